@@ -1,0 +1,62 @@
+"""Attention: one function, several implementations. Knows no encoding: bias is a function."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import jax
+
+from fire_lm.attention.blockwise import blockwise_attention
+from fire_lm.attention.dense import BiasFn, dense_attention
+from fire_lm.errors import UserError
+
+Implementation = Literal["auto", "dense", "blockwise"]
+
+# Above this many keys the logits of one layer, not the weights, fill the memory.
+LONGEST_DENSE = 1024
+
+
+def choose_implementation(requested: Implementation, num_keys: int) -> Implementation:
+    """What `attend` will run for `num_keys` keys: dense where it is small, else block-wise."""
+    if requested not in get_args(Implementation):
+        known = ", ".join(get_args(Implementation))
+        raise UserError(f"attention implementation '{requested}' is not one of {known}")
+    if requested == "auto":
+        return "dense" if num_keys <= LONGEST_DENSE else "blockwise"
+    return requested
+
+
+def attend(
+    q_BTNH: jax.Array,
+    k_BSNH: jax.Array,
+    v_BSNH: jax.Array,
+    *,
+    q_pos_BT: jax.Array,
+    k_pos_BS: jax.Array,
+    bias: BiasFn,
+    logit_scale_BT: jax.Array | None = None,
+    implementation: Implementation = "auto",
+) -> jax.Array:
+    """Causal softmax attention, `[B, T, N, H]` in q's dtype.
+
+    Args:
+      q_BTNH, k_BSNH, v_BSNH: queries, keys, values.
+      q_pos_BT, k_pos_BS: positions; their batch axis is 1 where the batch shares them.
+      bias: function of positions giving `[B, N, T, S]` float32, or None, for any block of them.
+      logit_scale_BT: factor on q·k, or None.
+      implementation: see `choose_implementation`.
+    """
+    chosen = choose_implementation(implementation, k_BSNH.shape[1])
+    function = dense_attention if chosen == "dense" else blockwise_attention
+    return function(
+        q_BTNH,
+        k_BSNH,
+        v_BSNH,
+        q_pos_BT=q_pos_BT,
+        k_pos_BS=k_pos_BS,
+        bias=bias,
+        logit_scale_BT=logit_scale_BT,
+    )
+
+
+__all__ = ["BiasFn", "Implementation", "attend", "choose_implementation"]

@@ -1,0 +1,53 @@
+"""Softmax attention with every logit in memory: the oracle for all other implementations.
+
+Shapes: B batch, T queries, S keys, N heads, H head dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+# (q_pos_BT, k_pos_BS) -> [B, N, T, S] float32. Taken as a function, so that a block-wise
+# implementation can ask for the block it is working on.
+BiasFn = Callable[[jax.Array, jax.Array], jax.Array | None]
+
+# Large enough to vanish in a softmax, small enough that adding to it cannot overflow.
+MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
+
+
+def dense_attention(
+    q_BTNH: jax.Array,
+    k_BSNH: jax.Array,
+    v_BSNH: jax.Array,
+    *,
+    q_pos_BT: jax.Array,
+    k_pos_BS: jax.Array,
+    bias: BiasFn,
+    logit_scale_BT: jax.Array | None = None,
+) -> jax.Array:
+    """Causal attention `softmax(scale * q·k / sqrt(H) + bias) v`, `[B, T, N, H]` in q's dtype.
+
+    A key is seen when its position is not after the query's. Logits and softmax are float32. The
+    bias is added after the scaling and before the mask.
+    """
+    logits_BNTS = jnp.einsum(
+        "BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=jnp.float32
+    ) / math.sqrt(q_BTNH.shape[-1])
+    if logit_scale_BT is not None:
+        logits_BNTS = logits_BNTS * logit_scale_BT[:, None, :, None]
+    bias_BNTS = bias(q_pos_BT, k_pos_BS)
+    if bias_BNTS is not None:
+        logits_BNTS = logits_BNTS + bias_BNTS
+    seen_BNTS = (k_pos_BS[:, None, :] <= q_pos_BT[:, :, None])[:, None]
+    weights_BNTS = jax.nn.softmax(jnp.where(seen_BNTS, logits_BNTS, MASKED), axis=-1)
+    out_BTNH = jnp.einsum(
+        "BNTS,BSNH->BTNH",
+        weights_BNTS.astype(v_BSNH.dtype),
+        v_BSNH,
+        preferred_element_type=jnp.float32,
+    )
+    return out_BTNH.astype(q_BTNH.dtype)

@@ -1,0 +1,43 @@
+"""ALiBi: a linear penalty on distance, one fixed slope per head.
+
+Source: Press et al., "Train Short, Test Long" (ICLR 2022), `b_h(i, j) = -m_h (i - j)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.positions.base import Params, PositionalEncoding, distance
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+    """The official slopes `m_h` for any head count, float32 `[N]`.
+
+    A power of two gives 2^(-8k/N), k = 1..N. Otherwise the slopes of the next lower power of two
+    are followed by every other slope of the next higher one, so they are not sorted for 12 heads.
+    """
+
+    def power_of_two(n: int) -> list[float]:
+        return [2.0 ** (-8.0 * k / n) for k in range(1, n + 1)]
+
+    lower = 2 ** math.floor(math.log2(num_heads))
+    slopes = power_of_two(lower) + power_of_two(2 * lower)[0::2][: num_heads - lower]
+    return np.asarray(slopes, np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class ALiBi(PositionalEncoding):
+    """Fixed linear bias. Parameters: none."""
+
+    def bias(
+        self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
+    ) -> jax.Array:
+        del params, context_length
+        distance_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32)
+        slope_N = jnp.asarray(alibi_slopes(self.num_heads))
+        return -slope_N[None, :, None, None] * distance_BTS[:, None]

@@ -1,0 +1,84 @@
+"""The one interface of all positional encodings.
+
+An encoding is a frozen dataclass of hyperparameters whose hooks are pure functions of a parameter
+tree and of explicit positions. Nothing else in fire_lm asks which encoding it holds. The methods
+are functional (parameters come in as an argument) rather than a Linen module, because attention
+calls `bias` inside `lax.map`, `jax.checkpoint` and kernels, where a bound module may not be used.
+
+Shapes: B batch (1 where positions are shared by the batch), T queries, S keys, N heads, H head
+dim, D model. Positions are int32 (float32 where resampled); all their maths is float32, because
+bfloat16 cannot tell 257 from 256.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+Params = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionalEncoding:
+    """Where a position can enter a transformer; every hook defaults to "not at all".
+
+    Concrete encodings are final: subclass this class, never another encoding.
+
+    Attributes:
+      num_heads: N, number of attention heads.
+      head_dim: H, width of one head.
+      train_length: training sequence length in tokens; encodings that are defined relative to it
+        (FIRE's threshold, position interpolation) read it, the others ignore it.
+    """
+
+    num_heads: int
+    head_dim: int
+    train_length: int
+
+    def init(self, rng: jax.Array) -> Params:
+        """The encoding's own trainable parameters, float32; empty when it has none."""
+        del rng
+        return {}
+
+    def embed(self, params: Params, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
+        """Changes token embeddings `x_BTD` (absolute encodings)."""
+        del params, pos_BT
+        return x_BTD
+
+    def rotate(
+        self,
+        params: Params,
+        q_BTNH: jax.Array,
+        k_BSNH: jax.Array,
+        q_pos_BT: jax.Array,
+        k_pos_BS: jax.Array,
+        context_length: int,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Changes queries and keys (rotary encodings); keeps their dtypes.
+
+        `context_length` is the length of the whole input in tokens.
+        """
+        del params, q_pos_BT, k_pos_BS, context_length
+        return q_BTNH, k_BSNH
+
+    def bias(
+        self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
+    ) -> jax.Array | None:
+        """Additive bias `[B, N, T, S]` float32, added to q·k/sqrt(H); None for no bias.
+
+        Entries with key after query are masked by attention, but must be finite.
+        """
+        del params, q_pos_BT, k_pos_BS, context_length
+        return None
+
+    def logit_scale(self, params: Params, q_pos_BT: jax.Array) -> jax.Array | None:
+        """Factor `[B, T]` float32 on q·k only, not on the bias; None for 1."""
+        del params, q_pos_BT
+        return None
+
+
+def distance(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
+    """`i - j` for every query and key, `[B, T, S]`, exact in the dtype of the positions."""
+    return q_pos_BT[:, :, None] - k_pos_BS[:, None, :]
