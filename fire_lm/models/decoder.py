@@ -19,6 +19,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm.attention import Implementation, attend
 from fire_lm.models.layers import contract, layer_norm
@@ -69,7 +70,7 @@ class Block(nn.Module):
     size: ModelSize
     position: PositionalEncoding
     attention: Implementation
-    activation_sharding: jax.sharding.NamedSharding | None
+    activation_sharding: NamedSharding | None
 
     @nn.compact
     def __call__(
@@ -127,7 +128,7 @@ class Decoder(nn.Module):
     remat: Remat = "none"
     attention: Implementation = "auto"
     share_position: bool = False
-    activation_sharding: jax.sharding.NamedSharding | None = None
+    activation_sharding: NamedSharding | None = None
 
     @nn.compact
     def __call__(self, tokens_BT: jax.Array, pos_BT: jax.Array) -> jax.Array:
@@ -136,7 +137,10 @@ class Decoder(nn.Module):
         table_VD = self.param("embedding", nn.initializers.normal(INIT_STD), table_shape)
         shared = init_position(self, self.position) if self.share_position else None
 
-        x_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(self.dtype)
+        # Looked up from the whole table: the compiler finds no efficient way from a lookup in a
+        # split one to activations that are split by the batch.
+        x_BTD = jnp.take(replicate(table_VD, self.activation_sharding), tokens_BT, axis=0)
+        x_BTD = constrain(x_BTD.astype(self.dtype), self.activation_sharding)
         x_BTD = self.position.embed(shared or {}, x_BTD, pos_BT)
 
         block = Block
@@ -163,8 +167,14 @@ def init_position(module: nn.Module, position: PositionalEncoding) -> Params:
     return module.param("position", position.init)
 
 
-def constrain(x: jax.Array, sharding: jax.sharding.NamedSharding | None) -> jax.Array:
+def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    """`x` laid out as `sharding`; None leaves it to the compiler."""
     return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
+
+
+def replicate(x: jax.Array, like: NamedSharding | None) -> jax.Array:
+    """`x` whole on every device of the mesh of `like`."""
+    return constrain(x, None if like is None else NamedSharding(like.mesh, PartitionSpec()))
 
 
 def build_decoder(
@@ -181,9 +191,7 @@ def build_decoder(
 
     `position` is an encoding's class, or any callable with its signature.
     """
-    encoding = position(
-        num_heads=size.num_heads, head_dim=size.head_dim, train_length=train_length
-    )
+    encoding = position(num_heads=size.num_heads, head_dim=size.head_dim, train_length=train_length)
     return Decoder(
         size=size,
         position=encoding,

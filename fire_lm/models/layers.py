@@ -13,9 +13,7 @@ from jax.typing import DTypeLike
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def contract(
-    x: jax.Array, kernel: jax.Array, num_in_axes: int, out_dtype: DTypeLike
-) -> jax.Array:
+def contract(x: jax.Array, kernel: jax.Array, num_in_axes: int, out_dtype: DTypeLike) -> jax.Array:
     """Contracts the last axes of `x` with the first of `kernel`, computing in x's dtype.
 
     `x [*batch, *in]`, `kernel [*in, *out]` float32 -> `[*batch, *out]` in `out_dtype`.
@@ -40,9 +38,7 @@ def _contract_backward(num_in_axes, out_dtype, residuals, gradient):
     num_batch_axes = x.ndim - num_in_axes
     out_axes = list(range(num_batch_axes, gradient.ndim))
     kernel_out_axes = list(range(num_in_axes, kernel.ndim))
-    x_gradient = jnp.tensordot(
-        gradient, kernel.astype(x.dtype), axes=(out_axes, kernel_out_axes)
-    )
+    x_gradient = jnp.tensordot(gradient, kernel.astype(x.dtype), axes=(out_axes, kernel_out_axes))
     batch_axes = list(range(num_batch_axes))
     kernel_gradient = jnp.tensordot(
         x, gradient, axes=(batch_axes, batch_axes), preferred_element_type=kernel.dtype

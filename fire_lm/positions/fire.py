@@ -51,9 +51,7 @@ def init_mlp(rng: jax.Array, widths: tuple[int, ...]) -> Params:
         rng, kernel_rng, bias_rng = jax.random.split(rng, 3)
         bound = 1 / math.sqrt(fan_in)
         params[f"dense_{index}"] = {
-            "kernel": jax.random.uniform(
-                kernel_rng, (fan_in, fan_out), jnp.float32, -bound, bound
-            ),
+            "kernel": jax.random.uniform(kernel_rng, (fan_in, fan_out), jnp.float32, -bound, bound),
             "bias": jax.random.uniform(bias_rng, (fan_out,), jnp.float32, -bound, bound),
         }
     return params

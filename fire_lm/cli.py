@@ -1,0 +1,82 @@
+"""The command line: verbs to functions. Nothing heavy is imported before a verb is chosen."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+import traceback
+from typing import NoReturn
+
+from fire_lm import __version__
+from fire_lm.errors import FireLMError, UserError
+
+_CONFIG_HELP = "later files win; configs/ in the repository has them"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}\n`{self.prog} --help` lists what there is")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="fire-lm", description="Pretraining for FIRE and its rivals.")
+    parser.add_argument("--version", action="version", version=__version__)
+    verbs = parser.add_subparsers(dest="verb", required=True, parser_class=_Parser)
+    debug = argparse.ArgumentParser(add_help=False)
+    debug.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    gin = argparse.ArgumentParser(add_help=False)
+    gin.add_argument("--gin_file", action="append", default=[], help=_CONFIG_HELP)
+    gin.add_argument("--gin_search_paths", default="", help="comma-separated folders")
+    gin.add_argument("--gin.NAME", metavar="VALUE", help="binds a macro or a parameter (repeat)")
+
+    pretrain = verbs.add_parser("pretrain", parents=[gin, debug], help="train, or resume, a model")
+    pretrain.add_argument("--workdir", help="run directory, local or gs://")
+    pretrain.add_argument("--dry_run", action="store_true", help="describe the run and stop")
+    pretrain.add_argument(
+        "--allow_config_change",
+        action="store_true",
+        help="go on in a workdir whose saved configuration differs",
+    )
+
+    sweep = verbs.add_parser("sweep", parents=[gin, debug], help="loss against sequence length")
+    sweep.add_argument("runs", metavar="RUN[@STEP]", nargs="+", help="run, or folder of runs")
+    sweep.add_argument("--output", help="folder of the combined table and figure")
+
+    corpus = verbs.add_parser("corpus", parents=[debug], help="write the bundled text as a data set")
+    corpus.add_argument("--data_dir", required=True, help="folder to write, for DATA_DIR")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a verb; returns the exit code of the contract (ARCHITECTURE section 6)."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        parsed = parse(arguments)
+        from fire_lm import verbs
+
+        getattr(verbs, parsed.verb)(parsed)
+    except FireLMError as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        print(f"\nfire-lm: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """argparse, with T5X's `--gin.NAME=VALUE` collected as `bindings`."""
+    bindings = [a.removeprefix("--gin.") for a in arguments if a.startswith("--gin.")]
+    parser = build_parser()
+    rest = [a for a in arguments if not a.startswith("--gin.")]
+    parsed, unknown = parser.parse_known_args(rest)
+    if bindings and not hasattr(parsed, "gin_file"):
+        raise UserError(f"`fire-lm {parsed.verb}` takes no --gin. bindings")
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        known = [f"--{name}" for name in vars(parsed) if name not in ("verb", "runs")]
+        near = difflib.get_close_matches(flag, known, 1)
+        hint = f": did you mean {near[0]}?" if near else f"; `fire-lm {parsed.verb} --help`"
+        raise UserError(f"unknown argument {flag}{hint}")
+    parsed.bindings = bindings
+    return parsed

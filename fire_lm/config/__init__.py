@@ -1,0 +1,24 @@
+"""Experiments in gin files, with gin's holes closed. Configuration enters at the root only.
+
+The rest of the code is undecorated functions and frozen dataclasses. A verb hands them to `load`
+by name, and gin files bind their parameters:
+
+    TRAIN_STEPS = 600_000               # a macro, `--gin.TRAIN_STEPS=5` overrides it
+    pretrain.steps = %TRAIN_STEPS
+    pretrain.data = @TextData()         # called when pretrain is called
+    build_decoder.position = @FIRE      # handed over, for build_decoder to call
+    FIRE.hidden_layers = 2
+
+The grammar is gin-config 0.5.0's own parser; meaning and checks are ours, without gin's global
+state. Where the meaning departs from gin's:
+- values are fitted to the annotation of the parameter that takes them (`coercion`);
+- whatever nothing could use, or is misspelt, is an error (`checks`);
+- `@Name` keeps the scope of the binding it stands in, even if it is called elsewhere;
+- a macro is plain substitution: it opens no scope of its own;
+- a file that is included twice is read once (`files`); `import` lines are refused.
+"""
+
+from fire_lm.config.experiment import Config, Reference, load
+from fire_lm.config.saved import ABSENT, Difference, differences, save
+
+__all__ = ["ABSENT", "Config", "Difference", "Reference", "differences", "load", "save"]

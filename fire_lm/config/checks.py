@@ -1,0 +1,107 @@
+"""The strict layer: what gin lets pass in silence is an error here, in one or two plain lines.
+
+When is a binding *unused*? Only if no verb of the experiment could use it.
+- A macro is used if any statement refers to it, also an overridden one, or another used macro.
+- A command-line binding is used if its configurable is reached from a verb by the winning
+  bindings: whoever types `--gin.FIRE.width=3` in an experiment without FIRE is told so.
+- A binding in a file may also be reached by overridden ones: with positions/fire.gin and then
+  positions/rope.gin the later POSITION wins, and fire.gin's own values are meant to be idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fire_lm.config.program import Place, Program
+from fire_lm.config.signatures import parameters, takes_any_keyword
+from fire_lm.config.syntax import REQUIRED, Macro, Ref, Statement, children
+from fire_lm.config.wording import did_you_mean, nearest
+from fire_lm.errors import UserError
+
+
+def check_names(program: Program) -> None:
+    """Every configurable, parameter and reference that is named must exist."""
+    for statement in program.statements:
+        _check_key(statement, program)
+        for node in children(statement.node):
+            if isinstance(node, Ref) and node.name not in program.configurables:
+                raise UserError(
+                    f"{statement.where}: {statement.key} refers to {node}, which does not exist."
+                    + did_you_mean(node.name, program.configurables, prefix="@")
+                )
+
+
+def _check_key(statement: Statement, program: Program) -> None:
+    key = statement.key
+    if not key.configurable:
+        return
+    target = program.configurables.get(key.configurable)
+    if target is None:
+        keys = {str(s.key) for s in program.statements} - {str(key)}
+        near = nearest(str(key), keys, cutoff=0.85)  # TRAIN.STEPS for TRAIN_STEPS
+        hint = f" Did you mean {near}?" if near else ""
+        hint = hint or did_you_mean(key.configurable, program.configurables)
+        raise UserError(f"{statement.where}: there is no configurable {key.configurable}.{hint}")
+    known = parameters(target)
+    if key.parameter not in known and not takes_any_keyword(target):
+        raise UserError(
+            f"{statement.where}: {key.configurable} has no parameter {key.parameter}."
+            + did_you_mean(key.parameter, known)
+        )
+
+
+def check_macros(program: Program) -> None:
+    """Every macro that is set must be used. (That every used one is set: `Program.expand`.)"""
+    used = used_macros(program)
+    for statement in program.statements:
+        name = statement.key.parameter
+        if statement.key.configurable or name in used:
+            continue
+        hint = did_you_mean(name, used)
+        targets = [f"{k.configurable}.{k.parameter}" for k in program.bindings]
+        if not nearest(name, used) and (near := nearest(name, [*program.configurables, *targets])):
+            hint = f" Did you mean {near}?"
+        raise UserError(f"{statement.where}: nothing uses the macro {name}.{hint}")
+
+
+def used_macros(program: Program) -> set[str]:
+    """Macros that some binding refers to, directly or through used macros."""
+    mentions: dict[str, set[str]] = {"": set()}
+    for statement in program.statements:
+        name = "" if statement.key.configurable else statement.key.parameter
+        named = {node.name for node in children(statement.node) if isinstance(node, Macro)}
+        mentions.setdefault(name, set()).update(named)
+    used: set[str] = set()
+    waiting = set(mentions[""])
+    while waiting:
+        name = waiting.pop()
+        used.add(name)
+        waiting |= mentions.get(name, set()) - used
+    return used - {REQUIRED}
+
+
+def check_bindings_used(program: Program) -> None:
+    """Every binding must be able to take effect; see the module's docstring."""
+    reached, ever = list(program.reach()), list(program.ever_reached())
+    for statement in program.statements:
+        key = statement.key
+        if key.configurable:
+            _check_used(statement, reached if statement.from_command_line else ever)
+
+
+def _check_used(statement: Statement, places: Iterable[Place]) -> None:
+    key = statement.key
+    here = [place for place in places if place.name == key.configurable]
+    if any(place.inside(key.scope) for place in here):
+        return
+    if not here:
+        raise UserError(
+            f"{statement.where}: nothing in this experiment uses {key.configurable}"
+            f" (no binding that it runs with refers to @{key.configurable})."
+        )
+    scopes = {"/".join(place.scope) for place in places} - {""}
+    scope = "/".join(key.scope)
+    raise UserError(
+        f"{statement.where}: {key.configurable} is never used in the scope {scope}."
+        + did_you_mean(scope, scopes)
+    )

@@ -1,0 +1,97 @@
+"""Finding and reading gin files: search paths, includes, the order in which later wins."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from fire_lm.config.syntax import Include, Key, Statement, parse_binding, parse_file
+from fire_lm.config.wording import first_line, nearest
+from fire_lm.errors import UserError
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+
+def read_statements(
+    gin_files: Sequence[str], bindings: Sequence[str], search_paths: Sequence[str]
+) -> list[Statement]:
+    """Every statement in order of increasing precedence: the files, then the command line.
+
+    A name is looked for under `search_paths`, then '.', then the repository root. A file that
+    is *included* a second time is skipped: gin would read it again, and so undo what came
+    between (two files that both include base.gin). A file named twice in `gin_files` is read
+    twice.
+    """
+    reader = _Reader((*search_paths, ".", str(_REPOSITORY)))
+    for name in gin_files:
+        reader.read(name, wanted_by="--gin_file")
+    return reader.statements + [parse_binding(binding) for binding in bindings]
+
+
+class _Reader:
+    def __init__(self, search_paths: Sequence[str]) -> None:
+        self.search_paths = search_paths
+        self.statements: list[Statement] = []
+        self._read: set[str] = set()
+
+    def read(self, name: str, wanted_by: str) -> None:
+        path = self._find(name, wanted_by)
+        identity = str(path.resolve())
+        if identity in self._read and wanted_by != "--gin_file":
+            return
+        self._read.add(identity)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise UserError(f"{wanted_by}: cannot read {name}: {first_line(error)}") from None
+        lines: dict[Key, str] = {}
+        for statement in parse_file(text, name):
+            if isinstance(statement, Include):
+                self.read(statement.name, wanted_by=statement.where)
+                continue
+            first = lines.setdefault(statement.key, statement.where)
+            if first != statement.where:
+                raise UserError(
+                    f"{statement.where}: {statement.key} is already set at {first}; remove one."
+                )
+            self.statements.append(statement)
+
+    def _find(self, name: str, wanted_by: str) -> Any:
+        try:
+            for path in self._candidates(name):
+                if path.is_file():
+                    return path
+        except (OSError, ValueError) as error:  # a name too long, a null byte, no such bucket
+            raise UserError(f"{wanted_by}: cannot read {name!r}: {first_line(error)}") from None
+        near = nearest(pathlib.PurePath(name).stem, known := self._known(name))
+        hint = f" Did you mean {known[near]}?" if near else ""
+        if not near and not pathlib.PurePath(name).is_absolute():
+            hint = f" Looked in {', '.join(dict.fromkeys(map(str, self.search_paths)))}."
+        raise UserError(f"{wanted_by}: there is no gin file {name!r}.{hint}")
+
+    def _candidates(self, name: str) -> list[Any]:
+        if "://" in name or pathlib.PurePath(name).is_absolute():
+            return [_path(name)]
+        return [_path(folder) / name for folder in self.search_paths]
+
+    def _known(self, name: str) -> dict[str, str]:
+        """Gin files beside where `name` should be, or anywhere under configs/: stem -> path."""
+        known: dict[str, str] = {}
+        for path in self._candidates(name):
+            for file in path.parent.glob("*.gin") if path.parent.is_dir() else ():
+                known.setdefault(file.stem, str(pathlib.PurePath(name).parent / file.name))
+        for folder in self.search_paths:
+            configs = _path(folder) / "configs"
+            for file in configs.glob("**/*.gin") if configs.is_dir() else ():
+                known.setdefault(file.stem, str(file.relative_to(_path(folder))))
+        return known
+
+
+def _path(name: str) -> Any:
+    """A pathlib path, or for a bucket the like of it."""
+    if "://" not in str(name):
+        return pathlib.Path(name)
+    from etils import epath  # takes a while to import, and few need it
+
+    return epath.Path(name)

@@ -1,0 +1,243 @@
+"""The embedded corpus: text that every machine with this package has, as a TFDS data set.
+
+Python's standard library sources (no tests), the `pydoc` topics and the installed jax sources,
+written in the schema and under the name of C4, so that the very same code reads both. It is code,
+not web text, and its bytes vary with the Python and jax versions: the manifest says which, and
+results call it `embedded`, never C4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import pathlib
+import platform
+import shutil
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
+
+from fire_lm.data.text import TextData
+from fire_lm.errors import UserError
+
+MANIFEST = "fire_lm_corpus.json"
+NAME = "embedded"
+TFDS_NAME = "c4/en:3.1.0"
+_TFDS_PATH = pathlib.Path("c4", "en", "3.1.0")
+
+_MIN_BYTES = 200
+_MAX_BYTES = 400_000
+_VALIDATION_PERCENT = 6
+_LEFT_OUT_FOLDERS = {
+    "__pycache__", "dist-packages", "idle_test", "pydoc_data", "site-packages", "test", "tests",
+}  # fmt: skip
+_ABANDONED_AFTER = 3600  # seconds
+
+# A path that is the same on every machine, and the content.
+Document = tuple[str, bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusSummary:
+    """What a corpus directory holds.
+
+    Attributes:
+        documents, bytes: by split, 'train' and 'validation'.
+        skipped: documents left out: under 200 bytes, over 400 kB or not UTF-8.
+        written: False if the directory held just this text already.
+    """
+
+    documents: dict[str, int]
+    bytes: dict[str, int]
+    skipped: int
+    written: bool
+
+
+def dataset_label(data: TextData) -> str:
+    """What results call the text: 'embedded' for our corpus, else the TFDS name, such as 'c4'."""
+    from etils import epath
+
+    if (epath.Path(data.data_dir) / MANIFEST).exists():
+        return NAME
+    return data.tfds_name.split(":")[0].split("/")[0]
+
+
+def write_embedded_corpus(
+    data_dir: str, progress: Callable[[str], None] = lambda message: None
+) -> CorpusSummary:
+    """Writes the embedded corpus as a TFDS data dir; a quick no-op if it is there already.
+
+    Args:
+        data_dir: local directory: new, empty, or written by this function before.
+        progress: receives one-line messages.
+
+    Raises:
+        UserError: the directory holds anything else, or cannot be written.
+    """
+    return write_corpus(data_dir, embedded_documents(), progress)
+
+
+def embedded_documents() -> Iterator[Document]:
+    """Standard library and jax sources and pydoc topics; the order does not matter."""
+    yield from _sources("python", pathlib.Path(sysconfig.get_paths()["stdlib"]))
+    from pydoc_data import topics
+
+    for name, text in sorted(topics.topics.items()):
+        yield f"pydoc_data/topics/{name}", text.encode()
+    spec = importlib.util.find_spec("jax")
+    if spec is not None and spec.origin is not None:
+        yield from _sources("jax", pathlib.Path(spec.origin).parent)
+
+
+def _sources(name: str, root: pathlib.Path) -> Iterator[Document]:
+    for folder, folders, files in os.walk(root):
+        # config-* and _sysconfigdata* hold paths and flags of the machine.
+        folders[:] = sorted(
+            f for f in folders if f not in _LEFT_OUT_FOLDERS and not f.startswith("config-")
+        )
+        for file in sorted(files):
+            path = pathlib.Path(folder, file)
+            if file.endswith(".py") and not file.startswith("_sysconfig") and path.is_file():
+                if not path.is_symlink():
+                    yield f"{name}/{path.relative_to(root).as_posix()}", path.read_bytes()
+
+
+def write_corpus(
+    data_dir: str, documents: Iterable[Document], progress: Callable[[str], None]
+) -> CorpusSummary:
+    """Writes any documents as `write_embedded_corpus` does."""
+    if "://" in data_dir:
+        raise UserError(
+            f"The corpus is written to a local directory, not to {data_dir}.\n"
+            "Write it locally and copy the whole directory to the bucket."
+        )
+    target = pathlib.Path(data_dir)
+    written = _check_target(target)
+    progress("Collecting the text")
+    by_split, entries, skipped = _select(documents)
+    summary = CorpusSummary(
+        documents={split: len(texts) for split, texts in by_split.items()},
+        bytes={split: sum(map(len, texts.values())) for split, texts in by_split.items()},
+        skipped=skipped,
+        written=True,
+    )
+    if written is not None and written["documents"] == entries and _files_of(target) == (
+        written["files"]
+    ):
+        progress(f"{target} holds this text already: nothing to do")
+        return dataclasses.replace(summary, written=False)
+    if not all(by_split.values()):
+        raise UserError("Too few documents: each of train and validation needs at least one.")
+    if written is not None:
+        progress(f"{target} was written from other sources or is incomplete: writing it again")
+    manifest = {
+        "name": NAME,
+        "python": platform.python_version(),
+        "jax": _version("jax"),
+        "tfds_name": TFDS_NAME,
+        "skipped": skipped,
+        "documents": entries,
+    }
+    total = sum(summary.documents.values())
+    progress(f"Writing {total} documents, {sum(summary.bytes.values()) / 1e6:.1f} MB")
+    try:
+        _write(target, by_split, manifest)
+    except OSError as error:
+        raise UserError(f"Cannot write {target}: {error.strerror or error}") from error
+    return summary
+
+
+def _check_target(target: pathlib.Path) -> dict | None:
+    """The manifest if we wrote the directory, None if it is new or empty."""
+    try:
+        held = {path.name for path in target.iterdir()} if target.exists() else set()
+    except OSError as error:
+        raise UserError(f"{target} is not a readable directory: {error.strerror}") from error
+    if not held:
+        return None
+    strange = held - {MANIFEST, "c4"}
+    if MANIFEST not in held or strange:
+        what = sorted(strange)[0] if strange else "c4"
+        raise UserError(
+            f"{target} holds {what}, which `fire-lm corpus` did not write.\n"
+            "Name a new or empty directory: --data_dir=DIR"
+        )
+    try:
+        manifest = json.loads((target / MANIFEST).read_text())
+        if manifest["name"] == NAME and {"documents", "files"} <= manifest.keys():
+            return manifest
+    except (ValueError, KeyError, TypeError, OSError):
+        pass
+    raise UserError(
+        f"{target / MANIFEST} is not a manifest of `fire-lm corpus`.\n"
+        "Name a new or empty directory: --data_dir=DIR"
+    )
+
+
+def split_of(path: str) -> str:
+    """'train' or 'validation', by a hash of the document's path alone."""
+    bucket = int.from_bytes(hashlib.sha256(path.encode()).digest()[:8]) % 100
+    return "validation" if bucket < _VALIDATION_PERCENT else "train"
+
+
+def _select(documents: Iterable[Document]) -> tuple[dict[str, dict[str, bytes]], list, int]:
+    by_split: dict[str, dict[str, bytes]] = {"train": {}, "validation": {}}
+    entries, skipped = [], 0
+    for path, content in documents:
+        if not (_MIN_BYTES <= len(content) <= _MAX_BYTES and _is_utf8(content)):
+            skipped += 1
+            continue
+        split = split_of(path)
+        by_split[split][path] = content
+        digest = hashlib.sha256(content).hexdigest()
+        entries.append({"path": path, "split": split, "size": len(content), "sha256": digest})
+    return by_split, sorted(entries, key=lambda entry: entry["path"]), skipped
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest: dict) -> None:
+    """Writes beside the target and renames at the end: it appears complete or not at all."""
+    from fire_lm.data import c4_writer
+
+    target = target.absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{target.name}.fire_lm_partial-"
+    for path in target.parent.glob(prefix + "*"):  # left by a killed run
+        if time.time() - path.stat().st_mtime > _ABANDONED_AFTER:
+            shutil.rmtree(path, ignore_errors=True)
+    partial = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+    try:
+        new = partial / "new"
+        c4_writer.write(new, by_split)
+        manifest = {**manifest, "files": _files_of(new)}
+        (new / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        if target.exists():
+            target.rename(partial / "old")
+        new.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _files_of(data_dir: pathlib.Path) -> dict[str, int]:
+    """Sizes of the data set's files."""
+    folder = data_dir / _TFDS_PATH
+    return {path.name: path.stat().st_size for path in sorted(folder.glob("*"))}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

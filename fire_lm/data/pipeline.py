@@ -1,0 +1,229 @@
+"""Batches for training with an exact, small saved position, and fixed text for scoring.
+
+Shuffling is by blocks: `shuffle_buffer` rows or a few more are read, permuted by (seed, shard,
+block) and handed out while the next block is read at the same pace. A saved position is then the
+reader's position at the start of the block and the rows handed out since: some kilobytes, whatever
+the length or the buffer, where tf.data's own shuffle saves its whole buffer. Restoring reads the
+block again, which takes what a start takes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+
+import fire_lm.data.quiet_tensorflow  # noqa: F401  (before TensorFlow)
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from fire_lm.data import tasks
+from fire_lm.data.text import ScoringText, TextData
+from fire_lm.errors import UserError
+
+# Rows read for each row scored: taken evenly from them, so that a few rows of a small set do not
+# all come from one or two documents.
+_SCORING_SPREAD = 8
+
+
+class TrainIterator:
+    """Endless batches of one shard, the same for the same arguments; see `fire_lm.data`."""
+
+    def __init__(
+        self,
+        data: TextData,
+        *,
+        length: int,
+        batch_size: int,
+        seed: int,
+        shard_index: int = 0,
+        shard_count: int = 1,
+    ):
+        if batch_size < 1 or not 0 <= shard_index < shard_count:
+            raise UserError(
+                f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}."
+            )
+        self._documents = tasks.check(data, length=length, split="train")
+        self._data, self._length, self._batch_size = data, length, batch_size
+        self._seed, self._shard_index, self._shard_count = seed, shard_index, shard_count
+        self._reader = self._open_reader()
+        self._block = -1  # number of the current block
+        self._used = 0  # its rows handed out
+        self._rows = np.zeros([0, length], np.int32)  # the current block, permuted
+        self._start: dict[str, bytes] = {}  # the reader's position before the current block
+        self._next: list[np.ndarray] = []  # the next block so far
+        self._next_rows = 0
+        self._next_start: dict[str, bytes] = {}
+        self._skipped = 0  # not yet reported
+        self._began = False
+
+    def __iter__(self) -> TrainIterator:
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        """targets: int32 [batch_size, length]; skipped: int32 scalar, documents skipped."""
+        self._begin()
+        parts, missing = [], self._batch_size
+        while missing:
+            if self._used == len(self._rows):
+                self._advance()
+            part = self._rows[self._used : self._used + missing]
+            self._used += len(part)
+            missing -= len(part)
+            parts.append(part)
+            self._read_ahead(self._used)
+        batch = {"targets": np.concatenate(parts), "skipped": np.int32(self._skipped)}
+        self._skipped = 0
+        return batch
+
+    def get_state(self) -> bytes:
+        """The exact position after the batches handed out so far."""
+        self._begin()
+        header = json.dumps({**self._identity(), "block": self._block, "used": self._used})
+        buffer = io.BytesIO()
+        files = {name: np.frombuffer(value, np.uint8) for name, value in self._start.items()}
+        np.savez_compressed(buffer, header=np.array(header), **files)
+        return buffer.getvalue()
+
+    def set_state(self, state: bytes) -> None:
+        """Continues after the batches that had been handed out when `state` was taken.
+
+        Raises:
+            UserError: the state is of other data or another number of shards, or unreadable.
+        """
+        try:
+            with np.load(io.BytesIO(state), allow_pickle=False) as saved:
+                header = json.loads(str(saved["header"]))
+                start = {name: saved[name].tobytes() for name in saved if name != "header"}
+        except (ValueError, KeyError, OSError, EOFError) as error:
+            raise UserError("The saved data position is damaged.") from error
+        for key, now in self._identity().items():
+            if header.get(key) != now:
+                raise UserError(
+                    f"The data position was saved with {key} {header.get(key)}, now it is {now}.\n"
+                    "A position can only be continued with the same data and processes."
+                )
+        self._restore_reader(start)
+        self._began, self._next, self._next_rows, self._next_start = True, [], 0, start
+        self._block = header["block"] - 1
+        self._advance()
+        self._used = header["used"]
+        self._read_ahead(self._used)
+        self._skipped = 0  # whatever was read again has been reported before
+
+    def _identity(self) -> dict[str, object]:
+        data = self._data
+        return {
+            "tfds_name": data.tfds_name,
+            "vocabulary": os.path.basename(data.vocabulary),
+            "construction": data.construction,
+            "shuffle_buffer": data.shuffle_buffer,
+            "length": self._length,
+            "seed": self._seed,
+            "shard_index": self._shard_index,
+            "shard_count": self._shard_count,
+        }
+
+    def _open_reader(self):
+        shard = None
+        if self._shard_count > 1:
+            shard = seqio.ShardInfo(self._shard_index, self._shard_count)
+        groups = tasks.dataset(
+            self._data, length=self._length, split="train", seed=self._seed, shard=shard
+        )
+        return iter(groups)
+
+    def _begin(self) -> None:
+        if not self._began:
+            self._began = True
+            self._advance()
+
+    def _advance(self) -> None:
+        """The next block becomes the current one."""
+        self._read_ahead(self._data.shuffle_buffer)
+        self._block += 1
+        self._start = self._next_start
+        rows = np.concatenate(self._next)
+        order = np.random.default_rng([self._seed, self._shard_index, self._block])
+        self._rows = rows[order.permutation(len(rows))]
+        self._used = 0
+        self._next, self._next_rows = [], 0
+        self._next_start = self._save_reader()
+
+    def _read_ahead(self, rows: int) -> None:
+        """Reads the next block up to `rows` rows, at most to its end."""
+        fruitless = 0
+        while self._next_rows < min(rows, self._data.shuffle_buffer):
+            try:
+                group = next(self._reader)
+            except StopIteration:
+                raise UserError(
+                    f"No document of {self._data.tfds_name} in {self._data.data_dir} is left for "
+                    f"shard {self._shard_index} of {self._shard_count}: use fewer processes."
+                ) from None
+            targets = group["targets"].numpy()
+            skipped = int(group["skipped"])
+            self._skipped += skipped
+            fruitless = 0 if int(group["documents"]) else fruitless + skipped
+            if self._documents and fruitless > 2 * self._documents:
+                raise UserError(
+                    f"No readable text in {self._data.tfds_name} in {self._data.data_dir}: "
+                    "every document is empty or not UTF-8."
+                )
+            self._next.append(targets)
+            self._next_rows += len(targets)
+
+    def _save_reader(self) -> dict[str, bytes]:
+        with tempfile.TemporaryDirectory() as folder:
+            tf.train.Checkpoint(reader=self._reader).write(os.path.join(folder, "reader"))
+            return {
+                name: _read(os.path.join(folder, name)) for name in sorted(os.listdir(folder))
+            }
+
+    def _restore_reader(self, files: dict[str, bytes]) -> None:
+        self._reader = self._open_reader()
+        if not files:  # the very beginning
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in files.items():
+                with open(os.path.join(folder, name), "wb") as file:
+                    file.write(content)
+            checkpoint = tf.train.Checkpoint(reader=self._reader)
+            checkpoint.read(os.path.join(folder, "reader")).assert_consumed()
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def scoring_text(
+    data: TextData, *, length: int, num_sequences: int, split: str = "validation"
+) -> ScoringText:
+    """See `fire_lm.data.scoring_text`."""
+    if num_sequences < 1:
+        raise UserError(f"At least one sequence must be scored, not {num_sequences}.")
+    tasks.check(data, length=length, split=split)
+    groups = tasks.dataset(data, length=length, split=split, seed=None, byte_counts=True)
+    targets, byte_counts, rows, skipped = [], [], 0, 0
+    for group in groups.as_numpy_iterator():
+        targets.append(group["targets"])
+        byte_counts.append(group["byte_counts"])
+        rows += len(group["targets"])
+        skipped += int(group["skipped"])
+        if rows >= num_sequences * _SCORING_SPREAD:
+            break
+    if not rows:
+        raise UserError(
+            f"The split {split!r} of {data.tfds_name} in {data.data_dir} has less text than one "
+            f"row of {length} tokens: score a shorter length."
+        )
+    kept = min(rows, num_sequences)
+    chosen = np.arange(kept) * rows // kept
+    return ScoringText(
+        targets=np.concatenate(targets)[chosen],
+        byte_counts=np.concatenate(byte_counts)[chosen],
+        skipped=skipped,
+    )

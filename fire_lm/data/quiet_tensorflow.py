@@ -1,0 +1,45 @@
+"""Import this before TensorFlow: a quiet import that leaves the accelerators to JAX.
+
+TensorFlow's C++ code writes to stderr before its own log level counts, so file descriptor 2 goes
+to a temporary file during the import; whatever in it is not such a log line is passed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+
+_LOG_LINE = re.compile(rb"WARNING: All log messages before absl|[IWE]\d{4} \d\d:|[IWE]\d{4} \d{8,}")
+
+
+@contextlib.contextmanager
+def _without_log_lines() -> Iterator[None]:
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+            held.seek(0)
+            for line in held:
+                if not _LOG_LINE.match(line):
+                    os.write(2, line)
+
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+if "tensorflow" in sys.modules:
+    import tensorflow as tf
+else:
+    with _without_log_lines():
+        import tensorflow as tf
+
+# Otherwise TensorFlow takes the accelerator's memory that JAX needs.
+tf.config.set_visible_devices([], "GPU")

@@ -1,0 +1,122 @@
+"""The seqio task behind every read: TFDS text -> tokens -> rows, and the checks before it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import fire_lm.data.quiet_tensorflow  # noqa: F401  (before TensorFlow)
+import seqio
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from fire_lm.data import preprocessors, vocabularies
+from fire_lm.data.text import TextData
+from fire_lm.errors import UserError
+
+# Files read at once. Few, so that the seed's order of the files decides which documents a short
+# run sees; documents within a file are in hash order already.
+_FILES_AT_ONCE = 4
+
+
+def check(data: TextData, *, length: int, split: str) -> int:
+    """Checks that the text can be read.
+
+    Returns:
+        Documents in the split; 0 if the data set does not say.
+
+    Raises:
+        UserError: with what is wrong and how to mend it.
+    """
+    if length < 2:
+        raise UserError(f"A row has at least 2 tokens; the length asked for is {length}.")
+    if data.construction not in preprocessors.CONSTRUCTIONS:
+        raise UserError(
+            f"TextData.construction is 'concat' or 'cut', not {data.construction!r}."
+        )
+    if data.shuffle_buffer < 1:
+        raise UserError(f"TextData.shuffle_buffer is at least 1, not {data.shuffle_buffer}.")
+    vocabularies.load(data.vocabulary)
+    info = _dataset_info(data)
+    if split not in info.splits:
+        raise UserError(
+            f"{data.tfds_name} in {data.data_dir} has no split {split!r}, "
+            f"only {', '.join(sorted(info.splits))}."
+        )
+    if "text" not in info.features:
+        raise UserError(f"{data.tfds_name} in {data.data_dir} has no feature 'text'.")
+    return info.splits[split].num_examples
+
+
+def _dataset_info(data: TextData) -> tfds.core.DatasetInfo:
+    missing = (
+        f"No data set {data.tfds_name} in the directory {data.data_dir}\n"
+        f"`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there."
+    )
+    try:
+        info = tfds.builder(data.tfds_name, data_dir=data.data_dir).info
+    except tfds.core.registered.DatasetNotFoundError as error:
+        raise UserError(missing) from error
+    except (ValueError, KeyError, AssertionError, tf.errors.OpError, OSError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise UserError(f"{missing}\n({first_line})") from error
+    if not info.splits:
+        raise UserError(missing)
+    return info
+
+
+def dataset(
+    data: TextData,
+    *,
+    length: int,
+    split: str,
+    seed: int | None,
+    shard: seqio.ShardInfo | None = None,
+    byte_counts: bool = False,
+) -> tf.data.Dataset:
+    """Groups of rows (see preprocessors). With a seed: files shuffled, endless. Without: once."""
+    vocabulary = vocabularies.load(data.vocabulary)
+    task = seqio.Task(  # not registered: two data directories in one process never collide
+        "fire_lm_text",
+        source=seqio.TfdsDataSource(
+            data.tfds_name, tfds_data_dir=data.data_dir, splits=[split], read_only=True
+        ),
+        preprocessors=[
+            preprocessors.Tokenize(vocabulary, byte_counts),
+            preprocessors.CONSTRUCTIONS[data.construction],
+        ],
+        output_features={"targets": seqio.Feature(vocabulary, rank=2)},
+        shuffle_buffer_size=1,  # rows are shuffled in pipeline.py, whose state stays small
+    )
+    with _read_config():
+        rows = task.get_dataset(
+            {"targets": length},
+            split=split,
+            shuffle=seed is not None,
+            seed=seed,
+            shard_info=shard,
+            num_epochs=1 if seed is None else None,
+            trim_output_features=False,
+            try_in_mem_cache=False,  # a cache would make the saved position large
+        )
+    options = tf.data.Options()
+    options.deterministic = True
+    options.experimental_symbolic_checkpoint = True
+    options.autotune.ram_budget = 2**29  # bytes; bounds what is read ahead
+    return rows.with_options(options)
+
+
+@contextlib.contextmanager
+def _read_config() -> Iterator[None]:
+    """TfdsDataSource takes no ReadConfig, only a global override."""
+    before = seqio.utils._TFDS_DATA_READ_CONFIG_OVERRIDE
+    config = tfds.ReadConfig(
+        try_autocache=False,
+        interleave_cycle_length=_FILES_AT_ONCE,
+        interleave_block_length=1,
+    )
+    seqio.set_tfds_read_config_override(config)
+    try:
+        yield
+    finally:
+        seqio.set_tfds_read_config_override(before)

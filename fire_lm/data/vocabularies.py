@@ -1,0 +1,103 @@
+"""Vocabularies of seqio, checked, and tokenisation that knows how many bytes a token stands for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import fire_lm.data.quiet_tensorflow  # noqa: F401  (before TensorFlow)
+import seqio
+import tensorflow as tf
+
+from fire_lm.errors import UserError
+
+# [documents] strings -> tokens and bytes per token, both ragged int32 [documents, tokens].
+Tokenize = Callable[[tf.Tensor], tuple[tf.RaggedTensor, tf.RaggedTensor]]
+
+
+@functools.lru_cache(maxsize=8)
+def load(name: str) -> seqio.Vocabulary:
+    """The vocabulary that `TextData.vocabulary` names.
+
+    Raises:
+        UserError: the file is missing, is no SentencePiece model, has no end-of-document piece,
+            or could emit id 0, which is padding here.
+    """
+    if name == "bytes":
+        return seqio.ByteVocabulary()
+    try:
+        found = tf.io.gfile.exists(name) and not tf.io.gfile.isdir(name)
+    except tf.errors.OpError as error:
+        raise UserError(f"Cannot look up the vocabulary {name}: {error.message}") from error
+    if not found:
+        raise UserError(
+            f"Vocabulary file not found: {name}\n"
+            "TextData.vocabulary is 'bytes' or the path of a SentencePiece model."
+        )
+    vocabulary = seqio.SentencePieceVocabulary(name)
+    try:
+        processor = vocabulary.tokenizer
+        pieces = processor.GetPieceSize()
+    except Exception as error:  # protobuf, sentencepiece and file errors have no common class
+        raise UserError(f"Not a SentencePiece model: {name}") from error
+    if pieces == 0:
+        raise UserError(f"Not a SentencePiece model: {name}")
+    _check_special_pieces(name, processor)
+    return vocabulary
+
+
+def _check_special_pieces(name: str, processor) -> None:
+    if processor.eos_id() <= 0:
+        raise UserError(
+            f"The SentencePiece model {name} has no end-of-document piece above id 0.\n"
+            "Train it with --pad_id=0 --eos_id=1 --unk_id=2."
+        )
+    byte_fallback = any(processor.IsByte(i) for i in range(processor.GetPieceSize()))
+    never_emitted = processor.IsControl(0) or (processor.IsUnknown(0) and byte_fallback)
+    if not never_emitted:
+        raise UserError(
+            f"The SentencePiece model {name} can emit id 0, which means padding here.\n"
+            "Train it with --pad_id=0 --eos_id=1 --unk_id=2."
+        )
+
+
+def tokenizer(vocabulary: seqio.Vocabulary) -> Callable[[tf.Tensor], tf.RaggedTensor]:
+    """[documents] strings -> ragged int32 [documents, tokens], without end-of-document."""
+    if isinstance(vocabulary, seqio.ByteVocabulary):
+        return lambda text: _bytes(text)[0]
+    return vocabulary.tf_tokenizer.tokenize
+
+
+def tokenizer_with_byte_counts(vocabulary: seqio.Vocabulary) -> Tokenize:
+    """Like `tokenizer`, and the bytes of text behind each token; they sum to the document's."""
+    if isinstance(vocabulary, seqio.ByteVocabulary):
+        return _bytes
+    sentencepiece = vocabulary.tf_tokenizer
+
+    def tokenize(text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+        tokens, starts, _ = sentencepiece.tokenize_with_offsets(text)
+        # A token stands for everything from its start to the next one's, the first one also for
+        # what comes before it: so whitespace that the model drops is counted too.
+        starts = tf.cast(starts, tf.int32)
+        lengths = tf.expand_dims(tf.strings.length(text), 1)
+        first = tf.zeros_like(lengths)
+        edges = tf.concat([first, starts[:, 1:], lengths], axis=1)
+        # Without a token there is no `first` to open, so nothing may be counted.
+        edges = tf.ragged.boolean_mask(edges, _keep(tokens, edges))
+        return tokens, edges[:, 1:] - edges[:, :-1]
+
+    return tokenize
+
+
+def _keep(tokens: tf.RaggedTensor, edges: tf.RaggedTensor) -> tf.RaggedTensor:
+    """True for the edges of documents with a token; of the others only the first edge."""
+    has_token = tf.cast(tokens.row_lengths() > 0, tf.bool)
+    index = tf.ragged.range(edges.row_lengths())
+    return tf.logical_or(tf.expand_dims(has_token, 1), index == 0)
+
+
+def _bytes(text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+    joined = tf.strings.reduce_join(text)
+    ids = tf.cast(tf.io.decode_raw(joined, tf.uint8), tf.int32) + 3
+    tokens = tf.RaggedTensor.from_row_lengths(ids, tf.strings.length(text))
+    return tokens, tf.ones_like(tokens)

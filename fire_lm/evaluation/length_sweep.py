@@ -1,0 +1,182 @@
+"""Loss against sequence length: the paper's evaluation of length generalisation (section 4.1).
+
+Every length scores the same tokens: the text is read once in rows of the longest length, and a
+shorter length cuts each of these rows into equal parts, each seen in one forward pass from its own
+start. So the numbers differ by context alone, not by text or budget. The standard error is over
+those longest rows, which are the independent pieces of text at every length.
+
+Shapes: B batch, T tokens in a sequence, R rows of the longest length.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from fire_lm import sharding
+from fire_lm.checkpoints import restore_params
+from fire_lm.data import ScoringText, TextData, dataset_label, scoring_text
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.evaluation.sweep_rows import SweepRow
+from fire_lm.metrics import Progress
+from fire_lm.models import Decoder, token_losses
+
+read_scoring_text = functools.lru_cache(maxsize=2)(scoring_text)
+
+
+def length_sweep(
+    *,
+    workdir: str,
+    run: str,
+    step: int,
+    finished: list[SweepRow],
+    on_row: Callable[[SweepRow], None],
+    model: Decoder,
+    encoding: str,
+    data: TextData,
+    lengths: tuple[int, ...],
+    tokens: int = 2**21,
+    tokens_per_batch: int = 2**16,
+    split: str = "validation",
+    mesh: sharding.MeshShape = sharding.MeshShape(),  # noqa: B008 (frozen)
+) -> None:
+    """Scores one checkpoint at each length.
+
+    Args:
+      workdir, run, step: the run directory, its name in the table, and the checkpoint.
+      finished: rows that exist; their keys are not computed again.
+      on_row: called with each new row as soon as it is known.
+      model, data: as the run was trained.
+      encoding: its name in the table.
+      lengths: tokens per sequence; each must divide the longest.
+      tokens: budget at each length, rounded down to whole rows of the longest (one at least).
+      tokens_per_batch: bounds the memory of a forward pass; at least one sequence per device.
+      split: of the data set.
+      mesh: the devices to use, all by default.
+    """
+    lengths = tuple(sorted(set(lengths)))
+    check_lengths(lengths)
+    label = dataset_label(data)
+    text = read_scoring_text(
+        data, length=lengths[-1], num_sequences=max(1, tokens // lengths[-1]), split=split
+    )
+    device_mesh = sharding.make_mesh(mesh)
+    model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
+    known = {row.key: row for row in finished}
+    params = None
+    for length in lengths:
+        empty = (0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+        place = (run, encoding, "", step, label, split, data.construction, "full", length)
+        key = SweepRow(*place, *empty).key
+        counts = count(text, length)
+        if key in known:
+            check_same_budget(known[key], counts)
+            continue
+        if params is None:
+            params = read_params(workdir, step, model, device_mesh)
+        nll_R = score(model, params, text.targets, length, tokens_per_batch, device_mesh, run)
+        result = summarize(nll_R, text, counts)
+        if not math.isfinite(result[0]):
+            raise RunFailed(f"{run}@{step}: the loss at length {length} is {result[0]}")
+        on_row(SweepRow(*place, *counts, *result))
+
+
+def check_lengths(lengths: tuple[int, ...]) -> None:
+    if not lengths or lengths[0] < 2:
+        raise UserError(f"EVAL_LENGTHS = {lengths}: give lengths of 2 tokens or more")
+    for length in lengths:
+        if lengths[-1] % length:
+            raise UserError(
+                f"evaluation length {length} does not divide the longest, {lengths[-1]}: then "
+                "the lengths could not score the same tokens. Change EVAL_LENGTHS"
+            )
+
+
+def count(text: ScoringText, length: int) -> tuple[int, int, int]:
+    """(sequences, tokens, bytes) scored at `length`; sequences of padding alone do not count."""
+    scored = text.targets != 0
+    sequences = int(np.any(scored.reshape(-1, length), axis=1).sum())
+    return sequences, int(scored.sum()), int(text.byte_counts.sum(dtype=np.int64))
+
+
+def check_same_budget(row: SweepRow, counts: tuple[int, int, int]) -> None:
+    """A finished row is kept, but never beside rows of another text under the same name."""
+    if (row.sequences, row.tokens, row.bytes) != counts:
+        raise UserError(
+            f"length_sweep.csv already has {row.run}@{row.step} at length {row.length} over "
+            f"{row.tokens} tokens, now {counts[1]} are asked: move that file away first"
+        )
+
+
+def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh) -> Any:
+    """The checkpoint's parameters on `mesh`."""
+    tokens_BT = jax.ShapeDtypeStruct((1, 1), np.int32)
+    abstract = jax.eval_shape(model.init, jax.random.key(0), tokens_BT, tokens_BT)["params"]
+    like = jax.tree.map(
+        lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s),
+        abstract,
+        sharding.tree_shardings(abstract, mesh),
+    )
+    return restore_params(workdir, step, like)[0]
+
+
+def score(
+    model: Decoder,
+    params: Any,
+    targets: np.ndarray,
+    length: int,
+    tokens_per_batch: int,
+    mesh: jax.sharding.Mesh,
+    name: str,
+) -> np.ndarray:
+    """Summed nats of each row of `targets` `[R, longest]`, seen `length` tokens at a time, `[R]`."""
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    batch_size = ways * max(1, tokens_per_batch // (length * ways))
+    batch_sharding = NamedSharding(mesh, sharding.BATCH)
+
+    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    def summed_nll(params: Any, targets_BT: jax.Array) -> jax.Array:
+        nll_BT, _, weight_BT = token_losses(model, params, targets_BT)
+        return (nll_BT * weight_BT).sum(axis=1)
+
+    sequences = targets.reshape(-1, length)
+    results = []
+    progress = Progress(len(sequences), quiet=jax.process_index() != 0)
+    for batch in _batches(sequences, batch_size):
+        placed = jax.make_array_from_callback(batch.shape, batch_sharding, batch.__getitem__)
+        results.append(np.asarray(summed_nll(params, placed), np.float64))
+        done = min(len(results) * batch_size, len(sequences))
+        progress.show(done, f"{name} at length {length}")
+    progress.close()
+    return np.concatenate(results)[: len(sequences)].reshape(len(targets), -1).sum(axis=1)
+
+
+def _batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
+    """Batches of equal shape; the last is filled up with padding, which scores nothing."""
+    for start in range(0, len(sequences), batch_size):
+        batch = sequences[start : start + batch_size]
+        yield np.pad(batch, ((0, batch_size - len(batch)), (0, 0)))
+
+
+def summarize(
+    nll_R: np.ndarray, text: ScoringText, counts: tuple[int, int, int]
+) -> tuple[float, float, float, float]:
+    """(nll, its standard error, perplexity, bits per byte) from the summed nats of each row.
+
+    The mean weights tokens equally, so it is a ratio of two sums over rows; the error is that of
+    a ratio estimator (Cochran, Sampling Techniques, Eq. 2.46), and 0 for a single row.
+    """
+    _, tokens, text_bytes = counts
+    tokens_R = (text.targets != 0).sum(axis=1)
+    mean = float(nll_R.sum() / tokens)
+    rows = len(nll_R)
+    residual = float(np.square(nll_R - mean * tokens_R).sum())
+    stderr = math.sqrt(residual * rows / (rows - 1)) / tokens if rows > 1 else 0.0
+    bits_per_byte = float(nll_R.sum() / math.log(2) / max(1, text_bytes))
+    return mean, stderr, math.exp(min(mean, 700.0)), bits_per_byte

@@ -1,0 +1,81 @@
+"""`length_sweep.csv`: one row per run, checkpoint, data and length. A finished row stays."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable
+
+from etils import epath
+
+from fire_lm.errors import RunFailed
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepRow:
+    """A result. The fields up to `length` are its key.
+
+    Attributes:
+      variant: change made at evaluation time only (such as yarn-4x), else empty.
+      construction: how documents became sequences.
+      protocol: which tokens of a sequence are scored; `full` is all of them in one pass.
+      length: tokens in a sequence.
+      sequences, tokens, bytes: scored; bytes are of the original text.
+      nll, nll_stderr: nats per token, the paper's log perplexity, and its standard error.
+    """
+
+    run: str
+    encoding: str
+    variant: str
+    step: int
+    dataset: str
+    split: str
+    construction: str
+    protocol: str
+    length: int
+    sequences: int
+    tokens: int
+    bytes: int
+    nll: float
+    nll_stderr: float
+    perplexity: float
+    bits_per_byte: float
+
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        return dataclasses.astuple(self)[: COLUMNS.index("length") + 1]
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(SweepRow))
+_TYPES = {"step": int, "length": int, "sequences": int, "tokens": int, "bytes": int} | dict.fromkeys(
+    ("nll", "nll_stderr", "perplexity", "bits_per_byte"), float
+)
+
+
+def read_rows(path: epath.Path) -> list[SweepRow]:
+    """The rows of a file, none if there is no file; a last line cut short is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
+    if lines and tuple(lines[0]) != COLUMNS:
+        raise RunFailed(f"{path} has other columns than a length sweep: move it away")
+    try:
+        return [
+            SweepRow(**{n: _TYPES.get(n, str)(v) for n, v in zip(COLUMNS, line, strict=True)})
+            for line in lines[1:]
+        ]
+    except ValueError as error:
+        raise RunFailed(f"{path} is damaged ({error}): move it away") from error
+
+
+def write_rows(path: epath.Path, rows: Iterable[SweepRow]) -> None:
+    """Replaces the file at once, so that a reader never sees half of it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(dataclasses.astuple(row) for row in rows)
+    temporary = path.parent / f"{path.name}.tmp"
+    temporary.write_text(text.getvalue())
+    temporary.replace(path)

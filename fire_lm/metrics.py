@@ -1,0 +1,125 @@
+"""What a run says about itself: metrics files, progress, FLOPs by one stated convention."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from etils import epath
+
+FLOPS_CONVENTION = (
+    "6 N + 12 layers x width x length; N = parameters without embedding and encoding, plus the "
+    "head; no causal discount"
+)
+
+# Peak dense bfloat16 FLOP/s of one device, by a substring of jax's device_kind.
+_PEAK_FLOPS = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6": 918e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "A100": 312e12,
+}
+
+
+def flops_per_token(num_parameters: int, num_layers: int, width: int, length: int) -> float:
+    """Training FLOPs per token by `FLOPS_CONVENTION`; width = heads x head dim."""
+    return 6.0 * num_parameters + 12.0 * num_layers * width * length
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Peak FLOP/s of one device, or None where none is published (CPUs)."""
+    return next((peak for name, peak in _PEAK_FLOPS.items() if name in device_kind), None)
+
+
+def duration(seconds: float) -> str:
+    """`1:02:03`, or `2:03` below an hour."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class Progress:
+    """A bar with ETA on one line of a terminal; a line per call in a log file."""
+
+    def __init__(self, total: int, done: int = 0, quiet: bool = False):
+        self._total, self._first, self._start = total, done, time.monotonic()
+        self._quiet = quiet
+        self._end = "\r" if sys.stdout.isatty() else "\n"
+
+    def show(self, done: int, text: str) -> None:
+        """`done` of the total, with `text` beside the bar."""
+        if self._quiet:
+            return
+        filled = round(20 * done / self._total)
+        elapsed = time.monotonic() - self._start
+        eta = elapsed * (self._total - done) / max(1, done - self._first)
+        bar = "#" * filled + "-" * (20 - filled)
+        line = f"[{bar}] {done}/{self._total}  {text}  ETA {duration(eta)}"
+        print(line.ljust(100) if self._end == "\r" else line, end=self._end, flush=True)
+
+    def close(self) -> None:
+        if self._end == "\r" and not self._quiet:
+            print(flush=True)
+
+
+@contextmanager
+def phase(name: str, quiet: bool = False) -> Iterator[None]:
+    """Says what start-up is doing, and how long it took."""
+    start = time.monotonic()
+    if not quiet:
+        print(f"{name} ...", end=" ", flush=True)
+    yield
+    if not quiet:
+        print(f"{time.monotonic() - start:.1f} s", flush=True)
+
+
+class MetricsLog:
+    """`metrics.jsonl` and TensorBoard events of a run; lines after `resume_step` are dropped.
+
+    A killed run may have logged steps after its last checkpoint. They are computed again, bit for
+    bit, so the file is cut back to the checkpoint and holds every step once.
+    """
+
+    def __init__(self, workdir: str | epath.Path, resume_step: int):
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._path = epath.Path(workdir) / "metrics.jsonl"
+        kept = [line for step, line in _read(self._path) if step <= resume_step]
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text("".join(kept))
+        temporary.replace(self._path)
+        self._file = self._path.open("a")
+        self._events = EventFileWriter(str(workdir))
+        if resume_step:
+            start = SessionLog(status=SessionLog.START)
+            self._events.add_event(Event(step=resume_step + 1, session_log=start))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """One object in the file, one scalar each in TensorBoard."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        event = Event(step=step, wall_time=time.time(), summary=Summary(value=scalars))
+        self._events.add_event(event)
+
+    def close(self) -> None:
+        self._file.close()
+        self._events.close()
+
+
+def _read(path: epath.Path) -> Iterator[tuple[int, str]]:
+    """(step, line) for each whole line; a line cut short by a kill is left out."""
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
+        if line.endswith("}\n"):
+            yield json.loads(line)["step"], line

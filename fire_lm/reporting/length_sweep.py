@@ -1,0 +1,118 @@
+"""The table and the figure of a length sweep. Draws results, computes none."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from etils import epath
+
+
+class Row(Protocol):
+    """The columns of `length_sweep.csv` that are shown."""
+
+    run: str
+    encoding: str
+    step: int
+    dataset: str
+    split: str
+    construction: str
+    length: int
+    tokens: int
+    nll: float
+    nll_stderr: float
+
+
+def _lines(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by what they are called in the picture, in order of the first length's loss.
+
+    The encoding is the name; run and step are added where one encoding has several.
+    """
+    series: dict[tuple[str, str, int, str], list[Row]] = {}
+    for row in rows:
+        series.setdefault((row.encoding, row.run, row.step, row.construction), []).append(row)
+    encodings = [key[0] for key in series]
+    named = {}
+    for (encoding, run, step, construction), points in series.items():
+        name = encoding
+        if encodings.count(encoding) > 1:
+            name = f"{encoding} ({run}@{step}, {construction})"
+        named[name] = sorted(points, key=lambda row: row.length)
+    return dict(sorted(named.items(), key=lambda item: item[1][-1].nll))
+
+
+def table(rows: Sequence[Row], train_lengths: Mapping[str, int]) -> str:
+    """Nats per token (± standard error), an encoding a line, a length a column."""
+    lengths = sorted({row.length for row in rows})
+    heads = [_length_head(length, train_lengths) for length in lengths]
+    body = [["", *heads]]
+    for name, points in _lines(rows).items():
+        cells = {p.length: f"{p.nll:.3f} ± {p.nll_stderr:.3f}" for p in points}
+        body.append([name, *(cells.get(length, "") for length in lengths)])
+    widths = [max(len(line[column]) for line in body) for column in range(len(body[0]))]
+    text = [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in body
+    ]
+    return "\n".join([f"nats per token; {_source(rows)}", *text])
+
+
+def _length_head(length: int, train_lengths: Mapping[str, int]) -> str:
+    trained = set(train_lengths.values())
+    if len(trained) != 1:
+        return str(length)
+    return f"{length} (x{length / trained.pop():g})"
+
+
+def _source(rows: Sequence[Row]) -> str:
+    described = sorted({f"{r.dataset} {r.split}, {r.construction}" for r in rows})
+    budget = sorted({row.tokens for row in rows})
+    return f"{'; '.join(described)}, {' or '.join(f'{b:,}' for b in budget)} tokens at each length"
+
+
+def figure(rows: Sequence[Row], train_lengths: Mapping[str, int], path: epath.Path) -> None:
+    """Loss against length as a PNG, standard errors as bars, training lengths as dotted lines."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    drawing, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for name, points in _lines(rows).items():
+        axes.errorbar(
+            [row.length for row in points],
+            [row.nll for row in points],
+            yerr=[row.nll_stderr for row in points],
+            label=name,
+            marker="o",
+            markersize=4,
+            capsize=2,
+        )
+    for length in sorted(set(train_lengths.values())):
+        axes.axvline(length, color="grey", linestyle=":")
+        axes.annotate(
+            f"training length {length}",
+            (length, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, -4),
+            textcoords="offset points",
+            verticalalignment="top",
+            color="grey",
+            fontsize="small",
+        )
+    lengths = sorted({row.length for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.set_xlabel("sequence length (tokens)")
+    axes.set_ylabel("loss (nats per token)")
+    axes.set_title(_source(rows), fontsize="small")
+    axes.legend()
+    axes.grid(alpha=0.3)
+    image = io.BytesIO()
+    drawing.savefig(image, format="png", dpi=150)
+    pyplot.close(drawing)
+    path.write_bytes(image.getvalue())

@@ -1,0 +1,162 @@
+"""The device mesh and the one table that lays every array out on it.
+
+Mesh axes: `data` replicates parameters and splits the batch, `fsdp` splits both, `tensor` splits
+heads and the MLP. Arrays are matched by their path in the state tree (optimizer moments carry the
+path of their parameter); a path without a row is an error, so a new parameter cannot be
+replicated by oversight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from fire_lm.errors import UserError
+
+AXES = ("data", "fsdp", "tensor")
+BATCH = PartitionSpec(("data", "fsdp"))
+ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
+
+# Path pattern -> spec. Arrays under layers/ carry the layer axis first.
+TABLE: tuple[tuple[str, PartitionSpec], ...] = (
+    (r"(^|/)position/", PartitionSpec()),  # a few hundred floats a layer: replicated
+    (r"(^|/)embedding$", PartitionSpec("tensor", "fsdp")),
+    (r"layers/(query|key|value)/kernel$", PartitionSpec(None, "fsdp", "tensor", None)),
+    (r"layers/(query|key|value)/bias$", PartitionSpec(None, "tensor", None)),
+    (r"layers/attention_out/kernel$", PartitionSpec(None, "tensor", None, "fsdp")),
+    (r"layers/mlp_in/kernel$", PartitionSpec(None, "fsdp", "tensor")),
+    (r"layers/mlp_in/bias$", PartitionSpec(None, "tensor")),
+    (r"layers/mlp_out/kernel$", PartitionSpec(None, "tensor", "fsdp")),
+    (r"layers/(attention_out|mlp_out)/bias$", PartitionSpec()),
+    (r"(_norm)/(scale|bias)$", PartitionSpec()),
+    (r"(^|/)(step|count)$", PartitionSpec()),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshShape:
+    """Devices along each mesh axis; -1 (one axis at most) takes all that are left."""
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+
+    def resolve(self, num_devices: int) -> tuple[int, int, int]:
+        """The three sizes on `num_devices`, filling in -1."""
+        sizes = [self.data, self.fsdp, self.tensor]
+        if any(size == 0 or size < -1 for size in sizes) or sizes.count(-1) > 1:
+            raise UserError(f"MeshShape {sizes}: sizes are positive, at most one is -1")
+        known = math.prod(size for size in sizes if size > 0)
+        if -1 in sizes:
+            sizes[sizes.index(-1)] = max(1, num_devices // known)
+        return sizes[0], sizes[1], sizes[2]
+
+
+def make_mesh(shape: MeshShape) -> Mesh:
+    """The mesh over this job's devices; they must be exactly as many as the shape says."""
+    sizes = shape.resolve(jax.device_count())
+    if math.prod(sizes) != jax.device_count():
+        described = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
+        raise UserError(
+            f"mesh {described} needs {math.prod(sizes)} devices, this job has "
+            f"{jax.device_count()}: set --gin.MeshShape.data (or fsdp, tensor) to fit"
+        )
+    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def abstract_mesh(shape: MeshShape) -> AbstractMesh:
+    """A mesh of the same shape without devices, for planning on another machine."""
+    return AbstractMesh(shape.resolve(jax.device_count()), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def path_name(path: Any) -> str:
+    """`layers/query/kernel` from a jax key path, whatever containers it leads through."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    """The table's row for one array; an error if there is none or its axes do not divide."""
+    rows = [spec for pattern, spec in TABLE if re.search(pattern, path)]
+    if not rows:
+        raise ValueError(f"no row of the sharding table matches '{path}' {shape}")
+    for dimension, axis in zip(shape, rows[0], strict=False):
+        if axis is not None and dimension % mesh.shape[axis]:
+            raise UserError(
+                f"'{path}' {shape} cannot be split {mesh.shape[axis]} ways along mesh axis "
+                f"'{axis}': choose a size of {axis} that divides {dimension}"
+            )
+    return rows[0]
+
+
+def tree_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """A NamedSharding for every array (or ShapeDtypeStruct) of `tree`."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: NamedSharding(mesh, spec_for(path_name(path), leaf.shape, mesh)), tree
+    )
+
+
+def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -> None:
+    """Every device must get the same number of whole sequences of every microbatch."""
+    ways = mesh.shape["data"] * mesh.shape["fsdp"] * microbatches
+    if batch_size % ways:
+        raise UserError(
+            f"batch of {batch_size} sequences cannot be split evenly over data x fsdp x "
+            f"microbatches = {mesh.shape['data']} x {mesh.shape['fsdp']} x {microbatches}: "
+            f"make BATCH_SIZE a multiple of {ways}"
+        )
+
+
+def process_shard(mesh: Mesh, batch_size: int) -> tuple[int, int]:
+    """(index, count): which of `count` equal slices of the batch this process feeds.
+
+    Processes whose devices hold the same rows (a tensor axis across hosts) get the same index.
+    """
+    indices = NamedSharding(mesh, BATCH).addressable_devices_indices_map((batch_size,))
+    starts = sorted({(rows[0].start or 0) for rows in indices.values() if rows})
+    per_device = batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
+    rows = per_device * len(starts)
+    if starts[-1] - starts[0] != per_device * (len(starts) - 1) or starts[0] % rows:
+        raise UserError(
+            "the rows of the batch that this process holds are not one contiguous slice: "
+            "choose mesh sizes that keep each host's devices together along data and fsdp"
+        )
+    return starts[0] // rows, batch_size // rows
+
+
+def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """This process's rows of each array become part of one global array split by `BATCH`."""
+    sharding = NamedSharding(mesh, BATCH)
+    return {
+        name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
+    }
+
+
+def initialize_distributed() -> None:
+    """Joins the processes of a multi-host job, where the environment says that there is one.
+
+    Cloud TPU pods list their hosts in TPU_WORKER_HOSTNAMES; elsewhere JAX_COORDINATOR_ADDRESS
+    (with JAX_NUM_PROCESSES and JAX_PROCESS_ID) says it. A single host needs nothing.
+    """
+    if jax.distributed.is_initialized():
+        return
+    hosts = [host for host in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
+    if "JAX_COORDINATOR_ADDRESS" in os.environ:
+        try:
+            jax.distributed.initialize(
+                num_processes=int(os.environ["JAX_NUM_PROCESSES"]),
+                process_id=int(os.environ["JAX_PROCESS_ID"]),
+            )
+        except (KeyError, ValueError) as error:
+            raise UserError(
+                "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and JAX_PROCESS_ID must "
+                f"be numbers too: {error}"
+            ) from error
+    elif len(hosts) > 1:
+        jax.distributed.initialize()

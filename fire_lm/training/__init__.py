@@ -1,0 +1,6 @@
+"""Pretraining: the loop, the step, the optimizer, and what a run says before it starts."""
+
+from fire_lm.training.loop import pretrain
+from fire_lm.training.optimizer import AdamW
+
+__all__ = ["AdamW", "pretrain"]

@@ -1,0 +1,262 @@
+"""The training loop, in chapters: mesh, state, data, step, train.
+
+Running the same command again resumes from the newest checkpoint: the state, the place in the
+data and the counters come back, so that the continued run is bit-equal to an uninterrupted one on
+the same machine shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+from jax.sharding import NamedSharding
+
+from fire_lm import data as data_layer
+from fire_lm import sharding
+from fire_lm.checkpoints import (
+    Checkpointing,
+    Checkpoints,
+    available_steps,
+    choose_step,
+    restore_params,
+    split_run,
+)
+from fire_lm.data import TextData
+from fire_lm.errors import Preempted, UserError
+from fire_lm.metrics import phase
+from fire_lm.models import Decoder
+from fire_lm.training.optimizer import AdamW
+from fire_lm.training.reporter import Reporter
+from fire_lm.training.step import TrainState, init_state, train_step
+from fire_lm.training.summary import describe, model_flops_per_token
+
+
+def pretrain(
+    *,
+    workdir: str,
+    model: Decoder,
+    data: TextData,
+    optimizer: AdamW,
+    checkpoints: Checkpointing,
+    train_steps: int,
+    batch_size: int,
+    train_length: int,
+    seed: int,
+    mesh: sharding.MeshShape = sharding.MeshShape(),  # noqa: B008 (frozen)
+    microbatches: int = 1,
+    z_loss: float = 0.0,
+    log_every: int = 100,
+    init_from: str = "",
+    init_allow_missing: tuple[str, ...] = (),
+    init_allow_unused: tuple[str, ...] = (),
+    dry_run: bool,
+    before_first_step: Callable[[], None] = lambda: None,
+) -> None:
+    """Trains `model` and leaves a run directory (contract: ARCHITECTURE section 6).
+
+    Args:
+      workdir: the run directory, local or gs://.
+      train_steps, batch_size, train_length: updates, sequences per update, tokens per sequence.
+      seed: of parameters and of the order of the data.
+      mesh: devices along data, fsdp, tensor.
+      microbatches: parts of a batch whose gradients are accumulated one after the other.
+      z_loss: weight of log(Z)^2.
+      log_every: steps between lines of metrics.
+      init_from: `RUN[@STEP]`, parameters to start from, with a fresh optimizer and step 0.
+      init_allow_missing, init_allow_unused: path patterns that INIT_FROM may lack or leave over.
+      dry_run: describe the run and stop, allocating nothing.
+      before_first_step: called when everything is ready (the caller records the configuration).
+
+    Raises:
+      UserError: a setting that cannot work. RunFailed: NaN, unreadable checkpoint or storage.
+      Preempted: after a SIGTERM, once the state is saved.
+    """
+    quiet = jax.process_index() != 0
+
+    # --- Mesh: where every array lives.
+    device_mesh = sharding.abstract_mesh(mesh) if dry_run else sharding.make_mesh(mesh)
+    sharding.check_batch(batch_size, microbatches, device_mesh)
+    transformation = optimizer.build(train_steps)
+    if not dry_run:
+        model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
+    init = functools.partial(init_state, model, transformation)
+    abstract = jax.eval_shape(init, jax.random.key(seed))
+    shardings = sharding.tree_shardings(abstract, device_mesh)
+    like = jax.tree.map(
+        lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s),
+        abstract,
+        shardings,
+    )
+    if not quiet:
+        print(
+            describe(
+                model,
+                like,
+                device_mesh,
+                batch_size=batch_size,
+                train_length=train_length,
+                train_steps=train_steps,
+                microbatches=microbatches,
+            ),
+            flush=True,
+        )
+    if dry_run:
+        return
+
+    # --- Data: this process's slice of every batch.
+    ensure_writable(workdir)
+    with phase("opening the data (TensorFlow takes most of it)", quiet):
+        shard_index, shard_count = sharding.process_shard(device_mesh, batch_size)
+        check_vocabulary(data, model.vocab_size)
+        batches = data_layer.train_iterator(
+            data,
+            length=train_length,
+            batch_size=batch_size // shard_count,
+            seed=seed,
+            shard_index=shard_index,
+            shard_count=shard_count,
+        )
+
+    # --- State: fresh, from another run, or from where this run stopped.
+    saved = available_steps(workdir)
+    start = saved[-1] if saved else 0
+    writer = Checkpoints(workdir, checkpoints)
+    counters = {"tokens": 0, "documents_skipped": 0}
+    if saved:
+        with phase(f"resuming from step {start}", quiet):
+            state, position, info = writer.restore(start, like)
+            batches.set_state(position)
+            counters = {name: info[name] for name in counters}
+    else:
+        with phase("initialising parameters", quiet):
+            state = jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
+            if init_from:
+                state = start_from(state, init_from, init_allow_missing, init_allow_unused)
+
+    # --- Step: compiled before the first batch, so that what follows is steady.
+    with phase("compiling the training step", quiet):
+        step_fn = compile_step(
+            functools.partial(
+                train_step,
+                model=model,
+                optimizer=transformation,
+                z_loss=z_loss,
+                microbatches=microbatches,
+            ),
+            like,
+            (batch_size, train_length),
+        )
+
+    # --- Train: the host works one step ahead of the metrics that it reads.
+    before_first_step()
+    reporter = Reporter(
+        workdir=workdir,
+        start=start,
+        train_steps=train_steps,
+        log_every=log_every,
+        schedule=optimizer.schedule(train_steps),
+        flops=model_flops_per_token(model, abstract.params, train_length),
+        counters=counters,
+        quiet=quiet,
+    )
+    last_saved = start
+    with contextlib.closing(writer), contextlib.closing(reporter), sigterm_flag() as stop:
+        for step in range(start + 1, train_steps + 1):
+            batch = next(batches)
+            skipped = int(batch.pop("skipped"))
+            state, metrics = step_fn(state, sharding.put_batch(batch, device_mesh))
+            reporter.pending(step, metrics, skipped)
+            stopping = stop.requested or writer.reached_preemption(step)
+            if step % checkpoints.save_every == 0 or step == train_steps or stopping:
+                reporter.flush()  # never save a step whose loss is not known to be finite
+                writer.save(step, state, batches.get_state(), counters)
+                last_saved = step
+            if stopping and step < train_steps:
+                break
+    if last_saved < train_steps:
+        raise Preempted(
+            f"stopped by SIGTERM after step {last_saved}, which is saved: the same command resumes"
+        )
+    if not quiet:
+        print(f"done: step {max(start, train_steps)} of {train_steps}, run in {workdir}")
+
+
+def compile_step(
+    step: Callable[..., Any], like: TrainState, batch_shape: tuple[int, int]
+) -> Callable[..., Any]:
+    """The step for states like `like` and batches `[B, T]`; it takes over the state's memory."""
+    mesh = like.step.sharding.mesh
+    batch = jax.ShapeDtypeStruct(
+        batch_shape, jnp.int32, sharding=NamedSharding(mesh, sharding.BATCH)
+    )
+    state_shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+    jitted = jax.jit(step, out_shardings=(state_shardings, None), donate_argnums=0)
+    return jitted.lower(like, {"targets": batch}).compile()
+
+
+def start_from(
+    state: TrainState, init_from: str, allow_missing: tuple[str, ...], allow_unused: tuple[str, ...]
+) -> TrainState:
+    """`state` with the parameters of another run; fresh where that run lacks allowed leaves."""
+    run, step = split_run(init_from)
+    params, missing = restore_params(
+        run,
+        choose_step(run, step),
+        state.params,
+        allow_missing=allow_missing,
+        allow_unused=allow_unused,
+    )
+    if missing and jax.process_index() == 0:
+        print(f"fresh, not in {init_from}: {', '.join(missing)}")
+    return state.replace(params=params)
+
+
+def ensure_writable(workdir: str) -> None:
+    """Fails before the work starts rather than at the first checkpoint."""
+    probe = epath.Path(workdir) / f".writable_{jax.process_index()}"
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write to --workdir {workdir}: {error.strerror}") from error
+
+
+def check_vocabulary(data: TextData, vocab_size: int) -> None:
+    """Every id that the vocabulary emits needs a row of the embedding."""
+    needed = data_layer.vocabulary_size(data)
+    if needed > vocab_size:
+        raise UserError(
+            f"vocabulary '{data.vocabulary}' has {needed} ids, the model {vocab_size} rows: "
+            f"set --gin.VOCAB_SIZE to {needed} or more"
+        )
+
+
+class _StopFlag:
+    requested = False
+
+
+@contextlib.contextmanager
+def sigterm_flag() -> Iterator[_StopFlag]:
+    """Turns SIGTERM into a flag. With several processes JAX's preemption service agrees on a
+    step instead, and a flag of one process alone would let them part."""
+    flag = _StopFlag()
+    if jax.process_count() > 1:
+        yield flag
+        return
+
+    def request(*_: Any) -> None:
+        flag.requested = True
+
+    previous = signal.signal(signal.SIGTERM, request)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGTERM, previous)

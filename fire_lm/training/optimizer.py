@@ -1,0 +1,87 @@
+"""AdamW with warm-up and cosine decay: the recipe of the FIRE paper's Table 9 and of GPT-3."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import optax
+
+from fire_lm.errors import UserError
+from fire_lm.sharding import path_name
+
+# Matrices decay; biases, norm scales and everything an encoding learns do not. Decided by path,
+# because scanned layers add an axis, so that a bias would look like a matrix by its rank.
+_DECAYED = re.compile(r"(^|/)(kernel|embedding)$")
+_POSITION = re.compile(r"(^|/)position/")
+
+
+def decay_mask(params: Any) -> Any:
+    """True for every parameter that weight decay acts on."""
+
+    def decays(path: Any, leaf: Any) -> bool:
+        del leaf
+        name = path_name(path)
+        return bool(_DECAYED.search(name)) and not _POSITION.search(name)
+
+    return jax.tree_util.tree_map_with_path(decays, params)
+
+
+def learning_rate_schedule(
+    peak: float, warmup_steps: int, train_steps: int, final_fraction: float
+) -> optax.Schedule:
+    """Linear from 0 to `peak` in `warmup_steps`, then cosine to `final_fraction * peak`."""
+    if not 0 <= warmup_steps < train_steps:
+        raise UserError(
+            f"warm-up of {warmup_steps} steps does not fit into TRAIN_STEPS = {train_steps}: "
+            "lower --gin.AdamW.warmup_steps or raise TRAIN_STEPS"
+        )
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=peak,
+        warmup_steps=warmup_steps,
+        decay_steps=train_steps,
+        end_value=final_fraction * peak,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW:
+    """Loshchilov & Hutter (2019), after clipping the gradient by its global norm.
+
+    Attributes:
+      learning_rate: peak of the schedule, the same for all parameters.
+      warmup_steps: steps from 0 to the peak.
+      final_fraction: last learning rate as a fraction of the peak.
+      weight_decay: applied to `decay_mask`, times the learning rate.
+      clip_norm: bound on the global norm of the gradient.
+    """
+
+    learning_rate: float = 6e-4
+    warmup_steps: int = 715
+    final_fraction: float = 0.1
+    b1: float = 0.9
+    b2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+
+    def schedule(self, train_steps: int) -> optax.Schedule:
+        return learning_rate_schedule(
+            self.learning_rate, self.warmup_steps, train_steps, self.final_fraction
+        )
+
+    def build(self, train_steps: int) -> optax.GradientTransformation:
+        return optax.chain(
+            optax.clip_by_global_norm(self.clip_norm),
+            optax.adamw(
+                self.schedule(train_steps),
+                b1=self.b1,
+                b2=self.b2,
+                eps=self.epsilon,
+                weight_decay=self.weight_decay,
+                mask=decay_mask,
+            ),
+        )

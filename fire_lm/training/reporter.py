@@ -1,0 +1,83 @@
+"""Reads what the steps report, one step behind the device, and tells people and files."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fire_lm.checkpoints import available_steps
+from fire_lm.errors import RunFailed
+from fire_lm.metrics import MetricsLog, Progress, peak_flops
+
+
+class Reporter:
+    """Reads the metrics of each step once the next one is under way; stops a run gone wrong."""
+
+    def __init__(
+        self,
+        *,
+        workdir: str,
+        start: int,
+        train_steps: int,
+        log_every: int,
+        schedule: Callable[[Any], Any],
+        flops: float,
+        counters: dict[str, int],
+        quiet: bool,
+    ):
+        self._log = None if quiet else MetricsLog(workdir, start)
+        self._progress = Progress(train_steps, start, quiet)
+        self._workdir, self._last_step, self._log_every = workdir, train_steps, log_every
+        self._schedule, self._flops, self._counters = schedule, flops, counters
+        self._peak = peak_flops(jax.devices()[0].device_kind)
+        self._waiting: tuple[int, Any, int] | None = None
+        self._since = (time.monotonic(), counters["tokens"])
+
+    def pending(self, step: int, metrics: Any, skipped: int) -> None:
+        """Hands over a dispatched step; its predecessor is read now."""
+        self.flush()
+        self._waiting = (step, metrics, skipped)
+
+    def flush(self) -> None:
+        """Reads the step that was handed over last."""
+        if self._waiting is None:
+            return
+        step, metrics, skipped = self._waiting
+        self._waiting = None
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(values[name]):
+                saved = available_steps(self._workdir)
+                kept = f"the last good checkpoint is step {saved[-1]}" if saved else "none saved"
+                raise RunFailed(f"{name} is {values[name]} at step {step}: stopped; {kept}")
+        self._counters["tokens"] += int(values["tokens"])
+        self._counters["documents_skipped"] += skipped
+        if step % self._log_every == 0 or step in (1, self._last_step):
+            self._write(step, values)
+
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        now, tokens = time.monotonic(), self._counters["tokens"]
+        rate = (tokens - self._since[1]) / max(now - self._since[0], 1e-9)
+        self._since = (now, tokens)
+        logged = {
+            "tokens": tokens,
+            "loss": values["loss"],
+            "grad_norm": values["grad_norm"],
+            "learning_rate": float(self._schedule(step - 1)),
+            "tokens_per_second": rate,
+            "documents_skipped": self._counters["documents_skipped"],
+        }
+        if self._peak is not None:
+            logged["mfu"] = rate * self._flops / (self._peak * jax.device_count())
+        if self._log is not None:
+            self._log.write(step, logged)
+        self._progress.show(step, f"loss {values['loss']:.4f}  {rate:,.0f} tokens/s")
+
+    def close(self) -> None:
+        self._progress.close()
+        if self._log is not None:
+            self._log.close()

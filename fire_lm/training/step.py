@@ -1,0 +1,90 @@
+"""Loss and the training step: pure functions of state and batch.
+
+A batch is `{"targets": int32 [B, T]}`; token 0 is padding and is never scored. B batch, T
+positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from fire_lm.models import Decoder, token_losses
+
+Batch = dict[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Everything a run continues from, but for its place in the data."""
+
+    step: jax.Array  # int32 []: updates done
+    params: Any
+    opt_state: Any
+
+
+def init_state(
+    model: Decoder, optimizer: optax.GradientTransformation, rng: jax.Array
+) -> TrainState:
+    """A fresh state; parameter shapes do not depend on the length."""
+    tokens_BT = jnp.zeros((1, 1), jnp.int32)
+    params = model.init(rng, tokens_BT, tokens_BT)["params"]
+    return TrainState(jnp.int32(0), params, optimizer.init(params))
+
+
+def summed_loss(
+    params: Any, model: Decoder, targets_BT: jax.Array, z_loss: float
+) -> tuple[jax.Array, jax.Array]:
+    """(objective, nll), both summed over tokens; the objective adds `z_loss * log(Z)^2`."""
+    nll_BT, log_z_BT, weight_BT = token_losses(model, params, targets_BT)
+    nll = jnp.sum(nll_BT * weight_BT)
+    return nll + z_loss * jnp.sum(jnp.square(log_z_BT) * weight_BT), nll
+
+
+def split_microbatches(targets_BT: jax.Array, microbatches: int) -> jax.Array:
+    """`[B, T] -> [microbatches, B / microbatches, T]` such that no row leaves its device."""
+    batch, length = targets_BT.shape
+    return targets_BT.reshape(batch // microbatches, microbatches, length).swapaxes(0, 1)
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    *,
+    model: Decoder,
+    optimizer: optax.GradientTransformation,
+    z_loss: float,
+    microbatches: int,
+) -> tuple[TrainState, Metrics]:
+    """One update by the mean gradient over the batch's tokens.
+
+    Metrics, float32 scalars: `loss` (nats per token, without z-loss), `grad_norm` (before
+    clipping), `tokens` (scored in this batch).
+    """
+    gradient = jax.value_and_grad(summed_loss, has_aux=True)
+    targets_BT = batch["targets"]
+    tokens = jnp.sum((targets_BT != 0).astype(jnp.float32))
+
+    def accumulate(total: Any, targets_BT: jax.Array) -> tuple[Any, None]:
+        (_, nll), grads = gradient(state.params, model, targets_BT, z_loss)
+        return jax.tree.map(jnp.add, total, (nll, grads)), None
+
+    if microbatches == 1:
+        (_, nll), grads = gradient(state.params, model, targets_BT, z_loss)
+    else:
+        zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params))
+        (nll, grads), _ = jax.lax.scan(
+            accumulate, zeros, split_microbatches(targets_BT, microbatches)
+        )
+    divisor = jnp.maximum(tokens, 1.0)  # a batch of padding alone changes nothing
+    grads = jax.tree.map(lambda g: g / divisor, grads)
+    with jax.numpy_dtype_promotion("standard"):  # optax multiplies floats by int32 counts
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    metrics = {"loss": nll / divisor, "grad_norm": optax.global_norm(grads), "tokens": tokens}
+    return TrainState(state.step + 1, params, opt_state), metrics

@@ -1,0 +1,190 @@
+"""What the verbs of the command line do: read the configuration, call one function with it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from etils import epath
+
+from fire_lm import config as gin
+from fire_lm import evaluation, models, positions, training
+from fire_lm.checkpoints import Checkpointing, choose_step, split_run
+from fire_lm.data import TextData, write_embedded_corpus
+from fire_lm.errors import UserError
+from fire_lm.evaluation import SweepRow, read_rows, write_rows
+from fire_lm.reporting import length_sweep as report
+from fire_lm.sharding import MeshShape, initialize_distributed
+
+ROOTS = ("pretrain", "length_sweep")
+
+
+def load_config(gin_files: Sequence[str], arguments: argparse.Namespace) -> gin.Config:
+    """The experiment. Every verb knows all configurables, so that one set of files serves them
+    all, and a binding is unused only if no verb could use it."""
+    configurables = [
+        training.pretrain,
+        evaluation.length_sweep,
+        models.build_decoder,
+        models.size_tiny,
+        models.size_125m,
+        models.size_350m,
+        TextData,
+        training.AdamW,
+        Checkpointing,
+        MeshShape,
+        *positions.encodings().values(),
+    ]
+    folder = Path(__file__).parent.parent / "configs" / "positions"
+    names = ", ".join(sorted(path.stem for path in folder.glob("*.gin")))
+    return gin.load(
+        gin_files,
+        arguments.bindings,
+        [path for path in arguments.gin_search_paths.split(",") if path],
+        configurables={c.__name__: c for c in configurables},
+        roots=ROOTS,
+        hints={
+            "POSITION": "no positional encoding chosen: add "
+            f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
+        },
+    )
+
+
+def pretrain(arguments: argparse.Namespace) -> None:
+    """`fire-lm pretrain`: trains, or resumes, the run in `--workdir`."""
+    _quiet_libraries()
+    if not arguments.workdir and not arguments.dry_run:
+        raise UserError("pretrain needs --workdir=DIR, the run directory (or --dry_run)")
+    config = load_config(arguments.gin_file, arguments)
+    initialize_distributed()
+    speaks = jax.process_index() == 0
+    if speaks:
+        print(config.text())
+    if arguments.dry_run:
+        config.call("pretrain", workdir="", dry_run=True)
+        return
+    check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
+    config.call(
+        "pretrain",
+        workdir=arguments.workdir,
+        dry_run=False,
+        before_first_step=lambda: gin.save(config, arguments.workdir) if speaks else None,
+    )
+
+
+def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) -> None:
+    """Refuses a workdir of another experiment; training longer is the same experiment."""
+    saved = newest_config(workdir)
+    if saved is None or allow_change:
+        return
+    changed = [
+        str(difference)
+        for difference in gin.differences(saved.read_text(), config, root="pretrain")
+        if not (difference.name == "TRAIN_STEPS" and difference.new > difference.old)
+    ]
+    if changed:
+        raise UserError(
+            f"{workdir} holds another experiment ({saved.name}): {'; '.join(changed)}\n"
+            "choose another --workdir, or add --allow_config_change to go on in this one"
+        )
+
+
+def newest_config(workdir: str | epath.Path) -> epath.Path | None:
+    """The configuration of a run's latest start."""
+
+    def order(path: epath.Path) -> int:
+        number = path.stem.removeprefix("config").removeprefix("_")
+        return int(number) if number else 0
+
+    return max(epath.Path(workdir).glob("config*.gin"), key=order, default=None)
+
+
+def sweep(arguments: argparse.Namespace) -> None:
+    """`fire-lm sweep`: rows beside each run, table and figure of all of them at the top."""
+    _quiet_libraries()
+    runs, top = find_runs(arguments.runs, arguments.output)
+    initialize_distributed()
+    rows: list[SweepRow] = []
+    train_lengths = {}
+    for workdir, step in runs:
+        config = load_config([str(newest_config(workdir)), *arguments.gin_file], arguments)
+        rows += sweep_run(config, workdir, choose_step(workdir, step))
+        train_lengths[workdir.name] = config.macro("TRAIN_LENGTH")
+    if jax.process_index() == 0:
+        top.mkdir(parents=True, exist_ok=True)
+        if [workdir for workdir, _ in runs] != [top]:
+            write_rows(top / "length_sweep.csv", rows)
+        report.figure(rows, train_lengths, top / "length_sweep.png")
+        print(f"\n{report.table(rows, train_lengths)}\n\n{top / 'length_sweep.csv'}, .png")
+
+
+def sweep_run(config: gin.Config, workdir: epath.Path, step: int) -> list[SweepRow]:
+    """All rows of one checkpoint, each written as soon as it is known."""
+    path = workdir / "length_sweep.csv"
+    rows = read_rows(path)
+
+    def add(row: SweepRow) -> None:
+        rows.append(row)
+        if jax.process_index() == 0:
+            write_rows(path, rows)
+
+    config.call(
+        "length_sweep",
+        workdir=str(workdir),
+        run=workdir.name,
+        step=step,
+        finished=list(rows),
+        on_row=add,
+    )
+    return [row for row in rows if row.step == step]
+
+
+def find_runs(
+    named: Sequence[str], output: str | None
+) -> tuple[list[tuple[epath.Path, int | None]], epath.Path]:
+    """The runs, each with the step asked for, and the folder of the combined results.
+
+    A name is a run directory, `RUN@STEP`, or a folder of runs.
+    """
+    runs: list[tuple[epath.Path, int | None]] = []
+    for name in named:
+        folder, step = (name, None) if epath.Path(name).is_dir() else split_run(name)
+        path = epath.Path(folder)
+        if not path.is_dir():
+            raise UserError(f"there is no run directory {folder}")
+        if newest_config(path):
+            runs.append((path, step))
+            continue
+        inside = [(run, step) for run in sorted(path.iterdir()) if newest_config(run)]
+        if not inside:
+            raise UserError(f"{folder} is neither a run (no config.gin) nor a folder of runs")
+        runs += inside
+    if len({run.name for run, _ in runs}) < len(runs):
+        raise UserError("two of the runs have the same name, the table could not tell them apart")
+    if output:
+        return runs, epath.Path(output)
+    if len(named) == 1:
+        return runs, epath.Path(split_run(named[0])[0] if runs[0][1] else named[0])
+    parents = {run.parent for run, _ in runs}
+    if len(parents) > 1:
+        raise UserError("the runs are in different folders: say --output=DIR for table and figure")
+    return runs, parents.pop()
+
+
+def corpus(arguments: argparse.Namespace) -> None:
+    """`fire-lm corpus`: the bundled text as a TFDS data set."""
+    summary = write_embedded_corpus(arguments.data_dir, lambda text: print(text, flush=True))
+    for split, documents in summary.documents.items():
+        print(f"{split}: {documents:,} documents, {summary.bytes[split] / 1e6:.1f} MB")
+    print(f"{summary.skipped:,} files left out (too short, too long or not UTF-8)")
+    print(f"read it with --gin.DATA_DIR={arguments.data_dir}")
+
+
+def _quiet_libraries() -> None:
+    """Orbax and TensorFlow log internals through absl and C++; what users need, we say."""
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

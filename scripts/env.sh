@@ -1,0 +1,167 @@
+# Sourced by scripts/quickstart and scripts/test: makes .venv from requirements.lock, or re-uses it.
+# shellcheck shell=bash
+#
+#   bootstrap         .venv is ready, or the script ends with a plain message
+#   stage_time N      N seconds as "1m05s"
+#   say, fail         print lines; print lines and exit with a code
+#
+# PYTHON=/path/to/python chooses the interpreter (3.11 to 3.13). uv is used when it is on PATH.
+# An environment counts as whole only when its stamp, written last, names this very lock, project
+# file, Python version and folder (a moved .venv still points at the old place).
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+VENV="$ROOT/.venv"
+STAMP="$VENV/.fire_lm_stamp"
+CLAIM="$VENV/.fire_lm_installing"   # holds the installing process; left behind by an interruption
+LOG="$VENV/install.log"
+
+# The lock is the whole environment: nothing leaks in from the caller's paths.
+unset PYTHONPATH PYTHONHOME
+# With libtpu installed, JAX on a machine without a TPU prints errors and waits unless told so.
+export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
+export TPU_SKIP_MDS_QUERY=1
+export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
+
+say() { printf "%s\n" "$@"; }
+# Every failure below ends the script by itself: "set -e" is off inside `bootstrap || ...`.
+fail() { local code=$1; shift; printf '%s\n' "$@" >&2; exit "$code"; }
+stage_time() { printf '%dm%02ds' $(($1 / 60)) $(($1 % 60)); }
+
+supported() {  # PYTHON: is it one that we can use?
+  "$1" -I -S -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+    >/dev/null 2>&1
+}
+
+find_python() {  # prints the interpreter; a name on PATH can be a shim that does not run, so try it
+  local candidate
+  if [ -n "${PYTHON:-}" ]; then
+    supported "$PYTHON" ||
+      fail 2 "PYTHON=$PYTHON is not a Python 3.11, 3.12 or 3.13 that runs." \
+        "Point PYTHON at one, or unset it to have one found on PATH."
+    command -v "$PYTHON"
+    return
+  fi
+  for candidate in python3 python3.13 python3.12 python3.11; do
+    # Not the environment's own python (activated, it is first on PATH): that may be replaced.
+    case "$(command -v "$candidate" || true)" in
+      "" | "$VENV"/*) continue ;;
+    esac
+    if supported "$candidate"; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  fail 2 "No Python 3.11, 3.12 or 3.13 was found on PATH." \
+    "Install one, or name it: PYTHON=/path/to/python3.12 $0"
+}
+
+stamp_of() {  # PYTHON: the stamp of a whole environment with that Python; the last line is ours
+  "$1" -I -S -c '
+import hashlib, platform, sys
+print("python", platform.python_version())
+print("folder", sys.argv[1])
+for name in ("requirements.lock", "pyproject.toml"):
+    with open(f"{sys.argv[1]}/{name}", "rb") as file:
+        print(name, hashlib.sha256(file.read()).hexdigest())
+' "$ROOT" 2>/dev/null
+}
+
+phase() {  # TEXT COMMAND...: runs it into the log, a sign of life every 10 s; ends here if it fails
+  local text=$1 start=$SECONDS code=0 heartbeat
+  shift
+  say "  $text ..."
+  (while sleep 10 >/dev/null && kill -0 $$; do say "    $((SECONDS - start)) s"; done) \
+    2>/dev/null &
+  heartbeat=$!
+  "$@" >>"$LOG" 2>&1 || code=$?
+  kill "$heartbeat" 2>/dev/null || true
+  wait "$heartbeat" 2>/dev/null || true
+  if [ "$code" -ne 0 ]; then
+    tail -n 15 "$LOG" >&2
+    fail 1 "\"$text\" failed (exit code $code); the whole output is in .venv/install.log." \
+      "Mend the cause and run the same command again."
+  fi
+  say "    done in $((SECONDS - start)) s"
+}
+
+claim_environment() {  # two installs at once would spoil each other
+  local other
+  mkdir -p "$VENV" || fail 1 "$VENV cannot be made."
+  if ! (set -o noclobber; echo $$ >"$CLAIM") 2>/dev/null; then
+    other=$(cat "$CLAIM" 2>/dev/null || true)
+    if [ -n "$other" ] && [ "$other" != $$ ] && kill -0 "$other" 2>/dev/null; then
+      fail 1 "Process $other is installing into .venv right now." \
+        "Wait for it, then run this again."
+    fi
+    echo $$ >"$CLAIM" || fail 1 "$VENV cannot be written."
+  fi
+  rm -f "$STAMP"
+}
+
+with_uv() { command -v uv >/dev/null 2>&1; }
+
+make_environment() {  # PYTHON
+  if with_uv; then
+    uv venv --quiet --allow-existing --python "$1" "$VENV"
+  else
+    "$1" -m venv "$VENV" || {
+      say "This Python cannot make environments: add its venv package (Debian and Ubuntu:"
+      say "apt install python3-venv), or put uv on PATH."
+      return 1
+    }
+  fi
+}
+
+install() {  # pip's or uv's arguments
+  if with_uv; then
+    uv pip install --python "$VENV/bin/python" "$@"
+  else
+    "$VENV/bin/python" -m pip --disable-pip-version-check --no-input install --progress-bar off "$@"
+  fi
+}
+
+install_project() {
+  phase "installing fire_lm itself" install --no-deps --no-build-isolation -e "$ROOT"
+}
+
+install_everything() {
+  local python tool=pip
+  python=$(find_python) || exit $?
+  if with_uv; then tool=uv; fi
+  claim_environment
+  find "$VENV" -mindepth 1 -maxdepth 1 ! -name "${CLAIM##*/}" -exec rm -rf {} + ||
+    fail 1 "$VENV cannot be emptied."
+  say "Making .venv with $python and $tool (about 4 GB, a minute or more; once only)"
+  phase "creating the environment" make_environment "$python"
+  phase "downloading and installing requirements.lock" \
+    install --require-hashes -r "$ROOT/requirements.lock"
+  install_project
+}
+
+bootstrap() {
+  local have="" want="" start=$SECONDS
+  if [ -f "$STAMP" ]; then
+    have=$(cat "$STAMP")
+    if "$VENV/bin/python" -I -S -c '' 2>/dev/null; then
+      want=$(stamp_of "${PYTHON:-$VENV/bin/python}" || true)
+    fi
+    if [ "$have" = "$want" ]; then
+      say "Using .venv"
+      return
+    fi
+  elif [ -n "$(ls -A "$VENV" 2>/dev/null)" ] && [ ! -f "$CLAIM" ]; then
+    fail 2 "$VENV is there already, but this script did not make it." \
+      "Move it away and run this again."
+  fi
+  if [ -n "$have" ] && [ "${have%$'\n'*}" = "${want%$'\n'*}" ]; then
+    say "pyproject.toml has changed since .venv was made"
+    claim_environment
+    install_project
+  else
+    install_everything
+  fi
+  { stamp_of "$VENV/bin/python" >"$STAMP.part" && mv "$STAMP.part" "$STAMP"; } ||
+    fail 1 "$STAMP cannot be written."
+  rm -f "$CLAIM"
+  say ".venv is ready after $(stage_time $((SECONDS - start)))"
+}

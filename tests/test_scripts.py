@@ -1,0 +1,145 @@
+"""scripts/env.sh, quickstart and test: usage errors, and when .venv is made, kept or refused.
+
+The bootstrap runs on a copy with a stand-in for uv that only notes what it was asked, so nothing is
+installed here; scripts/test itself is what proves the real thing.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+UV = """#!/bin/sh
+echo "$*" >> "{log}"
+case "$1 {broken}" in "pip yes") echo "no such wheel"; exit 7 ;; esac
+[ "$1" != venv ] || {{ mkdir -p "{tree}/.venv/bin"; ln -sf "{python}" "{tree}/.venv/bin/python"; }}
+"""
+
+
+class Tree:
+    """A folder with the scripts, a lock, a project file, and a stand-in for uv on PATH."""
+
+    def __init__(self, folder: Path):
+        self.root, self.bin, self.log = folder / "tree", folder / "bin", folder / "log"
+        self.bin.mkdir()
+        shutil.copytree(ROOT / "scripts", self.root / "scripts")
+        (self.root / "requirements.lock").write_text("a==1\n")
+        (self.root / "pyproject.toml").write_text("[project]\n")
+        self.set_uv(broken=False)
+
+    def set_uv(self, broken: bool):
+        uv = self.bin / "uv"
+        uv.write_text(
+            UV.format(
+                log=self.log,
+                tree=self.root,
+                python=sys.executable,
+                broken="yes" if broken else "no",
+            )
+        )
+        uv.chmod(0o755)
+
+    def bootstrap(self, **environment: str) -> tuple[int, str, list[str]]:
+        """Runs it: exit code, output, and the verbs that uv was asked for."""
+        self.log.write_text("")
+        done = subprocess.run(
+            ["bash", "-c", f'set -euo pipefail; source "{self.root}/scripts/env.sh"; bootstrap'],
+            env={"PYTHON": sys.executable, **os.environ, **environment}
+            | {"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+        )
+        asked = []
+        for line in self.log.read_text().splitlines():
+            asked.append("venv" if line.startswith("venv") else line.split()[-2])
+        return done.returncode, done.stdout, asked
+
+
+EVERYTHING = ["venv", "-r", "-e"]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_installs_once(tree):
+    code, output, asked = tree.bootstrap()
+    assert (code, asked) == (0, EVERYTHING), output
+    assert tree.bootstrap()[::2] == (0, [])
+
+
+def test_a_changed_lock_installs_everything_again(tree):
+    tree.bootstrap()
+    (tree.root / "requirements.lock").write_text("a==2\n")
+    stale = tree.root / ".venv" / "stale"
+    stale.touch()
+    assert tree.bootstrap()[::2] == (0, EVERYTHING)
+    assert not stale.exists()
+
+
+def test_a_changed_project_file_installs_only_the_project(tree):
+    tree.bootstrap()
+    (tree.root / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert tree.bootstrap()[::2] == (0, ["-e"])
+    assert tree.bootstrap()[::2] == (0, [])
+
+
+def test_a_moved_tree_installs_everything_again(tree):
+    tree.bootstrap()
+    tree.root = tree.root.rename(tree.root.parent / "moved")
+    tree.set_uv(broken=False)
+    assert tree.bootstrap()[::2] == (0, EVERYTHING)
+
+
+def test_a_failed_install_is_told_and_not_taken_for_whole(tree):
+    tree.set_uv(broken=True)
+    code, output, _ = tree.bootstrap()
+    assert code == 1 and "no such wheel" in output and "exit code 7" in output
+    tree.set_uv(broken=False)
+    assert tree.bootstrap()[::2] == (0, EVERYTHING)
+
+
+def test_an_install_in_progress_is_left_alone(tree):
+    (tree.root / ".venv").mkdir()
+    (tree.root / ".venv" / ".fire_lm_installing").write_text(str(os.getpid()))
+    code, output, asked = tree.bootstrap()
+    assert (code, asked) == (1, []) and f"Process {os.getpid()}" in output
+
+
+def test_a_foreign_environment_is_refused_untouched(tree):
+    (tree.root / ".venv").mkdir()
+    (tree.root / ".venv" / "pyvenv.cfg").write_text("theirs")
+    code, output, asked = tree.bootstrap()
+    assert (code, asked) == (2, []) and "did not make it" in output
+    assert [path.name for path in (tree.root / ".venv").iterdir()] == ["pyvenv.cfg"]
+
+
+def test_an_unfit_python_is_refused(tree):
+    old = tree.bin / "old-python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    code, output, asked = tree.bootstrap(PYTHON=str(old))
+    assert (code, asked) == (2, []) and "3.11" in output and str(old) in output
+
+
+@pytest.mark.parametrize("script", ["quickstart", "test"])
+def test_usage(script):
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(ROOT / "scripts" / script), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    shown, refused = run("--help"), run("--nonsense")
+    assert shown.returncode == 0 and f"usage: scripts/{script}" in shown.stdout
+    assert refused.returncode == 2 and "--nonsense" in refused.stderr
