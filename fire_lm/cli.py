@@ -23,9 +23,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="fire-lm", description="Pretraining for FIRE and its rivals.")
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(dest="verb", required=True, parser_class=_Parser)
-    debug = argparse.ArgumentParser(add_help=False)
+    debug = _Parser(add_help=False)
     debug.add_argument("--debug", action="store_true", help="show a traceback with an error")
-    gin = argparse.ArgumentParser(add_help=False)
+    gin = _Parser(add_help=False)
     gin.add_argument("--gin_file", action="append", default=[], help=_CONFIG_HELP)
     gin.add_argument("--gin_search_paths", default="", help="comma-separated folders")
     gin.add_argument("--gin.NAME", metavar="VALUE", help="binds a macro or a parameter (repeat)")
@@ -43,7 +43,9 @@ def build_parser() -> argparse.ArgumentParser:
     sweep.add_argument("runs", metavar="RUN[@STEP]", nargs="+", help="run, or folder of runs")
     sweep.add_argument("--output", help="folder of the combined table and figure")
 
-    corpus = verbs.add_parser("corpus", parents=[debug], help="write the bundled text as a data set")
+    corpus = verbs.add_parser(
+        "corpus", parents=[debug], help="write the bundled text as a data set"
+    )
     corpus.add_argument("--data_dir", required=True, help="folder to write, for DATA_DIR")
     return parser
 

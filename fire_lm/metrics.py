@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -46,19 +47,21 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """A bar with ETA on one line of a terminal; a line per call in a log file."""
+    """A bar with ETA: one line that changes in a terminal, a line every few seconds in a file."""
 
     def __init__(self, total: int, done: int = 0, quiet: bool = False):
         self._total, self._first, self._start = total, done, time.monotonic()
-        self._quiet = quiet
-        self._end = "\r" if sys.stdout.isatty() else "\n"
+        self._quiet, self._shown = quiet, -math.inf
+        self._end, self._interval = ("\r", 0.2) if sys.stdout.isatty() else ("\n", 5.0)
 
     def show(self, done: int, text: str) -> None:
         """`done` of the total, with `text` beside the bar."""
-        if self._quiet:
+        now = time.monotonic()
+        if self._quiet or (now - self._shown < self._interval and done < self._total):
             return
+        self._shown = now
         filled = round(20 * done / self._total)
-        elapsed = time.monotonic() - self._start
+        elapsed = now - self._start
         eta = elapsed * (self._total - done) / max(1, done - self._first)
         bar = "#" * filled + "-" * (20 - filled)
         line = f"[{bar}] {done}/{self._total}  {text}  ETA {duration(eta)}"

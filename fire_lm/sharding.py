@@ -102,6 +102,15 @@ def tree_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     )
 
 
+def with_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """The arrays of `tree` as ShapeDtypeStructs that carry the table's shardings."""
+    return jax.tree.map(
+        lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s),
+        tree,
+        tree_shardings(tree, mesh),
+    )
+
+
 def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -> None:
     """Every device must get the same number of whole sequences of every microbatch."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"] * microbatches

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from etils import epath
@@ -16,7 +17,7 @@ from fire_lm import evaluation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, choose_step, split_run
 from fire_lm.data import TextData, write_embedded_corpus
 from fire_lm.errors import UserError
-from fire_lm.evaluation import SweepRow, read_rows, write_rows
+from fire_lm.reporting import SweepRow, read_rows, write_rows
 from fire_lm.reporting import length_sweep as report
 from fire_lm.sharding import MeshShape, initialize_distributed
 
@@ -26,7 +27,7 @@ ROOTS = ("pretrain", "length_sweep")
 def load_config(gin_files: Sequence[str], arguments: argparse.Namespace) -> gin.Config:
     """The experiment. Every verb knows all configurables, so that one set of files serves them
     all, and a binding is unused only if no verb could use it."""
-    configurables = [
+    configurables: list[Callable[..., Any]] = [
         training.pretrain,
         evaluation.length_sweep,
         models.build_decoder,
@@ -109,11 +110,11 @@ def sweep(arguments: argparse.Namespace) -> None:
     runs, top = find_runs(arguments.runs, arguments.output)
     initialize_distributed()
     rows: list[SweepRow] = []
-    train_lengths = {}
+    train_lengths: dict[str, int] = {}
     for workdir, step in runs:
         config = load_config([str(newest_config(workdir)), *arguments.gin_file], arguments)
         rows += sweep_run(config, workdir, choose_step(workdir, step))
-        train_lengths[workdir.name] = config.macro("TRAIN_LENGTH")
+        train_lengths[workdir.name] = train_length(config)
     if jax.process_index() == 0:
         top.mkdir(parents=True, exist_ok=True)
         if [workdir for workdir, _ in runs] != [top]:
@@ -141,6 +142,12 @@ def sweep_run(config: gin.Config, workdir: epath.Path, step: int) -> list[SweepR
         on_row=add,
     )
     return [row for row in rows if row.step == step]
+
+
+def train_length(config: gin.Config) -> int:
+    length = config.macro("TRAIN_LENGTH")
+    assert isinstance(length, int)  # pretrain's annotation has been checked
+    return length
 
 
 def find_runs(

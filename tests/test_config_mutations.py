@@ -96,7 +96,5 @@ def test_without_a_check_slips_pass(tmp_path, monkeypatch, check):
 
 
 def test_without_types_slips_pass(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        coercion.Fitter, "fit", lambda self, node, parameter: coercion.plain(node)
-    )
+    monkeypatch.setattr(coercion.Fitter, "fit", lambda self, node, parameter: coercion.plain(node))
     assert failures(tmp_path)

@@ -89,6 +89,26 @@ def check_bindings_used(program: Program) -> None:
             _check_used(statement, reached if statement.from_command_line else ever)
 
 
+def check_no_circle(program: Program) -> None:
+    """`@name()` inside what name itself needs would call itself for ever."""
+    finished: set[Place] = set()
+
+    def visit(place: Place, inside: tuple[Place, ...]) -> None:
+        for statement in () if place in finished else program.bound(place).values():
+            for node in children(program.expand(statement)):
+                if isinstance(node, Ref) and node.call:
+                    target = program.target(node, place)
+                    if target in (*inside, place):
+                        raise UserError(
+                            f"{statement.where}: {statement.key} = {node} needs itself."
+                        )
+                    visit(target, (*inside, place))
+        finished.add(place)
+
+    for place in program.reach():
+        visit(place, ())
+
+
 def _check_used(statement: Statement, places: Iterable[Place]) -> None:
     key = statement.key
     here = [place for place in places if place.name == key.configurable]

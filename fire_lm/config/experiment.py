@@ -58,6 +58,7 @@ def load(
         program.expand(macro)  # what it refers to must be set
     config = Config(program)
     checks.check_bindings_used(program)
+    checks.check_no_circle(program)
     return config
 
 
@@ -140,7 +141,7 @@ class Config:
     def _construct(self, value: Any, place: Place) -> Any:
         """`value` with references made into callables, or called; containers are fresh."""
         if isinstance(value, Ref):
-            reference = Reference(self, Place(value.scope or place.scope, value.name))
+            reference = Reference(self, self._program.target(value, place))
             return reference() if value.call else reference
         if isinstance(value, dict):
             return {self._construct(k, place): self._construct(v, place) for k, v in value.items()}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fire_lm.config.signatures import parameters
 from fire_lm.config.syntax import REQUIRED, Group, Key, Macro, Node, Ref, Statement, children
 from fire_lm.config.wording import did_you_mean
 from fire_lm.errors import UserError
@@ -48,12 +49,18 @@ class Program:
         self.bindings = {k: s for k, s in winning.items() if k.configurable}
 
     def bound(self, place: Place) -> dict[str, Statement]:
-        """The binding of each bound parameter of `place`; an inner scope wins."""
+        """The binding of each bound parameter, in signature order; an inner scope wins."""
         found: dict[str, Statement] = {}
         for key in sorted(self.bindings, key=lambda key: len(key.scope)):
             if key.configurable == place.name and place.inside(key.scope):
                 found[key.parameter] = self.bindings[key]
-        return found
+        target = self.configurables.get(place.name)
+        order = list(parameters(target)) if target is not None else []
+        return {
+            name: found[name]
+            for name in [*order, *sorted(set(found) - set(order))]
+            if name in found
+        }
 
     def expand(self, statement: Statement) -> Node:
         """The value of `statement` with every macro but gin.REQUIRED replaced by its value."""
@@ -76,6 +83,10 @@ class Program:
             )
         value = self.macros[node.name]
         return self._expand(value.node, value, (*inside, node.name))
+
+    def target(self, reference: Ref, place: Place) -> Place:
+        """What a reference in a value of `place` leads to."""
+        return Place(reference.scope or place.scope, reference.name)
 
     def source(self, statement: Statement) -> Statement:
         """The statement that holds the value: through `= %MACRO`, the innermost macro's own."""
@@ -130,7 +141,7 @@ class Program:
             for value in values(place):
                 for node in children(value):
                     if isinstance(node, Ref) and node.name in self.configurables:
-                        visit(Place(node.scope or place.scope, node.name), node.call)
+                        visit(self.target(node, place), node.call)
 
         for root in roots:
             visit(Place((), root), called=False)

@@ -126,8 +126,10 @@ def write_corpus(
         skipped=skipped,
         written=True,
     )
-    if written is not None and written["documents"] == entries and _files_of(target) == (
-        written["files"]
+    if (
+        written is not None
+        and written["documents"] == entries
+        and _files_of(target) == (written["files"])
     ):
         progress(f"{target} holds this text already: nothing to do")
         return dataclasses.replace(summary, written=False)

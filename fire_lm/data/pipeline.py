@@ -51,7 +51,8 @@ class TrainIterator:
         self._reader = self._open_reader()
         self._block = -1  # number of the current block
         self._used = 0  # its rows handed out
-        self._rows = np.zeros([0, length], np.int32)  # the current block, permuted
+        self._rows = np.zeros([0, length], np.int32)  # the current block, as read
+        self._order = np.zeros([0], np.int64)  # in which its rows are handed out
         self._start: dict[str, bytes] = {}  # the reader's position before the current block
         self._next: list[np.ndarray] = []  # the next block so far
         self._next_rows = 0
@@ -69,7 +70,7 @@ class TrainIterator:
         while missing:
             if self._used == len(self._rows):
                 self._advance()
-            part = self._rows[self._used : self._used + missing]
+            part = self._rows[self._order[self._used : self._used + missing]]
             self._used += len(part)
             missing -= len(part)
             parts.append(part)
@@ -145,9 +146,9 @@ class TrainIterator:
         self._read_ahead(self._data.shuffle_buffer)
         self._block += 1
         self._start = self._next_start
-        rows = np.concatenate(self._next)
-        order = np.random.default_rng([self._seed, self._shard_index, self._block])
-        self._rows = rows[order.permutation(len(rows))]
+        self._rows = np.concatenate(self._next)
+        random = np.random.default_rng([self._seed, self._shard_index, self._block])
+        self._order = random.permutation(len(self._rows))
         self._used = 0
         self._next, self._next_rows = [], 0
         self._next_start = self._save_reader()
@@ -178,9 +179,7 @@ class TrainIterator:
     def _save_reader(self) -> dict[str, bytes]:
         with tempfile.TemporaryDirectory() as folder:
             tf.train.Checkpoint(reader=self._reader).write(os.path.join(folder, "reader"))
-            return {
-                name: _read(os.path.join(folder, name)) for name in sorted(os.listdir(folder))
-            }
+            return {name: _read(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
 
     def _restore_reader(self, files: dict[str, bytes]) -> None:
         self._reader = self._open_reader()

@@ -69,9 +69,7 @@ def _is_text(text: tf.Tensor) -> tf.Tensor:
     return tf.logical_and(repaired == text, tf.strings.strip(text) != "")
 
 
-def concat(
-    dataset: tf.data.Dataset, sequence_length: Mapping[str, int]
-) -> tf.data.Dataset:
+def concat(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
     """Chops the stream of documents into full rows; what is left waits for the next group.
 
     Only the tail shorter than one row is lost, at the end of a finite read.

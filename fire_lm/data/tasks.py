@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 
 import fire_lm.data.quiet_tensorflow  # noqa: F401  (before TensorFlow)
@@ -31,9 +32,7 @@ def check(data: TextData, *, length: int, split: str) -> int:
     if length < 2:
         raise UserError(f"A row has at least 2 tokens; the length asked for is {length}.")
     if data.construction not in preprocessors.CONSTRUCTIONS:
-        raise UserError(
-            f"TextData.construction is 'concat' or 'cut', not {data.construction!r}."
-        )
+        raise UserError(f"TextData.construction is 'concat' or 'cut', not {data.construction!r}.")
     if data.shuffle_buffer < 1:
         raise UserError(f"TextData.shuffle_buffer is at least 1, not {data.shuffle_buffer}.")
     vocabularies.load(data.vocabulary)
@@ -114,9 +113,15 @@ def _read_config() -> Iterator[None]:
         try_autocache=False,
         interleave_cycle_length=_FILES_AT_ONCE,
         interleave_block_length=1,
+        # In parallel, an iterator that was restored hangs in its destructor every few times
+        # (TensorFlow 2.21). One file after the other is fast enough: decoding runs in parallel.
+        num_parallel_calls_for_interleave_files=None,
     )
     seqio.set_tfds_read_config_override(config)
     try:
-        yield
+        with warnings.catch_warnings():
+            # TFDS passes `deterministic` to the interleave, which needs it only in parallel.
+            warnings.filterwarnings("ignore", message="The `deterministic` argument")
+            yield
     finally:
         seqio.set_tfds_read_config_override(before)

@@ -23,9 +23,9 @@ from fire_lm import sharding
 from fire_lm.checkpoints import restore_params
 from fire_lm.data import ScoringText, TextData, dataset_label, scoring_text
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation.sweep_rows import SweepRow
 from fire_lm.metrics import Progress
 from fire_lm.models import Decoder, token_losses
+from fire_lm.reporting import SweepRow
 
 read_scoring_text = functools.lru_cache(maxsize=2)(scoring_text)
 
@@ -118,12 +118,7 @@ def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh
     """The checkpoint's parameters on `mesh`."""
     tokens_BT = jax.ShapeDtypeStruct((1, 1), np.int32)
     abstract = jax.eval_shape(model.init, jax.random.key(0), tokens_BT, tokens_BT)["params"]
-    like = jax.tree.map(
-        lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s),
-        abstract,
-        sharding.tree_shardings(abstract, mesh),
-    )
-    return restore_params(workdir, step, like)[0]
+    return restore_params(workdir, step, sharding.with_shardings(abstract, mesh))[0]
 
 
 def score(
@@ -135,7 +130,7 @@ def score(
     mesh: jax.sharding.Mesh,
     name: str,
 ) -> np.ndarray:
-    """Summed nats of each row of `targets` `[R, longest]`, seen `length` tokens at a time, `[R]`."""
+    """Summed nats `[R]` of the rows `[R, longest]`, seen `length` tokens at a time."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     batch_size = ways * max(1, tokens_per_batch // (length * ways))
     batch_sharding = NamedSharding(mesh, sharding.BATCH)

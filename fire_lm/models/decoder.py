@@ -1,10 +1,10 @@
 """A pre-norm decoder in the style of GPT-3 (Brown et al., 2020, section 2.1; GPT-2's layout).
 
 LayerNorm before attention and MLP and at the end, biases in every linear layer, tanh GeLU, head
-tied to the embedding. Weights start from N(0, 0.02), those that write into the residual stream
-from N(0, 0.02 / sqrt(2 layers)), biases from 0. Departures from GPT-3: no position embedding of
-its own (that is the subject of study), dense attention in every layer, and no dropout (Table 9 of
-the FIRE paper sets it to 0).
+tied to the embedding. Weights start from N(0, std) with std = 0.02, those that write into the
+residual stream from N(0, std / sqrt(2 layers)), biases from 0. Departures from GPT-3: no position
+embedding of its own (that is the subject of study), dense attention in every layer, and no dropout
+(Table 9 of the FIRE paper sets it to 0).
 
 Shapes: B batch, T positions, D model, N heads, H head dim, F mlp, V vocab, L layers.
 """
@@ -35,8 +35,6 @@ _REMAT_POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
-INIT_STD = 0.02
-
 
 class LayerNorm(nn.Module):
     """Holds scale and bias of `layer_norm`."""
@@ -52,8 +50,8 @@ class Linear(nn.Module):
     """`x [B, T, *in] -> [B, T, *out]`, with bias."""
 
     out_shape: tuple[int, ...]
+    std: float
     num_in_axes: int = 1
-    std: float = INIT_STD
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -77,15 +75,16 @@ class Block(nn.Module):
         self, x_BTD: jax.Array, pos_BT: jax.Array, shared: Params | None
     ) -> tuple[jax.Array, None]:
         size = self.size
-        linear = functools.partial(Linear, std=INIT_STD / math.sqrt(2 * size.num_layers))
+        linear = functools.partial(Linear, std=size.init_std)
+        residual = functools.partial(Linear, std=size.init_std / math.sqrt(2 * size.num_layers))
         params = init_position(self, self.position) if shared is None else shared
 
         x_BTD = constrain(x_BTD, self.activation_sharding)
         y_BTD = LayerNorm(name="attention_norm")(x_BTD)
         heads = (size.num_heads, size.head_dim)
-        q_BTNH = Linear(heads, name="query")(y_BTD)
-        k_BTNH = Linear(heads, name="key")(y_BTD)
-        v_BTNH = Linear(heads, name="value")(y_BTD)
+        q_BTNH = linear(heads, name="query")(y_BTD)
+        k_BTNH = linear(heads, name="key")(y_BTD)
+        v_BTNH = linear(heads, name="value")(y_BTD)
         length = x_BTD.shape[1]
         q_BTNH, k_BTNH = self.position.rotate(params, q_BTNH, k_BTNH, pos_BT, pos_BT, length)
         y_BTNH = attend(
@@ -98,11 +97,11 @@ class Block(nn.Module):
             logit_scale_BT=self.position.logit_scale(params, pos_BT),
             implementation=self.attention,
         )
-        x_BTD = x_BTD + linear((size.hidden_size,), num_in_axes=2, name="attention_out")(y_BTNH)
+        x_BTD = x_BTD + residual((size.hidden_size,), num_in_axes=2, name="attention_out")(y_BTNH)
 
         y_BTD = LayerNorm(name="mlp_norm")(x_BTD)
-        h_BTF = nn.gelu(Linear((size.mlp_size,), name="mlp_in")(y_BTD), approximate=True)
-        x_BTD = x_BTD + linear((size.hidden_size,), name="mlp_out")(h_BTF)
+        h_BTF = nn.gelu(linear((size.mlp_size,), name="mlp_in")(y_BTD), approximate=True)
+        x_BTD = x_BTD + residual((size.hidden_size,), name="mlp_out")(h_BTF)
         return constrain(x_BTD, self.activation_sharding), None
 
 
@@ -134,7 +133,7 @@ class Decoder(nn.Module):
     def __call__(self, tokens_BT: jax.Array, pos_BT: jax.Array) -> jax.Array:
         """`tokens_BT` int32, `pos_BT` int32 `[B or 1, T]` -> logits `[B, T, V]` float32."""
         table_shape = (self.vocab_size, self.size.hidden_size)
-        table_VD = self.param("embedding", nn.initializers.normal(INIT_STD), table_shape)
+        table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
         shared = init_position(self, self.position) if self.share_position else None
 
         # Looked up from the whole table: the compiler finds no efficient way from a lookup in a

@@ -6,7 +6,7 @@ with 0. B batch, T positions, V vocab.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,9 @@ def token_losses(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Negative log likelihood in nats, log normaliser, and weight (0 for padding); all `[B, T]`."""
     positions_BT = jnp.arange(targets_BT.shape[1], dtype=jnp.int32)[None]
-    logits_BTV = model.apply({"params": params}, shift_right(targets_BT), positions_BT)
+    logits_BTV = cast(
+        jax.Array, model.apply({"params": params}, shift_right(targets_BT), positions_BT)
+    )
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     # A masked sum, not a gather: it stays local where the vocabulary is split over the mesh.
     is_target_BTV = jnp.arange(logits_BTV.shape[-1])[None, None, :] == targets_BT[:, :, None]

@@ -11,13 +11,15 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class ModelSize:
-    """Shape of a decoder: L layers, D model, N heads of width H, F mlp."""
+    """Shape of a decoder: L layers, D model, N heads of width H, F mlp; and the std its weights
+    start from."""
 
     num_layers: int
     hidden_size: int
     num_heads: int
     head_dim: int
     mlp_size: int
+    init_std: float
 
 
 def size_tiny(
@@ -26,9 +28,13 @@ def size_tiny(
     num_heads: int = 3,
     head_dim: int = 32,
     mlp_size: int = 384,
+    init_std: float = 0.06,
 ) -> ModelSize:
-    """0.33M parameters: shows the order of the encodings on a CPU within minutes."""
-    return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size)
+    """0.33M parameters: shows the order of the encodings on a CPU within minutes.
+
+    `init_std` is GPT-3 small's 0.02 times sqrt(768 / 96): the same scale of a layer's output.
+    """
+    return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size, init_std)
 
 
 def size_125m(
@@ -37,9 +43,10 @@ def size_125m(
     num_heads: int = 12,
     head_dim: int = 64,
     mlp_size: int = 3072,
+    init_std: float = 0.02,
 ) -> ModelSize:
     """GPT-3 small; 85.1M parameters without the embedding."""
-    return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size)
+    return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size, init_std)
 
 
 def size_350m(
@@ -48,9 +55,10 @@ def size_350m(
     num_heads: int = 16,
     head_dim: int = 64,
     mlp_size: int = 4096,
+    init_std: float = 0.02,
 ) -> ModelSize:
     """GPT-3 medium; 302.3M parameters without the embedding.
 
     Table 8 prints hidden size 768; only 1024 = 16 heads x 64 gives the 350M it names.
     """
-    return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size)
+    return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size, init_std)

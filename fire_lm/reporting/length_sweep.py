@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from etils import epath
 
-
-class Row(Protocol):
-    """The columns of `length_sweep.csv` that are shown."""
-
-    run: str
-    encoding: str
-    step: int
-    dataset: str
-    split: str
-    construction: str
-    length: int
-    tokens: int
-    nll: float
-    nll_stderr: float
+from fire_lm.reporting.sweep_rows import SweepRow
 
 
-def _lines(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _lines(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
     """Rows by what they are called in the picture, in order of the first length's loss.
 
     The encoding is the name; run and step are added where one encoding has several.
     """
-    series: dict[tuple[str, str, int, str], list[Row]] = {}
+    series: dict[tuple[str, str, int, str], list[SweepRow]] = {}
     for row in rows:
         series.setdefault((row.encoding, row.run, row.step, row.construction), []).append(row)
     encodings = [key[0] for key in series]
@@ -42,7 +28,7 @@ def _lines(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return dict(sorted(named.items(), key=lambda item: item[1][-1].nll))
 
 
-def table(rows: Sequence[Row], train_lengths: Mapping[str, int]) -> str:
+def table(rows: Sequence[SweepRow], train_lengths: Mapping[str, int]) -> str:
     """Nats per token (± standard error), an encoding a line, a length a column."""
     lengths = sorted({row.length for row in rows})
     heads = [_length_head(length, train_lengths) for length in lengths]
@@ -68,13 +54,13 @@ def _length_head(length: int, train_lengths: Mapping[str, int]) -> str:
     return f"{length} (x{length / trained.pop():g})"
 
 
-def _source(rows: Sequence[Row]) -> str:
+def _source(rows: Sequence[SweepRow]) -> str:
     described = sorted({f"{r.dataset} {r.split}, {r.construction}" for r in rows})
     budget = sorted({row.tokens for row in rows})
     return f"{'; '.join(described)}, {' or '.join(f'{b:,}' for b in budget)} tokens at each length"
 
 
-def figure(rows: Sequence[Row], train_lengths: Mapping[str, int], path: epath.Path) -> None:
+def figure(rows: Sequence[SweepRow], train_lengths: Mapping[str, int], path: epath.Path) -> None:
     """Loss against length as a PNG, standard errors as bars, training lengths as dotted lines."""
     import matplotlib
 

@@ -81,34 +81,28 @@ def pretrain(
     quiet = jax.process_index() != 0
 
     # --- Mesh: where every array lives.
-    device_mesh = sharding.abstract_mesh(mesh) if dry_run else sharding.make_mesh(mesh)
-    sharding.check_batch(batch_size, microbatches, device_mesh)
+    planned_mesh = sharding.abstract_mesh(mesh)
+    sharding.check_batch(batch_size, microbatches, planned_mesh)
     transformation = optimizer.build(train_steps)
-    if not dry_run:
-        model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
-    init = functools.partial(init_state, model, transformation)
-    abstract = jax.eval_shape(init, jax.random.key(seed))
-    shardings = sharding.tree_shardings(abstract, device_mesh)
-    like = jax.tree.map(
-        lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s),
-        abstract,
-        shardings,
+    abstract = jax.eval_shape(
+        functools.partial(init_state, model, transformation), jax.random.key(seed)
     )
     if not quiet:
-        print(
-            describe(
-                model,
-                like,
-                device_mesh,
-                batch_size=batch_size,
-                train_length=train_length,
-                train_steps=train_steps,
-                microbatches=microbatches,
-            ),
-            flush=True,
+        described = describe(
+            model,
+            sharding.with_shardings(abstract, planned_mesh),
+            planned_mesh,
+            batch_size=batch_size,
+            train_length=train_length,
+            train_steps=train_steps,
+            microbatches=microbatches,
         )
+        print(described, flush=True)
     if dry_run:
         return
+    device_mesh = sharding.make_mesh(mesh)
+    like = sharding.with_shardings(abstract, device_mesh)
+    model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
 
     # --- Data: this process's slice of every batch.
     ensure_writable(workdir)
@@ -136,6 +130,8 @@ def pretrain(
             counters = {name: info[name] for name in counters}
     else:
         with phase("initialising parameters", quiet):
+            init = functools.partial(init_state, model, transformation)
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
             state = jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
             if init_from:
                 state = start_from(state, init_from, init_allow_missing, init_allow_unused)
@@ -151,7 +147,11 @@ def pretrain(
                 microbatches=microbatches,
             ),
             like,
-            (batch_size, train_length),
+            jax.ShapeDtypeStruct(
+                (batch_size, train_length),
+                jnp.int32,
+                sharding=NamedSharding(device_mesh, sharding.BATCH),
+            ),
         )
 
     # --- Train: the host works one step ahead of the metrics that it reads.
@@ -189,16 +189,12 @@ def pretrain(
 
 
 def compile_step(
-    step: Callable[..., Any], like: TrainState, batch_shape: tuple[int, int]
+    step: Callable[..., Any], like: TrainState, targets_BT: jax.ShapeDtypeStruct
 ) -> Callable[..., Any]:
-    """The step for states like `like` and batches `[B, T]`; it takes over the state's memory."""
-    mesh = like.step.sharding.mesh
-    batch = jax.ShapeDtypeStruct(
-        batch_shape, jnp.int32, sharding=NamedSharding(mesh, sharding.BATCH)
-    )
+    """The step for states and targets like these; it takes over the memory of the state."""
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     jitted = jax.jit(step, out_shardings=(state_shardings, None), donate_argnums=0)
-    return jitted.lower(like, {"targets": batch}).compile()
+    return jitted.lower(like, {"targets": targets_BT}).compile()
 
 
 def start_from(
@@ -215,7 +211,7 @@ def start_from(
     )
     if missing and jax.process_index() == 0:
         print(f"fresh, not in {init_from}: {', '.join(missing)}")
-    return state.replace(params=params)
+    return TrainState(state.step, params, state.opt_state)
 
 
 def ensure_writable(workdir: str) -> None:

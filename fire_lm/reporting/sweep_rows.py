@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 from collections.abc import Iterable
+from typing import get_type_hints
 
 from etils import epath
 
@@ -48,9 +49,7 @@ class SweepRow:
 
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(SweepRow))
-_TYPES = {"step": int, "length": int, "sequences": int, "tokens": int, "bytes": int} | dict.fromkeys(
-    ("nll", "nll_stderr", "perplexity", "bits_per_byte"), float
-)
+_TYPES = tuple(get_type_hints(SweepRow).values())
 
 
 def read_rows(path: epath.Path) -> list[SweepRow]:
@@ -63,7 +62,7 @@ def read_rows(path: epath.Path) -> list[SweepRow]:
         raise RunFailed(f"{path} has other columns than a length sweep: move it away")
     try:
         return [
-            SweepRow(**{n: _TYPES.get(n, str)(v) for n, v in zip(COLUMNS, line, strict=True)})
+            SweepRow(*(kind(value) for kind, value in zip(_TYPES, line, strict=True)))
             for line in lines[1:]
         ]
     except ValueError as error:
