@@ -72,7 +72,8 @@ def split_run(run: str) -> tuple[str, int | None]:
 
 
 def checkpoint_directory(workdir: str | epath.Path) -> epath.Path:
-    return epath.Path(workdir).absolute() / "checkpoints"
+    path = epath.Path(workdir)  # absolute() would take gs:// for a local folder
+    return (path if "://" in path.as_posix() else path.absolute()) / "checkpoints"
 
 
 def available_steps(workdir: str | epath.Path) -> list[int]:

@@ -155,6 +155,7 @@ def initialize_distributed() -> None:
     """
     if jax.distributed.is_initialized():
         return
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # of several CPU processes
     hosts = [host for host in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
     if "JAX_COORDINATOR_ADDRESS" in os.environ:
         try:

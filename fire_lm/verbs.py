@@ -111,13 +111,13 @@ def sweep(arguments: argparse.Namespace) -> None:
     initialize_distributed()
     rows: list[SweepRow] = []
     train_lengths: dict[str, int] = {}
-    for workdir, step in runs:
+    for workdir, step in dict.fromkeys((run, choose_step(run, step)) for run, step in runs):
         config = load_config([str(newest_config(workdir)), *arguments.gin_file], arguments)
-        rows += sweep_run(config, workdir, choose_step(workdir, step))
+        rows += sweep_run(config, workdir, step)
         train_lengths[workdir.name] = train_length(config)
     if jax.process_index() == 0:
         top.mkdir(parents=True, exist_ok=True)
-        if [workdir for workdir, _ in runs] != [top]:
+        if {workdir for workdir, _ in runs} != {top}:
             write_rows(top / "length_sweep.csv", rows)
         report.figure(rows, train_lengths, top / "length_sweep.png")
         print(f"\n{report.table(rows, train_lengths)}\n\n{top / 'length_sweep.csv'}, .png")
@@ -141,7 +141,7 @@ def sweep_run(config: gin.Config, workdir: epath.Path, step: int) -> list[SweepR
         finished=list(rows),
         on_row=add,
     )
-    return [row for row in rows if row.step == step]
+    return [row for row in rows if (row.run, row.step) == (workdir.name, step)]
 
 
 def train_length(config: gin.Config) -> int:
@@ -155,28 +155,29 @@ def find_runs(
 ) -> tuple[list[tuple[epath.Path, int | None]], epath.Path]:
     """The runs, each with the step asked for, and the folder of the combined results.
 
-    A name is a run directory, `RUN@STEP`, or a folder of runs.
+    A name is a run directory (its newest checkpoint), `RUN@STEP`, or a folder of runs.
     """
     runs: list[tuple[epath.Path, int | None]] = []
+    folders = []
     for name in named:
         folder, step = (name, None) if epath.Path(name).is_dir() else split_run(name)
         path = epath.Path(folder)
+        path = path if path.name else path.absolute()  # `.` has no name
         if not path.is_dir():
             raise UserError(f"there is no run directory {folder}")
-        if newest_config(path):
-            runs.append((path, step))
-            continue
-        inside = [(run, step) for run in sorted(path.iterdir()) if newest_config(run)]
+        folders.append(path)
+        inside = [path] if newest_config(path) else sorted(filter(newest_config, path.iterdir()))
         if not inside:
             raise UserError(f"{folder} is neither a run (no config.gin) nor a folder of runs")
-        runs += inside
-    if len({run.name for run, _ in runs}) < len(runs):
+        runs += [(run, step) for run in inside]
+    paths = {run for run, _ in runs}
+    if len({run.name for run in paths}) < len(paths):
         raise UserError("two of the runs have the same name, the table could not tell them apart")
     if output:
         return runs, epath.Path(output)
-    if len(named) == 1:
-        return runs, epath.Path(split_run(named[0])[0] if runs[0][1] else named[0])
-    parents = {run.parent for run, _ in runs}
+    if len(set(folders)) == 1:
+        return runs, folders[0]
+    parents = {run.parent for run in paths}
     if len(parents) > 1:
         raise UserError("the runs are in different folders: say --output=DIR for table and figure")
     return runs, parents.pop()
@@ -194,4 +195,4 @@ def corpus(arguments: argparse.Namespace) -> None:
 def _quiet_libraries() -> None:
     """Orbax and TensorFlow log internals through absl and C++; what users need, we say."""
     logging.getLogger("absl").setLevel(logging.ERROR)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -20,7 +20,7 @@ unset PYTHONPATH PYTHONHOME
 # With libtpu installed, JAX on a machine without a TPU prints errors and waits unless told so.
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 export TPU_SKIP_MDS_QUERY=1
-export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
+export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-3}"
 
 say() { printf "%s\n" "$@"; }
 # Every failure below ends the script by itself: "set -e" is off inside `bootstrap || ...`.

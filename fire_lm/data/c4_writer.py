@@ -8,8 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 
-import fire_lm.data.quiet_tensorflow  # noqa: F401  (before TensorFlow)
-import tensorflow_datasets as tfds
+from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
 
 # Many small files: the seed's order of files decides what a short run reads, and several
 # processes each get files of their own.
@@ -69,8 +68,11 @@ def write(data_dir: str | os.PathLike, splits: Mapping[str, Mapping[str, bytes]]
     """
     files = min(_MAX_FILES_PER_SPLIT, *(len(texts) for texts in splits.values()))
     tfds.disable_progress_bar()
-    builder = C4(splits, data_dir=os.fspath(data_dir), config="en")
     download = tfds.download.DownloadConfig(num_shards=files, try_download_gcs=False)
-    # TFDS prints about downloads, of which there are none, and makes a folder for them.
-    with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as unused:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(without_their_warnings())
+        # TFDS prints about downloads, of which there are none, and makes a folder for them.
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        unused = stack.enter_context(tempfile.TemporaryDirectory())
+        builder = C4(splits, data_dir=os.fspath(data_dir), config="en")
         builder.download_and_prepare(download_dir=unused, download_config=download)

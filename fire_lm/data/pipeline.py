@@ -13,15 +13,14 @@ import io
 import json
 import os
 import tempfile
+import zipfile
 
-import fire_lm.data.quiet_tensorflow  # noqa: F401  (before TensorFlow)
 import numpy as np
-import seqio
-import tensorflow as tf
 
 from fire_lm.data import tasks
+from fire_lm.data.quiet_tensorflow import seqio, tf
 from fire_lm.data.text import ScoringText, TextData
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
 
 # Rows read for each row scored: taken evenly from them, so that a few rows of a small set do not
 # all come from one or two documents.
@@ -75,7 +74,7 @@ class TrainIterator:
             missing -= len(part)
             parts.append(part)
             self._read_ahead(self._used)
-        batch = {"targets": np.concatenate(parts), "skipped": np.int32(self._skipped)}
+        batch = {"targets": np.concatenate(parts), "skipped": np.array(self._skipped, np.int32)}
         self._skipped = 0
         return batch
 
@@ -84,8 +83,9 @@ class TrainIterator:
         self._begin()
         header = json.dumps({**self._identity(), "block": self._block, "used": self._used})
         buffer = io.BytesIO()
-        files = {name: np.frombuffer(value, np.uint8) for name, value in self._start.items()}
-        np.savez_compressed(buffer, header=np.array(header), **files)
+        arrays = {name: np.frombuffer(value, np.uint8) for name, value in self._start.items()}
+        arrays["header"] = np.array(header)
+        np.savez_compressed(buffer, allow_pickle=False, **arrays)
         return buffer.getvalue()
 
     def set_state(self, state: bytes) -> None:
@@ -98,7 +98,7 @@ class TrainIterator:
             with np.load(io.BytesIO(state), allow_pickle=False) as saved:
                 header = json.loads(str(saved["header"]))
                 start = {name: saved[name].tobytes() for name in saved if name != "header"}
-        except (ValueError, KeyError, OSError, EOFError) as error:
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise UserError("The saved data position is damaged.") from error
         for key, now in self._identity().items():
             if header.get(key) != now:
@@ -164,6 +164,11 @@ class TrainIterator:
                     f"No document of {self._data.tfds_name} in {self._data.data_dir} is left for "
                     f"shard {self._shard_index} of {self._shard_count}: use fewer processes."
                 ) from None
+            except tf.errors.OpError as error:
+                raise RunFailed(
+                    f"Reading {self._data.tfds_name} in {self._data.data_dir} failed: "
+                    f"{error.message.splitlines()[0]}"
+                ) from error
             targets = group["targets"].numpy()
             skipped = int(group["skipped"])
             self._skipped += skipped

@@ -14,11 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import fire_lm.data.quiet_tensorflow  # noqa: F401  (before TensorFlow)
-import seqio
-import tensorflow as tf
-
 from fire_lm.data import vocabularies
+from fire_lm.data.quiet_tensorflow import seqio, tf
 
 DOCUMENTS_PER_GROUP = 16
 

@@ -1,4 +1,4 @@
-"""Import this before TensorFlow: a quiet import that leaves the accelerators to JAX.
+"""TensorFlow, seqio and TFDS, imported quietly and without taking the accelerators from JAX.
 
 TensorFlow's C++ code writes to stderr before its own log level counts, so file descriptor 2 goes
 to a temporary file during the import; whatever in it is not such a log line is passed on.
@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 
 _LOG_LINE = re.compile(rb"WARNING: All log messages before absl|[IWE]\d{4} \d\d:|[IWE]\d{4} \d{8,}")
@@ -34,12 +35,27 @@ def _without_log_lines() -> Iterator[None]:
                     os.write(2, line)
 
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-if "tensorflow" in sys.modules:
-    import tensorflow as tf
-else:
-    with _without_log_lines():
-        import tensorflow as tf
+@contextlib.contextmanager
+def without_their_warnings() -> Iterator[None]:
+    """Mutes the deprecation warnings of TFDS and SentencePiece.
 
-# Otherwise TensorFlow takes the accelerator's memory that JAX needs.
-tf.config.set_visible_devices([], "GPU")
+    They are not ours to mend, and where warnings are errors SentencePiece's wrapper crashes the
+    process instead of raising.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        # TFDS passes `deterministic` to its interleave, which needs it only in parallel.
+        warnings.filterwarnings("ignore", message="The `deterministic` argument")
+        yield
+
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+with _without_log_lines(), without_their_warnings():
+    import seqio
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    # Otherwise TensorFlow takes the accelerator's memory that JAX needs.
+    tf.config.set_visible_devices([], "GPU")
+
+__all__ = ["seqio", "tf", "tfds", "without_their_warnings"]

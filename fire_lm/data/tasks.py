@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 
-import fire_lm.data.quiet_tensorflow  # noqa: F401  (before TensorFlow)
-import seqio
-import tensorflow as tf
-import tensorflow_datasets as tfds
-
 from fire_lm.data import preprocessors, vocabularies
+from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
 from fire_lm.data.text import TextData
 from fire_lm.errors import UserError
 
@@ -53,7 +48,8 @@ def _dataset_info(data: TextData) -> tfds.core.DatasetInfo:
         f"`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there."
     )
     try:
-        info = tfds.builder(data.tfds_name, data_dir=data.data_dir).info
+        with without_their_warnings():
+            info = tfds.builder(data.tfds_name, data_dir=data.data_dir).info
     except tfds.core.registered.DatasetNotFoundError as error:
         raise UserError(missing) from error
     except (ValueError, KeyError, AssertionError, tf.errors.OpError, OSError) as error:
@@ -87,7 +83,7 @@ def dataset(
         output_features={"targets": seqio.Feature(vocabulary, rank=2)},
         shuffle_buffer_size=1,  # rows are shuffled in pipeline.py, whose state stays small
     )
-    with _read_config():
+    with _read_config(), without_their_warnings():
         rows = task.get_dataset(
             {"targets": length},
             split=split,
@@ -119,9 +115,6 @@ def _read_config() -> Iterator[None]:
     )
     seqio.set_tfds_read_config_override(config)
     try:
-        with warnings.catch_warnings():
-            # TFDS passes `deterministic` to the interleave, which needs it only in parallel.
-            warnings.filterwarnings("ignore", message="The `deterministic` argument")
-            yield
+        yield
     finally:
         seqio.set_tfds_read_config_override(before)

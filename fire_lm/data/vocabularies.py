@@ -5,10 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import fire_lm.data.quiet_tensorflow  # noqa: F401  (before TensorFlow)
-import seqio
-import tensorflow as tf
-
+from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.errors import UserError
 
 # [documents] strings -> tokens and bytes per token, both ragged int32 [documents, tokens].
@@ -36,7 +33,8 @@ def load(name: str) -> seqio.Vocabulary:
         )
     vocabulary = seqio.SentencePieceVocabulary(name)
     try:
-        processor = vocabulary.tokenizer
+        with without_their_warnings():
+            processor = vocabulary.tokenizer
         pieces = processor.GetPieceSize()
     except Exception as error:  # protobuf, sentencepiece and file errors have no common class
         raise UserError(f"Not a SentencePiece model: {name}") from error

@@ -109,8 +109,10 @@ def check_same_budget(row: SweepRow, counts: tuple[int, int, int]) -> None:
     """A finished row is kept, but never beside rows of another text under the same name."""
     if (row.sequences, row.tokens, row.bytes) != counts:
         raise UserError(
-            f"length_sweep.csv already has {row.run}@{row.step} at length {row.length} over "
-            f"{row.tokens} tokens, now {counts[1]} are asked: move that file away first"
+            f"length_sweep.csv has {row.run}@{row.step} at length {row.length} over another text: "
+            f"{row.tokens} tokens, {row.bytes} bytes, now {counts[1]} and {counts[2]}\n"
+            "the longest of EVAL_LENGTHS and length_sweep.tokens choose it: keep both as they were, "
+            "or move that file away"
         )
 
 

@@ -166,7 +166,6 @@ def pretrain(
         counters=counters,
         quiet=quiet,
     )
-    last_saved = start
     with contextlib.closing(writer), contextlib.closing(reporter), sigterm_flag() as stop:
         for step in range(start + 1, train_steps + 1):
             batch = next(batches)
@@ -177,12 +176,13 @@ def pretrain(
             if step % checkpoints.save_every == 0 or step == train_steps or stopping:
                 reporter.flush()  # never save a step whose loss is not known to be finite
                 writer.save(step, state, batches.get_state(), counters)
-                last_saved = step
+                reporter.last_saved = step
             if stopping and step < train_steps:
                 break
-    if last_saved < train_steps:
+    if reporter.last_saved < train_steps:
         raise Preempted(
-            f"stopped by SIGTERM after step {last_saved}, which is saved: the same command resumes"
+            f"stopped by SIGTERM after step {reporter.last_saved}, which is saved\n"
+            "the same command resumes"
         )
     if not quiet:
         print(f"done: step {max(start, train_steps)} of {train_steps}, run in {workdir}")

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from fire_lm.checkpoints import available_steps
 from fire_lm.errors import RunFailed
 from fire_lm.metrics import MetricsLog, Progress, peak_flops
 
@@ -31,7 +30,8 @@ class Reporter:
     ):
         self._log = None if quiet else MetricsLog(workdir, start)
         self._progress = Progress(train_steps, start, quiet)
-        self._workdir, self._last_step, self._log_every = workdir, train_steps, log_every
+        self.last_saved = start
+        self._last_step, self._log_every = train_steps, log_every
         self._schedule, self._flops, self._counters = schedule, flops, counters
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._waiting: tuple[int, Any, int] | None = None
@@ -51,9 +51,11 @@ class Reporter:
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         for name in ("loss", "grad_norm"):
             if not math.isfinite(values[name]):
-                saved = available_steps(self._workdir)
-                kept = f"the last good checkpoint is step {saved[-1]}" if saved else "none saved"
-                raise RunFailed(f"{name} is {values[name]} at step {step}: stopped; {kept}")
+                kept = f"step {self.last_saved}" if self.last_saved else "none"
+                raise RunFailed(
+                    f"{name} is {values[name]} at step {step}: stopped\n"
+                    f"last checkpoint saved with finite loss and gradient: {kept}"
+                )
         self._counters["tokens"] += int(values["tokens"])
         self._counters["documents_skipped"] += skipped
         if step % self._log_every == 0 or step in (1, self._last_step):

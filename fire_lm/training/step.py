@@ -86,5 +86,5 @@ def train_step(
     with jax.numpy_dtype_promotion("standard"):  # optax multiplies floats by int32 counts
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    metrics = {"loss": nll / divisor, "grad_norm": optax.global_norm(grads), "tokens": tokens}
+    metrics = {"loss": nll / divisor, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
     return TrainState(state.step + 1, params, opt_state), metrics

@@ -1,0 +1,113 @@
+"""Deliberately broken encodings: each lacks one property that tests/test_positions.py checks.
+
+And one that does nothing but write down what it is asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.base import distance
+
+_CALLS = itertools.count()
+
+
+def _per_head(encoding: PositionalEncoding, bias_BTS: jax.Array) -> jax.Array:
+    """The same bias for every head."""
+    shape = (bias_BTS.shape[0], encoding.num_heads, *bias_BTS.shape[1:])
+    return jnp.broadcast_to(bias_BTS[:, None], shape)
+
+
+class NotFiniteFarOut(PositionalEncoding):
+    """A logarithm of the positions left, negative beyond twice the training length."""
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        left_BT = jnp.log(2 * self.train_length - q_pos_BT.astype(jnp.float32))
+        return _per_head(self, left_BT[:, :, None] * jnp.ones(k_pos_BS.shape)[:, None, :])
+
+
+class DependsOnTheBlock(PositionalEncoding):
+    """Distances divided by the first query's position, among those that are asked for."""
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        first_BT = 1 + q_pos_BT[:, :1].astype(jnp.float32)
+        distance_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32)
+        return _per_head(self, distance_BTS / first_BT[:, :, None])
+
+
+class SeesTheFuture(PositionalEncoding):
+    """Takes the mean over the whole sequence off the embeddings."""
+
+    def embed(self, params, x_BTD, pos_BT):
+        return x_BTD - jnp.mean(x_BTD, axis=1, keepdims=True)
+
+
+class RoundsPositions(PositionalEncoding):
+    """ALiBi-like and rotary, with positions in bfloat16."""
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        rounded_BTS = distance(q_pos_BT.astype(jnp.bfloat16), k_pos_BS.astype(jnp.bfloat16))
+        return _per_head(self, -rounded_BTS.astype(jnp.float32))
+
+
+class RoundsAngles(PositionalEncoding):
+    """Turns queries by angles in bfloat16."""
+
+    def rotate(self, params, q_BTNH, k_BSNH, q_pos_BT, k_pos_BS, context_length):
+        angle_BT = q_pos_BT.astype(jnp.bfloat16)
+        return q_BTNH * jnp.cos(angle_BT).astype(q_BTNH.dtype)[:, :, None, None], k_BSNH
+
+
+class PowerOfDistance(PositionalEncoding):
+    """-distance^p with p learned: its gradient at distance 0 is 0 * log(0). Parameters: none."""
+
+    def init(self, rng):
+        return {"p": jnp.float32(0.5)}
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        distance_BTS = jnp.abs(distance(q_pos_BT, k_pos_BS)).astype(jnp.float32)
+        return _per_head(self, -jnp.exp(params["p"] * jnp.log(distance_BTS)))
+
+
+class CountsCalls(PositionalEncoding):
+    """Reads Python state, which a compiled function sees once."""
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        grown_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32) * next(_CALLS)
+        return _per_head(self, grown_BTS)
+
+
+class SameInEveryLayer(PositionalEncoding):
+    """Ignores the random key."""
+
+    def init(self, rng):
+        return {"slope": jax.random.normal(jax.random.key(0), (self.num_heads,))}
+
+
+class Recorder(SameInEveryLayer):
+    """Records the dtypes (and length) that each hook is given."""
+
+    seen: ClassVar[dict[str, list[Any]]] = {}
+
+    def embed(self, params, x_BTD, pos_BT):
+        self.seen["embed"] = [pos_BT.dtype]
+        return x_BTD
+
+    def rotate(self, params, q_BTNH, k_BSNH, q_pos_BT, k_pos_BS, context_length):
+        positions = [q_pos_BT.dtype, k_pos_BS.dtype]
+        self.seen["rotate"] = [params["slope"].dtype, *positions, context_length]
+        return q_BTNH, k_BSNH
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        positions = [q_pos_BT.dtype, k_pos_BS.dtype]
+        self.seen["bias"] = [params["slope"].dtype, *positions, context_length]
+        return None
+
+    def logit_scale(self, params, q_pos_BT):
+        self.seen["logit_scale"] = [params["slope"].dtype, q_pos_BT.dtype]
+        return None

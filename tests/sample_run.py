@@ -1,0 +1,86 @@
+"""A run small enough for a test: sixty short documents, one layer, the command that trains it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from fire_lm.data.corpus import write_corpus
+
+STEPS = 12
+SAVE_EVERY = 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiles() -> Iterator[None]:
+    """For tests that import it: LLVM's optimizations cost more than they save in small models."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def write_text(folder: Path) -> Path:
+    """A data set for `DATA_DIR`: sentences of a few words, easily learnt."""
+    words = ["fire ", "rope ", "alibi ", "and ", "nope ", "are ", "positions, ", "so they say. "]
+    draw = random.Random(0)
+    documents = [
+        (f"text/{number}", "".join(draw.choices(words, k=draw.randrange(60, 300))).encode())
+        for number in range(60)
+    ]
+    write_corpus(str(folder), documents, lambda message: None)
+    return folder
+
+
+def command(data_dir: Path, workdir: Path, *more: str, position: str = "fire") -> list[str]:
+    """Arguments of `fire-lm pretrain`; later bindings win."""
+    bindings = {
+        "DATA_DIR": data_dir,
+        "TRAIN_STEPS": STEPS,
+        "BATCH_SIZE": 8,
+        "TRAIN_LENGTH": 32,
+        "size_tiny.num_layers": 1,
+        "size_tiny.hidden_size": 32,
+        "size_tiny.num_heads": 2,
+        "size_tiny.head_dim": 16,
+        "size_tiny.mlp_size": 64,
+        "AdamW.warmup_steps": 2,
+        "AdamW.learning_rate": 0.01,
+        "TextData.shuffle_buffer": 50,
+        "Checkpointing.save_every": SAVE_EVERY,
+        "pretrain.log_every": 1,
+    }
+    return [
+        "pretrain",
+        "--gin_file=configs/runs/quickstart.gin",
+        f"--gin_file=configs/positions/{position}.gin",
+        f"--workdir={workdir}",
+        *(f"--gin.{name}={value}" for name, value in bindings.items()),
+        *more,
+    ]
+
+
+def logged(workdir: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, but for the speed, which no repetition repeats."""
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows]
+
+
+def saved_state(workdir: Path, step: int) -> dict[str, Any]:
+    """Every array of a checkpoint by its path, as numpy."""
+    import orbax.checkpoint as ocp
+
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    folder = workdir / "checkpoints" / str(step) / "state"
+    like = reader.metadata(folder).item_metadata.tree
+    numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
+    tree = reader.restore(folder, args=ocp.args.PyTreeRestore(restore_args=numpy))
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}

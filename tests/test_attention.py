@@ -1,0 +1,146 @@
+"""Dense attention against numpy float64; block-wise attention against dense; what each costs."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fire_lm.attention import attend, choose_implementation
+from fire_lm.attention.blockwise import blockwise_attention
+from fire_lm.attention.dense import dense_attention
+from fire_lm.errors import UserError
+from fire_lm.positions.fire import FIRE
+
+BATCH, HEADS, WIDTH = 2, 3, 4
+FREQUENCIES = np.array([0.3, 0.7, 1.9], np.float32)
+
+
+def waves(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+    """A bias that depends on both positions, not only on their distance."""
+    phase = (2 * q_pos[:, :, None] - k_pos[:, None, :]).astype(jnp.float32)
+    return jnp.sin(jnp.asarray(FREQUENCIES)[None, :, None, None] * phase[:, None])
+
+
+def no_bias(q_pos: jax.Array, k_pos: jax.Array) -> None:
+    return None
+
+
+def content(length: int) -> dict[str, jax.Array]:
+    shape = (3, BATCH, length, HEADS, WIDTH)
+    q, k, v = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    return {"q_BTNH": jnp.asarray(q), "k_BSNH": jnp.asarray(k), "v_BSNH": jnp.asarray(v)}
+
+
+def per_example(length: int) -> jax.Array:
+    """Positions that start at another place in every example."""
+    return jnp.asarray(np.arange(length)[None] + np.array([[0], [5]]))
+
+
+def in_numpy(arrays: dict[str, jax.Array], pos: Any, bias: Any, scale: Any) -> np.ndarray:
+    """Softmax attention in float64, one query at a time, over the keys that it sees only."""
+    q, k, v = (np.asarray(x, np.float64) for x in arrays.values())
+    out = np.zeros_like(q)
+    for b, t, n in np.ndindex(*q.shape[:3]):
+        seen = pos[b] <= pos[b, t]
+        logits = scale[b, t] * (k[b, seen, n] @ q[b, t, n]) / np.sqrt(WIDTH) + bias[b, n, t, seen]
+        weights = np.exp(logits - logits.max())
+        out[b, t, n] = weights / weights.sum() @ v[b, seen, n]
+    return out
+
+
+def test_dense_is_softmax_attention():
+    """The scale acts on q·k alone; the bias is added after it; later keys are not seen."""
+    arrays, pos = content(11), per_example(11)
+    scale = np.linspace(0.5, 1.5, BATCH * 11, dtype=np.float32).reshape(BATCH, 11)
+    ours = dense_attention(
+        **arrays, q_pos_BT=pos, k_pos_BS=pos, bias=waves, logit_scale_BT=jnp.asarray(scale)
+    )
+    bias = np.asarray(waves(pos, pos), np.float64)
+    expected = in_numpy(arrays, np.asarray(pos), bias, scale)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+    scaled_bias = in_numpy(arrays, np.asarray(pos), bias * scale[:, None, :, None], scale)
+    assert np.max(np.abs(ours - scaled_bias)) > 1e-2
+
+
+def outputs_and_gradients(function: Any, arrays: Any, pos: jax.Array, bias: Any, scale: Any) -> Any:
+    def loss(arrays: Any, scale: Any) -> tuple[jax.Array, jax.Array]:
+        out = function(**arrays, q_pos_BT=pos, k_pos_BS=pos, bias=bias, logit_scale_BT=scale)
+        return jnp.sum(jnp.sin(out)), out
+
+    argnums = 0 if scale is None else (0, 1)
+    return jax.jit(jax.grad(loss, argnums, has_aux=True))(arrays, scale)
+
+
+@pytest.mark.parametrize(
+    "length, bias, scaled",
+    [(16, waves, False), (21, waves, True), (21, no_bias, False), (3, waves, False)],
+    ids=["whole_blocks", "last_in_part", "no_bias", "short"],
+)
+def test_blockwise_is_dense(length, bias, scaled):
+    """Values, and gradients to q, k, v and the scale, in blocks of 8 rows."""
+    pos = jnp.arange(length)[None] if length == 16 else per_example(length)
+    scale = jnp.linspace(0.5, 1.5, BATCH * length).reshape(BATCH, -1) if scaled else None
+    blocks = functools.partial(blockwise_attention, block_size=8)
+    both = [
+        outputs_and_gradients(function, content(length), pos, bias, scale)
+        for function in (dense_attention, blocks)
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *both)
+
+
+def test_a_bias_of_the_block_is_seen():
+    """The comparison above is not blind: a bias that depends on its block's first row fails it."""
+
+    def looks_at_block(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+        return waves(q_pos - q_pos[:, :1], k_pos)
+
+    blocks = functools.partial(blockwise_attention, block_size=8)
+    (_, dense), (_, blockwise) = (
+        outputs_and_gradients(function, content(21), per_example(21), looks_at_block, None)
+        for function in (dense_attention, blocks)
+    )
+    np.testing.assert_allclose(dense[:, :8], blockwise[:, :8], rtol=1e-5, atol=1e-6)
+    assert np.all(np.max(np.abs(dense - blockwise)[:, 8:], axis=(0, 2, 3)) > 1e-3)
+
+
+def temporary_bytes(implementation: Any, length: int) -> int:
+    """What the compiler sets aside for a forward and backward pass with FIRE's bias."""
+    fire = FIRE(num_heads=2, head_dim=8, train_length=length)
+    params = jax.eval_shape(fire.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)
+    pos = jnp.arange(length)[None]
+
+    def loss(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        out = attend(
+            *(q, k, v),
+            q_pos_BT=pos,
+            k_pos_BS=pos,
+            bias=lambda q_pos, k_pos: fire.bias(params, q_pos, k_pos, length),
+            implementation=implementation,
+        )
+        return jnp.sum(out)
+
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(params, x, x, x).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    return memory.temp_size_in_bytes
+
+
+def test_blockwise_memory_is_a_fraction_of_dense():
+    """At 2048 tokens 8 blocks of 256 rows; and twice the length takes twice, not four times."""
+    dense, blocks = temporary_bytes("dense", 2048), temporary_bytes("blockwise", 2048)
+    assert dense > 2048**2 * 32 * 4, "FIRE's hidden layer for all pairs of tokens"
+    assert blocks < dense / 4
+    assert temporary_bytes("blockwise", 4096) < 2.5 * blocks
+
+
+def test_choice_of_implementation():
+    assert choose_implementation("auto", 1024) == "dense"
+    assert choose_implementation("auto", 1025) == "blockwise"
+    assert choose_implementation("dense", 99_999) == "dense"
+    assert choose_implementation("blockwise", 2) == "blockwise"
+    with pytest.raises(UserError, match="'flash' is not one of auto, dense, blockwise"):
+        attend(**content(2), q_pos_BT=None, k_pos_BS=None, bias=no_bias, implementation="flash")  # type: ignore[arg-type]

@@ -1,0 +1,197 @@
+"""fire_lm.checkpoints: what is saved comes back; what is damaged or does not fit is told."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from fire_lm import checkpoints
+from fire_lm.checkpoints import Checkpointing, Checkpoints, available_steps, restore_params
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.training.step import TrainState
+
+POSITION = b"\x00where\xff" * 100
+INFO = {"tokens": 12_345, "documents_skipped": 2}
+
+
+def state(devices: int = 1, scale: float = 1.0) -> TrainState:
+    """A small state of `scale`, split over the devices where a dimension is 4."""
+    mesh = jax.make_mesh((devices,), ("fsdp",), (AxisType.Auto,), devices=jax.devices()[:devices])
+
+    def array(*shape: int) -> jax.Array:
+        values = scale * np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape)
+        spec = PartitionSpec(*("fsdp" if size == 4 else None for size in shape))
+        return jax.device_put(values, NamedSharding(mesh, spec))
+
+    params = {
+        "embedding": array(4, 3),
+        "layers": {"query": {"kernel": array(2, 4)}, "position": {"c": array(2), "L": array(2)}},
+    }
+    moments = jax.tree.map(lambda x: x / 8, params)
+    return TrainState(jax.device_put(jnp.int32(7), array().sharding), params, (moments, ()))
+
+
+def saved(folder: Path, *steps: int, make: Any = state, **policy: int) -> Path:
+    """A run that has saved `make(scale=step)`, from four devices, at each of the steps."""
+    with contextlib.closing(Checkpoints(folder, Checkpointing(**policy))) as writer:
+        for step in steps:
+            writer.save(step, make(4, scale=step), POSITION, INFO)
+    return folder
+
+
+def restored(folder: Path, step: int, like: Any) -> tuple[Any, bytes, dict[str, Any]]:
+    with contextlib.closing(Checkpoints(folder, Checkpointing())) as reader:
+        return reader.restore(step, like)
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (x.dtype, x.sharding) == (y.dtype, y.sharding)
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("devices", [4, 2, 1])
+def test_everything_comes_back_on_any_number_of_devices(tmp_path, devices):
+    """Saved from four devices."""
+    found, position, info = restored(saved(tmp_path, 3, 5), 5, state(devices))
+    assert_equal(found, state(devices, scale=5))
+    assert (position, info) == (POSITION, INFO)
+    with pytest.raises(AssertionError):
+        assert_equal(found, state(devices, scale=3))
+
+
+def test_keep_the_last_and_every_so_many(tmp_path):
+    steps = range(1, 9)
+    saved(tmp_path / "a", *steps, keep_last=2)
+    assert available_steps(tmp_path / "a") == [7, 8]
+    saved(tmp_path / "b", *steps, keep_last=2, keep_every=3)
+    assert available_steps(tmp_path / "b") == [3, 6, 7, 8]
+
+
+def test_choose_step(tmp_path):
+    saved(tmp_path, 3, 5)
+    assert checkpoints.choose_step(tmp_path, None) == 5
+    assert checkpoints.choose_step(tmp_path, 3) == 3
+    with pytest.raises(UserError, match=r"has no checkpoint 4, only \[3, 5\]"):
+        checkpoints.choose_step(tmp_path, 4)
+    with pytest.raises(UserError, match="nothing here holds no complete checkpoint"):
+        checkpoints.choose_step("nothing here", None)
+
+
+def test_split_run():
+    assert checkpoints.split_run("runs/fire") == ("runs/fire", None)
+    assert checkpoints.split_run("runs/fire@20") == ("runs/fire", 20)
+    assert checkpoints.split_run("gs://me@here/run@20") == ("gs://me@here/run", 20)
+    with pytest.raises(UserError, match="'runs/fire@last': after @ comes a step number, .*@1000"):
+        checkpoints.split_run("runs/fire@last")
+
+
+def test_a_save_cut_short_is_not_a_checkpoint_and_blocks_nothing(tmp_path):
+    saved(tmp_path, 3)
+    torn = tmp_path / "checkpoints" / "5.orbax-checkpoint-tmp" / "state"
+    torn.mkdir(parents=True)
+    (torn / "half").write_text("x")
+    assert available_steps(tmp_path) == [3]
+    saved(tmp_path, 5)
+    assert available_steps(tmp_path) == [3, 5]
+    assert_equal(restored(tmp_path, 5, state())[0], state(scale=5))
+
+
+# --- Damage.
+
+
+def one_array(devices: int = 1, scale: float = 1.0) -> dict[str, Any]:
+    """Of several arrays, the reads that Orbax gives up would complain during later tests."""
+    return {"params": {"embedding": state(devices, scale).params["embedding"]}}
+
+
+def truncate_arrays(folder: Path) -> None:
+    """Cuts every data file of the arrays in half."""
+    files = [path for path in folder.glob("state/**/d/*") if path.is_file()]
+    assert files
+    for path in files:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def remove_position(folder: Path) -> None:
+    for path in folder.glob("position/*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("damage", [truncate_arrays, remove_position])
+def test_a_damaged_checkpoint_is_told_in_two_lines(tmp_path, damage):
+    folder = saved(tmp_path, 3, 5, make=one_array) / "checkpoints" / "5"
+    damage(folder)
+    with pytest.raises(RunFailed) as caught:
+        restored(tmp_path, 5, one_array())
+    first, second = str(caught.value).split("\n")
+    assert first.startswith(f"checkpoint 5 of {tmp_path} does not fit or cannot be read: ")
+    assert second == f"to go on from the one before it, move {folder} away"
+    assert "Traceback" not in first and len(first) < 500
+    folder.rename(tmp_path / "away")
+    assert checkpoints.choose_step(tmp_path, None) == 3
+    assert_equal(restored(tmp_path, 3, one_array())[0], one_array(scale=3))
+
+
+def test_damaged_parameters_are_told_too(tmp_path):
+    truncate_arrays(saved(tmp_path, 5, make=one_array) / "checkpoints" / "5")
+    with pytest.raises(RunFailed, match="checkpoint 5 of .*\nto go on from"):
+        restore_params(tmp_path, 5, one_array()["params"])
+
+
+# --- Parameters alone, from a run that may differ.
+
+
+def test_parameters_alone(tmp_path):
+    found, missing = restore_params(saved(tmp_path, 3, 5), 5, state(2).params)
+    assert_equal(found, state(2, scale=5).params)
+    assert missing == []
+
+
+def with_position(**leaves: Any) -> dict[str, Any]:
+    params = state().params
+    return params | {"layers": params["layers"] | {"position": leaves}}
+
+
+def test_missing_leaves_are_refused_unless_listed(tmp_path):
+    saved(tmp_path, 5)
+    old = state().params["layers"]["position"]
+    wanted = with_position(**old, mlp={"bias": jnp.full(3, 9.0)})
+    with pytest.raises(UserError, match=r"@5 lacks layers/position/mlp/bias\n.*init_allow_missing"):
+        restore_params(tmp_path, 5, wanted)
+    with pytest.raises(UserError, match="lacks layers/position/mlp/bias"):
+        restore_params(tmp_path, 5, wanted, allow_missing=["layers/query/*"])
+    found, missing = restore_params(tmp_path, 5, wanted, allow_missing=["layers/position/*"])
+    assert missing == ["layers/position/mlp/bias"]
+    position = found["layers"]["position"]
+    assert_equal(position["mlp"]["bias"], wanted["layers"]["position"]["mlp"]["bias"])  # fresh
+    assert_equal(position["c"], state(scale=5).params["layers"]["position"]["c"])
+
+
+def test_left_over_leaves_are_refused_unless_listed(tmp_path):
+    saved(tmp_path, 5)
+    wanted = state().params
+    del wanted["layers"]["position"]
+    with pytest.raises(
+        UserError, match="left over layers/position/L, layers/position/c\n.*init_allow_unused"
+    ):
+        restore_params(tmp_path, 5, wanted)
+    with pytest.raises(UserError, match="left over layers/position/c\n"):
+        restore_params(tmp_path, 5, wanted, allow_unused=["*/L"])
+    found, _ = restore_params(tmp_path, 5, wanted, allow_unused=["layers/position/*"])
+    assert_equal(found["embedding"], state(scale=5).params["embedding"])
+    assert "position" not in found["layers"]
+
+
+def test_another_shape_is_refused(tmp_path):
+    wanted = state().params | {"embedding": jnp.ones((8, 3))}
+    with pytest.raises(
+        UserError, match=r"'embedding' has shape \(4, 3\) in .*@5, but \(8, 3\) in this model"
+    ):
+        restore_params(saved(tmp_path, 5), 5, wanted, allow_missing=["*"], allow_unused=["*"])

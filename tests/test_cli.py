@@ -1,0 +1,259 @@
+"""The command line: exit codes, plain messages, and a sweep of runs that it trained itself."""
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fire_lm import __version__
+from fire_lm.cli import main
+from fire_lm.data.corpus import write_corpus
+from fire_lm.errors import RunFailed
+from fire_lm.reporting import read_rows
+
+evaluation = importlib.import_module("fire_lm.evaluation.length_sweep")
+
+# protobuf tells TFDS, which reads and writes the data set.
+pytestmark = pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")
+
+QUICKSTART = ("--gin_file=configs/runs/quickstart.gin", "--gin_file=configs/positions/fire.gin")
+DRY_RUN = ("pretrain", "--dry_run", *QUICKSTART)
+
+
+def test_help_and_version_are_no_failure(capsys):
+    for argument in ("--help", "--version"):
+        with pytest.raises(SystemExit) as ending:
+            main([argument])
+        assert ending.value.code == 0
+    shown = capsys.readouterr().out
+    assert __version__ in shown and all(verb in shown for verb in ("pretrain", "sweep", "corpus"))
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        ([], "verb"),
+        (["pretrian"], "'pretrain'"),
+        (["pretrain", *QUICKSTART, "--wrokdir=x"], "--workdir"),
+        (["pretrain", *QUICKSTART, "--dry-run"], "--dry_run"),
+        (["sweep", "runs", "--ouput=x"], "--output"),
+        (["sweep"], "RUN[@STEP]"),
+        (["corpus"], "--data_dir"),
+        (["corpus", "--data_dir=x", "--gin.SEED=1"], "no --gin. bindings"),
+        (["pretrain", *QUICKSTART], "--workdir=DIR"),
+        ([*DRY_RUN, "--gin.TRAIN_STPES=5"], "TRAIN_STEPS"),
+        ([*DRY_RUN, "--gin.FIRE.widht=5"], "width"),
+        ([*DRY_RUN, "--gin.TRAIN_STEPS=many"], "TRAIN_STEPS"),
+        ([*DRY_RUN, "--gin.TRAIN_STEPS=1.5"], "int"),
+        ([*DRY_RUN, "--gin.RoPE.base=5e5"], "RoPE"),
+        ([*DRY_RUN, "--gin.BATCH_SIZE=15", "--gin.MeshShape.data=4"], "multiple of 4"),
+        (["pretrain", "--dry_run", "--gin_file=configs/runs/quikstart.gin"], "quickstart.gin"),
+        ([*DRY_RUN[:3]], "alibi, fire, fire_appendix_e, fire_s, nope, rope"),
+        ([*DRY_RUN[:3]], "--gin_file=configs/positions/NAME.gin"),
+        (["sweep", "no/such/run"], "no/such/run"),
+        (["sweep", "no/such/run@latest"], "step number"),
+    ],
+    ids=lambda value: "_".join(value[-1:]) if isinstance(value, list) else value,
+)
+def test_bad_usage_is_told_in_a_line_or_two(arguments, told, capsys):
+    assert main(arguments) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("\nfire-lm: ") and told in message
+    assert len(message.strip().splitlines()) <= 3 and "Traceback" not in message
+
+
+def test_a_traceback_only_for_debug(capsys):
+    arguments = [*DRY_RUN, "--gin.TRAIN_STPES=5", "--debug"]
+    assert main(arguments) == 2
+    message = capsys.readouterr().err
+    assert "Traceback" in message and "\nfire-lm: " in message
+    assert main(arguments[:-1]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "run, non_embedding, matrices", [("c4_125m", "85.1", "84.9"), ("c4_350m", "302.3", "302.0")]
+)
+def test_dry_run_of_the_papers_models(run, non_embedding, matrices, capsys):
+    """Without data, and for a mesh of more devices than there are."""
+    files = [f"--gin_file=configs/{name}.gin" for name in (f"runs/{run}", "positions/fire")]
+    assert main(["pretrain", *files, "--dry_run"]) == 0
+    assert f"non-embedding {non_embedding}M ({matrices}M in matrices)" in capsys.readouterr().out
+
+
+def test_corpus_refuses_a_directory_of_someone_else(tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert main(["corpus", f"--data_dir={tmp_path}"]) == 2
+    assert "thesis.txt" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def fake_run(path: Path) -> str:
+    """A folder that looks like a run from outside."""
+    path.mkdir(parents=True)
+    (path / "config.gin").write_text("")
+    return str(path)
+
+
+def test_sweep_of_a_folder_without_runs(tmp_path, capsys):
+    (tmp_path / "notes").mkdir()
+    assert main(["sweep", str(tmp_path)]) == 2
+    assert "neither a run (no config.gin) nor a folder of runs" in capsys.readouterr().err
+
+
+def test_sweep_of_runs_in_different_folders_asks_for_a_place(tmp_path, capsys):
+    runs = [fake_run(tmp_path / name) for name in ("a/fire", "b/rope")]
+    assert main(["sweep", *runs]) == 2
+    assert "--output=DIR" in capsys.readouterr().err
+
+
+def test_sweep_of_runs_of_one_name(tmp_path, capsys):
+    runs = [fake_run(tmp_path / name) for name in ("a/fire", "b/fire")]
+    assert main(["sweep", *runs, f"--output={tmp_path}"]) == 2
+    assert "same name" in capsys.readouterr().err
+
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with two tiny runs, trained for three steps by the command line."""
+    folder = tmp_path_factory.mktemp("cli")
+    documents = [(f"doc/{i}", f"Text {i} of a few words. ".encode() * 20) for i in range(60)]
+    write_corpus(str(folder / "data"), documents, lambda _: None)
+    for encoding in ("fire", "rope"):
+        code = main(
+            [
+                "pretrain",
+                QUICKSTART[0],
+                f"--gin_file=configs/positions/{encoding}.gin",
+                f"--gin.DATA_DIR={folder / 'data'}",
+                f"--workdir={folder / 'runs' / encoding}",
+                f"--gin.TRAIN_STEPS={STEPS}",
+                "--gin.BATCH_SIZE=4",
+                "--gin.TRAIN_LENGTH=16",
+                "--gin.EVAL_LENGTHS=(16, 32)",
+                "--gin.size_tiny.num_layers=1",
+                "--gin.AdamW.warmup_steps=1",
+                "--gin.TextData.shuffle_buffer=16",
+                "--gin.Checkpointing.save_every=2",
+                "--gin.length_sweep.tokens=512",
+            ]
+        )
+        assert code == 0
+    return folder / "runs"
+
+
+@pytest.fixture
+def runs(trained, tmp_path) -> Path:
+    """A copy of the two runs, to do anything with."""
+    return Path(shutil.copytree(trained, tmp_path / "runs"))
+
+
+@pytest.fixture
+def computed(monkeypatch) -> list[tuple[str, int]]:
+    """(run, length) of everything that is computed."""
+    log: list[tuple[str, int]] = []
+    score = evaluation.score
+
+    def logged(model, params, targets, length, tokens_per_batch, mesh, name):
+        log.append((name, length))
+        return score(model, params, targets, length, tokens_per_batch, mesh, name)
+
+    monkeypatch.setattr(evaluation, "score", logged)
+    return log
+
+
+def lengths_of(path: Path) -> list[tuple[str, int, int]]:
+    return [(row.run, row.step, row.length) for row in read_rows(path / "length_sweep.csv")]
+
+
+def test_sweep_of_a_folder_of_runs(runs, computed, capsys):
+    """Rows beside each run, all of them at the top with the figure; the second time, nothing."""
+    assert main(["sweep", str(runs)]) == 0
+    everything = [(run, STEPS, length) for run in ("fire", "rope") for length in (16, 32)]
+    assert lengths_of(runs) == everything
+    assert lengths_of(runs / "fire") + lengths_of(runs / "rope") == everything
+    assert computed == [(run, length) for run, _, length in everything]
+    assert (runs / "length_sweep.png").read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert "16 (x1)" in shown and "32 (x2)" in shown and str(runs / "length_sweep.csv") in shown
+    for row in read_rows(runs / "length_sweep.csv"):
+        assert (row.dataset, row.encoding, row.tokens) == ("embedded", row.run, 512)
+        assert 3 < row.nll < 7 and row.nll_stderr > 0
+
+    before = (runs / "length_sweep.csv").read_bytes()
+    computed.clear()
+    assert main(["sweep", str(runs)]) == 0
+    assert computed == [] and (runs / "length_sweep.csv").read_bytes() == before
+
+
+def test_sweep_of_one_run_at_more_lengths_and_steps(runs, computed, capsys):
+    """What is finished stays. Two checkpoints of one run are two curves."""
+    fire = str(runs / "fire")
+    assert main(["sweep", fire]) == 0
+    assert main(["sweep", f"{fire}@2", fire, "--gin.EVAL_LENGTHS=(8, 16, 32)"]) == 0
+    expected = [(STEPS, 16), (STEPS, 32), (2, 8), (2, 16), (2, 32), (STEPS, 8)]
+    assert [(step, length) for _, step, length in lengths_of(runs / "fire")] == expected
+    assert len(computed) == len(expected)
+    assert (runs / "fire" / "length_sweep.png").exists()
+    shown = capsys.readouterr().out
+    assert "fire (fire@2" in shown and f"fire (fire@{STEPS}" in shown
+    assert not (runs / "length_sweep.csv").exists()
+
+
+def test_sweep_into_another_folder(runs, tmp_path):
+    output = tmp_path / "new" / "folder"
+    assert main(["sweep", str(runs / "fire"), str(runs / "rope"), f"--output={output}"]) == 0
+    assert sorted(path.name for path in output.iterdir()) == [
+        "length_sweep.csv",
+        "length_sweep.png",
+    ]
+    assert lengths_of(output) == lengths_of(runs / "fire") + lengths_of(runs / "rope")
+
+
+def test_sweep_of_a_copied_run_shows_the_copy_alone(runs):
+    """The copy brought its rows along, under the old name."""
+    assert main(["sweep", str(runs / "fire")]) == 0
+    (runs / "fire").rename(runs / "moved")
+    assert main(["sweep", str(runs / "moved"), str(runs / "rope")]) == 0
+    assert {run for run, _, _ in lengths_of(runs)} == {"moved", "rope"}
+
+
+def test_sweep_of_a_run_named_twice_has_its_rows_once(runs):
+    assert main(["sweep", str(runs), str(runs / "fire"), f"--output={runs}"]) == 0
+    assert len(lengths_of(runs)) == len(set(lengths_of(runs))) == 4
+
+
+def test_sweep_inside_the_run_directory(runs, monkeypatch):
+    root = Path.cwd()
+    monkeypatch.chdir(runs / "fire")
+    assert main(["sweep", ".", f"--gin_search_paths={root}"]) == 0
+    assert {run for run, _, _ in lengths_of(runs / "fire")} == {"fire"}
+
+
+def test_sweep_of_a_checkpoint_that_is_missing(runs, capsys):
+    assert main(["sweep", f"{runs / 'fire'}@1"]) == 2
+    assert f"has no checkpoint 1, only [2, {STEPS}]" in capsys.readouterr().err
+    shutil.rmtree(runs / "rope" / "checkpoints")
+    assert main(["sweep", str(runs / "rope")]) == 2
+    assert "no complete checkpoint" in capsys.readouterr().err
+
+
+def test_a_failure_while_running_is_exit_code_1(runs, monkeypatch, capsys):
+    def fail(*_):
+        raise RunFailed("storage is on fire")
+
+    monkeypatch.setattr(evaluation, "score", fail)
+    assert main(["sweep", str(runs)]) == 1
+    assert capsys.readouterr().err == "\nfire-lm: storage is on fire\n"
+
+
+def test_a_workdir_of_another_experiment_is_refused(runs, capsys):
+    fire = runs / "fire"
+    again = ["pretrain", f"--gin_file={fire / 'config.gin'}", f"--workdir={fire}"]
+    assert main([*again, "--gin.SEED=1"]) == 2
+    assert "SEED: 0 -> 1" in capsys.readouterr().err
+    assert sorted(path.name for path in fire.glob("config*.gin")) == ["config.gin"]

@@ -1,0 +1,146 @@
+"""The gin files under configs/: all of them load and build, and say what the paper says."""
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fire_lm import cli, config, training, verbs
+from fire_lm.models import size_125m, size_350m
+from fire_lm.positions.fire import FIRE
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = Path(__file__).parent / "golden" / "configs"
+RUNS = sorted(path.stem for path in (ROOT / "configs" / "runs").glob("*.gin"))
+POSITIONS = sorted(path.stem for path in (ROOT / "configs" / "positions").glob("*.gin"))
+FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.gin"))
+
+
+def files(run: str, position: str) -> list[str]:
+    return [f"configs/runs/{run}.gin", f"configs/positions/{position}.gin"]
+
+
+def load(run: str, position: str, *bindings: str) -> config.Config:
+    arguments = cli.parse(["pretrain", *(f"--gin.{binding}" for binding in bindings)])
+    return verbs.load_config(files(run, position), arguments)
+
+
+def test_there_are_files_to_test():
+    assert {"c4_125m", "c4_350m", "quickstart"} <= set(RUNS)
+    assert {"alibi", "fire", "fire_appendix_e", "fire_s", "nope", "rope"} <= set(POSITIONS)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_every_run_builds_with_every_encoding(run, position, capsys):
+    assert (
+        cli.main(["pretrain", "--dry_run", *(f"--gin_file={f}" for f in files(run, position))]) == 0
+    )
+    assert "non-embedding" in capsys.readouterr().out
+
+
+def test_a_dry_run_fails_where_a_model_cannot_be_built(capsys):
+    command = ["pretrain", "--dry_run", *(f"--gin_file={f}" for f in files("quickstart", "rope"))]
+    assert cli.main([*command, "--gin.size_tiny.head_dim=31"]) == 2
+    assert "head" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_file_begins_by_saying_what_it_is(file):
+    assert (ROOT / file).read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_run_file_gives_its_command(run):
+    lines = (ROOT / "configs" / "runs" / f"{run}.gin").read_text().splitlines()
+    header = lines[: lines.index("include 'configs/base.gin'")]
+    assert any(line.startswith("#   fire-lm pretrain") for line in header)
+    assert f"--gin_file=configs/runs/{run}.gin" in "\n".join(header)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_an_encoding_is_called_as_its_file(position):
+    assert load("quickstart", position).macro("ENCODING") == position
+
+
+@pytest.mark.parametrize(
+    "run, position", [("c4_125m", "fire"), ("c4_350m", "fire"), ("quickstart", "fire")]
+)
+def test_resolved_configuration_is_the_golden_one(run, position):
+    """Every value of the experiment, so that none changes by accident."""
+    golden, text = GOLDEN / f"{run}_{position}.gin", load(run, position).text()
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.parent.mkdir(parents=True, exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text(), (
+        f"{golden.relative_to(ROOT)} differs. If this commit means to change what the experiment "
+        "is, or a default that it shows, run these tests once with UPDATE_GOLDEN=1 and say in the "
+        "commit which value changed and why; else this commit has changed the experiment by "
+        "accident."
+    )
+
+
+def built(monkeypatch, *loading: str) -> dict[str, Any]:
+    """What `pretrain` is called with."""
+
+    @functools.wraps(training.pretrain)
+    def pretrain(**settings):
+        return settings
+
+    monkeypatch.setattr(training, "pretrain", pretrain)
+    return load(*loading).call("pretrain", workdir="", dry_run=True)
+
+
+@pytest.mark.parametrize(
+    "run, size, learning_rate, chips",
+    [("c4_125m", size_125m(), 6e-4, 128), ("c4_350m", size_350m(), 3e-4, 256)],
+)
+def test_c4_runs_are_the_papers(run, size, learning_rate, chips, monkeypatch):
+    """Tables 8 and 9 of the paper; GPT-3's settings where it is silent."""
+    run = built(monkeypatch, run, "fire")
+    assert run["model"].size == size and run["model"].vocab_size == 32_128
+    assert run["model"].dtype.name == "bfloat16"
+    assert (run["batch_size"], run["train_length"]) == (256, 2048)
+    assert run["train_steps"] == 600_000
+    assert run["data"].tfds_name == "c4/en:3.1.0" and run["data"].construction == "concat"
+    mesh = run["mesh"]
+    assert mesh.data * mesh.fsdp * mesh.tensor == chips
+
+    recipe = run["optimizer"]
+    assert (recipe.b1, recipe.b2, recipe.weight_decay) == (0.9, 0.95, 0.1)
+    assert recipe.clip_norm == 1.0
+    rate = recipe.schedule(run["train_steps"])
+    assert rate(0) == 0 and recipe.warmup_steps == 715
+    assert rate(715) == pytest.approx(learning_rate)
+    assert rate(715 + (600_000 - 715) // 2) == pytest.approx(0.55 * learning_rate, rel=1e-4)
+    assert rate(600_000) == pytest.approx(0.1 * learning_rate)
+
+
+def test_the_warm_up_is_the_papers_375m_tokens(monkeypatch):
+    run = built(monkeypatch, "c4_125m", "rope")
+    tokens = run["optimizer"].warmup_steps * run["batch_size"] * run["train_length"]
+    assert tokens == pytest.approx(375e6, rel=1e-3)
+
+
+def test_fires_variants_are_what_their_files_say(monkeypatch):
+    fire, shared, printed = (
+        built(monkeypatch, "c4_125m", name)["model"]
+        for name in ("fire", "fire_s", "fire_appendix_e")
+    )
+    assert fire.position == shared.position == FIRE(num_heads=12, head_dim=64, train_length=2048)
+    assert (fire.share_position, shared.share_position) == (False, True)
+    assert (fire.position.hidden_layers, fire.position.width) == (2, 32)
+    assert (printed.position.hidden_layers, printed.position.init_L) == (1, 512.0)
+
+
+def test_the_users_macros_reach_the_code(monkeypatch):
+    """The contract's TRAIN_STEPS, BATCH_SIZE, TRAIN_LENGTH, SEED, INIT_FROM, EVAL_LENGTHS."""
+    bindings = ("TRAIN_STEPS=7", "BATCH_SIZE=24", "TRAIN_LENGTH=32", "SEED=3", "INIT_FROM=a/b@9")
+    run = built(monkeypatch, "quickstart", "fire", *bindings)
+    assert (run["train_steps"], run["batch_size"], run["seed"]) == (7, 24, 3)
+    assert run["train_length"] == run["model"].position.train_length == 32
+    assert run["init_from"] == "a/b@9"
+    changed = load("quickstart", "fire", "EVAL_LENGTHS=[8, 16]")
+    assert changed.macro("EVAL_LENGTHS") == (8, 16)

@@ -1,0 +1,303 @@
+"""The length sweep: same text at every length, the right loss, its error, and its result file.
+
+Synthetic text and tiny models; `test_cli.py` has the sweep of real runs.
+"""
+
+import dataclasses
+import importlib.util
+import math
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from fire_lm import sharding
+from fire_lm.data import ScoringText, TextData
+from fire_lm.data.corpus import split_of, write_corpus
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.evaluation import length_sweep
+from fire_lm.models import Decoder, size_tiny
+from fire_lm.positions.fire import FIRE
+from fire_lm.reporting import SweepRow, read_rows, write_rows
+
+# The function of the same name hides the module.
+module = importlib.import_module("fire_lm.evaluation.length_sweep")
+
+VOCAB = 32
+LONGEST = 32
+SCORE = module.score
+
+
+SIZE = size_tiny(num_layers=2, hidden_size=16, num_heads=2, head_dim=8, mlp_size=32, init_std=1)
+MODEL = Decoder(SIZE, FIRE(num_heads=2, head_dim=8, train_length=8), VOCAB)
+TOKEN_BT = np.zeros((1, 1), np.int32)
+PARAMS = jax.jit(MODEL.init)(jax.random.key(0), TOKEN_BT, TOKEN_BT)["params"]
+
+
+def random_text(rows: int, seed: int = 0) -> ScoringText:
+    """Rows as `cut` makes them: some are padded at the end, one has a single token."""
+    random = np.random.default_rng(seed)
+    targets = random.integers(1, VOCAB, (rows, LONGEST)).astype(np.int32)
+    tokens = random.integers(1, LONGEST + 1, rows)
+    tokens[:3] = [LONGEST, LONGEST - 5, 1][:rows]
+    targets[np.arange(LONGEST) >= tokens[:, None]] = 0
+    byte_counts = random.integers(0, 8, targets.shape).astype(np.int32) * (targets != 0)
+    return ScoringText(targets, byte_counts, skipped=0)
+
+
+def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
+    devices = np.array(jax.devices()[: data * fsdp * tensor]).reshape(data, fsdp, tensor)
+    return jax.sharding.Mesh(devices, sharding.AXES)
+
+
+def reference_nll(text: ScoringText, length: int) -> np.ndarray:
+    """Summed nats of each row in float64, where other tokens stand in for the padding."""
+    targets_BT = text.targets.reshape(-1, length)
+    scored_BT = targets_BT != 0
+    filled_BT = np.where(scored_BT, targets_BT, np.arange(1, length + 1) % (VOCAB - 1) + 1)
+    inputs_BT = np.concatenate([np.zeros((len(filled_BT), 1)), filled_BT[:, :-1]], axis=1)
+    pos_BT = np.arange(length, dtype=np.int32)[None]
+    logits = jax.jit(MODEL.apply)({"params": PARAMS}, inputs_BT.astype(np.int32), pos_BT)
+    logits_BTV = np.asarray(logits, np.float64)
+    log_z_BT = np.log(np.exp(logits_BTV).sum(axis=2))
+    target_BT = np.take_along_axis(logits_BTV, filled_BT[:, :, None], axis=2)[:, :, 0]
+    return ((log_z_BT - target_BT) * scored_BT).reshape(len(text.targets), -1).sum(axis=1)
+
+
+@pytest.mark.parametrize(
+    "length, axes",
+    [(8, {}), (LONGEST, {}), (8, {"data": 4}), (LONGEST, {"fsdp": 2, "tensor": 2})],
+)
+def test_score_is_the_loss_of_each_part_alone(length, axes):
+    """On one device and on four. 7 rows in batches of 4, so that the last batch is filled up; rows
+    are padded too, and padding costs nothing."""
+    text = random_text(7)
+    mesh = mesh_of(**axes)
+    params = jax.device_put(PARAMS, sharding.tree_shardings(PARAMS, mesh))
+    activations = jax.sharding.NamedSharding(mesh, sharding.ACTIVATIONS)
+    model = MODEL.clone(activation_sharding=activations)
+    scored_R = module.score(model, params, text.targets, length, 4 * length, mesh, "run")
+    np.testing.assert_allclose(scored_R, reference_nll(text, length), rtol=1e-5)
+    other_length = LONGEST + 8 - length
+    assert not np.allclose(scored_R, reference_nll(text, other_length), rtol=1e-3)
+
+
+@dataclasses.dataclass
+class Sweep:
+    """A sweep over synthetic text; collects its rows and the lengths that it computed."""
+
+    rows: list[SweepRow] = dataclasses.field(default_factory=list)
+    computed: list[int] = dataclasses.field(default_factory=list)
+
+    def __call__(self, **changes) -> list[SweepRow]:
+        """The rows that this call adds."""
+        new: list[SweepRow] = []
+        settings: dict[str, Any] = {
+            "workdir": "",
+            "run": "run",
+            "step": 7,
+            "finished": list(self.rows),
+            "on_row": new.append,
+            "model": MODEL,
+            "encoding": "fire",
+            "data": TextData("nowhere"),
+            "lengths": (LONGEST, 8, 16),
+            "tokens": 9 * LONGEST + 5,
+            "tokens_per_batch": 64,
+        }
+        length_sweep(**(settings | changes))
+        self.rows += new
+        return new
+
+
+@pytest.fixture
+def sweep(monkeypatch) -> Sweep:
+    """In place of the model, 2 nats for every token."""
+    sweep = Sweep()
+
+    def text(data, *, length, num_sequences, split):
+        assert length == LONGEST
+        return random_text(num_sequences)
+
+    def two_nats(model, params, targets, length, *rest):
+        sweep.computed.append(length)
+        return 2.0 * (targets != 0).sum(axis=1)
+
+    monkeypatch.setattr(module, "read_scoring_text", text)
+    monkeypatch.setattr(module, "read_params", lambda *_: PARAMS)
+    monkeypatch.setattr(module, "score", two_nats)
+    return sweep
+
+
+def test_every_length_scores_the_same_text(sweep, monkeypatch):
+    """Shown with a model that ignores its input: its loss, error and budget are equal at every
+    length, and are what numpy makes of the same tokens. (The text itself: 9 whole rows.)"""
+    bias_D = jax.random.normal(jax.random.key(1), (16,)) / 4
+    blind = PARAMS | {"final_norm": {"scale": jax.numpy.zeros(16), "bias": bias_D}}
+    monkeypatch.setattr(module, "read_params", lambda *_: blind)
+    monkeypatch.setattr(module, "score", SCORE)
+    short, middle, long = sweep()
+    assert [short.length, middle.length, long.length] == [8, 16, LONGEST]
+
+    text = random_text(9)
+    logits_V = np.asarray(PARAMS["embedding"], np.float64) @ np.asarray(bias_D, np.float64)
+    nll_V = np.log(np.exp(logits_V).sum()) - logits_V
+    tokens = text.targets[text.targets != 0]
+    assert long.nll == pytest.approx(nll_V[tokens].mean(), rel=1e-5)
+    for row in (short, middle):
+        assert (row.tokens, row.bytes) == (long.tokens, long.bytes)
+        assert (row.nll, row.nll_stderr) == pytest.approx((long.nll, long.nll_stderr), rel=1e-4)
+    assert (long.tokens, long.bytes) == (len(tokens), text.byte_counts.sum())
+    parts = [text.targets.reshape(-1, n).any(axis=1).sum() for n in (8, 16, LONGEST)]
+    assert [short.sequences, middle.sequences, long.sequences] == parts
+
+
+def test_a_budget_below_one_row_scores_one_row(sweep):
+    rows = sweep(tokens=5)
+    assert [(row.tokens, row.nll_stderr) for row in rows] == [(LONGEST, 0.0)] * 3
+
+
+def test_finished_rows_are_not_computed_again(sweep):
+    first = sweep(lengths=(8, LONGEST))
+    assert sweep(lengths=(8, 16, LONGEST)) and sweep.computed == [8, LONGEST, 16]
+    assert sweep(lengths=(8, 16, LONGEST)) == [] and sweep.computed == [8, LONGEST, 16]
+    again = sweep(lengths=(8, LONGEST), step=8)
+    assert [row.nll for row in again] == [row.nll for row in first]
+
+
+def test_rows_of_another_budget_are_refused(sweep):
+    sweep()
+    with pytest.raises(UserError, match="run@7 at length 8 over another text"):
+        sweep(tokens=5 * LONGEST)
+
+
+@pytest.mark.parametrize("lengths", [(), (1,), (8, 12, LONGEST)])
+def test_lengths_that_cannot_score_the_same_tokens(sweep, lengths):
+    with pytest.raises(UserError, match="EVAL_LENGTHS"):
+        sweep(lengths=lengths)
+
+
+def test_a_loss_that_is_not_finite_is_no_result(sweep, monkeypatch):
+    monkeypatch.setattr(module, "score", lambda *_: np.full(9, np.nan))
+    written = []
+    with pytest.raises(RunFailed, match="run@7: the loss at length 8 is nan"):
+        sweep(on_row=written.append)
+    assert written == []
+
+
+def test_summary_by_hand():
+    """Two rows of 4 and 2 tokens: mean 8/6; residuals +-2/3; error sqrt(2 (4/9 + 4/9)) / 6."""
+    targets = np.array([[5, 5, 5, 5], [5, 5, 0, 0]], np.int32)
+    text = ScoringText(targets, np.array([[3, 0, 3, 4], [1, 0, 0, 0]], np.int32), skipped=0)
+    counts = module.count(text, 4)
+    assert counts == (2, 6, 11) and module.count(text, 2)[0] == 3
+    nll, stderr, perplexity, bits = module.summarize(np.array([6.0, 2.0]), text, counts)
+    assert nll == pytest.approx(4 / 3) and stderr == pytest.approx(2 / 9)
+    assert perplexity == pytest.approx(math.exp(4 / 3))
+    assert bits == pytest.approx(8 / math.log(2) / 11)
+
+
+def test_standard_error_is_that_of_resampled_rows():
+    """Rows of unequal length whose tokens go together (an error over tokens would be 5x less)."""
+    random = np.random.default_rng(0)
+    tokens_R = random.integers(1, 65, 300)
+    nll_R = tokens_R * random.normal(3, 1, 300)
+    targets = (np.arange(64) < tokens_R[:, None]).astype(np.int32)
+    text = ScoringText(targets, targets, skipped=0)
+    stderr = module.summarize(nll_R, text, module.count(text, 64))[1]
+
+    without_R = (nll_R.sum() - nll_R) / (tokens_R.sum() - tokens_R)
+    jackknife = math.sqrt(299 * without_R.var())
+    chosen = random.integers(0, 300, (4000, 300))
+    bootstrap = (nll_R[chosen].sum(axis=1) / tokens_R[chosen].sum(axis=1)).std()
+    assert stderr == pytest.approx(jackknife, rel=0.02)
+    assert stderr == pytest.approx(bootstrap, rel=0.06)
+
+
+# SWIG's types warn as sentencepiece is first imported; as an error it crashes the interpreter.
+@pytest.mark.filterwarnings("ignore:builtin type :DeprecationWarning")
+@pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")  # in TFDS
+def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
+    """SentencePiece, every document scored: the bytes are the documents' own, to the byte."""
+    words = "Bäume Häuser größer   \t straßen über 東京 naïve\n".split(" ")
+    random = np.random.default_rng(0)
+    documents = [(f"doc/{i}", " ".join(random.choice(words, 80)).encode()) for i in range(60)]
+    data_dir = str(tmp_path / "data")
+    write_corpus(data_dir, documents, lambda _: None)
+    held_out = sum(len(text) for path, text in documents if split_of(path) == "validation")
+    seqio = pathlib.Path(importlib.util.find_spec("seqio").origin).parent
+    spm = seqio / "test_data" / "sentencepiece" / "sentencepiece.model"
+    monkeypatch.setattr(module, "read_params", lambda *_: None)
+    monkeypatch.setattr(module, "score", lambda model, params, targets, *_: targets.sum(axis=1) / 9)
+    rows = []
+    length_sweep(
+        workdir="",
+        run="run",
+        step=1,
+        finished=[],
+        on_row=rows.append,
+        model=MODEL,
+        encoding="fire",
+        data=TextData(data_dir, vocabulary=str(spm), construction="cut"),
+        lengths=(16, 64),
+    )
+    assert len(rows) == 2
+    for row in rows:
+        assert row.bytes == held_out > row.tokens > 0
+        assert row.bits_per_byte == pytest.approx(row.nll * row.tokens / math.log(2) / held_out)
+        assert row.perplexity == pytest.approx(math.exp(row.nll))
+        assert (row.dataset, row.construction, row.protocol) == ("embedded", "cut", "full")
+
+
+COLUMNS = (
+    "run,encoding,variant,step,dataset,split,construction,protocol,length,sequences,tokens,bytes,"
+    "nll,nll_stderr,perplexity,bits_per_byte"
+)
+ROW = SweepRow(
+    *("a, b", "fire", "", 100, "c4", "validation", "concat", "full", 64),
+    *(8, 512, 500, 1 / 3, 1e-17, math.exp(1 / 3), 2e300),
+)
+ROWS = [ROW, dataclasses.replace(ROW, run='say "x"', length=128)]
+
+
+@pytest.fixture
+def path(tmp_path) -> epath.Path:
+    return epath.Path(tmp_path) / "length_sweep.csv"
+
+
+def test_result_file_has_the_columns_of_the_contract_and_reads_back_exactly(path):
+    assert read_rows(path) == []
+    write_rows(path, ROWS)
+    assert path.read_text().splitlines()[0] == COLUMNS
+    assert read_rows(path) == ROWS
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert ROWS[0].key == ("a, b", "fire", "", 100, "c4", "validation", "concat", "full", 64)
+
+
+def test_a_last_line_cut_short_is_left_out(path):
+    """Wherever it was cut; no cut value may be taken for a whole one."""
+    write_rows(path, ROWS)
+    whole = path.read_text()
+    for end in range(len(whole)):
+        path.write_text(whole[:end])
+        complete = whole[:end].count("\n")
+        assert read_rows(path) == ROWS[: max(0, complete - 1)]
+
+
+@pytest.mark.parametrize(
+    "whole, damaged, message",
+    [
+        ("nll_stderr", "stderr", "other columns"),
+        ("bits_per_byte", "bits_per_byte,more", "other columns"),
+        (",512,", ",many,", "damaged"),
+        (",512,", ",", "damaged"),
+    ],
+)
+def test_a_foreign_or_damaged_result_file_is_not_read(path, whole, damaged, message):
+    write_rows(path, ROWS)
+    path.write_text(path.read_text().replace(whole, damaged))
+    with pytest.raises(RunFailed, match=message):
+        read_rows(path)

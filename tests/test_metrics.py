@@ -1,0 +1,113 @@
+"""fire_lm.metrics: FLOPs by the stated convention, the progress line, the log that resumes."""
+
+import json
+from types import SimpleNamespace
+
+import jax
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fire_lm import metrics, models, positions
+from fire_lm.training.summary import model_flops_per_token
+
+
+def test_flops_of_125m_worked_by_hand():
+    layer = 4 * (768 * 768 + 768) + (768 * 3072 + 3072) + (3072 * 768 + 768) + 2 * (2 * 768)
+    non_embedding = 12 * layer + 2 * 768
+    head = 32_128 * 768
+    by_hand = 6 * (non_embedding + head) + 12 * 12 * 768 * 2048
+    assert by_hand == 884_874_240
+
+    def flops(encoding: str, share: bool = False) -> float:
+        position = positions.encodings()[encoding]
+        size = models.size_125m()
+        model = models.build_decoder(size, position, 32_128, 2048, share_position=share)
+        tokens = jax.ShapeDtypeStruct((1, 1), "int32")
+        params = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
+        return model_flops_per_token(model, params, 2048)
+
+    assert flops("NoPE") == flops("FIRE") == flops("FIRE", share=True) == by_hand
+    assert metrics.flops_per_token(non_embedding, 12, 768, 2048) != by_hand  # head forgotten
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [("TPU v4", 275e12), ("TPU v5 lite", 197e12), ("TPU v5p", 459e12), ("cpu", None)],
+)
+def test_peak_by_device_kind(kind, peak):
+    assert metrics.peak_flops(kind) == peak
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (59.6, "1:00"), (123, "2:03"), (3599.7, "1:00:00"), (90_061, "25:01:01")],
+)
+def test_duration(seconds, text):
+    assert metrics.duration(seconds) == text
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A monotonic clock that the test sets: `clock[0] = seconds`."""
+    now = [100.0]
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_progress_in_a_file_is_a_line_at_the_interval_and_at_the_end(clock, capsys):
+    progress = metrics.Progress(total=40, done=20)
+    for step in range(21, 41):
+        clock[0] += 1.0
+        progress.show(step, f"loss {step}")
+    progress.close()
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in shown] == ["21/40", "26/40", "31/40", "36/40", "40/40"]
+    assert shown[1].endswith("26/40  loss 26  ETA 0:14")  # 6 steps took 6 s: the rest takes 14
+    assert "#" * 20 in shown[-1]
+    assert not any("\r" in line for line in shown)
+
+
+def test_progress_in_a_terminal_is_one_line_that_changes(clock, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    progress = metrics.Progress(total=20)
+    for step in range(1, 21):
+        clock[0] += 0.1
+        progress.show(step, "")
+    progress.close()
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1 and 8 <= out.count("\r") <= 12  # every 0.2 s of 2 s
+
+
+def test_quiet_progress_says_nothing(clock, capsys):
+    progress = metrics.Progress(total=2, quiet=True)
+    progress.show(2, "")
+    progress.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_log_drops_what_comes_after_the_resume_step_and_a_torn_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = metrics.MetricsLog(tmp_path, 0)
+    for step in range(1, 6):
+        log.write(step, {"loss": 1.0 / step})
+    log.close()
+    path.write_text(path.read_text() + '{"step": 6, "lo')  # what a kill leaves
+
+    log = metrics.MetricsLog(tmp_path, 3)
+    for step in range(4, 7):
+        log.write(step, {"loss": 10.0})
+    log.close()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["loss"] for row in rows] == [1.0, 1 / 2, 1 / 3, 10.0, 10.0, 10.0]
+
+    events = EventAccumulator(str(tmp_path))  # drops what a later session start makes void
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
+    assert [event.value for event in events.Scalars("loss")][3:] == [10.0] * 3
+
+
+def test_a_new_log_keeps_nothing_of_a_run_without_checkpoint(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    metrics.MetricsLog(tmp_path, 0).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""

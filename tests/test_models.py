@@ -1,0 +1,202 @@
+"""The decoder: sizes and first values, layers against numpy, remat, the loss."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fire_lm.models import ModelSize, build_decoder, size_125m, size_350m, token_losses
+from fire_lm.models.layers import contract, layer_norm
+from fire_lm.models.loss import shift_right
+from fire_lm.positions.alibi import ALiBi
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.nope import NoPE
+from fire_lm.training.step import summed_loss
+
+SMALL = ModelSize(2, hidden_size=32, num_heads=4, head_dim=8, mlp_size=128, init_std=0.02)
+# For functions that run once: compiles in half the time, to slow code.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+TARGETS = np.array([[5, 3, 9, 1, 7, 0], [2, 2, 8, 0, 0, 0]], np.int32)
+
+
+def shapes(model: Any) -> Any:
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
+
+
+def filled(model: Any, std: float = 0.3) -> Any:
+    """Parameters of the model's shapes; quicker than its own initialisation."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda p: jnp.float32(rng.normal(0, std, p.shape)), shapes(model))
+
+
+def named(tree: Any) -> dict[str, Any]:
+    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {"/".join(key.key for key in path): leaf for path, leaf in flat}
+
+
+@pytest.mark.parametrize(
+    "size, all_parameters, matrices, heads",
+    [(size_125m(), 85.1, 84.9, 12), (size_350m(), 302.3, 302.0, 16)],
+    ids=["125m", "350m"],
+)
+def test_parameter_counts(size, all_parameters, matrices, heads):
+    """In millions, without embedding and encoding; and the embedding is the only other table."""
+    leaves = named(shapes(build_decoder(size, FIRE, vocab_size=32_128, train_length=2048)))
+    own = {name: leaf.size for name, leaf in leaves.items() if "position" not in name}
+    assert own.pop("embedding") == 32_128 * size.hidden_size
+    assert round(sum(own.values()) / 1e6, 1) == all_parameters
+    kernels = sum(count for name, count in own.items() if name.endswith("kernel"))
+    assert round(kernels / 1e6, 1) == matrices
+    encoding = sum(leaf.size for name, leaf in leaves.items() if "position" in name)
+    assert encoding == size.num_layers * (2 + 64 + 33 * 32 + 33 * heads)
+
+
+def test_initial_values():
+    """Weights N(0, std), those that write into the residual stream over sqrt(2 layers)."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    model = build_decoder(SMALL, NoPE, vocab_size=512, train_length=64)
+    leaves = named(quick_jit(model.init)(jax.random.key(0), tokens, tokens)["params"])
+    assert all(leaf.dtype == jnp.float32 for leaf in leaves.values())
+    for name, leaf in leaves.items():
+        if name.endswith("bias"):
+            assert np.all(leaf == 0), name
+        elif name.endswith("scale"):
+            assert np.all(leaf == 1), name
+        else:
+            writes = "attention_out" in name or "mlp_out" in name
+            expected = 0.02 / math.sqrt(2 * 2) if writes else 0.02
+            assert np.std(leaf) == pytest.approx(expected, rel=0.05), name
+            assert abs(np.mean(leaf)) < 0.1 * expected, name
+    query = leaves["layers/query/kernel"]
+    assert np.all(query[0] != query[1]), "layers start from different values"
+
+
+def test_layer_norm_is_the_formula():
+    x, scale, bias = np.random.default_rng(0).normal(3, 2, (3, 4, 8, 16)).astype(np.float32)
+    scale, bias = scale[0, 0], bias[0, 0]
+    wide = x.astype(np.float64)
+    expected = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
+    expected = expected * scale + bias
+    ours = layer_norm(*map(jnp.asarray, (x, scale, bias)))
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+    # Statistics in bfloat16 could not tell 1000 from 1001.
+    far = jnp.asarray(1000 + 8 * x, jnp.bfloat16)
+    spread = np.std(layer_norm(far, jnp.ones(16), jnp.zeros(16)).astype(jnp.float32))
+    assert spread == pytest.approx(1, abs=0.02)
+
+
+def products(x: Any, kernel: Any, weight: Any, function: Any) -> tuple[Any, Any]:
+    """Output, and gradients of sum(weight * output), of a contraction over two axes."""
+
+    def loss(x: Any, kernel: Any) -> tuple[jax.Array, jax.Array]:
+        out = function(x, kernel)
+        return jnp.sum(out.astype(jnp.float32) * weight), out
+
+    (_, out), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, kernel)
+    return out, gradients
+
+
+def test_contract_is_a_matrix_product():
+    rng = np.random.default_rng(0)
+    x, kernel, weight = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32)
+        for shape in ((2, 5, 3, 4), (3, 4, 6), (2, 5, 6))
+    )
+    ours = products(x, kernel, weight, lambda x, kernel: contract(x, kernel, 2, jnp.float32))
+    plain = products(x, kernel, weight, lambda x, kernel: jnp.tensordot(x, kernel, axes=2))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, plain)
+
+
+def test_contract_in_bfloat16_keeps_the_kernel_gradient_in_float32():
+    """A plain cast rounds it to bfloat16, which would then be summed over the mesh."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(4, 32, 8)), jnp.bfloat16)
+    kernel, weight = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((8, 6), (4, 32, 6))
+    )
+
+    def cast(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jnp.tensordot(x, kernel.astype(x.dtype), axes=1)
+
+    def rounded(gradient: jax.Array) -> np.ndarray:
+        assert gradient.dtype == jnp.float32
+        return np.asarray(gradient == gradient.astype(jnp.bfloat16).astype(jnp.float32))
+
+    out, (dx, ours) = products(x, kernel, weight, lambda x, k: contract(x, k, 1, x.dtype))
+    _, (_, plain) = products(x, kernel, weight, cast)
+    assert out.dtype == dx.dtype == jnp.bfloat16
+    assert np.all(rounded(plain)) and np.mean(rounded(ours)) < 0.1
+    wide = np.asarray(weight.astype(jnp.bfloat16).astype(jnp.float32), np.float64)
+    exact = np.einsum("BTi,BTo->io", np.asarray(x.astype(jnp.float32), np.float64), wide)
+    np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-5)
+
+
+def remat_loss_and_gradient(remat: Any, length: int = 64) -> Any:
+    model = build_decoder(SMALL, FIRE, 32, train_length=64, dtype="float32", remat=remat)
+    targets = jnp.asarray(np.random.default_rng(0).integers(1, 32, (2, length)), jnp.int32)
+
+    def loss(params: Any) -> jax.Array:
+        return summed_loss(params, model, targets, z_loss=0.0)[0] / targets.size
+
+    compiled = quick_jit(jax.value_and_grad(loss)).lower(shapes(model)).compile()
+    return compiled, compiled(filled(model))
+
+
+def test_remat_changes_memory_not_results():
+    """'full' keeps less than 'dots', which keeps less than 'none'."""
+    runs = {remat: remat_loss_and_gradient(remat) for remat in ("none", "dots", "full")}
+    _, expected = runs["none"]
+    for remat in ("dots", "full"):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+            runs[remat][1],
+            expected,
+        )
+    kept = {k: run[0].memory_analysis().temp_size_in_bytes for k, run in runs.items()}
+    assert kept["full"] < kept["dots"] < 0.9 * kept["none"], kept
+
+
+def test_logits_are_float32_in_a_bfloat16_model():
+    model = build_decoder(SMALL, ALiBi, 32, train_length=64)
+    assert model.dtype == jnp.bfloat16
+    tokens = jnp.asarray(TARGETS)
+    params = filled(model)
+    logits = quick_jit(model.apply)({"params": params}, tokens, tokens[:1])
+    assert logits.dtype == jnp.float32 and logits.shape == (2, 6, 32)
+    assert np.any(logits != logits.astype(jnp.bfloat16).astype(jnp.float32)), "not merely cast"
+
+
+def test_input_is_the_target_shifted_right():
+    np.testing.assert_array_equal(
+        shift_right(jnp.asarray(TARGETS)), [[0, 5, 3, 9, 1, 7], [0, 2, 2, 8, 0, 0]]
+    )
+
+
+def test_loss_is_the_mean_of_what_is_not_padding():
+    """Against numpy on the model's own logits; and what padding predicts does not matter."""
+    model = build_decoder(SMALL, ALiBi, 32, train_length=64, dtype="float32")
+    params, targets = filled(model), jnp.asarray(TARGETS)
+
+    def everything(params: Any) -> Any:
+        logits = model.apply({"params": params}, shift_right(targets), jnp.arange(6)[None])
+        summed = summed_loss(params, model, targets, z_loss=0.5)
+        return logits, token_losses(model, params, targets), summed
+
+    logits, (nll, log_z, weight), (objective, total) = quick_jit(everything)(params)
+    wide = np.asarray(logits, np.float64)
+    expected_z = np.log(np.sum(np.exp(wide), axis=-1))
+    at_target = np.take_along_axis(wide, TARGETS[:, :, None], axis=-1)[:, :, 0]
+    np.testing.assert_allclose(log_z, expected_z, rtol=1e-5)
+    np.testing.assert_allclose(nll, expected_z - at_target, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(weight, TARGETS != 0)
+
+    scored = TARGETS != 0
+    assert total == pytest.approx(np.sum((expected_z - at_target)[scored]), rel=1e-5)
+    assert total != pytest.approx(np.sum(expected_z - at_target), rel=1e-2)
+    z_term = 0.5 * np.sum(expected_z[scored] ** 2)
+    assert objective - total == pytest.approx(z_term, rel=1e-5) and z_term > 1

@@ -1,0 +1,286 @@
+"""Properties that every encoding of configs/positions/ must have; a new gin file joins by itself.
+
+Each property is a function `has_...` that fails on an encoding without it. It is tried on all
+configured encodings, and once on a broken one (tests/broken_encodings.py) to show that it bites.
+The equations themselves: test_fire.py, test_alibi.py, test_rope.py.
+"""
+
+import argparse
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import broken_encodings as broken
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fire_lm import verbs
+from fire_lm.attention import attend
+from fire_lm.config.program import Place
+from fire_lm.models import Decoder, ModelSize
+from fire_lm.positions import PositionalEncoding
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+NAMES = sorted(path.stem for path in (CONFIGS / "positions").glob("*.gin"))
+# These look at the query's absolute position on purpose.
+ABSOLUTE = {"fire", "fire_appendix_e", "fire_s"}
+SIZE = ModelSize(2, hidden_size=96, num_heads=12, head_dim=8, mlp_size=96, init_std=0.1)
+LENGTH = 64  # training length
+
+every_encoding = pytest.mark.parametrize("name", NAMES)
+
+
+@functools.cache
+def configured(name: str) -> Decoder:
+    """The decoder that configs/positions/NAME.gin gives, small."""
+    files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
+    config = verbs.load_config(files, argparse.Namespace(bindings=[], gin_search_paths=""))
+    assert config.macro("ENCODING") == name, "the sweep's tables name runs by this macro"
+    changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": LENGTH}
+    return config.call_place(Place((), "build_decoder"), (), changed)
+
+
+def decoder(encoding: PositionalEncoding) -> Decoder:
+    return Decoder(SIZE, encoding, vocab_size=32)
+
+
+def content(length: int) -> tuple[jax.Array, ...]:
+    """Some q, k, v `[1, length, N, H]`."""
+    shape = (3, 1, length, SIZE.num_heads, SIZE.head_dim)
+    return tuple(jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32))
+
+
+def logits(
+    encoding: PositionalEncoding, params: Any, q: jax.Array, k: jax.Array, q_pos: Any, k_pos: Any
+) -> jax.Array:
+    """q·k and bias `[B, N, T, S]` as attention adds them, before the mask."""
+    q_pos, k_pos = jnp.asarray(q_pos, jnp.int32)[None], jnp.asarray(k_pos, jnp.int32)[None]
+    q, k = encoding.rotate(params, q, k, q_pos, k_pos, k_pos.shape[1])
+    products = jnp.einsum("BTNH,BSNH->BNTS", q, k, preferred_element_type=jnp.float32)
+    bias = encoding.bias(params, q_pos, k_pos, k_pos.shape[1])
+    return products if bias is None else products + bias
+
+
+def init(encoding: PositionalEncoding) -> Any:
+    return encoding.init(jax.random.key(0))
+
+
+def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.jit` for big functions that run once: compiles quickly, to slow code."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def has_finite_values_far_out(encoding: PositionalEncoding) -> None:
+    """Up to 16 times the training length, also where attention will mask."""
+    far = 16 * LENGTH
+    q, k, _ = content(far)
+    queries = np.array([0, 1, LENGTH - 1, LENGTH, 2 * LENGTH, far - 1])
+    out = logits(encoding, init(encoding), q[:, queries], k, queries, np.arange(far))
+    assert np.all(np.isfinite(out))
+
+
+def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
+    """Values, and gradients to q, k, v and the encoding's parameters."""
+    pos = jnp.arange(300)[None]
+
+    def loss(inputs: Any, implementation: Any) -> tuple[jax.Array, jax.Array]:
+        params, q, k, v = inputs
+        q, k = encoding.rotate(params, q, k, pos, pos, 300)
+        out = attend(
+            *(q, k, v),
+            q_pos_BT=pos,
+            k_pos_BS=pos,
+            bias=lambda q_pos, k_pos: encoding.bias(params, q_pos, k_pos, 300),
+            implementation=implementation,
+        )
+        return jnp.sum(jnp.sin(out)), out
+
+    inputs = (init(encoding), *content(300))
+    gradient = jax.grad(loss, has_aux=True)
+    dense, blocks = (
+        quick_jit(functools.partial(gradient, implementation=implementation))(inputs)
+        for implementation in ("dense", "blockwise")
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), dense, blocks)
+
+
+def has_no_view_of_the_future(encoding: PositionalEncoding) -> None:
+    """Gradient of the logit of id 0 at every position to the embeddings of distinct tokens."""
+    length = 10
+    tokens, pos = jnp.arange(1, length + 1)[None], jnp.arange(length)[None]
+    model = decoder(encoding)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)["params"]
+    rng = np.random.default_rng(0)  # compiling an initialisation takes longer
+    params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.1, leaf.shape)), shapes)
+
+    def logits_of_0(table: jax.Array) -> jax.Array:
+        out = model.apply({"params": {**params, "embedding": table}}, tokens, pos)
+        assert isinstance(out, jax.Array)
+        return out[0, :, 0]
+
+    jacobian = quick_jit(jax.jacrev(logits_of_0))(params["embedding"])  # [T, V, D]
+    seen = np.any(np.asarray(jacobian)[:, 1 : length + 1] != 0, axis=-1)
+    np.testing.assert_array_equal(seen, np.tri(length, dtype=bool))
+
+
+def has_translation_invariance(encoding: PositionalEncoding) -> None:
+    """All positions moved by 1024, beyond every threshold."""
+    q, k, _ = content(LENGTH)
+    pos, params = np.arange(LENGTH), init(encoding)
+    here = logits(encoding, params, q, k, pos, pos)
+    there = logits(encoding, params, q, k, pos + 1024, pos + 1024)
+    np.testing.assert_allclose(here, there, rtol=0, atol=1e-3)
+
+
+def has_all_bits_of_positions(encoding: PositionalEncoding) -> None:
+    """In a bfloat16 model 256, 257, 4096 and 4097 are four distances and four positions."""
+    params = init(encoding)
+    apart = np.array([256, 257, 4096, 4097])
+    q_pos, k_pos = jnp.array([[5000]]), jnp.asarray(5000 - apart)[None]
+    bias = encoding.bias(params, q_pos, k_pos, 5001)
+    if bias is not None:
+        assert bias.dtype == jnp.float32
+        assert len({tuple(row) for row in np.asarray(bias)[0, :, 0].T.tolist()}) == 4
+    same = jnp.ones((1, 4, SIZE.num_heads, SIZE.head_dim), jnp.bfloat16)
+    rotated, _ = encoding.rotate(params, same, same, jnp.asarray(apart)[None], q_pos, 5001)
+    if np.any(rotated != same):
+        assert rotated.dtype == jnp.bfloat16
+        assert len({tuple(row.ravel().tolist()) for row in np.asarray(rotated)[0]}) == 4
+
+
+def has_finite_gradients_at_distance_0(encoding: PositionalEncoding) -> None:
+    """To parameters and contents, at position 0 and at the others' own positions."""
+    q, k, _ = content(3)
+
+    def total(params: Any, q: jax.Array, k: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(logits(encoding, params, q, k, np.arange(3), np.arange(3))))
+
+    gradient = quick_jit(jax.grad(total, argnums=(0, 1, 2)))(init(encoding), q, k)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
+
+
+def has_equal_decode_rows(encoding: PositionalEncoding) -> None:
+    """One query against a cache gives, bit for bit, its row of the full matrix."""
+    params, pos = init(encoding), jnp.arange(90)[None]
+    q, k, _ = content(90)
+    full_bias = encoding.bias(params, pos, pos, 90)
+    full_q, _ = encoding.rotate(params, q, k, pos, pos, 90)
+    for row in (0, 1, 16, 50, 89):
+        at = pos[:, row : row + 1]
+        one_q, _ = encoding.rotate(params, q[:, row : row + 1], k, at, pos, 90)
+        np.testing.assert_array_equal(one_q, full_q[:, row : row + 1])
+        one_bias = encoding.bias(params, at, pos, 90)
+        if one_bias is not None and full_bias is not None:
+            np.testing.assert_array_equal(one_bias, full_bias[:, :, row : row + 1])
+
+
+def has_no_hidden_state(encoding: PositionalEncoding) -> None:
+    """Compiled and eager calls agree."""
+    params, pos = init(encoding), np.arange(40)
+    q, k, _ = content(40)
+    function = functools.partial(logits, encoding, q_pos=pos, k_pos=pos)
+    compiled = jax.jit(function)(params, q, k)
+    np.testing.assert_allclose(function(params, q, k), compiled, rtol=1e-5, atol=1e-5)
+
+
+def has_the_documented_size(encoding: PositionalEncoding) -> None:
+    """The docstring's "Parameters ...: none" or numbers for 12 heads, as the models here have."""
+    text = " ".join((type(encoding).__doc__ or "").split())
+    sentence = re.search(r"Parameters[^:]*: (none|[\d,]+)([^.]*)", text)
+    assert sentence, f"the docstring of {type(encoding).__name__} lacks 'Parameters...: N'"
+    documented = {int(n) for n in re.findall(r"\b\d{2,}\b", sentence[0].replace("12 heads", ""))}
+    size = sum(leaf.size for leaf in jax.tree.leaves(init(encoding)))
+    assert size in (documented or {0})
+
+
+def has_parameters_of_its_own_in_every_layer(encoding: PositionalEncoding) -> None:
+    """Different ones from the start, but for scalars; no entry at all without parameters."""
+    entries = position_entries(decoder(encoding))
+    expected = init(encoding)
+    assert list(entries) == ["layers"] * bool(expected)
+    for mine, leaf in zip(jax.tree.leaves(entries), jax.tree.leaves(expected), strict=True):
+        assert mine.shape == (SIZE.num_layers, *leaf.shape)
+        assert leaf.ndim == 0 or np.all(mine[0] != mine[1])
+
+
+def position_entries(model: Decoder) -> dict[str, Any]:
+    """The decoder's initial parameters that belong to the encoding, by where they lie."""
+
+    def entries(rng: jax.Array) -> dict[str, Any]:
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        params = model.init(rng, tokens, tokens)["params"]
+        places = {"top": params, "layers": params["layers"]}
+        return {name: place["position"] for name, place in places.items() if "position" in place}
+
+    return quick_jit(entries)(jax.random.key(0))
+
+
+Check = Callable[[PositionalEncoding], None]
+PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {
+    has_finite_values_far_out: [broken.NotFiniteFarOut],
+    has_the_same_values_in_blocks: [broken.DependsOnTheBlock],
+    has_no_view_of_the_future: [broken.SeesTheFuture],
+    has_all_bits_of_positions: [broken.RoundsPositions, broken.RoundsAngles],
+    has_finite_gradients_at_distance_0: [broken.PowerOfDistance],
+    has_equal_decode_rows: [broken.DependsOnTheBlock],
+    has_no_hidden_state: [broken.CountsCalls],
+    has_the_documented_size: [broken.PowerOfDistance, broken.CountsCalls],
+    has_parameters_of_its_own_in_every_layer: [broken.SameInEveryLayer],
+}
+
+
+@functools.cache
+def passes(check: Check, encoding: PositionalEncoding) -> bool:
+    """Runs a check; once where two gin files give equal encodings (fire and fire_s)."""
+    check(encoding)
+    return True
+
+
+@every_encoding
+@pytest.mark.parametrize("check", PROPERTIES, ids=lambda check: check.__name__)
+def test_encoding(check, name):
+    assert passes(check, configured(name).position)
+
+
+BROKEN = [(check, kind) for check, kinds in PROPERTIES.items() for kind in kinds]
+
+
+@pytest.mark.parametrize("check, kind", BROKEN, ids=lambda value: value.__name__)
+def test_property_is_missed_in_a_broken_encoding(check, kind):
+    with pytest.raises(AssertionError):
+        check(kind(SIZE.num_heads, SIZE.head_dim, LENGTH))
+
+
+@every_encoding
+def test_translation_invariance_exactly_where_it_holds(name):
+    if name in ABSOLUTE:
+        with pytest.raises(AssertionError):
+            has_translation_invariance(configured(name).position)
+    else:
+        has_translation_invariance(configured(name).position)
+
+
+def test_fire_s_has_one_set_of_parameters():
+    model = configured("fire_s")
+    assert model.share_position and not configured("fire").share_position
+    entries, expected = position_entries(model), init(model.position)
+    assert jax.tree.map(jnp.shape, entries) == {"top": jax.tree.map(jnp.shape, expected)}
+
+
+def test_bfloat16_decoder_gives_encodings_integers_and_float32():
+    """Every hook is asked, about integer positions; parameters are not cast."""
+    encoding = broken.Recorder(12, 8, LENGTH)
+    model = Decoder(SIZE, encoding, vocab_size=32, dtype=jnp.bfloat16)
+    tokens = jnp.zeros((1, 4), jnp.int32)
+    broken.Recorder.seen.clear()
+    jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)
+    assert broken.Recorder.seen == {
+        "embed": ["int32"],
+        "rotate": ["float32", "int32", "int32", 4],
+        "bias": ["float32", "int32", "int32", 4],
+        "logit_scale": ["float32", "int32"],
+    }

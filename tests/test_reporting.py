@@ -1,0 +1,121 @@
+"""Table and figure of a length sweep: what a reader can tell from them."""
+
+import dataclasses
+import re
+
+import pytest
+from etils import epath
+from matplotlib import pyplot
+
+from fire_lm.reporting import SweepRow
+from fire_lm.reporting.length_sweep import figure, table
+
+ROW = SweepRow(
+    *("fire", "fire", "", 1000, "embedded", "validation", "concat", "full", 64),
+    *(2048, 131072, 130000, 1.5, 0.01, 4.48, 2.2),
+)
+
+
+def curve(encoding: str, nlls: dict[int, float], **changes) -> list[SweepRow]:
+    """Rows of one run, by length; the standard error is a hundredth of the loss."""
+    named = {"run": encoding, "encoding": encoding, **changes}
+    return [
+        dataclasses.replace(ROW, length=length, nll=nll, nll_stderr=nll / 100, **named)
+        for length, nll in nlls.items()
+    ]
+
+
+FIRE = curve("fire", {64: 1.5, 256: 1.4})
+ROPE = curve("rope", {256: 2.5, 64: 1.7})
+
+
+def cells(text: str) -> list[list[str]]:
+    """The lines below the title, cut at the gaps between columns."""
+    return [re.split(r" {2,}", line.strip()) for line in text.splitlines()[1:]]
+
+
+def test_table_has_a_line_a_run_and_a_column_a_length():
+    text = table([*FIRE, *ROPE], {"fire": 64, "rope": 64})
+    assert text.splitlines()[0] == (
+        "nats per token; embedded validation, concat, 131,072 tokens at each length"
+    )
+    assert cells(text) == [
+        ["64 (x1)", "256 (x4)"],
+        ["fire", "1.500 ± 0.015", "1.400 ± 0.014"],
+        ["rope", "1.700 ± 0.017", "2.500 ± 0.025"],
+    ]
+    assert len({len(line) for line in text.splitlines()[1:]}) == 1, "columns do not line up"
+
+
+def test_table_of_two_training_lengths_gives_no_multiples():
+    assert cells(table([*FIRE, *ROPE], {"fire": 64, "rope": 128}))[0] == ["64", "256"]
+
+
+def test_table_leaves_a_length_empty_that_a_run_lacks():
+    text = table([*FIRE, *curve("rope", {64: 1.7})], {"fire": 64, "rope": 64})
+    assert {tuple(line) for line in cells(text)} >= {("rope", "1.700 ± 0.017")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": "fire_again"},
+        {"step": 2000},
+        {"construction": "cut"},
+        {"split": "train"},
+        {"dataset": "c4"},
+        {"variant": "yarn-4x"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_curves_of_one_encoding_are_told_apart(change):
+    other = curve("fire", {64: 9.5, 256: 9.4}, **change)
+    lines = cells(table([*FIRE, *other, *ROPE], {"fire": 64, "fire_again": 64, "rope": 64}))
+    names = [line[0] for line in lines[1:]]
+    assert len(set(names)) == 3 and "rope" in names
+    told = str(next(iter(change.values())))
+    assert [line[1] for line in lines if told in line[0]] == ["9.500 ± 0.095"]
+
+
+@pytest.fixture
+def draw(tmp_path, monkeypatch):
+    """Draws to a file and gives the axes; the figure is kept open for it."""
+    close = pyplot.close
+    monkeypatch.setattr(pyplot, "close", lambda drawing: None)
+
+    def drawn(rows, train_lengths):
+        path = epath.Path(tmp_path) / "length_sweep.png"
+        figure(rows, train_lengths, path)
+        assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        return pyplot.gcf().axes[0]
+
+    yield drawn
+    close("all")
+
+
+def test_figure_has_a_line_a_run_with_error_bars_and_the_training_length(draw):
+    axes = draw([*FIRE, *ROPE], {"fire": 64, "rope": 64})
+    assert sorted(text.get_text() for text in axes.get_legend().get_texts()) == ["fire", "rope"]
+    by_name = {container.get_label(): container for container in axes.containers}
+    for name, nlls in {"fire": [1.5, 1.4], "rope": [1.7, 2.5]}.items():
+        line, _, (bars,) = by_name[name]
+        assert (list(line.get_xdata()), list(line.get_ydata())) == ([64, 256], nlls)
+        spans = [(low, high) for (_, low), (_, high) in bars.get_segments()]
+        assert spans == [pytest.approx((nll * 0.99, nll * 1.01)) for nll in nlls]
+    dotted = [line for line in axes.lines if line.get_linestyle() == ":"]
+    assert [list(line.get_xdata()) for line in dotted] == [[64, 64]]
+    assert [text.get_text() for text in axes.texts] == ["training length 64"]
+    assert axes.get_ylabel() == "loss (nats per token)" and "tokens" in axes.get_xlabel()
+
+
+def test_figure_marks_every_training_length(draw):
+    axes = draw([*FIRE, *ROPE], {"fire": 64, "rope": 128})
+    assert [text.get_text() for text in axes.texts] == [
+        "training length 64",
+        "training length 128",
+    ]
+
+
+def test_figure_is_closed(tmp_path):
+    figure(FIRE, {"fire": 64}, epath.Path(tmp_path) / "length_sweep.png")
+    assert pyplot.get_fignums() == []

@@ -1,0 +1,139 @@
+"""A run that is killed again and again ends as one that never was: the same bits.
+
+The real command in processes of its own, on one device. That the comparison sees a resume that
+goes wrong is shown in test_training.py, where one begins the text again.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample_run import command, logged, saved_state, write_text
+
+pytestmark = [
+    pytest.mark.ci,
+    # protobuf tells TFDS, which writes the data set.
+    pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning"),
+]
+
+ROOT = Path(__file__).resolve().parent.parent
+STEPS = 120
+PATIENCE = 240  # seconds
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "data")
+
+
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fire_lm", *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(arguments: list[str]) -> None:
+    _, errors = (process := start(arguments)).communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+
+
+def stop(process: subprocess.Popen[str], when: Callable[[], bool], by: signal.Signals) -> str:
+    """Sends the signal once `when()` holds; returns what the process wrote to stderr."""
+    give_up = time.monotonic() + PATIENCE
+    while not when():
+        assert process.poll() is None, f"ended too early: {process.communicate()[1]}"
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
+    process.send_signal(by)
+    return process.communicate(timeout=PATIENCE)[1]
+
+
+def steps_logged(workdir: Path) -> list[int]:
+    """Of the whole lines: a kill may tear the last."""
+    file = workdir / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [int(line.split()[1].strip(",")) for line in lines if line.endswith("}\n")]
+
+
+def saves_under_way(workdir: Path) -> set[tuple[str, int]]:
+    folder = workdir / "checkpoints"
+    entries = os.scandir(folder) if folder.exists() else ()
+    return {(e.name, e.inode()) for e in entries if e.name.endswith(".orbax-checkpoint-tmp")}
+
+
+def kill_at(arguments: list[str], workdir: Path, step: int, pause: float) -> None:
+    """Kills the run `pause` seconds after it has logged `step`."""
+
+    def reached() -> bool:
+        if step not in steps_logged(workdir):
+            return False
+        time.sleep(pause)
+        return True
+
+    process = start(arguments)
+    stop(process, reached, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+
+
+def kill_while_saving(arguments: list[str], workdir: Path) -> None:
+    for _ in range(5):  # a save may be whole just before the signal arrives: then once more
+        before = saves_under_way(workdir)
+        process = start(arguments)
+        stop(process, lambda b=before: bool(saves_under_way(workdir) - b), signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+        if saves_under_way(workdir) - before:
+            return
+    raise AssertionError("never killed during a save")
+
+
+def terminate_at(arguments: list[str], workdir: Path, step: int) -> None:
+    process = start(arguments)
+    errors = stop(process, lambda: step in steps_logged(workdir), signal.SIGTERM)
+    assert process.returncode == 3, errors
+    assert "the same command resumes" in errors
+
+
+@pytest.mark.parametrize("construction", ["concat", "cut"])
+def test_killed_three_times_and_still_bit_equal(construction, data_dir, tmp_path):
+    bindings = [f"TRAIN_STEPS={STEPS}", f"TextData.construction={construction}"]
+    more = [f"--gin.{binding}" for binding in [*bindings, "Checkpointing.save_every=8"]]
+    finish(command(data_dir, tmp_path / "whole", *more))
+
+    draw = random.Random(construction)
+    workdir = tmp_path / "killed"
+    arguments = command(data_dir, workdir, *more)
+    kill_at(arguments, workdir, draw.randrange(2, 30), draw.uniform(0, 0.1))
+    assert_each_step_once(workdir)
+    kill_while_saving(arguments, workdir)
+    assert_each_step_once(workdir)
+    kill_at(arguments, workdir, draw.randrange(60, 80), draw.uniform(0, 0.1))
+    assert_each_step_once(workdir)
+    terminate_at(arguments, workdir, draw.randrange(95, 110))
+    finish(arguments)
+
+    assert_each_step_once(workdir)
+    assert steps_logged(workdir)[-1] == STEPS
+    assert logged(workdir) == logged(tmp_path / "whole")
+    found, expected = saved_state(workdir, STEPS), saved_state(tmp_path / "whole", STEPS)
+    assert found.keys() == expected.keys()
+    assert any(name.startswith("opt_state/") for name in expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def assert_each_step_once(workdir: Path) -> None:
+    steps = steps_logged(workdir)
+    assert steps == list(range(1, len(steps) + 1))

@@ -1,0 +1,263 @@
+"""fire_lm.sharding: one table for every array; the same numbers on one device and on four."""
+
+import functools
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from sample_run import quick_compiles  # noqa: F401  (a fixture)
+
+from fire_lm import models, positions, sharding
+from fire_lm.errors import UserError
+from fire_lm.sharding import AXES, MeshShape
+from fire_lm.training import step as training_step
+from fire_lm.training.loop import compile_step
+from fire_lm.training.optimizer import AdamW
+from fire_lm.training.step import init_state, summed_loss, train_step
+
+LENGTH, BATCH, STEPS = 32, 8, 4
+SIZES = {"tiny": models.size_tiny, "125m": models.size_125m, "350m": models.size_350m}
+ENCODINGS = [(name, False) for name in positions.encodings()] + [("FIRE", True)]
+
+
+def mesh_of(data: int, fsdp: int, tensor: int) -> Mesh:
+    devices = jax.devices()[: data * fsdp * tensor]
+    return jax.make_mesh((data, fsdp, tensor), AXES, (AxisType.Auto,) * 3, devices=devices)
+
+
+def plan(data: int, fsdp: int, tensor: int) -> AbstractMesh:
+    return AbstractMesh((data, fsdp, tensor), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def abstract_state(model: models.Decoder) -> Any:
+    return jax.eval_shape(
+        functools.partial(init_state, model, AdamW().build(1000)), jax.random.key(0)
+    )
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {sharding.path_name(path): leaf for path, leaf in leaves}
+
+
+# --- The same numbers on every mesh.
+
+
+def targets(mesh: Mesh) -> jax.Array:
+    """Half of the rows end in padding, so that the devices hold unequal numbers of tokens."""
+    rows = np.random.default_rng(0).integers(1, 64, [BATCH, LENGTH], np.int32)
+    for row, tokens in enumerate([32, 32, 32, 32, 5, 9, 1, 17]):
+        rows[row, tokens:] = 0
+    return sharding.put_batch({"targets": rows}, mesh)["targets"]
+
+
+def prepare(mesh: Mesh, microbatches: int) -> tuple[Any, Any]:
+    """The initial state and the compiled step of a small float32 decoder with FIRE."""
+    model = models.build_decoder(
+        models.size_tiny(num_layers=2, num_heads=4, head_dim=24),
+        positions.encodings()["FIRE"],
+        vocab_size=64,
+        train_length=LENGTH,
+        dtype="float32",
+    ).clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
+    # The gradient of a key's bias is zero but for rounding (softmax ignores what is the same for
+    # all keys), and Adam would make whole steps of that noise: hence the large epsilon.
+    optimizer = AdamW(learning_rate=1e-2, warmup_steps=0, epsilon=1e-4).build(100)
+    init = functools.partial(init_state, model, optimizer)
+    like = sharding.with_shardings(jax.eval_shape(init, jax.random.key(0)), mesh)
+    state = jax.jit(init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))
+    step = functools.partial(
+        train_step, model=model, optimizer=optimizer, z_loss=1e-3, microbatches=microbatches
+    )
+    return state(jax.random.key(0)), compile_step(step, like, targets(mesh))
+
+
+def train(mesh: Mesh, microbatches: int = 1) -> dict[str, np.ndarray]:
+    """Losses, gradient norms and final parameters of a few steps."""
+    state, step = prepare(mesh, microbatches)
+    steps = []
+    for _ in range(STEPS):
+        state, metrics = jax.block_until_ready(step(state, {"targets": targets(mesh)}))
+        steps.append(metrics)
+    found = {path: np.asarray(leaf) for path, leaf in by_path(state.params).items()}
+    return found | {name: np.array([m[name] for m in steps]) for name in ("loss", "grad_norm")}
+
+
+@pytest.fixture(scope="module")
+def on_one_device() -> dict[str, np.ndarray]:
+    return train(mesh_of(1, 1, 1))
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("axes", "microbatches"), [((2, 2, 1), 1), ((1, 1, 4), 1), ((2, 1, 2), 2), ((1, 1, 1), 4)]
+)
+def test_one_device_and_four_compute_the_same(on_one_device, axes, microbatches):
+    found = train(mesh_of(*axes), microbatches)
+    assert_same(found, on_one_device)
+    assert found["loss"][-1] < found["loss"][0] - 0.5  # it did train
+
+
+def mean_of_means(params: Any, model: Any, targets_BT: jax.Array, z_loss: float) -> Any:
+    """The classic mistake: each shard's mean, averaged as if all shards had as many tokens."""
+    parts = jnp.split(targets_BT, model.activation_sharding.mesh.size)
+    tokens = [jnp.sum(part != 0).astype(jnp.float32) for part in parts]
+    sums = [summed_loss(params, model, part, z_loss) for part in parts]
+    mean = sum(tokens) / len(parts)
+    return tuple(sum(s[i] / n * mean for s, n in zip(sums, tokens, strict=True)) for i in range(2))
+
+
+def test_the_comparison_sees_a_mean_of_means(on_one_device, monkeypatch):
+    monkeypatch.setattr(training_step, "summed_loss", mean_of_means)
+    with pytest.raises(AssertionError):
+        assert_same(train(mesh_of(2, 1, 1)), on_one_device)
+
+
+COMPLAINT = "Involuntary full rematerialization"
+COMPILE = "import test_sharding as t; t.prepare(t.mesh_of(2, 2, 1), 1)"
+SPLIT_LOOKUP = "from fire_lm.models import decoder; decoder.replicate = lambda x, like: x; "
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("before", "complaints"), [("", False), (SPLIT_LOOKUP, True)], ids=["ours", "split"]
+)
+def test_the_compiler_finds_an_efficient_layout(before, complaints):
+    """In a process of its own: conftest.py has silenced the compiler's warnings in this one."""
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1"}
+    command = [sys.executable, "-c", before + COMPILE]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parent, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, COMPLAINT in done.stderr) == (0, complaints), done.stderr
+
+
+# --- The table.
+
+
+@pytest.mark.parametrize(("encoding", "share"), ENCODINGS)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_array_has_exactly_one_row_and_nothing_big_is_replicated(size, encoding, share):
+    position = positions.encodings()[encoding]
+    model = models.build_decoder(SIZES[size](), position, 32_128, 2048, share_position=share)
+    state = abstract_state(model)
+    for path in by_path(state):
+        rows = [pattern for pattern, _ in sharding.TABLE if re.search(pattern, path)]
+        assert len(rows) == 1, (path, rows)
+    assert replicated(state, plan(8, 16, 1)) == []
+
+
+def replicated(state: Any, mesh: AbstractMesh) -> list[str]:
+    """Paths of arrays above 1 MiB that every device would hold whole."""
+    planned = by_path(sharding.with_shardings(state, mesh))
+    return [
+        path
+        for path, leaf in planned.items()
+        if math.prod(leaf.shape) * leaf.dtype.itemsize > 2**20
+        and leaf.sharding.shard_shape(leaf.shape) == leaf.shape
+    ]
+
+
+def test_the_check_sees_a_replicated_embedding(monkeypatch):
+    table = [(p, PartitionSpec() if "embedding" in p else spec) for p, spec in sharding.TABLE]
+    monkeypatch.setattr(sharding, "TABLE", table)
+    state = abstract_state(
+        models.build_decoder(models.size_tiny(), positions.encodings()["NoPE"], 32_128, 64)
+    )
+    assert "params/embedding" in replicated(state, plan(8, 16, 1))
+
+
+def test_an_array_without_a_row_is_an_error():
+    with pytest.raises(ValueError, match=r"no row .* 'layers/adapter/kernel' \(2, 8\)"):
+        sharding.tree_shardings(
+            {"layers": {"adapter": {"kernel": jnp.ones((2, 8))}}}, plan(1, 1, 1)
+        )
+
+
+def test_axes_must_divide():
+    path, shape = "params/layers/query/kernel", (12, 768, 12, 64)
+    spec = PartitionSpec(None, "fsdp", "tensor", None)
+    assert sharding.spec_for(path, shape, plan(1, 256, 4)) == spec
+    with pytest.raises(
+        UserError, match=r"query/kernel' \(12, 768, 12, 64\).* 8 ways .*'tensor'.* 12"
+    ):
+        sharding.spec_for(path, shape, plan(1, 1, 8))
+
+
+# --- The shape of the mesh, and who feeds which rows.
+
+
+def test_mesh_shape_fills_in_what_is_left():
+    assert MeshShape().resolve(8) == (8, 1, 1)
+    assert MeshShape(data=2, fsdp=-1, tensor=2).resolve(16) == (2, 4, 2)
+    assert MeshShape(8, 16, 1).resolve(4) == (8, 16, 1)  # a plan for another machine
+    assert sharding.make_mesh(MeshShape(2, -1, 1)).shape == {"data": 2, "fsdp": 2, "tensor": 1}
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 1), (-2, 1, 1), (-1, -1, 1)])
+def test_mesh_shape_refuses(sizes):
+    with pytest.raises(UserError, match="sizes are positive, at most one is -1"):
+        MeshShape(*sizes).resolve(4)
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 1, 1), (-1, 3, 1), (-1, 8, 1)])
+def test_mesh_must_use_exactly_the_devices_of_the_job(sizes):
+    with pytest.raises(UserError, match=r"needs \d+ devices, this job has 4: set --gin.MeshShape"):
+        sharding.make_mesh(MeshShape(*sizes))
+
+
+def test_batch_must_divide():
+    sharding.check_batch(256, 2, plan(8, 16, 4))
+    with pytest.raises(UserError, match=r"240 .* 8 x 16 x 2: make BATCH_SIZE a multiple of 256"):
+        sharding.check_batch(240, 2, plan(8, 16, 4))
+
+
+def test_one_process_feeds_the_whole_batch():
+    assert sharding.process_shard(mesh_of(2, 2, 1), 8) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("axes", "devices", "shard"),
+    [
+        ((4, 1, 1), [0, 1], (0, 2)),
+        ((4, 1, 1), [2, 3], (1, 2)),
+        ((2, 2, 1), [3], (3, 4)),
+        ((2, 1, 2), [2, 3], (1, 2)),
+        ((1, 1, 4), [2, 3], (0, 1)),  # tensor across hosts: both feed the same rows
+        ((2, 1, 2), [0, 2], (0, 1)),
+        ((4, 1, 1), [0, 2], None),  # with a gap
+        ((4, 1, 1), [1, 2], None),  # across the border of two slices
+    ],
+)
+def test_processes_feed_disjoint_contiguous_rows(axes, devices, shard, monkeypatch):
+    """Which of the mesh's four devices are this process's is made up."""
+
+    def of_this_process(mesh: Mesh, spec: PartitionSpec) -> SimpleNamespace:
+        mine = [mesh.devices.flat[i] for i in devices]
+        rows = NamedSharding(mesh, spec).devices_indices_map
+        return SimpleNamespace(
+            addressable_devices_indices_map=lambda shape: {d: rows(shape)[d] for d in mine}
+        )
+
+    mesh = mesh_of(*axes)
+    monkeypatch.setattr(sharding, "NamedSharding", of_this_process)
+    if shard is not None:
+        assert sharding.process_shard(mesh, 8) == shard
+    else:
+        with pytest.raises(UserError, match="not one contiguous slice"):
+            sharding.process_shard(mesh, 8)

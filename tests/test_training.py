@@ -1,0 +1,238 @@
+"""`fire-lm pretrain` in this process: what a run leaves, how it goes on, how it refuses."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from sample_run import (
+    SAVE_EVERY,
+    STEPS,
+    command,
+    logged,
+    quick_compiles,  # noqa: F401  (a fixture)
+    saved_state,
+    write_text,
+)
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fire_lm.checkpoints import available_steps
+from fire_lm.cli import main
+from fire_lm.training import loop
+from fire_lm.training.reporter import Reporter
+
+# protobuf tells TFDS, which reads the data set.
+pytestmark = pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "data")
+
+
+@pytest.fixture(scope="module")
+def finished(data_dir, tmp_path_factory):
+    """The workdir of a whole run; tests change only copies of it."""
+    workdir = tmp_path_factory.mktemp("runs") / "finished"
+    assert main(command(data_dir, workdir)) == 0
+    return workdir
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def test_a_run_leaves_the_files_of_the_contract(finished):
+    assert "TRAIN_STEPS = 12" in (finished / "config.gin").read_text()
+    assert available_steps(finished) == [SAVE_EVERY, 2 * SAVE_EVERY, STEPS]
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert [row["tokens"] for row in rows] == [8 * 32 * row["step"] for row in rows]
+    contract = {"step", "tokens", "loss", "grad_norm", "learning_rate", "tokens_per_second"}
+    assert contract <= rows[0].keys()
+    events = EventAccumulator(str(finished))
+    events.Reload()
+    for name in contract - {"step"}:
+        shown = {event.step: event.value for event in events.Scalars(name)}
+        assert shown == {row["step"]: pytest.approx(row[name]) for row in rows}
+
+
+def test_training_learns(finished):
+    losses = [row["loss"] for row in logged(finished)]
+    assert abs(losses[1] - losses[0]) < 0.1  # the first learning rate is 0: nothing is learnt
+    assert losses[-1] < losses[0] - 2
+
+
+def test_again_does_nothing_and_more_steps_go_on(copy, data_dir):
+    before = (copy / "metrics.jsonl").read_bytes()
+    assert main(command(data_dir, copy)) == 0
+    assert (copy / "metrics.jsonl").read_bytes() == before
+    assert main(command(data_dir, copy, f"--gin.TRAIN_STEPS={STEPS + 2}")) == 0
+    assert (copy / "metrics.jsonl").read_bytes().startswith(before)
+    assert [row["step"] for row in logged(copy)] == list(range(1, STEPS + 3))
+    assert available_steps(copy)[-1] == STEPS + 2
+
+
+def test_another_configuration_is_refused_unless_allowed(copy, data_dir, capsys):
+    changed = command(data_dir, copy, "--gin.BATCH_SIZE=4", f"--gin.TRAIN_STEPS={STEPS + 1}")
+    before = sorted(path.name for path in copy.iterdir())
+    assert main(changed) == 2
+    told = capsys.readouterr().err
+    assert "another experiment" in told and "BATCH_SIZE: 8 -> 4" in told
+    assert "--allow_config_change" in told and "TRAIN_STEPS" not in told
+    assert sorted(path.name for path in copy.iterdir()) == before
+
+    assert main([*changed, "--allow_config_change"]) == 0
+    assert "BATCH_SIZE = 8" in (copy / "config.gin").read_text()
+    assert "BATCH_SIZE = 4" in (copy / "config_1.gin").read_text()
+    tokens = [row["tokens"] for row in logged(copy)]
+    assert tokens[-1] - tokens[-2] == 4 * 32
+    assert main(changed) == 0  # it is the run's configuration now
+
+
+def test_fewer_steps_are_another_configuration(copy, data_dir, capsys):
+    assert main(command(data_dir, copy, f"--gin.TRAIN_STEPS={STEPS - 1}")) == 2
+    assert "TRAIN_STEPS: 12 -> 11" in capsys.readouterr().err
+
+
+# --- Stopped, resumed.
+
+
+def test_sigterm_saves_and_the_same_command_resumes(
+    finished, data_dir, tmp_path, monkeypatch, capsys
+):
+    stopped, broken = tmp_path / "stopped", tmp_path / "broken"
+    pending = Reporter.pending
+
+    def pending_with_signal(self: Reporter, step: int, *arguments: object) -> None:
+        pending(self, step, *arguments)
+        if step == 7:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reporter, "pending", pending_with_signal)
+        assert main(command(data_dir, stopped)) == 3
+    assert "stopped by SIGTERM after step 7, which is saved" in capsys.readouterr().err
+    assert available_steps(stopped) == [SAVE_EVERY, 7]
+    assert logged(stopped) == logged(finished)[:7]
+    shutil.copytree(stopped, broken)
+
+    assert main(command(data_dir, stopped)) == 0
+    assert logged(stopped) == logged(finished)
+    assert_same_state(stopped, finished)
+
+    from fire_lm.data import pipeline
+
+    monkeypatch.setattr(pipeline.TrainIterator, "set_state", lambda self, state: None)
+    assert main(command(data_dir, broken)) == 0
+    assert logged(broken)[:7] == logged(finished)[:7]
+    assert logged(broken)[7:] != logged(finished)[7:]  # the text began again
+    with pytest.raises(AssertionError):
+        assert_same_state(broken, finished)
+
+
+def assert_same_state(run: Path, other: Path) -> None:
+    found, expected = saved_state(run, STEPS), saved_state(other, STEPS)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_nan_stops_and_keeps_the_last_good_checkpoint(copy, data_dir, capsys):
+    bindings = ["AdamW.learning_rate=1e30", "TRAIN_STEPS=20", "Checkpointing.save_every=1"]
+    absurd = [f"--gin.{binding}" for binding in bindings]
+    assert main(command(data_dir, copy, *absurd, "--allow_config_change")) == 1
+    first, second = capsys.readouterr().err.strip().splitlines()
+    assert first.endswith(f"nan at step {STEPS + 2}: stopped")
+    assert second.endswith(f"finite loss and gradient: step {STEPS + 1}")
+    assert available_steps(copy)[-1] == STEPS + 1
+    assert all(np.isfinite(leaf).all() for leaf in saved_state(copy, STEPS + 1).values())
+    assert [row["step"] for row in logged(copy)] == list(range(1, STEPS + 2))
+
+
+# --- From another run.
+
+
+def test_init_from_takes_the_parameters_alone(finished, data_dir, tmp_path):
+    """One step at learning rate 0 leaves the parameters as they came."""
+    bindings = ["AdamW.learning_rate=0.0", "AdamW.warmup_steps=0", "TRAIN_STEPS=1"]
+    more = [f"--gin.{binding}" for binding in [*bindings, f"INIT_FROM={finished}@10"]]
+    assert main(command(data_dir, tmp_path / "new", *more)) == 0
+    assert [row["step"] for row in logged(tmp_path / "new")] == [1]
+    found, source = saved_state(tmp_path / "new", 1), saved_state(finished, 10)
+    other = saved_state(finished, STEPS)
+    params = [name for name in source if name.startswith("params/")]
+    assert all(np.array_equal(found[name], source[name]) for name in params)
+    assert not any(np.array_equal(found[name], other[name]) for name in params)
+    counts = [name for name in source if name.endswith("/count")]
+    assert counts and all((found[name], source[name]) == (1, 10) for name in [*counts, "step"])
+
+
+def test_init_from_another_encoding(finished, data_dir, tmp_path, capsys):
+    """FIRE-S has the parameters of FIRE once instead of once a layer, at another path."""
+    init = f"--gin.INIT_FROM={finished}"
+    start = command(data_dir, tmp_path / "new", init, position="fire_s")
+    assert main(start) == 2
+    told = capsys.readouterr().err
+    assert "@12 lacks position/L_multiplier, position/c, position/mlp/dense_0/bias" in told
+    assert "pretrain.init_allow_missing" in told
+    start.append("--gin.pretrain.init_allow_missing=('position/*',)")
+    assert main(start) == 2
+    told = capsys.readouterr().err
+    assert "@12 has left over layers/position/L_multiplier, layers/position/c" in told
+    assert "pretrain.init_allow_unused" in told
+    start.append("--gin.pretrain.init_allow_unused=('layers/position/*',)")
+    assert main(start) == 0
+    assert f"fresh, not in {finished}: position/L_multiplier" in capsys.readouterr().out
+    assert logged(tmp_path / "new")[0]["loss"] < logged(finished)[0]["loss"] - 2
+
+
+# --- What cannot work is told before anything is trained.
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("BATCH_SIZE=6", "make BATCH_SIZE a multiple of 4"),
+        ("MeshShape.data=8", "mesh data=8 x fsdp=1 x tensor=1 needs 8 devices, this job has 4"),
+        ("DATA_DIR=no/such/place", "no/such/place"),
+        ("VOCABULARY=no/such.model", "Vocabulary file not found: no/such.model"),
+        ("VOCAB_SIZE=200", "vocabulary 'bytes' has 259 ids, the model 200 rows: set --gin.VOCAB_"),
+        ("AdamW.warmup_steps=12", "warm-up of 12 steps does not fit into TRAIN_STEPS = 12"),
+        ("INIT_FROM=no/such/run", "no/such/run holds no complete checkpoint"),
+    ],
+)
+def test_a_setting_that_cannot_work(setting, told, data_dir, tmp_path, capsys):
+    assert main(command(data_dir, tmp_path / "run", f"--gin.{setting}")) == 2
+    error = capsys.readouterr().err
+    assert told in error and "Traceback" not in error
+    assert len(error.strip().splitlines()) <= 3
+    assert not (tmp_path / "run" / "config.gin").exists()
+
+
+def test_a_workdir_that_cannot_be_written(data_dir, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(command(data_dir, tmp_path / "file" / "run")) == 2
+    assert f"cannot write to --workdir {tmp_path}/file/run: Not a dir" in capsys.readouterr().err
+
+
+def test_dry_run_allocates_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    """Of 128 chips, on four fake devices, without data."""
+    held: list[int] = []
+
+    def describe(model, state, *arguments, **keywords):
+        held.append(sum(array.nbytes for array in jax.live_arrays()))
+        return loop_describe(model, state, *arguments, **keywords)
+
+    loop_describe = loop.describe
+    monkeypatch.setattr(loop, "describe", describe)
+    files = [f"--gin_file=configs/{name}.gin" for name in ("runs/c4_125m", "positions/fire")]
+    before = sum(array.nbytes for array in jax.live_arrays())
+    assert main(["pretrain", *files, f"--workdir={tmp_path / 'run'}", "--dry_run"]) == 0
+    assert held[0] - before < 2**10
+    assert "data=8 x fsdp=16 x tensor=1 = 128 devices" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
