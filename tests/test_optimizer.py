@@ -81,7 +81,7 @@ def numpy_adamw(
 ) -> dict[str, np.ndarray]:
     """Loshchilov & Hutter's Algorithm 2 in float64, after the gradients of GRADS."""
     params = {path: np.array(leaf, np.float64) for path, leaf in by_path(PARAMS).items()}
-    moments = {path: [0.0, 0.0] for path in params}
+    moments: dict[str, list[Any]] = {path: [0.0, 0.0] for path in params}
     for step, tree in enumerate(GRADS):
         grads = {path: np.array(leaf, np.float64) for path, leaf in by_path(tree).items()}
         norm = np.sqrt(sum(np.sum(g**2) for g in grads.values()))

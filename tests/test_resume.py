@@ -4,13 +4,14 @@ The real command in processes of its own, on one device. That the comparison see
 goes wrong is shown in test_training.py, where one begins the text again.
 """
 
+import functools
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS = 120
+STEPS = 400
 PATIENCE = 240  # seconds
 
 
@@ -45,12 +46,12 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
     )
 
 
-def finish(arguments: list[str]) -> None:
-    _, errors = (process := start(arguments)).communicate(timeout=PATIENCE)
+def finish(process: subprocess.Popen[str]) -> None:
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
 
 
-def stop(process: subprocess.Popen[str], when: Callable[[], bool], by: signal.Signals) -> str:
+def stop(process: subprocess.Popen[str], when: Callable[[], object], by: signal.Signals) -> str:
     """Sends the signal once `when()` holds; returns what the process wrote to stderr."""
     give_up = time.monotonic() + PATIENCE
     while not when():
@@ -68,10 +69,14 @@ def steps_logged(workdir: Path) -> list[int]:
     return [int(line.split()[1].strip(",")) for line in lines if line.endswith("}\n")]
 
 
-def saves_under_way(workdir: Path) -> set[tuple[str, int]]:
+def saves_under_way(
+    workdir: Path, but_for: Collection[tuple[str, int]] = ()
+) -> set[tuple[str, int]]:
+    """Directories of saves that are not whole yet (or never will be), by name and inode."""
     folder = workdir / "checkpoints"
     entries = os.scandir(folder) if folder.exists() else ()
-    return {(e.name, e.inode()) for e in entries if e.name.endswith(".orbax-checkpoint-tmp")}
+    found = {(e.name, e.inode()) for e in entries if e.name.endswith(".orbax-checkpoint-tmp")}
+    return found.difference(but_for)
 
 
 def kill_at(arguments: list[str], workdir: Path, step: int, pause: float) -> None:
@@ -90,11 +95,11 @@ def kill_at(arguments: list[str], workdir: Path, step: int, pause: float) -> Non
 
 def kill_while_saving(arguments: list[str], workdir: Path) -> None:
     for _ in range(5):  # a save may be whole just before the signal arrives: then once more
-        before = saves_under_way(workdir)
+        new = functools.partial(saves_under_way, workdir, saves_under_way(workdir))
         process = start(arguments)
-        stop(process, lambda b=before: bool(saves_under_way(workdir) - b), signal.SIGKILL)
+        stop(process, new, signal.SIGKILL)
         assert process.returncode == -signal.SIGKILL
-        if saves_under_way(workdir) - before:
+        if new():
             return
     raise AssertionError("never killed during a save")
 
@@ -109,20 +114,21 @@ def terminate_at(arguments: list[str], workdir: Path, step: int) -> None:
 @pytest.mark.parametrize("construction", ["concat", "cut"])
 def test_killed_three_times_and_still_bit_equal(construction, data_dir, tmp_path):
     bindings = [f"TRAIN_STEPS={STEPS}", f"TextData.construction={construction}"]
-    more = [f"--gin.{binding}" for binding in [*bindings, "Checkpointing.save_every=8"]]
-    finish(command(data_dir, tmp_path / "whole", *more))
+    more = [f"--gin.{binding}" for binding in [*bindings, "Checkpointing.save_every=16"]]
+    whole = start(command(data_dir, tmp_path / "whole", *more))  # at the same time
 
     draw = random.Random(construction)
     workdir = tmp_path / "killed"
     arguments = command(data_dir, workdir, *more)
-    kill_at(arguments, workdir, draw.randrange(2, 30), draw.uniform(0, 0.1))
+    kill_at(arguments, workdir, draw.randrange(2, 60), draw.uniform(0, 0.1))
     assert_each_step_once(workdir)
     kill_while_saving(arguments, workdir)
     assert_each_step_once(workdir)
-    kill_at(arguments, workdir, draw.randrange(60, 80), draw.uniform(0, 0.1))
+    kill_at(arguments, workdir, draw.randrange(120, 200), draw.uniform(0, 0.1))
     assert_each_step_once(workdir)
-    terminate_at(arguments, workdir, draw.randrange(95, 110))
-    finish(arguments)
+    terminate_at(arguments, workdir, draw.randrange(250, 300))
+    finish(start(arguments))
+    finish(whole)
 
     assert_each_step_once(workdir)
     assert steps_logged(workdir)[-1] == STEPS

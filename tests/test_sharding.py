@@ -79,7 +79,8 @@ def prepare(mesh: Mesh, microbatches: int) -> tuple[Any, Any]:
     step = functools.partial(
         train_step, model=model, optimizer=optimizer, z_loss=1e-3, microbatches=microbatches
     )
-    return state(jax.random.key(0)), compile_step(step, like, targets(mesh))
+    rows = jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32, sharding=targets(mesh).sharding)
+    return state(jax.random.key(0)), compile_step(step, like, rows)
 
 
 def train(mesh: Mesh, microbatches: int = 1) -> dict[str, np.ndarray]:

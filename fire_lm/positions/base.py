@@ -13,7 +13,7 @@ bfloat16 cannot tell 257 from 256.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -32,6 +32,9 @@ class PositionalEncoding:
       train_length: training sequence length in tokens; encodings that are defined relative to it
         (FIRE's threshold, position interpolation) read it, the others ignore it.
     """
+
+    # Whether attention sees positions by their differences alone (a property test holds it to it).
+    translation_invariant: ClassVar[bool] = True
 
     num_heads: int
     head_dim: int

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +86,8 @@ class FIRE(PositionalEncoding):
         (512 at 2048).
       epsilon: added to psi(max(L, i)).
     """
+
+    translation_invariant: ClassVar[bool] = False  # it divides by the query's position
 
     hidden_layers: int = 2
     width: int = 32
