@@ -449,7 +449,13 @@ def test_text_does_not_depend_on_the_order_of_statements(tmp_path):
 
 
 def test_text_leaves_out_defaults_that_gin_cannot_write():
-    def f(a=float("inf"), b=print, c: tuple[int, ...] = [1], d: int = None, e=(1, {"k": [2.5]})):  # noqa: B006
+    def f(
+        a=float("inf"),
+        b=print,
+        c: tuple[int, ...] = [1],  # type: ignore[assignment]  # noqa: B006
+        d: int = None,  # type: ignore[assignment]
+        e=(1, {"k": [2.5]}),
+    ):
         return a, b, c, d, e
 
     loaded = config.load([], [], [], configurables={"f": f}, roots=["f"])

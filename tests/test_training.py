@@ -222,7 +222,7 @@ def test_a_workdir_that_cannot_be_written(data_dir, tmp_path, capsys):
 
 def test_dry_run_allocates_and_writes_nothing(tmp_path, monkeypatch, capsys):
     """Of 128 chips, on four fake devices, without data."""
-    held: list[int] = []
+    held = []
 
     def describe(model, state, *arguments, **keywords):
         held.append(sum(array.nbytes for array in jax.live_arrays()))

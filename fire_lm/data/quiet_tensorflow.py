@@ -50,6 +50,8 @@ def without_their_warnings() -> Iterator[None]:
 
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# oneDNN complains about integers on many CPUs, and we do no arithmetic here.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 with _without_log_lines(), without_their_warnings():
     import seqio
     import tensorflow as tf

@@ -111,7 +111,7 @@ def check_same_budget(row: SweepRow, counts: tuple[int, int, int]) -> None:
         raise UserError(
             f"length_sweep.csv has {row.run}@{row.step} at length {row.length} over another text: "
             f"{row.tokens} tokens, {row.bytes} bytes, now {counts[1]} and {counts[2]}\n"
-            "the longest of EVAL_LENGTHS and length_sweep.tokens choose it: keep both as they were, "
+            "the longest of EVAL_LENGTHS and length_sweep.tokens choose it: keep both, "
             "or move that file away"
         )
 
