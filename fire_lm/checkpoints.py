@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -200,6 +201,11 @@ def _refuse(paths: list[str], allowed: Sequence[str], problem: str, setting: str
 
 
 def _unreadable(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
+    # Orbax abandons its other reads, whose clean-up may print tracebacks over our message.
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda found: (
+        None if "Event loop is closed" in str(found.exc_value) else before(found)
+    )
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return RunFailed(
         f"checkpoint {step} of {workdir} does not fit or cannot be read: {first_line[:300]}\n"

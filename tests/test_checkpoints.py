@@ -196,3 +196,8 @@ def test_another_shape_is_refused(tmp_path):
         UserError, match=r"'embedding' has shape \(4, 3\) in .*@5, but \(8, 3\) in this model"
     ):
         restore_params(saved(tmp_path, 5), 5, wanted, allow_missing=["*"], allow_unused=["*"])
+
+
+def test_a_bucket_is_not_taken_for_a_local_folder():
+    assert checkpoint_directory("gs://b/run").as_posix() == "gs://b/run/checkpoints"
+    assert checkpoint_directory("run").is_absolute()

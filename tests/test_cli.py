@@ -14,9 +14,6 @@ from fire_lm.reporting import read_rows
 
 evaluation = importlib.import_module("fire_lm.evaluation.length_sweep")
 
-# protobuf tells TFDS, which reads and writes the data set.
-pytestmark = pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")
-
 QUICKSTART = ("--gin_file=configs/runs/quickstart.gin", "--gin_file=configs/positions/fire.gin")
 DRY_RUN = ("pretrain", "--dry_run", *QUICKSTART)
 
@@ -35,9 +32,9 @@ def test_help_and_version_are_no_failure(capsys):
     [
         ([], "verb"),
         (["pretrian"], "'pretrain'"),
-        (["pretrain", *QUICKSTART, "--wrokdir=x"], "--workdir"),
-        (["pretrain", *QUICKSTART, "--dry-run"], "--dry_run"),
-        (["sweep", "runs", "--ouput=x"], "--output"),
+        (["pretrain", *QUICKSTART, "--wrokdir=x"], "did you mean --workdir?"),
+        (["pretrain", *QUICKSTART, "--dry-run"], "did you mean --dry_run?"),
+        (["sweep", "runs", "--ouput=x"], "did you mean --output?"),
         (["sweep"], "RUN[@STEP]"),
         (["corpus"], "--data_dir"),
         (["corpus", "--data_dir=x", "--gin.SEED=1"], "no --gin. bindings"),

@@ -219,7 +219,6 @@ def test_standard_error_is_that_of_resampled_rows():
 
 # SWIG's types warn as sentencepiece is first imported; as an error it crashes the interpreter.
 @pytest.mark.filterwarnings("ignore:builtin type :DeprecationWarning")
-@pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")  # in TFDS
 def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
     """SentencePiece, every document scored: the bytes are the documents' own, to the byte."""
     words = "Bäume Häuser größer   \t straßen über 東京 naïve\n".split(" ")

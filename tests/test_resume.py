@@ -18,11 +18,7 @@ import numpy as np
 import pytest
 from sample_run import command, logged, saved_state, write_text
 
-pytestmark = [
-    pytest.mark.ci,
-    # protobuf tells TFDS, which writes the data set.
-    pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.ci
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 400

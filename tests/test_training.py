@@ -24,9 +24,6 @@ from fire_lm.cli import main
 from fire_lm.training import loop
 from fire_lm.training.reporter import Reporter
 
-# protobuf tells TFDS, which reads the data set.
-pytestmark = pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")
-
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
@@ -91,7 +88,9 @@ def test_another_configuration_is_refused_unless_allowed(copy, data_dir, capsys)
     assert "BATCH_SIZE = 4" in (copy / "config_1.gin").read_text()
     tokens = [row["tokens"] for row in logged(copy)]
     assert tokens[-1] - tokens[-2] == 4 * 32
-    assert main(changed) == 0  # it is the run's configuration now
+    assert main(command(data_dir, copy)) == 2  # the latest counts now
+    told = capsys.readouterr().err
+    assert "(config_1.gin)" in told and "BATCH_SIZE: 4 -> 8" in told
 
 
 def test_fewer_steps_are_another_configuration(copy, data_dir, capsys):

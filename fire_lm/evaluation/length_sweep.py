@@ -66,6 +66,11 @@ def length_sweep(
     text = read_scoring_text(
         data, length=lengths[-1], num_sequences=max(1, tokens // lengths[-1]), split=split
     )
+    scored = text.targets.size
+    if scored < tokens // lengths[-1] * lengths[-1] and jax.process_index() == 0:
+        print(
+            f"the {split} split of {label} has less text: {scored:,} tokens instead of {tokens:,}"
+        )
     device_mesh = sharding.make_mesh(mesh)
     model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
     known = {row.key: row for row in finished}

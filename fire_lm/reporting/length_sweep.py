@@ -11,19 +11,21 @@ from fire_lm.reporting.sweep_rows import SweepRow
 
 
 def _lines(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
-    """Rows by what they are called in the picture, in order of the first length's loss.
+    """Rows by what they are called in the picture, in order of the longest length's loss.
 
-    The encoding is the name; run and step are added where one encoding has several.
+    The encoding is the name; the rest of the key is added where one encoding has several.
     """
-    series: dict[tuple[str, str, int, str], list[SweepRow]] = {}
+    series: dict[tuple[str | int, ...], list[SweepRow]] = {}
     for row in rows:
-        series.setdefault((row.encoding, row.run, row.step, row.construction), []).append(row)
-    encodings = [key[0] for key in series]
+        series.setdefault(row.key[:-1], []).append(row)  # the key ends with the length
+    encodings = [points[0].encoding for points in series.values()]
     named = {}
-    for (encoding, run, step, construction), points in series.items():
-        name = encoding
-        if encodings.count(encoding) > 1:
-            name = f"{encoding} ({run}@{step}, {construction})"
+    for points in series.values():
+        one = points[0]
+        name = one.encoding
+        if encodings.count(name) > 1:
+            parts = (f"{one.run}@{one.step}", one.variant, one.dataset, one.split, one.construction)
+            name = f"{name} ({', '.join(part for part in parts if part)})"
         named[name] = sorted(points, key=lambda row: row.length)
     return dict(sorted(named.items(), key=lambda item: item[1][-1].nll))
 

@@ -100,12 +100,18 @@ def pretrain(
         print(described, flush=True)
     if dry_run:
         return
+    ensure_writable(workdir)
+    saved = available_steps(workdir)
+    start = saved[-1] if saved else 0
+    if start >= train_steps:
+        if not quiet:
+            print(f"nothing to do: {workdir} has step {start} of {train_steps}")
+        return
     device_mesh = sharding.make_mesh(mesh)
     like = sharding.with_shardings(abstract, device_mesh)
     model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
 
     # --- Data: this process's slice of every batch.
-    ensure_writable(workdir)
     with phase("opening the data (TensorFlow takes most of it)", quiet):
         shard_index, shard_count = sharding.process_shard(device_mesh, batch_size)
         check_vocabulary(data, model.vocab_size)
@@ -119,11 +125,9 @@ def pretrain(
         )
 
     # --- State: fresh, from another run, or from where this run stopped.
-    saved = available_steps(workdir)
-    start = saved[-1] if saved else 0
     writer = Checkpoints(workdir, checkpoints)
     counters = {"tokens": 0, "documents_skipped": 0}
-    if saved:
+    if start:
         with phase(f"resuming from step {start}", quiet):
             state, position, info = writer.restore(start, like)
             batches.set_state(position)
@@ -185,7 +189,7 @@ def pretrain(
             "the same command resumes"
         )
     if not quiet:
-        print(f"done: step {max(start, train_steps)} of {train_steps}, run in {workdir}")
+        print(f"done: {train_steps} steps, run in {workdir}")
 
 
 def compile_step(
