@@ -199,5 +199,5 @@ def test_another_shape_is_refused(tmp_path):
 
 
 def test_a_bucket_is_not_taken_for_a_local_folder():
-    assert checkpoint_directory("gs://b/run").as_posix() == "gs://b/run/checkpoints"
-    assert checkpoint_directory("run").is_absolute()
+    assert checkpoints.checkpoint_directory("gs://b/run").as_posix() == "gs://b/run/checkpoints"
+    assert checkpoints.checkpoint_directory("run").is_absolute()
