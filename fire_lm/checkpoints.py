@@ -7,10 +7,11 @@ step becomes visible by an atomic rename once all of it is on disk.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -105,23 +106,34 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(
             checkpoint_directory(workdir),
             options=ocp.CheckpointManagerOptions(
-                create=True, max_to_keep=policy.keep_last, keep_period=policy.keep_every
+                create=True,
+                max_to_keep=policy.keep_last,
+                keep_period=policy.keep_every,
+                cleanup_tmp_directories=True,
             ),
         )
 
     def save(self, step: int, state: Any, position: bytes, info: Mapping[str, Any]) -> None:
         """Starts an asynchronous save; `state` may be donated once this returns."""
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state),
-                position=PositionSave(position),
-                info=ocp.args.JsonSave(dict(info)),
-            ),
-        )
+        with self._storage_failures(f"saving checkpoint {step}"):
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    position=PositionSave(position),
+                    info=ocp.args.JsonSave(dict(info)),
+                ),
+            )
 
     def restore(self, step: int, like: Any) -> tuple[Any, bytes, dict[str, Any]]:
         """(state, position, info) of a step; `like` has the shapes and shardings of the state."""
+        positions = checkpoint_directory(self.workdir) / str(step) / "position"
+        written = [path.name for path in positions.glob("process_*")]
+        if written and _process_file() not in written:
+            raise UserError(
+                f"checkpoint {step} of {self.workdir} was written by another number of processes: "
+                f"their places in the data do not fit the {jax.process_count()} of now"
+            )
         try:
             restored = self._manager.restore(
                 step,
@@ -141,7 +153,16 @@ class Checkpoints:
 
     def close(self) -> None:
         """Returns once every started save is on disk."""
-        self._manager.close()
+        with self._storage_failures("finishing the last checkpoint"):
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _storage_failures(self, doing: str) -> Iterator[None]:
+        """Disk full, bucket refusal and the like, also of a save that was started earlier."""
+        try:
+            yield
+        except Exception as error:
+            raise RunFailed(f"{doing} in {self.workdir} failed: {_first_line(error)}") from error
 
 
 def restore_params(
@@ -206,11 +227,15 @@ def _unreadable(workdir: str | epath.Path, step: int, error: Exception) -> RunFa
     sys.unraisablehook = lambda found: (
         None if "Event loop is closed" in str(found.exc_value) else before(found)
     )
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return RunFailed(
-        f"checkpoint {step} of {workdir} does not fit or cannot be read: {first_line[:300]}\n"
-        f"to go on from the one before it, move {checkpoint_directory(workdir) / str(step)} away"
+        f"checkpoint {step} of {workdir} does not fit or cannot be read: {_first_line(error)}\n"
+        "another model needs another --workdir; if it is damaged, move "
+        f"{checkpoint_directory(workdir) / str(step)} away to go on from the one before it"
     )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def _name(path: Any) -> str:

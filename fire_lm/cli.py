@@ -42,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     sweep = verbs.add_parser("sweep", parents=[gin, debug], help="loss against sequence length")
     sweep.add_argument("runs", metavar="RUN[@STEP]", nargs="+", help="run, or folder of runs")
     sweep.add_argument("--output", help="folder of the combined table and figure")
+    sweep.add_argument("--dry_run", action="store_true", help="say what would be scored and stop")
 
     corpus = verbs.add_parser(
         "corpus", parents=[debug], help="write the bundled text as a data set"
@@ -63,6 +64,9 @@ def main(argv: list[str] | None = None) -> int:
             traceback.print_exc()
         print(f"\nfire-lm: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("\nfire-lm: interrupted; the same command goes on", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -101,9 +101,9 @@ class MetricsLog:
         temporary.replace(self._path)
         self._file = self._path.open("a")
         self._events = EventFileWriter(str(workdir))
-        if resume_step:
-            start = SessionLog(status=SessionLog.START)
-            self._events.add_event(Event(step=resume_step + 1, session_log=start))
+        # Tells TensorBoard to drop what it has of later steps.
+        start = SessionLog(status=SessionLog.START)
+        self._events.add_event(Event(step=resume_step + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """One object in the file, one scalar each in TensorBoard."""

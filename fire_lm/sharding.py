@@ -9,13 +9,17 @@ replicated by oversight.
 from __future__ import annotations
 
 import dataclasses
+import glob
+import importlib.util
 import math
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fire_lm.errors import UserError
@@ -61,14 +65,20 @@ class MeshShape:
 
 def make_mesh(shape: MeshShape) -> Mesh:
     """The mesh over this job's devices; they must be exactly as many as the shape says."""
-    sizes = shape.resolve(jax.device_count())
-    if math.prod(sizes) != jax.device_count():
+    return mesh_of(shape.resolve(jax.device_count()), jax.devices())
+
+
+def mesh_of(sizes: tuple[int, int, int], devices: Sequence[jax.Device]) -> Mesh:
+    """The mesh over `devices`, its axes along those of the physical network where it has some."""
+    if math.prod(sizes) != len(devices):
         described = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
         raise UserError(
             f"mesh {described} needs {math.prod(sizes)} devices, this job has "
-            f"{jax.device_count()}: set --gin.MeshShape.data (or fsdp, tensor) to fit"
+            f"{len(devices)}: set --gin.MeshShape.data (or fsdp, tensor) to fit"
         )
-    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3)
+    # An axis of 16 on a torus of 4 x 4 x 8 has to run along more than one of its axes, in part.
+    arranged = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def abstract_mesh(shape: MeshShape) -> AbstractMesh:
@@ -114,7 +124,7 @@ def with_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
 def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -> None:
     """Every device must get the same number of whole sequences of every microbatch."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"] * microbatches
-    if batch_size % ways:
+    if batch_size % ways or batch_size < ways:
         raise UserError(
             f"batch of {batch_size} sequences cannot be split evenly over data x fsdp x "
             f"microbatches = {mesh.shape['data']} x {mesh.shape['fsdp']} x {microbatches}: "
@@ -122,21 +132,24 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -
         )
 
 
-def process_shard(mesh: Mesh, batch_size: int) -> tuple[int, int]:
-    """(index, count): which of `count` equal slices of the batch this process feeds.
+def process_shard(mesh: Mesh, process: int) -> tuple[int, int]:
+    """(index, count): which of `count` equal parts of the batch `process` feeds.
 
-    Processes whose devices hold the same rows (a tensor axis across hosts) get the same index.
+    A part is a set of the blocks of rows that lie on one place along data x fsdp each. Processes
+    whose devices hold the same blocks (a tensor axis across hosts) feed the same part.
     """
-    indices = NamedSharding(mesh, BATCH).addressable_devices_indices_map((batch_size,))
-    starts = sorted({(rows[0].start or 0) for rows in indices.values() if rows})
-    per_device = batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
-    rows = per_device * len(starts)
-    if starts[-1] - starts[0] != per_device * (len(starts) - 1) or starts[0] % rows:
+    blocks: dict[int, set[int]] = {}
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    for block, devices in enumerate(mesh.devices.reshape(ways, -1)):
+        for device in devices:
+            blocks.setdefault(device.process_index, set()).add(block)
+    parts = sorted({tuple(sorted(held)) for held in blocks.values()})
+    if sum(map(len, parts)) != ways or len(set(map(len, parts))) != 1:
         raise UserError(
-            "the rows of the batch that this process holds are not one contiguous slice: "
-            "choose mesh sizes that keep each host's devices together along data and fsdp"
+            "the hosts' parts of the batch overlap or differ in size: choose mesh sizes such that "
+            "the devices of a host lie together along tensor, or fill whole rows of data x fsdp"
         )
-    return starts[0] // rows, batch_size // rows
+    return parts.index(tuple(sorted(blocks[process]))), len(parts)
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
@@ -148,25 +161,31 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 
 
 def initialize_distributed() -> None:
-    """Joins the processes of a multi-host job, where the environment says that there is one.
+    """Joins the processes of a multi-host job, where the machine or its environment says so.
 
-    Cloud TPU pods list their hosts in TPU_WORKER_HOSTNAMES; elsewhere JAX_COORDINATOR_ADDRESS
-    (with JAX_NUM_PROCESSES and JAX_PROCESS_ID) says it. A single host needs nothing.
+    On a Cloud TPU VM JAX finds the other hosts by itself (metadata server or GKE variables).
+    Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID name them. A single
+    machine without a TPU needs nothing.
     """
     if jax.distributed.is_initialized():
         return
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # of several CPU processes
-    hosts = [host for host in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
     if "JAX_COORDINATOR_ADDRESS" in os.environ:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
         try:
-            jax.distributed.initialize(
-                num_processes=int(os.environ["JAX_NUM_PROCESSES"]),
-                process_id=int(os.environ["JAX_PROCESS_ID"]),
-            )
+            count, index = (int(os.environ[f"JAX_{n}"]) for n in ("NUM_PROCESSES", "PROCESS_ID"))
         except (KeyError, ValueError) as error:
             raise UserError(
                 "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and JAX_PROCESS_ID must "
                 f"be numbers too: {error}"
             ) from error
-    elif len(hosts) > 1:
+        jax.distributed.initialize(num_processes=count, process_id=index)
+    elif _has_tpu():
         jax.distributed.initialize()
+
+
+def _has_tpu() -> bool:
+    """Whether JAX would use a TPU here; asks the device files, since JAX may not be started."""
+    allowed = (os.environ.get("JAX_PLATFORMS") or "tpu").split(",")
+    devices = (*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*"))
+    installed = importlib.util.find_spec("libtpu") is not None
+    return "tpu" in allowed and installed and bool(devices)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,20 @@ from etils import epath
 
 from fire_lm import config as gin
 from fire_lm import evaluation, models, positions, training
-from fire_lm.checkpoints import Checkpointing, choose_step, split_run
+from fire_lm.checkpoints import Checkpointing, available_steps, choose_step, split_run
 from fire_lm.data import TextData, write_embedded_corpus
 from fire_lm.errors import UserError
 from fire_lm.reporting import SweepRow, read_rows, write_rows
 from fire_lm.reporting import length_sweep as report
 from fire_lm.sharding import MeshShape, initialize_distributed
 
-ROOTS = ("pretrain", "length_sweep")
+# What a configuration can be asked to call: the verbs, and the model, to compare two of them.
+ROOTS = ("pretrain", "length_sweep", "build_decoder")
 
 
-def load_config(gin_files: Sequence[str], arguments: argparse.Namespace) -> gin.Config:
+def load_config(
+    gin_files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = ""
+) -> gin.Config:
     """The experiment. Every verb knows all configurables, so that one set of files serves them
     all, and a binding is unused only if no verb could use it."""
     configurables: list[Callable[..., Any]] = [
@@ -44,8 +49,8 @@ def load_config(gin_files: Sequence[str], arguments: argparse.Namespace) -> gin.
     names = ", ".join(sorted(path.stem for path in folder.glob("*.gin")))
     return gin.load(
         gin_files,
-        arguments.bindings,
-        [path for path in arguments.gin_search_paths.split(",") if path],
+        bindings,
+        [path for path in search_paths.split(",") if path],
         configurables={c.__name__: c for c in configurables},
         roots=ROOTS,
         hints={
@@ -60,7 +65,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
     _quiet_libraries()
     if not arguments.workdir and not arguments.dry_run:
         raise UserError("pretrain needs --workdir=DIR, the run directory (or --dry_run)")
-    config = load_config(arguments.gin_file, arguments)
+    config = load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     initialize_distributed()
     speaks = jax.process_index() == 0
     if speaks:
@@ -69,6 +74,8 @@ def pretrain(arguments: argparse.Namespace) -> None:
         config.call("pretrain", workdir="", dry_run=True)
         return
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
+    if speaks and config.macro("INIT_FROM"):
+        print(compare_with_source(config, split_run(str(config.macro("INIT_FROM")))[0]))
     config.call(
         "pretrain",
         workdir=arguments.workdir,
@@ -85,7 +92,8 @@ def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) 
     changed = [
         str(difference)
         for difference in gin.differences(saved.read_text(), config, root="pretrain")
-        if not (difference.name == "TRAIN_STEPS" and difference.new > difference.old)
+        if difference.name not in ("TRAIN_STEPS", "pretrain.train_steps")
+        or difference.new <= difference.old
     ]
     if changed:
         raise UserError(
@@ -94,14 +102,46 @@ def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) 
         )
 
 
+def compare_with_source(config: gin.Config, source: str) -> str:
+    """How the model differs from that of the run whose parameters it takes (INIT_FROM).
+
+    Parameters may mean something else under other settings: FIRE's threshold is a learned
+    multiple of init_L, by default a quarter of the training length.
+    """
+    saved = newest_config(source)
+    if saved is None:
+        raise UserError(f"INIT_FROM: {source} holds no run (no config.gin)")
+    old, new = (c.call("build_decoder") for c in (load_config([str(saved)]), config))
+    changed = [
+        f"{name} {value} -> {settings(new).get(name)}"
+        for name, value in settings(old).items()
+        if settings(new).get(name) != value
+    ]
+    return f"model against {source}: {'; '.join(changed) or 'the same'}"
+
+
+def settings(model: models.Decoder) -> dict[str, Any]:
+    """What decides the numbers that a model computes; not how (remat, attention kernel)."""
+    encoding = {f"position.{n}": v for n, v in dataclasses.asdict(model.position).items()}
+    return {
+        "position": type(model.position).__name__,
+        **encoding,
+        **dataclasses.asdict(model.size),
+        "vocab_size": model.vocab_size,
+        "dtype": model.dtype.name,
+        "share_position": model.share_position,
+    }
+
+
 def newest_config(workdir: str | epath.Path) -> epath.Path | None:
     """The configuration of a run's latest start."""
 
-    def order(path: epath.Path) -> int:
-        number = path.stem.removeprefix("config").removeprefix("_")
-        return int(number) if number else 0
-
-    return max(epath.Path(workdir).glob("config*.gin"), key=order, default=None)
+    found = {
+        int(match[1] or 0): path
+        for path in epath.Path(workdir).glob("config*.gin")
+        if (match := re.fullmatch(r"config(?:_(\d+))?\.gin", path.name))
+    }
+    return found[max(found)] if found else None
 
 
 def sweep(arguments: argparse.Namespace) -> None:
@@ -112,15 +152,33 @@ def sweep(arguments: argparse.Namespace) -> None:
     rows: list[SweepRow] = []
     train_lengths: dict[str, int] = {}
     for workdir, step in dict.fromkeys((run, choose_step(run, step)) for run, step in runs):
-        config = load_config([str(newest_config(workdir)), *arguments.gin_file], arguments)
+        saved = str(newest_config(workdir))
+        config = load_config(
+            [saved, *arguments.gin_file], arguments.bindings, arguments.gin_search_paths
+        )
+        check_same_model(load_config([saved]), config, workdir)
+        if arguments.dry_run:
+            print(f"{workdir}@{step} at {config.macro('EVAL_LENGTHS')}\n{config.text()}")
+            continue
         rows += sweep_run(config, workdir, step)
         train_lengths[workdir.name] = train_length(config)
-    if jax.process_index() == 0:
+    if jax.process_index() == 0 and not arguments.dry_run:
         top.mkdir(parents=True, exist_ok=True)
         if {workdir for workdir, _ in runs} != {top}:
             write_rows(top / "length_sweep.csv", rows)
         report.figure(rows, train_lengths, top / "length_sweep.png")
         print(f"\n{report.table(rows, train_lengths)}\n\n{top / 'length_sweep.csv'}, .png")
+
+
+def check_same_model(trained: gin.Config, asked: gin.Config, workdir: epath.Path) -> None:
+    """A row names its run, so the model must be the one that the run trained."""
+    old, new = (settings(config.call("build_decoder")) for config in (trained, asked))
+    changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    if changed:
+        raise UserError(
+            f"{', '.join(changed)} would not be as {workdir} was trained: a sweep takes the model "
+            "as it is\nleave out the --gin. binding or file that changes it"
+        )
 
 
 def sweep_run(config: gin.Config, workdir: epath.Path, step: int) -> list[SweepRow]:
@@ -169,7 +227,10 @@ def find_runs(
         inside = [path] if newest_config(path) else sorted(filter(newest_config, path.iterdir()))
         if not inside:
             raise UserError(f"{folder} is neither a run (no config.gin) nor a folder of runs")
-        runs += [(run, step) for run in inside]
+        ready = [run for run in inside if available_steps(run)] or inside
+        for run in set(inside) - set(ready):
+            print(f"{run} has no checkpoint yet: left out")
+        runs += [(run, step) for run in ready]
     paths = {run for run, _ in runs}
     if len({run.name for run in paths}) < len(paths):
         raise UserError("two of the runs have the same name, the table could not tell them apart")
@@ -177,10 +238,7 @@ def find_runs(
         return runs, epath.Path(output)
     if len(set(folders)) == 1:
         return runs, folders[0]
-    parents = {run.parent for run in paths}
-    if len(parents) > 1:
-        raise UserError("the runs are in different folders: say --output=DIR for table and figure")
-    return runs, parents.pop()
+    raise UserError("several runs: say --output=DIR, the folder for their table and figure")
 
 
 def corpus(arguments: argparse.Namespace) -> None:

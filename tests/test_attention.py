@@ -144,3 +144,20 @@ def test_choice_of_implementation():
     assert choose_implementation("blockwise", 2) == "blockwise"
     with pytest.raises(UserError, match="'flash' is not one of auto, dense, blockwise"):
         attend(**content(2), q_pos_BT=None, k_pos_BS=None, bias=no_bias, implementation="flash")  # type: ignore[arg-type]
+
+
+def test_blockwise_sums_the_gradients_of_keys_and_values_in_float32():
+    """Sixteen blocks add to them; in bfloat16 the error would grow with their number."""
+    arrays, pos = content(256), per_example(256)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), arrays)
+
+    def gradients(function: Any, arrays: Any) -> Any:
+        found = outputs_and_gradients(function, arrays, pos, waves, None)[0]
+        return {name: found[name].astype(jnp.float32) for name in ("k_BSNH", "v_BSNH")}
+
+    exact = gradients(dense_attention, jax.tree.map(lambda x: x.astype(jnp.float32), half))
+    dense = gradients(dense_attention, half)
+    blocks = gradients(functools.partial(blockwise_attention, block_size=16), half)
+    for name in exact:
+        error = [float(jnp.linalg.norm(found[name] - exact[name])) for found in (dense, blocks)]
+        assert error[1] < 1.1 * error[0], (name, error)

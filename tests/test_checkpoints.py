@@ -133,16 +133,32 @@ def test_a_damaged_checkpoint_is_told_in_two_lines(tmp_path, damage):
         restored(tmp_path, 5, one_array())
     first, second = str(caught.value).split("\n")
     assert first.startswith(f"checkpoint 5 of {tmp_path} does not fit or cannot be read: ")
-    assert second == f"to go on from the one before it, move {folder} away"
+    assert second.endswith(f"move {folder} away to go on from the one before it")
     assert "Traceback" not in first and len(first) < 500
     folder.rename(tmp_path / "away")
     assert checkpoints.choose_step(tmp_path, None) == 3
     assert_equal(restored(tmp_path, 3, one_array())[0], one_array(scale=3))
 
 
+def test_another_number_of_processes_is_not_taken_for_damage(tmp_path):
+    position = saved(tmp_path, 5) / "checkpoints" / "5" / "position"
+    (position / "process_0000_of_0001").rename(position / "process_0000_of_0002")
+    with pytest.raises(UserError, match="written by another number of processes"):
+        restored(tmp_path, 5, state(4))
+
+
+def test_a_storage_failure_is_a_failed_run(tmp_path):
+    with contextlib.closing(Checkpoints(tmp_path, Checkpointing())) as writer:
+        with pytest.raises(RunFailed, match=f" in {tmp_path} failed: .*JSON"):
+            writer.save(5, state(), POSITION, {"not": {"for", "JSON"}})
+            writer.close()
+
+
 def test_damaged_parameters_are_told_too(tmp_path):
     truncate_arrays(saved(tmp_path, 5, make=one_array) / "checkpoints" / "5")
-    with pytest.raises(RunFailed, match="checkpoint 5 of .*\nto go on from"):
+    with pytest.raises(
+        RunFailed, match="checkpoint 5 of .*\nanother model needs another --workdir"
+    ):
         restore_params(tmp_path, 5, one_array()["params"])
 
 

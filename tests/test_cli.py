@@ -215,7 +215,7 @@ def test_sweep_of_a_copied_run_shows_the_copy_alone(runs):
     """The copy brought its rows along, under the old name."""
     assert main(["sweep", str(runs / "fire")]) == 0
     (runs / "fire").rename(runs / "moved")
-    assert main(["sweep", str(runs / "moved"), str(runs / "rope")]) == 0
+    assert main(["sweep", str(runs)]) == 0
     assert {run for run, _, _ in lengths_of(runs)} == {"moved", "rope"}
 
 
@@ -229,6 +229,26 @@ def test_sweep_inside_the_run_directory(runs, monkeypatch):
     monkeypatch.chdir(runs / "fire")
     assert main(["sweep", ".", f"--gin_search_paths={root}"]) == 0
     assert {run for run, _, _ in lengths_of(runs / "fire")} == {"fire"}
+
+
+@pytest.mark.parametrize("change", ["--gin.FIRE.init_L=5", "--gin_file=configs/positions/nope.gin"])
+def test_sweep_of_another_model_than_was_trained(runs, change, capsys):
+    assert main(["sweep", str(runs / "fire"), change]) == 2
+    assert "a sweep takes the model as it is" in capsys.readouterr().err
+
+
+def test_dry_run_of_a_sweep_writes_nothing(runs, capsys):
+    before = sorted(runs.rglob("*"))
+    assert main(["sweep", str(runs), "--dry_run"]) == 0
+    assert sorted(runs.rglob("*")) == before
+    assert f"fire@{STEPS} at " in capsys.readouterr().out
+
+
+def test_sweep_of_a_folder_leaves_out_a_run_without_checkpoints(runs, capsys):
+    fake_run(runs / "young")
+    assert main(["sweep", str(runs), "--dry_run"]) == 0
+    shown = capsys.readouterr().out
+    assert "young has no checkpoint yet: left out" in shown and "fire@" in shown
 
 
 def test_sweep_of_a_checkpoint_that_is_missing(runs, capsys):

@@ -23,8 +23,7 @@ def files(run: str, position: str) -> list[str]:
 
 
 def load(run: str, position: str, *bindings: str) -> config.Config:
-    arguments = cli.parse(["pretrain", *(f"--gin.{binding}" for binding in bindings)])
-    return verbs.load_config(files(run, position), arguments)
+    return verbs.load_config(files(run, position), bindings)
 
 
 def test_there_are_files_to_test():

@@ -1,5 +1,6 @@
 """The decoder: sizes and first values, layers against numpy, remat, the loss."""
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -9,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fire_lm.errors import UserError
 from fire_lm.models import ModelSize, build_decoder, size_125m, size_350m, token_losses
 from fire_lm.models.layers import contract, layer_norm
 from fire_lm.models.loss import shift_right
+from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.nope import NoPE
@@ -107,7 +110,7 @@ def test_contract_is_a_matrix_product():
         jnp.asarray(rng.normal(size=shape), jnp.float32)
         for shape in ((2, 5, 3, 4), (3, 4, 6), (2, 5, 6))
     )
-    ours = products(x, kernel, weight, lambda x, kernel: contract(x, kernel, 2, jnp.float32))
+    ours = products(x, kernel, weight, lambda x, kernel: contract(x, kernel, 2))
     plain = products(x, kernel, weight, lambda x, kernel: jnp.tensordot(x, kernel, axes=2))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, plain)
 
@@ -127,13 +130,38 @@ def test_contract_in_bfloat16_keeps_the_kernel_gradient_in_float32():
         assert gradient.dtype == jnp.float32
         return np.asarray(gradient == gradient.astype(jnp.bfloat16).astype(jnp.float32))
 
-    out, (dx, ours) = products(x, kernel, weight, lambda x, k: contract(x, k, 1, x.dtype))
+    out, (dx, ours) = products(x, kernel, weight, lambda x, k: contract(x, k, 1))
     _, (_, plain) = products(x, kernel, weight, cast)
-    assert out.dtype == dx.dtype == jnp.bfloat16
+    assert (out.dtype, dx.dtype) == (jnp.float32, jnp.bfloat16)
     assert np.all(rounded(plain)) and np.mean(rounded(ours)) < 0.1
     wide = np.asarray(weight.astype(jnp.bfloat16).astype(jnp.float32), np.float64)
     exact = np.einsum("BTi,BTo->io", np.asarray(x.astype(jnp.float32), np.float64), wide)
     np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-5)
+
+
+def test_no_gradient_of_a_bfloat16_model_is_rounded_to_bfloat16():
+    """Neither kernels nor biases, so that the sum over the mesh is float32."""
+    model = build_decoder(SMALL, FIRE, 32, train_length=64, dtype="bfloat16")
+    targets = jnp.asarray(np.random.default_rng(0).integers(1, 32, (4, 64)), jnp.int32)
+    gradients = jax.jit(jax.grad(lambda p: summed_loss(p, model, targets, 0.0)[0]))(filled(model))
+    for path, leaf in named(gradients).items():
+        rounded = leaf == leaf.astype(jnp.bfloat16).astype(jnp.float32)
+        assert leaf.size < 16 or np.mean(np.asarray(rounded)) < 0.5, path
+
+
+def test_an_embedding_with_parameters_must_be_shared():
+    @dataclasses.dataclass(frozen=True)
+    class Shift(PositionalEncoding):
+        def init(self, rng):
+            return {"shift": jnp.zeros(SMALL.hidden_size)}
+
+        def embed(self, params, x_BTD, pos_BT):
+            return x_BTD + params["shift"][None, None].astype(x_BTD.dtype)
+
+    with pytest.raises(UserError, match="set build_decoder.share_position = True"):
+        build_decoder(SMALL, Shift, 32, train_length=64)
+    model = build_decoder(SMALL, Shift, 32, train_length=64, share_position=True)
+    assert "shift" in shapes(model)["position"]
 
 
 def remat_loss_and_gradient(remat: Any, length: int = 64) -> Any:

@@ -5,7 +5,6 @@ configured encodings, and once on a broken one (tests/broken_encodings.py) to sh
 The equations themselves: test_fire.py, test_alibi.py, test_rope.py.
 """
 
-import argparse
 import functools
 import re
 from collections.abc import Callable
@@ -36,7 +35,7 @@ every_encoding = pytest.mark.parametrize("name", NAMES)
 def configured(name: str) -> Decoder:
     """The decoder that configs/positions/NAME.gin gives, small."""
     files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
-    config = verbs.load_config(files, argparse.Namespace(bindings=[], gin_search_paths=""))
+    config = verbs.load_config(files)
     assert config.macro("ENCODING") == name, "the sweep's tables name runs by this macro"
     changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": LENGTH}
     return config.call_place(Place((), "build_decoder"), (), changed)

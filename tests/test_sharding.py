@@ -229,36 +229,30 @@ def test_batch_must_divide():
 
 
 def test_one_process_feeds_the_whole_batch():
-    assert sharding.process_shard(mesh_of(2, 2, 1), 8) == (0, 1)
+    assert sharding.process_shard(mesh_of(2, 2, 1), 0) == (0, 1)
 
 
 @pytest.mark.parametrize(
-    ("axes", "devices", "shard"),
+    ("axes", "process_of_device", "shards"),
     [
-        ((4, 1, 1), [0, 1], (0, 2)),
-        ((4, 1, 1), [2, 3], (1, 2)),
-        ((2, 2, 1), [3], (3, 4)),
-        ((2, 1, 2), [2, 3], (1, 2)),
-        ((1, 1, 4), [2, 3], (0, 1)),  # tensor across hosts: both feed the same rows
-        ((2, 1, 2), [0, 2], (0, 1)),
-        ((4, 1, 1), [0, 2], None),  # with a gap
-        ((4, 1, 1), [1, 2], None),  # across the border of two slices
+        ((4, 1, 1), [0, 0, 1, 1], [(0, 2), (1, 2)]),
+        ((4, 1, 1), [0, 1, 0, 1], [(0, 2), (1, 2)]),  # rows 0, 2 and 1, 3: a torus may order so
+        ((2, 2, 1), [3, 2, 1, 0], [(3, 4), (2, 4), (1, 4), (0, 4)]),
+        ((2, 1, 2), [0, 0, 1, 1], [(0, 2), (1, 2)]),
+        ((1, 1, 4), [0, 0, 1, 1], [(0, 1), (0, 1)]),  # tensor across hosts: both feed all rows
+        ((2, 1, 2), [0, 1, 0, 1], [(0, 1), (0, 1)]),
+        ((2, 1, 2), [0, 1, 1, 1], None),  # process 0 and 1 share half of their rows
+        ((4, 1, 1), [0, 1, 1, 1], None),  # unequal parts
     ],
 )
-def test_processes_feed_disjoint_contiguous_rows(axes, devices, shard, monkeypatch):
-    """Which of the mesh's four devices are this process's is made up."""
-
-    def of_this_process(mesh: Mesh, spec: PartitionSpec) -> SimpleNamespace:
-        mine = [mesh.devices.flat[i] for i in devices]
-        rows = NamedSharding(mesh, spec).devices_indices_map
-        return SimpleNamespace(
-            addressable_devices_indices_map=lambda shape: {d: rows(shape)[d] for d in mine}
-        )
-
-    mesh = mesh_of(*axes)
-    monkeypatch.setattr(sharding, "NamedSharding", of_this_process)
-    if shard is not None:
-        assert sharding.process_shard(mesh, 8) == shard
+def test_processes_feed_equal_disjoint_parts(axes, process_of_device, shards):
+    """Which process each of the mesh's four devices belongs to is made up."""
+    devices = np.array([SimpleNamespace(process_index=p) for p in process_of_device])
+    shape = dict(zip(sharding.AXES, axes, strict=True))
+    mesh = SimpleNamespace(devices=devices.reshape(axes), shape=shape)
+    if shards is not None:
+        found = [sharding.process_shard(mesh, p) for p in sorted(set(process_of_device))]
+        assert found == shards
     else:
-        with pytest.raises(UserError, match="not one contiguous slice"):
-            sharding.process_shard(mesh, 8)
+        with pytest.raises(UserError, match="overlap or differ in size"):
+            sharding.process_shard(mesh, 0)

@@ -186,7 +186,9 @@ def test_init_from_another_encoding(finished, data_dir, tmp_path, capsys):
     assert "pretrain.init_allow_unused" in told
     start.append("--gin.pretrain.init_allow_unused=('layers/position/*',)")
     assert main(start) == 0
-    assert f"fresh, not in {finished}: position/L_multiplier" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"model against {finished}: share_position False -> True" in told
+    assert f"parameters of {finished}@12; fresh, as it lacks them: position/L_multiplier" in told
     assert logged(tmp_path / "new")[0]["loss"] < logged(finished)[0]["loss"] - 2
 
 
@@ -202,7 +204,11 @@ def test_init_from_another_encoding(finished, data_dir, tmp_path, capsys):
         ("VOCABULARY=no/such.model", "Vocabulary file not found: no/such.model"),
         ("VOCAB_SIZE=200", "vocabulary 'bytes' has 259 ids, the model 200 rows: set --gin.VOCAB_"),
         ("AdamW.warmup_steps=12", "warm-up of 12 steps does not fit into TRAIN_STEPS = 12"),
-        ("INIT_FROM=no/such/run", "no/such/run holds no complete checkpoint"),
+        ("SEED=-1", "SEED is -1"),
+        ("BATCH_SIZE=0", "batch_size is 0: it must be 1 or more"),
+        ("pretrain.log_every=0", "log_every is 0: it must be 1 or more"),
+        ("size_tiny.num_heads=0", "the model's num_heads is 0: it must be positive"),
+        ("INIT_FROM=no/such/run", "no/such/run holds no run"),
     ],
 )
 def test_a_setting_that_cannot_work(setting, told, data_dir, tmp_path, capsys):

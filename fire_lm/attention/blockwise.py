@@ -34,12 +34,15 @@ def blockwise_attention(
 ) -> jax.Array:
     """The same function as `dense_attention`, `block_size` query rows at a time."""
 
+    # Each block adds its part to the gradients of k and v: in float32, whatever their dtype.
+    k32_BSNH, v32_BSNH = k_BSNH.astype(jnp.float32), v_BSNH.astype(jnp.float32)
+
     @jax.checkpoint
     def attend_rows(block: dict[str, jax.Array]) -> jax.Array:
         return dense_attention(
             block["q"],
-            k_BSNH,
-            v_BSNH,
+            k32_BSNH.astype(k_BSNH.dtype),
+            v32_BSNH.astype(v_BSNH.dtype),
             q_pos_BT=block["pos"],
             k_pos_BS=k_pos_BS,
             bias=bias,

@@ -71,6 +71,8 @@ def length_sweep(
         print(
             f"the {split} split of {label} has less text: {scored:,} tokens instead of {tokens:,}"
         )
+    if text.skipped and jax.process_index() == 0:
+        print(f"{text.skipped:,} empty or undecodable documents of the {split} split were skipped")
     device_mesh = sharding.make_mesh(mesh)
     model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
     known = {row.key: row for row in finished}

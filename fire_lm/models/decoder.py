@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm.attention import Implementation, attend
+from fire_lm.errors import UserError
 from fire_lm.models.layers import contract, layer_norm
 from fire_lm.models.sizes import ModelSize
 from fire_lm.positions import PositionalEncoding
@@ -58,8 +59,9 @@ class Linear(nn.Module):
         in_shape = x.shape[-self.num_in_axes :]
         kernel = self.param("kernel", nn.initializers.normal(self.std), in_shape + self.out_shape)
         bias = self.param("bias", nn.initializers.zeros, self.out_shape)
-        out = contract(x, kernel, self.num_in_axes, x.dtype)
-        return out + bias.astype(x.dtype)[(None,) * (out.ndim - bias.ndim)]
+        # Added in float32, so that its gradient is summed in float32 too.
+        out = contract(x, kernel, self.num_in_axes)
+        return (out + bias[(None,) * (out.ndim - bias.ndim)]).astype(x.dtype)
 
 
 class Block(nn.Module):
@@ -156,7 +158,7 @@ class Decoder(nn.Module):
         x_BTD, _ = layers(x_BTD, pos_BT, shared)
 
         x_BTD = LayerNorm(name="final_norm")(x_BTD)
-        return contract(x_BTD, table_VD.T, 1, jnp.float32)
+        return contract(x_BTD, table_VD.T, 1)
 
 
 def init_position(module: nn.Module, position: PositionalEncoding) -> Params:
@@ -191,6 +193,12 @@ def build_decoder(
     `position` is an encoding's class, or any callable with its signature.
     """
     encoding = position(num_heads=size.num_heads, head_dim=size.head_dim, train_length=train_length)
+    embeds = type(encoding).embed is not PositionalEncoding.embed
+    if embeds and not share_position and jax.eval_shape(encoding.init, jax.random.key(0)):
+        raise UserError(
+            f"{type(encoding).__name__} has parameters for the embedding, of which there is one: "
+            "set build_decoder.share_position = True"
+        )
     return Decoder(
         size=size,
         position=encoding,

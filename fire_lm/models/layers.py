@@ -1,4 +1,4 @@
-"""Pure layer functions: matrix product, layer normalisation, token embedding.
+"""Pure layer functions: matrix product and layer normalisation.
 
 Parameters are float32; activations have the compute dtype. Norm statistics are float32.
 """
@@ -9,30 +9,28 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def contract(x: jax.Array, kernel: jax.Array, num_in_axes: int, out_dtype: DTypeLike) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def contract(x: jax.Array, kernel: jax.Array, num_in_axes: int) -> jax.Array:
     """Contracts the last axes of `x` with the first of `kernel`, computing in x's dtype.
 
-    `x [*batch, *in]`, `kernel [*in, *out]` float32 -> `[*batch, *out]` in `out_dtype`.
+    `x [*batch, *in]`, `kernel [*in, *out]` float32 -> `[*batch, *out]` float32.
 
     The kernel's gradient leaves the product in float32. Plain autodiff of a bfloat16 cast would
     round each chip's part to bfloat16 before the sum over the mesh; this makes the reduction
     float32 on purpose, whatever the compute dtype.
     """
     return jnp.tensordot(
-        x, kernel.astype(x.dtype), axes=num_in_axes, preferred_element_type=out_dtype
+        x, kernel.astype(x.dtype), axes=num_in_axes, preferred_element_type=jnp.float32
     )
 
 
-def _contract_forward(x, kernel, num_in_axes, out_dtype):
-    return contract(x, kernel, num_in_axes, out_dtype), (x, kernel)
+def _contract_forward(x, kernel, num_in_axes):
+    return contract(x, kernel, num_in_axes), (x, kernel)
 
 
-def _contract_backward(num_in_axes, out_dtype, residuals, gradient):
-    del out_dtype
+def _contract_backward(num_in_axes, residuals, gradient):
     x, kernel = residuals
     gradient = gradient.astype(x.dtype)
     num_batch_axes = x.ndim - num_in_axes

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from fire_lm.errors import UserError
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelSize:
@@ -20,6 +22,11 @@ class ModelSize:
     head_dim: int
     mlp_size: int
     init_std: float
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if value <= 0:
+                raise UserError(f"the model's {name} is {value}: it must be positive")
 
 
 def size_tiny(

@@ -46,7 +46,11 @@ class PositionalEncoding:
         return {}
 
     def embed(self, params: Params, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
-        """Changes token embeddings `x_BTD` (absolute encodings)."""
+        """Changes token embeddings `x_BTD` (absolute encodings).
+
+        There is one embedding, so with parameters of its own the gin file says
+        `build_decoder.share_position = True`.
+        """
         del params, pos_BT
         return x_BTD
 

@@ -98,6 +98,8 @@ class FIRE(PositionalEncoding):
     def __post_init__(self) -> None:
         if self.hidden_layers < 0:
             raise UserError(f"FIRE.hidden_layers is {self.hidden_layers}: it must be 0 or more")
+        if self.init_L is None:
+            object.__setattr__(self, "init_L", self.train_length / 4)
 
     def init(self, rng: jax.Array) -> Params:
         widths = (1, *[self.width] * self.hidden_layers, self.num_heads)
@@ -111,8 +113,6 @@ class FIRE(PositionalEncoding):
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
         del context_length
-        init_L = self.train_length / 4 if self.init_L is None else self.init_L
-        x_BTS = normalized_distance(
-            q_pos_BT, k_pos_BS, params["c"], params["L_multiplier"] * init_L, self.epsilon
-        )
+        L = params["L_multiplier"] * self.init_L
+        x_BTS = normalized_distance(q_pos_BT, k_pos_BS, params["c"], L, self.epsilon)
         return jnp.moveaxis(mlp(params["mlp"], x_BTS), -1, 1)

@@ -79,6 +79,17 @@ def pretrain(
       Preempted: after a SIGTERM, once the state is saved.
     """
     quiet = jax.process_index() != 0
+    check_positive(
+        train_steps=train_steps,
+        batch_size=batch_size,
+        train_length=train_length,
+        microbatches=microbatches,
+        log_every=log_every,
+        save_every=checkpoints.save_every,
+        keep_last=checkpoints.keep_last,
+    )
+    if seed < 0:
+        raise UserError(f"SEED is {seed}: it must be 0 or more")
 
     # --- Mesh: where every array lives.
     planned_mesh = sharding.abstract_mesh(mesh)
@@ -113,7 +124,7 @@ def pretrain(
 
     # --- Data: this process's slice of every batch.
     with phase("opening the data (TensorFlow takes most of it)", quiet):
-        shard_index, shard_count = sharding.process_shard(device_mesh, batch_size)
+        shard_index, shard_count = sharding.process_shard(device_mesh, jax.process_index())
         check_vocabulary(data, model.vocab_size)
         batches = data_layer.train_iterator(
             data,
@@ -205,17 +216,25 @@ def start_from(
     state: TrainState, init_from: str, allow_missing: tuple[str, ...], allow_unused: tuple[str, ...]
 ) -> TrainState:
     """`state` with the parameters of another run; fresh where that run lacks allowed leaves."""
-    run, step = split_run(init_from)
+    run, asked = split_run(init_from)
+    step = choose_step(run, asked)
     params, missing = restore_params(
         run,
-        choose_step(run, step),
+        step,
         state.params,
         allow_missing=allow_missing,
         allow_unused=allow_unused,
     )
-    if missing and jax.process_index() == 0:
-        print(f"fresh, not in {init_from}: {', '.join(missing)}")
+    if jax.process_index() == 0:
+        fresh = f"; fresh, as it lacks them: {', '.join(missing)}" if missing else ""
+        print(f"parameters of {run}@{step}{fresh}", end=" ... ")
     return TrainState(state.step, params, state.opt_state)
+
+
+def check_positive(**settings: int) -> None:
+    for name, value in settings.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}: it must be 1 or more")
 
 
 def ensure_writable(workdir: str) -> None:
@@ -225,8 +244,9 @@ def ensure_writable(workdir: str) -> None:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
         probe.unlink()
-    except OSError as error:
-        raise UserError(f"cannot write to --workdir {workdir}: {error.strerror}") from error
+    except Exception as error:  # a bucket's errors are TensorFlow's, not OSError
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise UserError(f"cannot write to --workdir {workdir}: {reason}") from error
 
 
 def check_vocabulary(data: TextData, vocab_size: int) -> None:
