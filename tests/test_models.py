@@ -110,7 +110,7 @@ def test_contract_is_a_matrix_product():
         jnp.asarray(rng.normal(size=shape), jnp.float32)
         for shape in ((2, 5, 3, 4), (3, 4, 6), (2, 5, 6))
     )
-    ours = products(x, kernel, weight, lambda x, kernel: contract(x, kernel, 2))
+    ours = products(x, kernel, weight, lambda x, kernel: contract("BTNH,NHD->BTD", x, kernel))
     plain = products(x, kernel, weight, lambda x, kernel: jnp.tensordot(x, kernel, axes=2))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, plain)
 
@@ -130,7 +130,7 @@ def test_contract_in_bfloat16_keeps_the_kernel_gradient_in_float32():
         assert gradient.dtype == jnp.float32
         return np.asarray(gradient == gradient.astype(jnp.bfloat16).astype(jnp.float32))
 
-    out, (dx, ours) = products(x, kernel, weight, lambda x, k: contract(x, k, 1))
+    out, (dx, ours) = products(x, kernel, weight, lambda x, k: contract("BTi,io->BTo", x, k))
     _, (_, plain) = products(x, kernel, weight, cast)
     assert (out.dtype, dx.dtype) == (jnp.float32, jnp.bfloat16)
     assert np.all(rounded(plain)) and np.mean(rounded(ours)) < 0.1
@@ -145,7 +145,8 @@ def test_no_gradient_of_a_bfloat16_model_is_rounded_to_bfloat16():
     targets = jnp.asarray(np.random.default_rng(0).integers(1, 32, (4, 64)), jnp.int32)
     gradients = jax.jit(jax.grad(lambda p: summed_loss(p, model, targets, 0.0)[0]))(filled(model))
     for path, leaf in named(gradients).items():
-        rounded = leaf == leaf.astype(jnp.bfloat16).astype(jnp.float32)
+        values = leaf[leaf != 0]  # a ReLU of FIRE may be off everywhere
+        rounded = values == values.astype(jnp.bfloat16).astype(jnp.float32)
         assert leaf.size < 16 or np.mean(np.asarray(rounded)) < 0.5, path
 
 

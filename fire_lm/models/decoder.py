@@ -48,19 +48,20 @@ class LayerNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """`x [B, T, *in] -> [B, T, *out]`, with bias."""
+    """`contract(equation, x, kernel) + bias` in x's dtype; the kernel's axes are inputs first."""
 
+    equation: str
     out_shape: tuple[int, ...]
     std: float
-    num_in_axes: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        in_shape = x.shape[-self.num_in_axes :]
-        kernel = self.param("kernel", nn.initializers.normal(self.std), in_shape + self.out_shape)
+        num_in_axes = len(self.equation.split("->")[0].split(",")[1]) - len(self.out_shape)
+        shape = x.shape[-num_in_axes:] + self.out_shape
+        kernel = self.param("kernel", nn.initializers.normal(self.std), shape)
         bias = self.param("bias", nn.initializers.zeros, self.out_shape)
         # Added in float32, so that its gradient is summed in float32 too.
-        out = contract(x, kernel, self.num_in_axes)
+        out = contract(self.equation, x, kernel)
         return (out + bias[(None,) * (out.ndim - bias.ndim)]).astype(x.dtype)
 
 
@@ -77,16 +78,17 @@ class Block(nn.Module):
         self, x_BTD: jax.Array, pos_BT: jax.Array, shared: Params | None
     ) -> tuple[jax.Array, None]:
         size = self.size
-        linear = functools.partial(Linear, std=size.init_std)
-        residual = functools.partial(Linear, std=size.init_std / math.sqrt(2 * size.num_layers))
+        width = (size.hidden_size,)
+        residual_std = size.init_std / math.sqrt(2 * size.num_layers)
         params = init_position(self, self.position) if shared is None else shared
 
         x_BTD = constrain(x_BTD, self.activation_sharding)
         y_BTD = LayerNorm(name="attention_norm")(x_BTD)
         heads = (size.num_heads, size.head_dim)
-        q_BTNH = linear(heads, name="query")(y_BTD)
-        k_BTNH = linear(heads, name="key")(y_BTD)
-        v_BTNH = linear(heads, name="value")(y_BTD)
+        to_heads = functools.partial(Linear, "BTD,DNH->BTNH", std=size.init_std)
+        q_BTNH = to_heads(heads, name="query")(y_BTD)
+        k_BTNH = to_heads(heads, name="key")(y_BTD)
+        v_BTNH = to_heads(heads, name="value")(y_BTD)
         length = x_BTD.shape[1]
         q_BTNH, k_BTNH = self.position.rotate(params, q_BTNH, k_BTNH, pos_BT, pos_BT, length)
         y_BTNH = attend(
@@ -99,11 +101,13 @@ class Block(nn.Module):
             logit_scale_BT=self.position.logit_scale(params, pos_BT),
             implementation=self.attention,
         )
-        x_BTD = x_BTD + residual((size.hidden_size,), num_in_axes=2, name="attention_out")(y_BTNH)
+        from_heads = Linear("BTNH,NHD->BTD", width, residual_std, name="attention_out")
+        x_BTD = x_BTD + from_heads(y_BTNH)
 
         y_BTD = LayerNorm(name="mlp_norm")(x_BTD)
-        h_BTF = nn.gelu(linear((size.mlp_size,), name="mlp_in")(y_BTD), approximate=True)
-        x_BTD = x_BTD + residual((size.hidden_size,), name="mlp_out")(h_BTF)
+        mlp_in = Linear("BTD,DF->BTF", (size.mlp_size,), size.init_std, name="mlp_in")
+        mlp_out = Linear("BTF,FD->BTD", width, residual_std, name="mlp_out")
+        x_BTD = x_BTD + mlp_out(nn.gelu(mlp_in(y_BTD), approximate=True))
         return constrain(x_BTD, self.activation_sharding), None
 
 
@@ -158,7 +162,7 @@ class Decoder(nn.Module):
         x_BTD, _ = layers(x_BTD, pos_BT, shared)
 
         x_BTD = LayerNorm(name="final_norm")(x_BTD)
-        return contract(x_BTD, table_VD.T, 1)
+        return contract("BTD,VD->BTV", x_BTD, table_VD)
 
 
 def init_position(module: nn.Module, position: PositionalEncoding) -> Params:

@@ -11,35 +11,33 @@ import jax
 import jax.numpy as jnp
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def contract(x: jax.Array, kernel: jax.Array, num_in_axes: int) -> jax.Array:
-    """Contracts the last axes of `x` with the first of `kernel`, computing in x's dtype.
-
-    `x [*batch, *in]`, `kernel [*in, *out]` float32 -> `[*batch, *out]` float32.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def contract(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`einsum(equation, x, kernel)` computed in x's dtype, in float32 out; `kernel` is float32.
 
     The kernel's gradient leaves the product in float32. Plain autodiff of a bfloat16 cast would
     round each chip's part to bfloat16 before the sum over the mesh; this makes the reduction
     float32 on purpose, whatever the compute dtype.
     """
-    return jnp.tensordot(
-        x, kernel.astype(x.dtype), axes=num_in_axes, preferred_element_type=jnp.float32
-    )
+    return jnp.einsum(equation, x, kernel.astype(x.dtype), preferred_element_type=jnp.float32)
 
 
-def _contract_forward(x, kernel, num_in_axes):
-    return contract(x, kernel, num_in_axes), (x, kernel)
+def _contract_forward(equation, x, kernel):
+    return contract(equation, x, kernel), (x, kernel)
 
 
-def _contract_backward(num_in_axes, residuals, gradient):
+def _contract_backward(equation, residuals, gradient):
     x, kernel = residuals
     gradient = gradient.astype(x.dtype)
-    num_batch_axes = x.ndim - num_in_axes
-    out_axes = list(range(num_batch_axes, gradient.ndim))
-    kernel_out_axes = list(range(num_in_axes, kernel.ndim))
-    x_gradient = jnp.tensordot(gradient, kernel.astype(x.dtype), axes=(out_axes, kernel_out_axes))
-    batch_axes = list(range(num_batch_axes))
-    kernel_gradient = jnp.tensordot(
-        x, gradient, axes=(batch_axes, batch_axes), preferred_element_type=kernel.dtype
+    operands, out = equation.split("->")
+    inside, weights = operands.split(",")
+    x_gradient = jnp.einsum(f"{out},{weights}->{inside}", gradient, kernel.astype(x.dtype))
+    # Operands in the order of the kernel's axes: the other order would end in a transpose, which
+    # XLA's CPU backend folds into a bfloat16 product that it cannot run.
+    pairs = [(inside, x), (out, gradient)]
+    (first, a), (second, b) = pairs if weights[0] in inside else pairs[::-1]
+    kernel_gradient = jnp.einsum(
+        f"{first},{second}->{weights}", a, b, preferred_element_type=kernel.dtype
     )
     return x_gradient.astype(x.dtype), kernel_gradient
 
