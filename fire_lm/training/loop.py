@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from etils import epath
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from fire_lm import data as data_layer
 from fire_lm import sharding
@@ -181,19 +181,11 @@ def pretrain(
         counters=counters,
         quiet=quiet,
     )
-    with contextlib.closing(writer), contextlib.closing(reporter), sigterm_flag() as stop:
-        for step in range(start + 1, train_steps + 1):
-            batch = next(batches)
-            skipped = int(batch.pop("skipped"))
-            state, metrics = step_fn(state, sharding.put_batch(batch, device_mesh))
-            reporter.pending(step, metrics, skipped)
-            stopping = stop.requested or writer.reached_preemption(step)
-            if step % checkpoints.save_every == 0 or step == train_steps or stopping:
-                reporter.flush()  # never save a step whose loss is not known to be finite
-                writer.save(step, state, batches.get_state(), counters)
-                reporter.last_saved = step
-            if stopping and step < train_steps:
-                break
+    with contextlib.closing(writer), contextlib.closing(reporter):
+        run_steps(
+            step_fn, state, batches, device_mesh, writer, reporter, start, train_steps,
+            checkpoints.save_every,
+        )  # fmt: skip
     if reporter.last_saved < train_steps:
         raise Preempted(
             f"stopped by SIGTERM after step {reporter.last_saved}, which is saved\n"
@@ -201,6 +193,33 @@ def pretrain(
         )
     if not quiet:
         print(f"done: {train_steps} steps, run in {workdir}")
+
+
+def run_steps(
+    step_fn: Callable[..., Any],
+    state: TrainState,
+    batches: data_layer.TrainIterator,
+    mesh: Mesh,
+    writer: Checkpoints,
+    reporter: Reporter,
+    start: int,
+    train_steps: int,
+    save_every: int,
+) -> None:
+    """Steps `start + 1` to `train_steps`, or until SIGTERM; the last one is saved."""
+    with sigterm_flag() as stop:
+        for step in range(start + 1, train_steps + 1):
+            batch = next(batches)
+            skipped = int(batch.pop("skipped"))
+            state, metrics = step_fn(state, sharding.put_batch(batch, mesh))
+            reporter.pending(step, metrics, skipped)
+            stopping = stop.requested or writer.reached_preemption(step)
+            if step % save_every == 0 or step == train_steps or stopping:
+                reporter.flush()  # never save a step whose loss is not known to be finite
+                writer.save(step, state, batches.get_state(), reporter.counters)
+                reporter.last_saved = step
+            if stopping:
+                return
 
 
 def compile_step(

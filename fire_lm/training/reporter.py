@@ -32,7 +32,7 @@ class Reporter:
         self._progress = Progress(train_steps, start, quiet)
         self.last_saved = start
         self._last_step, self._log_every = train_steps, log_every
-        self._schedule, self._flops, self._counters = schedule, flops, counters
+        self._schedule, self._flops, self.counters = schedule, flops, counters
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._waiting: tuple[int, Any, int] | None = None
         self._since = (time.monotonic(), counters["tokens"])
@@ -56,13 +56,13 @@ class Reporter:
                     f"{name} is {values[name]} at step {step}: stopped\n"
                     f"last checkpoint saved with finite loss and gradient: {kept}"
                 )
-        self._counters["tokens"] += int(values["tokens"])
-        self._counters["documents_skipped"] += skipped
+        self.counters["tokens"] += int(values["tokens"])
+        self.counters["documents_skipped"] += skipped
         if step % self._log_every == 0 or step in (1, self._last_step):
             self._write(step, values)
 
     def _write(self, step: int, values: dict[str, float]) -> None:
-        now, tokens = time.monotonic(), self._counters["tokens"]
+        now, tokens = time.monotonic(), self.counters["tokens"]
         rate = (tokens - self._since[1]) / max(now - self._since[0], 1e-9)
         self._since = (now, tokens)
         logged = {
@@ -71,7 +71,7 @@ class Reporter:
             "grad_norm": values["grad_norm"],
             "learning_rate": float(self._schedule(step - 1)),
             "tokens_per_second": rate,
-            "documents_skipped": self._counters["documents_skipped"],
+            "documents_skipped": self.counters["documents_skipped"],
         }
         if self._peak is not None:
             logged["mfu"] = rate * self._flops / (self._peak * jax.device_count())
