@@ -6,15 +6,18 @@ import argparse
 import difflib
 import sys
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fire_lm import __version__
-from fire_lm.errors import FireLMError, UserError
+from fire_lm.errors import FireLMError, RunFailed, UserError
 
 _CONFIG_HELP = "later files win; configs/ in the repository has them"
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any):
+        super().__init__(**settings, allow_abbrev=False)  # --allow is not --allow_config_change
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}\n`{self.prog} --help` lists what there is")
 
@@ -64,6 +67,13 @@ def main(argv: list[str] | None = None) -> int:
             traceback.print_exc()
         print(f"\nfire-lm: {error}", file=sys.stderr)
         return error.exit_code
+    except Exception as error:
+        storage = isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
+        if "--debug" in arguments or not storage:
+            raise
+        first_line = str(error).partition("\n")[0]
+        print(f"\nfire-lm: reading or writing failed: {first_line}", file=sys.stderr)
+        return RunFailed.exit_code
     except KeyboardInterrupt:
         print("\nfire-lm: interrupted; the same command goes on", file=sys.stderr)
         return 130

@@ -74,8 +74,11 @@ def pretrain(arguments: argparse.Namespace) -> None:
         config.call("pretrain", workdir="", dry_run=True)
         return
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
-    if speaks and config.macro("INIT_FROM"):
-        print(compare_with_source(config, split_run(str(config.macro("INIT_FROM")))[0]))
+    source = split_run(str(config.macro("INIT_FROM") or ""))[0]
+    if source and not available_steps(arguments.workdir):  # else the run resumes without it
+        compared = compare_with_source(config, source)
+        if speaks:
+            print(compared)
     config.call(
         "pretrain",
         workdir=arguments.workdir,

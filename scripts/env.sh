@@ -9,7 +9,7 @@
 # An environment counts as whole only when its stamp, written last, names this very lock, project
 # file, Python version and folder (a moved .venv still points at the old place).
 
-ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+ROOT="$(CDPATH= cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 VENV="$ROOT/.venv"
 STAMP="$VENV/.fire_lm_stamp"
 CLAIM="$VENV/.fire_lm_installing"   # holds the installing process; left behind by an interruption

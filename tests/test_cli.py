@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fire_lm import __version__
+from fire_lm import __version__, verbs
 from fire_lm.cli import main
 from fire_lm.data.corpus import write_corpus
 from fire_lm.errors import RunFailed
@@ -266,6 +266,29 @@ def test_a_failure_while_running_is_exit_code_1(runs, monkeypatch, capsys):
     monkeypatch.setattr(evaluation, "score", fail)
     assert main(["sweep", str(runs)]) == 1
     assert capsys.readouterr().err == "\nfire-lm: storage is on fire\n"
+
+
+def test_storage_errors_are_told_plainly(monkeypatch, capsys):
+    def fail(*_):
+        raise PermissionError(13, "Permission denied", "gs://bucket")
+
+    monkeypatch.setattr(verbs, "corpus", fail)
+    assert main(["corpus", "--data_dir=x"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("\nfire-lm: reading or writing failed: ") and "Traceback" not in error
+    monkeypatch.setattr(verbs, "corpus", lambda _: 1 / 0)  # a bug stays a traceback
+    with pytest.raises(ZeroDivisionError):
+        main(["corpus", "--data_dir=x"])
+
+
+def test_flags_are_not_abbreviated(capsys):
+    assert main([*DRY_RUN, "--allow"]) == 2
+    assert "unknown argument --allow" in capsys.readouterr().err
+
+
+def test_lengths_need_no_brackets(capsys):
+    assert main([*DRY_RUN, "--gin.EVAL_LENGTHS=64,128"]) == 0
+    assert "EVAL_LENGTHS = (64, 128)" in capsys.readouterr().out
 
 
 def test_a_workdir_of_another_experiment_is_refused(runs, capsys):

@@ -204,7 +204,7 @@ def test_values_fit_the_annotation(annotation, text, expected, through_macro):
         (str, "None", "expects str, got None."),
         (str, "[1]", "expects str, got [1]."),
         (tuple[int, ...], "(1, 'a')", "expects a list of int like [a, b], got (1, 'a')."),
-        (tuple[int, ...], "512,1024", "expects a list of int like [a, b], got '512,1024'."),
+        (tuple[int, ...], "512;1024", "expects a list of int like [a, b], got '512;1024'."),
         (tuple[int, int], "(1, 2, 3)", "expects (int, int), got (1, 2, 3)."),
         (Literal["full", "last"], "ful", "one of 'full', 'last', got 'ful'. Did you mean full?"),
         (int | None, "x", "expects int or None, got 'x'."),

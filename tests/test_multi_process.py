@@ -31,7 +31,11 @@ def run_together(arguments: list[str], processes: int) -> None:
         )
         for index in range(processes)
     ]
-    outputs = [process.communicate(timeout=300)[0] for process in started]
+    try:
+        outputs = [process.communicate(timeout=300)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
     for process, output in zip(started, outputs, strict=True):
         assert process.returncode == 0, output[-3000:]
     assert "loss" in outputs[0] and "loss" not in outputs[1], "process 0 alone speaks"

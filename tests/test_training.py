@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
+from fire_lm.data import c4_writer
 from fire_lm.training import loop
 from fire_lm.training.reporter import Reporter
 
@@ -169,6 +170,30 @@ def test_init_from_takes_the_parameters_alone(finished, data_dir, tmp_path):
     assert not any(np.array_equal(found[name], other[name]) for name in params)
     counts = [name for name in source if name.endswith("/count")]
     assert counts and all((found[name], source[name]) == (1, 10) for name in [*counts, "step"])
+
+
+def test_a_run_resumes_without_the_run_that_it_started_from(finished, data_dir, tmp_path):
+    source = shutil.copytree(finished, tmp_path / "source")
+    start = command(data_dir, tmp_path / "new", f"--gin.INIT_FROM={source}")
+    assert main(start) == 0
+    source.rename(tmp_path / "gone")
+    assert main([*start, f"--gin.TRAIN_STEPS={STEPS + 1}"]) == 0
+    assert logged(tmp_path / "new")[-1]["step"] == STEPS + 1
+
+
+def test_skipped_documents_are_counted_in_the_metrics(tmp_path):
+    """Empty and undecodable ones, also over a restart; a corpus of ours would not hold them."""
+    text = b"fire and rope are positions, so they say. " * 4
+    documents = {str(i): (text, b"", b"\xff\xfe bytes")[i % 3] for i in range(48)}
+    c4_writer.write(tmp_path / "data", {"train": documents, "validation": {"0": text}})
+    whole = command(tmp_path / "data", tmp_path / "whole")
+    assert main(whole) == 0
+    skipped = [row["documents_skipped"] for row in logged(tmp_path / "whole")]
+    assert 0 < skipped[0] <= skipped[5] < skipped[-1]
+    for name in ("10", str(STEPS)):
+        shutil.rmtree(tmp_path / "whole" / "checkpoints" / name)
+    assert main(whole) == 0  # goes on from step 5
+    assert [row["documents_skipped"] for row in logged(tmp_path / "whole")] == skipped
 
 
 def test_init_from_another_encoding(finished, data_dir, tmp_path, capsys):

@@ -217,7 +217,12 @@ def parse_binding(text: str) -> Statement:
     return Statement(key, _command_line_value(raw, where), where, True)
 
 
+_NUMBERS = re.compile(r"[-\d][-+\w.]*(\s*,\s*[-\d][-+\w.]*)+")
+
+
 def _command_line_value(raw: str, where: str) -> Node:
+    if _NUMBERS.fullmatch(raw):  # 512,1024: a shell would trip over brackets
+        raw = f"({raw})"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

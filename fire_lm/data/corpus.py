@@ -103,8 +103,7 @@ def _sources(name: str, root: pathlib.Path) -> Iterator[Document]:
         for file in sorted(files):
             path = pathlib.Path(folder, file)
             if file.endswith(".py") and not file.startswith("_sysconfig") and path.is_file():
-                if not path.is_symlink():
-                    yield f"{name}/{path.relative_to(root).as_posix()}", path.read_bytes()
+                yield f"{name}/{path.relative_to(root).as_posix()}", path.read_bytes()
 
 
 def write_corpus(

@@ -118,6 +118,7 @@ class TrainIterator:
         data = self._data
         return {
             "tfds_name": data.tfds_name,
+            "number of documents": self._documents,  # a rewritten data set is another text
             "vocabulary": os.path.basename(data.vocabulary),
             "construction": data.construction,
             "shuffle_buffer": data.shuffle_buffer,

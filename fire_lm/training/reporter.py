@@ -1,4 +1,7 @@
-"""Reads what the steps report, one step behind the device, and tells people and files."""
+"""Reads what the steps report, one step behind the device, and tells people and files.
+
+`documents_skipped` counts those of process 0's share of the text.
+"""
 
 from __future__ import annotations
 
