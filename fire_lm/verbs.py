@@ -21,7 +21,7 @@ from fire_lm.data import TextData, write_embedded_corpus
 from fire_lm.errors import UserError
 from fire_lm.reporting import SweepRow, read_rows, write_rows
 from fire_lm.reporting import length_sweep as report
-from fire_lm.sharding import MeshShape, initialize_distributed
+from fire_lm.sharding import MeshShape, initialize_distributed, skip_absent_tpu
 
 # What a configuration can be asked to call: the verbs, and the model, to compare two of them.
 ROOTS = ("pretrain", "length_sweep", "build_decoder")
@@ -257,3 +257,4 @@ def _quiet_libraries() -> None:
     """Orbax and TensorFlow log internals through absl and C++; what users need, we say."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    skip_absent_tpu()

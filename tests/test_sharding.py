@@ -256,3 +256,18 @@ def test_processes_feed_equal_disjoint_parts(axes, process_of_device, shards):
     else:
         with pytest.raises(UserError, match="overlap or differ in size"):
             sharding.process_shard(mesh, 0)
+
+
+@pytest.mark.parametrize(
+    ("platforms", "has_tpu", "chosen"), [(None, False, "cpu"), (None, True, ""), ("tpu", False, "")]
+)
+def test_jax_is_kept_from_an_absent_tpu_alone(platforms, has_tpu, chosen, monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    if platforms:
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(sharding, "_has_tpu", lambda: has_tpu)
+    monkeypatch.setattr(sharding, "entry_points", lambda group: ())
+    told = []
+    monkeypatch.setattr(sharding.jax.config, "update", lambda name, value: told.append(value))
+    sharding.skip_absent_tpu()
+    assert "".join(told) == chosen
