@@ -70,7 +70,7 @@ class PowerOfDistance(PositionalEncoding):
         return {"p": jnp.float32(0.5)}
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
-        distance_BTS = jnp.abs(distance(q_pos_BT, k_pos_BS)).astype(jnp.float32)
+        distance_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32)
         return _per_head(self, -jnp.exp(params["p"] * jnp.log(distance_BTS)))
 
 

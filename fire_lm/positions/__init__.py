@@ -1,23 +1,39 @@
-"""The family of positional encodings: one file each, found by looking, so no registry to edit."""
+"""The family of positional encodings: one file each, found by looking, so no registry to edit.
+
+Besides the encodings there are pieces that compose with them: `rope_scaling` (RoPE beyond its
+training length), `log_n` (attention scaled by log n), `resampling` (random positions).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
+from typing import Any
 
 from fire_lm.positions.base import PositionalEncoding
 
 
-def encodings() -> dict[str, type[PositionalEncoding]]:
-    """Every concrete encoding in this package by class name, as gin files spell it."""
+def configurables() -> dict[str, type[Any]]:
+    """Every concrete dataclass in this package by its name, as gin files spell it."""
     found = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         for name, member in inspect.getmembers(module, inspect.isclass):
-            if issubclass(member, PositionalEncoding) and member is not PositionalEncoding:
+            abstract = inspect.isabstract(member) or member is PositionalEncoding
+            if dataclasses.is_dataclass(member) and not abstract and not name.startswith("_"):
                 found[name] = member
     return found
 
 
-__all__ = ["PositionalEncoding", "encodings"]
+def encodings() -> dict[str, type[PositionalEncoding]]:
+    """The positional encodings among the `configurables`."""
+    return {
+        name: member
+        for name, member in configurables().items()
+        if issubclass(member, PositionalEncoding)
+    }
+
+
+__all__ = ["PositionalEncoding", "configurables", "encodings"]

@@ -16,6 +16,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 
 Params = dict[str, Any]
 
@@ -31,14 +32,24 @@ class PositionalEncoding:
       head_dim: H, width of one head.
       train_length: training sequence length in tokens; encodings that are defined relative to it
         (FIRE's threshold, position interpolation) read it, the others ignore it.
+      hidden_size: D, width of the embeddings.
     """
 
     # Whether attention sees positions by their differences alone (a property test holds it to it).
     translation_invariant: ClassVar[bool] = True
+    # Whether positions between two integers mean nothing to it (a table, buckets).
+    integer_positions: ClassVar[bool] = False
+    # Fields that a sweep may set otherwise than in training: no trained parameter depends on them.
+    evaluation_fields: ClassVar[tuple[str, ...]] = ()
 
     num_heads: int
     head_dim: int
     train_length: int
+    hidden_size: int
+
+    def check_length(self, length: int) -> None:
+        """Raises UserError if positions up to `length` - 1 cannot be encoded."""
+        del length
 
     def init(self, rng: jax.Array) -> Params:
         """The encoding's own trainable parameters, float32; empty when it has none."""
@@ -87,5 +98,9 @@ class PositionalEncoding:
 
 
 def distance(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-    """`i - j` for every query and key, `[B, T, S]`, exact in the dtype of the positions."""
-    return q_pos_BT[:, :, None] - k_pos_BS[:, None, :]
+    """`|i - j|` for every query and key, `[B, T, S]`, exact in the dtype of the positions.
+
+    Attention masks the keys after the query; they get the mirrored value, so that the maths of
+    distances (logarithms, powers) stays finite there.
+    """
+    return jnp.abs(q_pos_BT[:, :, None] - k_pos_BS[:, None, :])

@@ -1,4 +1,4 @@
-"""FIRE: functional interpolation for relative positions.
+"""FIRE: functional interpolation for relative positions, and the space of its variants.
 
 Source: Li et al. (ICLR 2024), Eq. 4 (= Eq. 23 of its appendix):
 
@@ -17,13 +17,23 @@ text leaves open what the code of Appendix E decides, and we follow the code:
 
 The default has the two hidden layers of the paper's experiments (Appendix B and C.1, Table 5);
 Appendix E's listing has one: `FIRE(..., hidden_layers=1, init_L=512)`.
+
+FIRE-G is ours: Eq. 4 divides by a norm that grows with the query, so far beyond the training
+length the bias flattens while the keys become more. A learned length gain restores its range:
+
+    b_h(i, j) = g_i f_theta(...)_h ,   g_i = (psi(max(L, i)) / psi(L))^gamma
+
+gamma = 0 is Eq. 4, and g_i = 1 for i <= L. With gamma = 1 and a linear f it is KERPLE-log, or
+ALiBi for the identity as psi, at every length: Theorem 3.1 without its bound.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,18 +41,39 @@ import jax.numpy as jnp
 from fire_lm.errors import UserError
 from fire_lm.positions.base import Params, PositionalEncoding, distance
 
+Function = Callable[[jax.Array], jax.Array]
+
+ACTIVATIONS: dict[str, Function] = {
+    "relu": jax.nn.relu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+}
+
+
+def log_transform(c: jax.Array) -> Function:
+    """psi(x) = log(|c| x + 1)."""
+    return lambda x: jnp.log1p(jnp.abs(c) * x)
+
+
+def threshold_position(q_pos_BT: jax.Array, L: jax.Array | float) -> jax.Array:
+    """max(|L|, i), float32 `[B, T]`."""
+    return jnp.maximum(q_pos_BT.astype(jnp.float32), jnp.abs(L))
+
 
 def normalized_distance(
-    q_pos_BT: jax.Array, k_pos_BS: jax.Array, c: jax.Array, L: jax.Array, epsilon: float
+    q_pos_BT: jax.Array, k_pos_BS: jax.Array, psi: Function, L: jax.Array | float, epsilon: float
 ) -> jax.Array:
-    """The argument of f in Eq. 4, float32 `[B, T, S]`; in [0, 1] for keys not after the query.
+    """The argument of f in Eq. 4, float32 `[B, T, S]`; in [0, 1] for keys not after the query."""
+    psi_distance_BTS = psi(distance(q_pos_BT, k_pos_BS).astype(jnp.float32))
+    return psi_distance_BTS / (psi(threshold_position(q_pos_BT, L)) + epsilon)[:, :, None]
 
-    Keys after the query get the value of the mirrored distance, as in Appendix E: finite, masked.
-    """
-    distance_BTS = jnp.abs(distance(q_pos_BT, k_pos_BS)).astype(jnp.float32)
-    normalizer_BT = jnp.maximum(q_pos_BT.astype(jnp.float32), jnp.abs(L))
-    psi_normalizer_BT = jnp.log1p(jnp.abs(c) * normalizer_BT) + epsilon
-    return jnp.log1p(jnp.abs(c) * distance_BTS) / psi_normalizer_BT[:, :, None]
+
+def length_gain(
+    q_pos_BT: jax.Array, psi: Function, L: jax.Array | float, gamma: jax.Array
+) -> jax.Array:
+    """g_i of FIRE-G, float32 `[B, T]`; 1 up to position L."""
+    psi_L = psi(jnp.abs(jnp.asarray(L, jnp.float32)))
+    return (psi(threshold_position(q_pos_BT, L)) / psi_L) ** gamma
 
 
 def init_mlp(rng: jax.Array, widths: tuple[int, ...]) -> Params:
@@ -58,8 +89,8 @@ def init_mlp(rng: jax.Array, widths: tuple[int, ...]) -> Params:
     return params
 
 
-def mlp(params: Params, x: jax.Array) -> jax.Array:
-    """f_theta of Eq. 4 for every entry of `x`: float32 `[...] -> [..., N]`, ReLU between layers."""
+def mlp(params: Params, x: jax.Array, activation: Function = jax.nn.relu) -> jax.Array:
+    """f_theta of Eq. 4 for every entry of `x`: float32 `[...] -> [..., N]`."""
     hidden = x[..., None]
     last = len(params) - 1
     for index in range(len(params)):
@@ -68,22 +99,31 @@ def mlp(params: Params, x: jax.Array) -> jax.Array:
         # The default matmul precision on TPU would round these float32 operands to bfloat16.
         hidden = jnp.matmul(hidden, layer["kernel"], precision="highest") + bias
         if index < last:
-            hidden = jax.nn.relu(hidden)
+            hidden = activation(hidden)
     return hidden
 
 
 @dataclasses.dataclass(frozen=True)
 class FIRE(PositionalEncoding):
-    """Eq. 4. Parameters per layer for 12 heads: 1518 (two hidden layers of 32), 462 (Appendix E).
+    """Eq. 4. Parameters per layer for 12 heads: 1518 (two hidden layers of 32), 462 (Appendix E),
+    26 (f affine); 1519 with a length gain (FIRE-G), 1517 with a fixed or no threshold (Eq. 22),
+    1516 without c as well (Eq. 21).
 
     FIRE-S is this encoding with `build_decoder.share_position = True`.
 
     Attributes:
       hidden_layers: hidden layers of f_theta, at least 0 (0: f is affine).
       width: width of each hidden layer.
+      activation: between the layers; "gelu" is the tanh approximation.
+      final_activation: whether f ends with the activation too (Table 7).
+      transform: psi; "log", or "identity", which has no c (Eq. 21).
+      threshold: False divides by psi(i) without max(L, i) (Eq. 21 and 22).
+      learn_L: whether the threshold is learned or stays `init_L`.
       init_c: initial c of psi.
       init_L: initial threshold L in tokens; None: a quarter of `train_length`, the paper's ratio
         (512 at 2048).
+      init_gamma: None is Eq. 4; a number is the initial length gain of FIRE-G.
+      query_index_offset: 1 counts queries from 1 in max(L, i), as the text's 0 < j <= i does.
       epsilon: added to psi(max(L, i)).
     """
 
@@ -91,28 +131,51 @@ class FIRE(PositionalEncoding):
 
     hidden_layers: int = 2
     width: int = 32
+    activation: Literal["relu", "gelu", "gelu_exact"] = "relu"
+    final_activation: bool = False
+    transform: Literal["log", "identity"] = "log"
+    threshold: bool = True
+    learn_L: bool = True
     init_c: float = 0.1
     init_L: float | None = None
+    init_gamma: float | None = None
+    query_index_offset: Literal[0, 1] = 0
     epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
         if self.hidden_layers < 0:
             raise UserError(f"FIRE.hidden_layers is {self.hidden_layers}: it must be 0 or more")
+        if self.init_gamma is not None and not self.threshold:
+            raise UserError("FIRE.init_gamma needs FIRE.threshold: the gain is relative to psi(L)")
         if self.init_L is None:
             object.__setattr__(self, "init_L", self.train_length / 4)
 
     def init(self, rng: jax.Array) -> Params:
         widths = (1, *[self.width] * self.hidden_layers, self.num_heads)
-        return {
-            "c": jnp.float32(self.init_c),
-            "L_multiplier": jnp.float32(1.0),
-            "mlp": init_mlp(rng, widths),
-        }
+        params = {"mlp": init_mlp(rng, widths)}
+        if self.transform == "log":
+            params["c"] = jnp.float32(self.init_c)
+        if self.threshold and self.learn_L:
+            params["L_multiplier"] = jnp.float32(1.0)
+        if self.init_gamma is not None:
+            params["gamma"] = jnp.float32(self.init_gamma)
+        return params
 
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
         del context_length
-        L = params["L_multiplier"] * self.init_L
-        x_BTS = normalized_distance(q_pos_BT, k_pos_BS, params["c"], L, self.epsilon)
-        return jnp.moveaxis(mlp(params["mlp"], x_BTS), -1, 1)
+        psi = log_transform(params["c"]) if self.transform == "log" else lambda x: x
+        L = params.get("L_multiplier", 1.0) * self.init_L if self.threshold else 0.0
+        activation = ACTIVATIONS[self.activation]
+        # The offset moves queries and keys together: distances stay, the normalizer counts from it.
+        q_pos_BT, k_pos_BS = (pos + self.query_index_offset for pos in (q_pos_BT, k_pos_BS))
+        x_BTS = normalized_distance(q_pos_BT, k_pos_BS, psi, L, self.epsilon)
+        out_BTSN = mlp(params["mlp"], x_BTS, activation)
+        if self.final_activation:
+            out_BTSN = activation(out_BTSN)
+        bias_BNTS = jnp.moveaxis(out_BTSN, -1, 1)
+        if "gamma" in params:
+            gain_BT = length_gain(q_pos_BT, psi, L, params["gamma"])
+            bias_BNTS = gain_BT[:, None, :, None] * bias_BNTS
+        return bias_BNTS
