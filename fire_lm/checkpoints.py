@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -172,11 +173,13 @@ def restore_params(
     *,
     allow_missing: Sequence[str] = (),
     allow_unused: Sequence[str] = (),
+    foreign: Callable[[str], bool] = lambda path: False,
 ) -> tuple[Any, list[str]]:
     """Parameters alone of a run's step, whatever its optimizer was.
 
     Leaves that the checkpoint lacks, or has left over, are errors unless a pattern (as in
-    `layers/position/*`) lists them. `like` holds the shapes and shardings wanted.
+    `layers/position/*`) lists them. `like` holds the shapes and shardings wanted. Paths that are
+    `foreign` mean something else in the checkpoint, even under the same name: never read.
 
     Returns:
       The parameters (missing leaves as they are in `like`), and the paths that were missing.
@@ -184,14 +187,14 @@ def restore_params(
     directory = checkpoint_directory(workdir) / str(step) / "state"
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
-        have = _leaves(reader.metadata(directory).item_metadata.tree["params"])
+        stored = _leaves(reader.metadata(directory).item_metadata.tree["params"])
     except Exception as error:
         raise _unreadable(workdir, step, error) from error
     want = _leaves(like)
+    have = {path: leaf for path, leaf in stored.items() if not foreign(path)}
     missing = [path for path in want if path not in have]
-    unused = [path for path in have if path not in want]
-    _refuse(missing, allow_missing, f"{workdir}@{step} lacks", "init_allow_missing")
-    _refuse(unused, allow_unused, f"{workdir}@{step} has left over", "init_allow_unused")
+    unused = [path for path in stored if path not in want or foreign(path)]
+    _refuse(f"{workdir}@{step}", missing, unused, allow_missing, allow_unused)
     for path in set(want) & set(have):
         if tuple(have[path].shape) != tuple(want[path].shape):
             raise UserError(
@@ -212,13 +215,40 @@ def restore_params(
     return params, missing
 
 
-def _refuse(paths: list[str], allowed: Sequence[str], problem: str, setting: str) -> None:
-    refused = [p for p in paths if not any(fnmatch.fnmatch(p, a) for a in allowed)]
-    if refused:
+def _refuse(
+    checkpoint: str,
+    missing: Sequence[str],
+    unused: Sequence[str],
+    allow_missing: Sequence[str],
+    allow_unused: Sequence[str],
+) -> None:
+    """UserError with the whole command that allows what is missing and left over."""
+    problems, flags = [], []
+    for paths, allowed, problem, setting in (
+        (missing, allow_missing, "lacks", "init_allow_missing"),
+        (unused, allow_unused, "has left over", "init_allow_unused"),
+    ):
+        refused = [p for p in paths if not any(fnmatch.fnmatch(p, a) for a in allowed)]
+        if refused:
+            problems.append(f"{problem} {', '.join(refused)}")
+            folders = dict.fromkeys(_folder(path) for path in refused)
+            patterns = [*allowed, *folders]
+            flags.append(f"'--gin.pretrain.{setting}={_as_gin(patterns)}'")
+    if problems:
         raise UserError(
-            f"checkpoint {problem} {', '.join(refused)}\n"
-            f"if that is meant, list the paths or patterns in --gin.pretrain.{setting}"
+            f"checkpoint {checkpoint} {' and '.join(problems)}\n"
+            f"if that is meant, add {' '.join(flags)}"
         )
+
+
+def _folder(path: str) -> str:
+    """The pattern of an encoding's parameters, which come and go together; else the path."""
+    match = re.match(r"(.*/)?position(_\d+)?/", path)
+    return f"{match[0]}*" if match else path
+
+
+def _as_gin(patterns: Sequence[str]) -> str:
+    return patterns[0] if len(patterns) == 1 else repr(list(patterns)).replace("'", '"')
 
 
 def _unreadable(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:

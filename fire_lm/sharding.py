@@ -31,15 +31,16 @@ ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
 
 # Path pattern -> spec. Arrays under layers/ carry the layer axis first.
 TABLE: tuple[tuple[str, PartitionSpec], ...] = (
-    (r"(^|/)position/", PartitionSpec()),  # a few hundred floats a layer: replicated
+    # A few hundred floats a layer are replicated; a table of learned positions is not.
+    (r"(^|/)position(_\d+)?/(?!embedding$)", PartitionSpec()),
     (r"(^|/)embedding$", PartitionSpec("tensor", "fsdp")),
-    (r"layers/(query|key|value)/kernel$", PartitionSpec(None, "fsdp", "tensor", None)),
-    (r"layers/(query|key|value)/bias$", PartitionSpec(None, "tensor", None)),
-    (r"layers/attention_out/kernel$", PartitionSpec(None, "tensor", None, "fsdp")),
-    (r"layers/mlp_in/kernel$", PartitionSpec(None, "fsdp", "tensor")),
-    (r"layers/mlp_in/bias$", PartitionSpec(None, "tensor")),
-    (r"layers/mlp_out/kernel$", PartitionSpec(None, "tensor", "fsdp")),
-    (r"layers/(attention_out|mlp_out)/bias$", PartitionSpec()),
+    (r"/(query|key|value)/kernel$", PartitionSpec(None, "fsdp", "tensor", None)),
+    (r"/(query|key|value)/bias$", PartitionSpec(None, "tensor", None)),
+    (r"/attention_out/kernel$", PartitionSpec(None, "tensor", None, "fsdp")),
+    (r"/mlp_in/kernel$", PartitionSpec(None, "fsdp", "tensor")),
+    (r"/mlp_in/bias$", PartitionSpec(None, "tensor")),
+    (r"/mlp_out/kernel$", PartitionSpec(None, "tensor", "fsdp")),
+    (r"/(attention_out|mlp_out)/bias$", PartitionSpec()),
     (r"(_norm)/(scale|bias)$", PartitionSpec()),
     (r"(^|/)(step|count)$", PartitionSpec()),
 )

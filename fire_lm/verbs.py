@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import logging
 import os
 import re
@@ -43,7 +42,7 @@ def load_config(
         training.AdamW,
         Checkpointing,
         MeshShape,
-        *positions.encodings().values(),
+        *positions.configurables().values(),
     ]
     folder = Path(__file__).parent.parent / "configs" / "positions"
     names = ", ".join(sorted(path.stem for path in folder.glob("*.gin")))
@@ -75,14 +74,16 @@ def pretrain(arguments: argparse.Namespace) -> None:
         return
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
+    trained = None
     if source and not available_steps(arguments.workdir):  # else the run resumes without it
-        compared = compare_with_source(config, source)
+        trained = source_model(source)
         if speaks:
-            print(compared)
+            print(compare_with_source(config.call("build_decoder"), trained, source))
     config.call(
         "pretrain",
         workdir=arguments.workdir,
         dry_run=False,
+        init_from_model=trained,
         before_first_step=lambda: gin.save(config, arguments.workdir) if speaks else None,
     )
 
@@ -105,35 +106,24 @@ def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) 
         )
 
 
-def compare_with_source(config: gin.Config, source: str) -> str:
+def source_model(source: str) -> models.Decoder:
+    """The model of the run that INIT_FROM names."""
+    saved = newest_config(source)
+    if saved is None:
+        raise UserError(f"INIT_FROM: {source} holds no run (no config.gin)")
+    return load_config([str(saved)]).call("build_decoder")
+
+
+def compare_with_source(model: models.Decoder, trained: models.Decoder, source: str) -> str:
     """How the model differs from that of the run whose parameters it takes (INIT_FROM).
 
     Parameters may mean something else under other settings: FIRE's threshold is a learned
     multiple of init_L, by default a quarter of the training length.
     """
-    saved = newest_config(source)
-    if saved is None:
-        raise UserError(f"INIT_FROM: {source} holds no run (no config.gin)")
-    old, new = (c.call("build_decoder") for c in (load_config([str(saved)]), config))
     changed = [
-        f"{name} {value} -> {settings(new).get(name)}"
-        for name, value in settings(old).items()
-        if settings(new).get(name) != value
+        f"{name} {old} -> {new}" for name, (old, new) in models.changes(trained, model).items()
     ]
     return f"model against {source}: {'; '.join(changed) or 'the same'}"
-
-
-def settings(model: models.Decoder) -> dict[str, Any]:
-    """What decides the numbers that a model computes; not how (remat, attention kernel)."""
-    encoding = {f"position.{n}": v for n, v in dataclasses.asdict(model.position).items()}
-    return {
-        "position": type(model.position).__name__,
-        **encoding,
-        **dataclasses.asdict(model.size),
-        "vocab_size": model.vocab_size,
-        "dtype": model.dtype.name,
-        "share_position": model.share_position,
-    }
 
 
 def newest_config(workdir: str | epath.Path) -> epath.Path | None:
@@ -159,11 +149,11 @@ def sweep(arguments: argparse.Namespace) -> None:
         config = load_config(
             [saved, *arguments.gin_file], arguments.bindings, arguments.gin_search_paths
         )
-        check_same_model(load_config([saved]), config, workdir)
+        variant = variant_of(load_config([saved]), config, workdir)
         if arguments.dry_run:
             print(f"{workdir}@{step} at {config.macro('EVAL_LENGTHS')}\n{config.text()}")
             continue
-        rows += sweep_run(config, workdir, step)
+        rows += sweep_run(config, workdir, step, variant)
         train_lengths[workdir.name] = train_length(config)
     if jax.process_index() == 0 and not arguments.dry_run:
         top.mkdir(parents=True, exist_ok=True)
@@ -173,18 +163,15 @@ def sweep(arguments: argparse.Namespace) -> None:
         print(f"\n{report.table(rows, train_lengths)}\n\n{top / 'length_sweep.csv'}, .png")
 
 
-def check_same_model(trained: gin.Config, asked: gin.Config, workdir: epath.Path) -> None:
-    """A row names its run, so the model must be the one that the run trained."""
-    old, new = (settings(config.call("build_decoder")) for config in (trained, asked))
-    changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    if changed:
-        raise UserError(
-            f"{', '.join(changed)} would not be as {workdir} was trained: a sweep takes the model "
-            "as it is\nleave out the --gin. binding or file that changes it"
-        )
+def variant_of(trained: gin.Config, asked: gin.Config, workdir: epath.Path) -> str:
+    """What is asked of the trained model at evaluation alone, by its name in the table."""
+    try:
+        return models.variant(trained.call("build_decoder"), asked.call("build_decoder"))
+    except UserError as error:
+        raise UserError(f"{workdir}: {error}") from error
 
 
-def sweep_run(config: gin.Config, workdir: epath.Path, step: int) -> list[SweepRow]:
+def sweep_run(config: gin.Config, workdir: epath.Path, step: int, variant: str) -> list[SweepRow]:
     """All rows of one checkpoint, each written as soon as it is known."""
     path = workdir / "length_sweep.csv"
     rows = read_rows(path)
@@ -199,6 +186,7 @@ def sweep_run(config: gin.Config, workdir: epath.Path, step: int) -> list[SweepR
         workdir=str(workdir),
         run=workdir.name,
         step=step,
+        variant=variant,
         finished=list(rows),
         on_row=add,
     )

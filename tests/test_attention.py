@@ -108,7 +108,7 @@ def test_a_bias_of_the_block_is_seen():
 
 def temporary_bytes(implementation: Any, length: int) -> int:
     """What the compiler sets aside for a forward and backward pass with FIRE's bias."""
-    fire = FIRE(num_heads=2, head_dim=8, train_length=length)
+    fire = FIRE(2, 8, train_length=length, hidden_size=16)
     params = jax.eval_shape(fire.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)
     pos = jnp.arange(length)[None]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fire_lm.errors import UserError
-from fire_lm.positions.fire import FIRE, mlp, normalized_distance
+from fire_lm.positions.fire import FIRE, log_transform, mlp, normalized_distance
 
 HEADS = 12
 # The default threshold at train length 64 is 16: row 0, rows around it, and far beyond.
@@ -26,8 +26,8 @@ class Case(NamedTuple):
     init_L: float
 
 
-EQUATION_4 = Case(FIRE(HEADS, 64, 64), 2, 16.0)
-APPENDIX_E = Case(FIRE(HEADS, 64, 64, hidden_layers=1, init_L=512.0), 1, 512.0)
+EQUATION_4 = Case(FIRE(HEADS, 64, 64, 768), 2, 16.0)
+APPENDIX_E = Case(FIRE(HEADS, 64, 64, 768, hidden_layers=1, init_L=512.0), 1, 512.0)
 CASES = pytest.mark.parametrize("case", [EQUATION_4, APPENDIX_E], ids=["eq4", "appendix_e"])
 
 
@@ -152,17 +152,17 @@ def test_f_is_not_linear_at_the_start(case):
 
 def test_defaults():
     """c = 0.1; L a quarter of the training length; learned numbers as the docstring counts."""
-    fire = FIRE(HEADS, 64, train_length=2048)
+    fire = FIRE(HEADS, 64, 2048, 768)
     params = init(fire)
     assert params["c"] == np.float32(0.1) and params["L_multiplier"] == 1.0
     np.testing.assert_array_equal(
-        bias(fire, params), bias(FIRE(HEADS, 64, 2048, init_L=512.0), params)
+        bias(fire, params), bias(FIRE(HEADS, 64, 2048, 768, init_L=512.0), params)
     )
-    assert np.any(bias(fire, params) != bias(FIRE(HEADS, 64, 2048, init_L=2048.0), params))
+    assert np.any(bias(fire, params) != bias(FIRE(HEADS, 64, 2048, 768, init_L=2048.0), params))
     assert sum(leaf.size for leaf in named(params).values()) == 1518
     assert sum(leaf.size for leaf in named(init(APPENDIX_E.fire)).values()) == 462
     with pytest.raises(UserError, match="hidden_layers"):
-        FIRE(HEADS, 64, 2048, hidden_layers=-1)
+        FIRE(HEADS, 64, 2048, 768, hidden_layers=-1)
 
 
 def test_rows_up_to_the_threshold_depend_on_distance_alone():
@@ -183,7 +183,7 @@ def test_distances_beyond_256_stay_apart():
 
     def x(dtype: Any) -> jax.Array:
         q_pos, k_pos = jnp.array([[512]], dtype), jnp.array([[255, 256]], dtype)
-        return normalized_distance(q_pos, k_pos, jnp.float32(0.1), jnp.float32(512), 1e-6)[0, 0]
+        return normalized_distance(q_pos, k_pos, log_transform(jnp.float32(0.1)), 512.0, 1e-6)[0, 0]
 
     assert x(jnp.int32)[0] != x(jnp.int32)[1]
     assert x(jnp.bfloat16)[0] == x(jnp.bfloat16)[1]

@@ -32,7 +32,7 @@ SCORE = module.score
 
 
 SIZE = size_tiny(num_layers=2, hidden_size=16, num_heads=2, head_dim=8, mlp_size=32, init_std=1)
-MODEL = Decoder(SIZE, FIRE(num_heads=2, head_dim=8, train_length=8), VOCAB)
+MODEL = Decoder(SIZE, (FIRE(2, 8, train_length=8, hidden_size=16),), VOCAB)
 TOKEN_BT = np.zeros((1, 1), np.int32)
 PARAMS = jax.jit(MODEL.init)(jax.random.key(0), TOKEN_BT, TOKEN_BT)["params"]
 
@@ -103,6 +103,7 @@ class Sweep:
             "on_row": new.append,
             "model": MODEL,
             "encoding": "fire",
+            "variant": "",
             "data": TextData("nowhere"),
             "lengths": (LONGEST, 8, 16),
             "tokens": 9 * LONGEST + 5,
@@ -240,6 +241,7 @@ def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
         on_row=rows.append,
         model=MODEL,
         encoding="fire",
+        variant="",
         data=TextData(data_dir, vocabulary=str(spm), construction="cut"),
         lengths=(16, 64),
     )

@@ -143,7 +143,9 @@ def test_no_gradient_of_a_bfloat16_model_is_rounded_to_bfloat16():
     """Neither kernels nor biases, so that the sum over the mesh is float32."""
     model = build_decoder(SMALL, FIRE, 32, train_length=64, dtype="bfloat16")
     targets = jnp.asarray(np.random.default_rng(0).integers(1, 32, (4, 64)), jnp.int32)
-    gradients = jax.jit(jax.grad(lambda p: summed_loss(p, model, targets, 0.0)[0]))(filled(model))
+    gradients = jax.jit(
+        jax.grad(lambda p: summed_loss(p, model, targets, jnp.arange(64)[None], 0.0)[0])
+    )(filled(model))
     for path, leaf in named(gradients).items():
         values = leaf[leaf != 0]  # a ReLU of FIRE may be off everywhere
         rounded = values == values.astype(jnp.bfloat16).astype(jnp.float32)
@@ -170,7 +172,7 @@ def remat_loss_and_gradient(remat: Any, length: int = 64) -> Any:
     targets = jnp.asarray(np.random.default_rng(0).integers(1, 32, (2, length)), jnp.int32)
 
     def loss(params: Any) -> jax.Array:
-        return summed_loss(params, model, targets, z_loss=0.0)[0] / targets.size
+        return summed_loss(params, model, targets, jnp.arange(length)[None], 0.0)[0] / targets.size
 
     compiled = quick_jit(jax.value_and_grad(loss)).lower(shapes(model)).compile()
     return compiled, compiled(filled(model))
@@ -212,9 +214,10 @@ def test_loss_is_the_mean_of_what_is_not_padding():
     params, targets = filled(model), jnp.asarray(TARGETS)
 
     def everything(params: Any) -> Any:
-        logits = model.apply({"params": params}, shift_right(targets), jnp.arange(6)[None])
-        summed = summed_loss(params, model, targets, z_loss=0.5)
-        return logits, token_losses(model, params, targets), summed
+        pos = jnp.arange(6)[None]
+        logits = model.apply({"params": params}, shift_right(targets), pos)
+        summed = summed_loss(params, model, targets, pos, z_loss=0.5)
+        return logits, token_losses(model, params, targets, pos), summed
 
     logits, (nll, log_z, weight), (objective, total) = quick_jit(everything)(params)
     wide = np.asarray(logits, np.float64)

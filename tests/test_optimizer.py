@@ -15,9 +15,9 @@ from fire_lm.training.optimizer import AdamW, decay_mask, learning_rate_schedule
 
 def parameters(encoding: str, share: bool = False) -> Any:
     """The parameters of a tiny decoder, abstract."""
-    model = models.build_decoder(
-        models.size_tiny(), positions.encodings()[encoding], 64, 32, share_position=share
-    )
+    kind = positions.encodings()[encoding]
+    share |= kind.embed is not positions.PositionalEncoding.embed  # there is one embedding
+    model = models.build_decoder(models.size_tiny(), kind, 64, 32, share_position=share)
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     return jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
 

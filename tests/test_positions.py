@@ -25,7 +25,7 @@ from fire_lm.positions import PositionalEncoding
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 NAMES = sorted(path.stem for path in (CONFIGS / "positions").glob("*.gin"))
-SIZE = ModelSize(2, hidden_size=96, num_heads=12, head_dim=8, mlp_size=96, init_std=0.1)
+SIZE = ModelSize(4, hidden_size=96, num_heads=12, head_dim=8, mlp_size=96, init_std=0.1)
 LENGTH = 64  # training length
 
 every_encoding = pytest.mark.parametrize("name", NAMES)
@@ -42,7 +42,8 @@ def configured(name: str) -> Decoder:
 
 
 def decoder(encoding: PositionalEncoding) -> Decoder:
-    return Decoder(SIZE, encoding, vocab_size=32)
+    embeds = type(encoding).embed is not PositionalEncoding.embed  # there is one embedding
+    return Decoder(SIZE, (encoding,), vocab_size=32, share_position=embeds)
 
 
 def content(length: int) -> tuple[jax.Array, ...]:
@@ -196,12 +197,15 @@ def has_the_documented_size(encoding: PositionalEncoding) -> None:
 
 def has_parameters_of_its_own_in_every_layer(encoding: PositionalEncoding) -> None:
     """Different ones from the start, but for scalars; no entry at all without parameters."""
-    entries = position_entries(decoder(encoding))
-    expected = init(encoding)
+    model, expected = decoder(encoding), init(encoding)
+    if model.share_position:
+        return
+    entries = position_entries(model)
     assert list(entries) == ["layers"] * bool(expected)
-    for mine, leaf in zip(jax.tree.leaves(entries), jax.tree.leaves(expected), strict=True):
-        assert mine.shape == (SIZE.num_layers, *leaf.shape)
-        assert leaf.ndim == 0 or np.all(mine[0] != mine[1])
+    stacked = jax.tree.map(lambda leaf: (SIZE.num_layers, *leaf.shape), expected)
+    assert jax.tree.map(jnp.shape, entries.get("layers", {})) == stacked
+    arrays = [leaf for leaf in jax.tree.leaves(entries) if leaf.ndim > 1]
+    assert not arrays or any(np.any(leaf[0] != leaf[1]) for leaf in arrays)
 
 
 def position_entries(model: Decoder) -> dict[str, Any]:
@@ -240,7 +244,8 @@ def passes(check: Check, encoding: PositionalEncoding) -> bool:
 @every_encoding
 @pytest.mark.parametrize("check", PROPERTIES, ids=lambda check: check.__name__)
 def test_encoding(check, name):
-    assert passes(check, configured(name).position)
+    for encoding in configured(name).encodings:
+        assert passes(check, encoding)
 
 
 BROKEN = [(check, kind) for check, kinds in PROPERTIES.items() for kind in kinds]
@@ -249,30 +254,30 @@ BROKEN = [(check, kind) for check, kinds in PROPERTIES.items() for kind in kinds
 @pytest.mark.parametrize("check, kind", BROKEN, ids=lambda value: value.__name__)
 def test_property_is_missed_in_a_broken_encoding(check, kind):
     with pytest.raises(AssertionError):
-        check(kind(SIZE.num_heads, SIZE.head_dim, LENGTH))
+        check(kind(SIZE.num_heads, SIZE.head_dim, LENGTH, SIZE.hidden_size))
 
 
 @every_encoding
 def test_translation_invariance_exactly_where_it_is_claimed(name):
-    encoding = configured(name).position
-    if encoding.translation_invariant:
-        has_translation_invariance(encoding)
-    else:
-        with pytest.raises(AssertionError):
+    for encoding in configured(name).encodings:
+        if encoding.translation_invariant:
             has_translation_invariance(encoding)
+        else:
+            with pytest.raises(AssertionError):
+                has_translation_invariance(encoding)
 
 
 def test_fire_s_has_one_set_of_parameters():
     model = configured("fire_s")
     assert model.share_position and not configured("fire").share_position
-    entries, expected = position_entries(model), init(model.position)
+    entries, expected = position_entries(model), init(model.encodings[0])
     assert jax.tree.map(jnp.shape, entries) == {"top": jax.tree.map(jnp.shape, expected)}
 
 
 def test_bfloat16_decoder_gives_encodings_integers_and_float32():
     """Every hook is asked, about integer positions; parameters are not cast."""
-    encoding = broken.Recorder(12, 8, LENGTH)
-    model = Decoder(SIZE, encoding, vocab_size=32, dtype=jnp.bfloat16)
+    encoding = broken.Recorder(12, 8, LENGTH, 96)
+    model = Decoder(SIZE, (encoding,), vocab_size=32, dtype=jnp.bfloat16)
     tokens = jnp.zeros((1, 4), jnp.int32)
     broken.Recorder.seen.clear()
     jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)

@@ -29,7 +29,9 @@ def test_the_example_encoding_trains_as_printed():
     targets = jnp.arange(1, 17, dtype=jnp.int32)[None]
     params = model.init(jax.random.key(0), targets, targets)["params"]
     assert params["layers"]["position"]["weight"].shape == (3, 3)  # layers, heads
-    gradient = jax.jit(jax.grad(lambda p: token_losses(model, p, targets)[0].sum()))(params)
+    gradient = jax.jit(
+        jax.grad(lambda p: token_losses(model, p, targets, jnp.arange(16)[None])[0].sum())
+    )(params)
     assert float(jnp.abs(gradient["layers"]["position"]["weight"]).min()) > 0
 
 

@@ -1,5 +1,7 @@
 """RoPE against its definition as a product of complex numbers, in float64."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,32 +9,123 @@ import pytest
 
 from fire_lm.errors import UserError
 from fire_lm.positions.rope import RoPE
+from fire_lm.positions.rope_scaling import PositionInterpolation
 
-HALF, BASE = 4, 500.0
-
-
-def turned(x: np.ndarray, pos: np.ndarray) -> np.ndarray:
-    """Pair k is the complex number (x[k], x[k + H/2]), turned by pos * base^(-2k/H)."""
-    angle = pos[:, None] * BASE ** (-2 * np.arange(HALF) / (2 * HALF))
-    z = (x[..., :HALF] + 1j * x[..., HALF:]) * np.exp(1j * angle)[None, :, None, :]
-    return np.concatenate([z.real, z.imag], axis=-1)
+SIZE = {"num_heads": 3, "head_dim": 16, "train_length": 64, "hidden_size": 48}
+HEAD_DIM, BASE = SIZE["head_dim"], 500.0
+# Lengths from the start, and blocks of queries far out.
+BLOCKS = [(0, 1), (0, 2), (0, 17), (0, 512), (8192 - 17, 17), (131_072 - 512, 512)]
 
 
-def test_rotation_of_both_halves():
-    """Queries and keys, each by its own positions; neighbours as pairs are something else."""
-    rope = RoPE(num_heads=3, head_dim=2 * HALF, train_length=64, base=BASE)
-    q, k = jax.random.normal(jax.random.key(0), (2, 1, 70, 3, 2 * HALF))
-    q_pos, k_pos = np.arange(70) + 30, np.arange(70)
-    ours = rope.rotate({}, q, k, jnp.asarray(q_pos)[None], jnp.asarray(k_pos)[None], 100)
+def turned(x: np.ndarray, pos: np.ndarray, layout: str, width: int = HEAD_DIM) -> np.ndarray:
+    """Pair k is a complex number, turned by pos * base^(-2k/width); `[T, N, H]`."""
+    a, b = {
+        "half": (np.arange(width // 2), np.arange(width // 2, width)),
+        "interleaved": (np.arange(0, width, 2), np.arange(1, width, 2)),
+    }[layout]
+    angle = np.asarray(pos, np.float64)[:, None] / BASE ** (np.arange(width // 2) / (width / 2))
+    z = (x[..., a] + 1j * x[..., b]) * np.exp(1j * angle)[:, None, :]
+    out = np.array(x)
+    out[..., a], out[..., b] = z.real, z.imag
+    return out
+
+
+def content(length: int, dtype: Any = jnp.float32) -> tuple[jax.Array, jax.Array]:
+    """Queries and keys `[1, length, N, H]` within +-1."""
+    shape = (2, 1, length, SIZE["num_heads"], HEAD_DIM)
+    q, k = np.random.default_rng(length).uniform(-1, 1, shape)
+    return jnp.asarray(q, dtype), jnp.asarray(k, dtype)
+
+
+def rotate(rope: RoPE, q: jax.Array, k: jax.Array, q_pos: Any, k_pos: Any) -> Any:
+    return rope.rotate({}, q, k, jnp.asarray(q_pos)[None], jnp.asarray(k_pos)[None], 131_072)
+
+
+@pytest.mark.parametrize("layout, other", [("half", "interleaved"), ("interleaved", "half")])
+@pytest.mark.parametrize("fraction, width", [(1.0, 16), (0.5, 8), (0.125, 2)])
+@pytest.mark.parametrize("start, length", BLOCKS)
+def test_rotation_is_multiplication_by_complex_numbers(
+    layout, other, fraction, width, start, length
+):
+    """Queries and keys, each by its own positions; the first dims alone if it is partial."""
+    rope = RoPE(**SIZE, base=BASE, layout=layout, rotary_fraction=fraction)
+    q, k = content(length)
+    q_pos, k_pos = start + np.arange(length), np.arange(length) + 1
+    ours = rotate(rope, q, k, q_pos, k_pos)
     for rotated, x, pos in zip(ours, (q, k), (q_pos, k_pos), strict=True):
-        np.testing.assert_allclose(rotated, turned(np.asarray(x, np.float64), pos), atol=5e-5)
-    interleaved = [0, 2, 4, 6, 1, 3, 5, 7]
-    broken = turned(np.asarray(q, np.float64)[..., interleaved], q_pos)[
-        ..., np.argsort(interleaved)
-    ]
-    assert np.max(np.abs(ours[0] - broken)) > 0.1
+        x64 = np.asarray(x[0], np.float64)
+        np.testing.assert_allclose(rotated[0], turned(x64, pos, layout, width), rtol=0, atol=3e-6)
+        np.testing.assert_array_equal(rotated[..., width:], x[..., width:])
+        if pos[-1] == 0:
+            continue  # not turned at all
+        if width > 2:  # the only pair of 2 dims is the same in both layouts
+            assert np.max(np.abs(rotated[0] - turned(x64, pos, other, width))) > 0.1
+        if fraction < 1:  # the frequencies of a head as wide as what is rotated
+            assert np.max(np.abs(rotated[0] - turned(x64, pos, layout))) > 0.1
 
 
-def test_an_odd_width_has_no_pairs():
-    with pytest.raises(UserError, match="even"):
-        RoPE(num_heads=12, head_dim=7, train_length=64)
+def test_interleaved_is_half_split_after_a_permutation():
+    q, k = content(40)
+    order = np.concatenate([np.arange(0, HEAD_DIM, 2), np.arange(1, HEAD_DIM, 2)])
+    pos = np.arange(40) + 1000
+    interleaved = rotate(RoPE(**SIZE, layout="interleaved"), q, k, pos, pos)
+    half = rotate(RoPE(**SIZE), q[..., order], k[..., order], pos, pos)
+    for a, b in zip(interleaved, half, strict=True):
+        np.testing.assert_array_equal(a[..., order], b)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_logits_depend_on_distance_alone(layout):
+    """Moved by up to 131,000; moving the queries alone changes them."""
+    rope, pos = RoPE(**SIZE, layout=layout, rotary_fraction=0.5), np.arange(20)
+    q, k = content(20)
+
+    def logits(q_shift: int, k_shift: int) -> np.ndarray:
+        turned_q, turned_k = rotate(rope, q, k, pos + q_shift, pos + k_shift)
+        return np.einsum("btnh,bsnh->bnts", *(np.float64(x) for x in (turned_q, turned_k)))
+
+    for shift in (1, 1000, 131_000):
+        np.testing.assert_allclose(logits(shift, shift), logits(0, 0), rtol=0, atol=1e-5)
+    assert np.max(np.abs(logits(1, 0) - logits(0, 0))) > 0.1
+
+
+def test_bfloat16_is_rounded_once_at_the_end():
+    q, k = content(33, jnp.bfloat16)
+    pos = np.arange(33) + 5000
+    rounded = rotate(RoPE(**SIZE), q, k, pos, pos)
+    whole = rotate(RoPE(**SIZE), q.astype(jnp.float32), k.astype(jnp.float32), pos, pos)
+    for a, b in zip(rounded, whole, strict=True):
+        assert a.dtype == jnp.bfloat16 and np.any(np.float32(a) != b)
+        np.testing.assert_array_equal(a, b.astype(jnp.bfloat16))
+
+
+def test_positions_of_a_batch_and_between_integers():
+    """Every example by its own; a quarter of the positions is interpolation by 4."""
+    q, k = content(12)
+    q2, k2 = jnp.concatenate([q, q]), jnp.concatenate([k, k])
+    pos = np.arange(12, dtype=np.float32) + 300
+    pos_BT = jnp.asarray(np.stack([pos / 4, pos]))
+    both = RoPE(**SIZE).rotate({}, q2, k2, pos_BT, pos_BT, 4096)
+    whole = jnp.asarray(pos, jnp.int32)
+    first = rotate(RoPE(**SIZE, scaling=PositionInterpolation(4.0)), q, k, whole, whole)
+    second = rotate(RoPE(**SIZE), q, k, whole, whole)
+    for ours, a, b in zip(both, first, second, strict=True):
+        np.testing.assert_allclose(ours, jnp.concatenate([a, b]), rtol=0, atol=3e-6)
+        assert np.max(np.abs(a - b)) > 0.1
+
+
+@pytest.mark.parametrize(
+    "changed, match",
+    [
+        ({"head_dim": 7}, "even"),
+        ({"rotary_fraction": 0.1875}, "RoPE.rotary_fraction"),  # 3 dims
+        ({"rotary_fraction": 0.26}, "4.16 dims"),
+        ({"rotary_fraction": 0.01}, "even"),
+        ({"rotary_fraction": 1.5}, "at most 1"),
+        ({"rotary_fraction": 0.0}, "above 0"),
+        ({"base": 1.0}, "RoPE.base"),
+    ],
+)
+def test_what_cannot_be_rotated(changed, match):
+    with pytest.raises(UserError, match=match):
+        RoPE(**{**SIZE, **changed})

@@ -27,7 +27,10 @@ from fire_lm.training.step import init_state, summed_loss, train_step
 
 LENGTH, BATCH, STEPS = 32, 8, 4
 SIZES = {"tiny": models.size_tiny, "125m": models.size_125m, "350m": models.size_350m}
-ENCODINGS = [(name, False) for name in positions.encodings()] + [("FIRE", True)]
+ENCODINGS = [
+    (name, kind.embed is not positions.PositionalEncoding.embed)  # there is one embedding
+    for name, kind in positions.encodings().items()
+] + [("FIRE", True)]
 
 
 def mesh_of(data: int, fsdp: int, tensor: int) -> Mesh:
@@ -114,11 +117,11 @@ def test_one_device_and_four_compute_the_same(on_one_device, axes, microbatches)
     assert found["loss"][-1] < found["loss"][0] - 0.5  # it did train
 
 
-def mean_of_means(params: Any, model: Any, targets_BT: jax.Array, z_loss: float) -> Any:
+def mean_of_means(params: Any, model: Any, targets_BT: jax.Array, pos: Any, z_loss: float) -> Any:
     """The classic mistake: each shard's mean, averaged as if all shards had as many tokens."""
     parts = jnp.split(targets_BT, model.activation_sharding.mesh.size)
     tokens = [jnp.sum(part != 0).astype(jnp.float32) for part in parts]
-    sums = [summed_loss(params, model, part, z_loss) for part in parts]
+    sums = [summed_loss(params, model, part, pos, z_loss) for part in parts]
     mean = sum(tokens) / len(parts)
     return tuple(sum(s[i] / n * mean for s, n in zip(sums, tokens, strict=True)) for i in range(2))
 

@@ -39,6 +39,7 @@ def length_sweep(
     on_row: Callable[[SweepRow], None],
     model: Decoder,
     encoding: str,
+    variant: str,
     data: TextData,
     lengths: tuple[int, ...],
     tokens: int = 2**21,
@@ -54,6 +55,7 @@ def length_sweep(
       on_row: called with each new row as soon as it is known.
       model, data: as the run was trained.
       encoding: its name in the table.
+      variant: what `model` does otherwise than in training, in a word; empty if nothing.
       lengths: tokens per sequence; each must divide the longest.
       tokens: budget at each length, rounded down to whole rows of the longest (one at least).
       tokens_per_batch: bounds the memory of a forward pass; at least one sequence per device.
@@ -62,6 +64,7 @@ def length_sweep(
     """
     lengths = tuple(sorted(set(lengths)))
     check_lengths(lengths)
+    check_model_takes(model, lengths, run)
     label = dataset_label(data)
     text = read_scoring_text(
         data, length=lengths[-1], num_sequences=max(1, tokens // lengths[-1]), split=split
@@ -79,7 +82,7 @@ def length_sweep(
     params = None
     for length in lengths:
         empty = (0, 0, 0, 0.0, 0.0, 0.0, 0.0)
-        place = (run, encoding, "", step, label, split, data.construction, "full", length)
+        place = (run, encoding, variant, step, label, split, data.construction, "full", length)
         key = SweepRow(*place, *empty).key
         counts = count(text, length)
         if key in known:
@@ -103,6 +106,20 @@ def check_lengths(lengths: tuple[int, ...]) -> None:
                 f"evaluation length {length} does not divide the longest, {lengths[-1]}: then "
                 "the lengths could not score the same tokens. Change EVAL_LENGTHS"
             )
+
+
+def check_model_takes(model: Decoder, lengths: tuple[int, ...], run: str) -> None:
+    """Before anything is computed: a table of positions has an end."""
+    for length in lengths:
+        try:
+            for encoding in model.encodings:
+                encoding.check_length(length)
+            jax.eval_shape(lambda: model.resampling.evaluation_positions(length))  # noqa: B023
+        except UserError as error:
+            raise UserError(
+                f"{run} at length {length}: {error}\n"
+                "or lower EVAL_LENGTHS, or leave this run out of the sweep"
+            ) from error
 
 
 def count(text: ScoringText, length: int) -> tuple[int, int, int]:
@@ -146,7 +163,8 @@ def score(
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
     def summed_nll(params: Any, targets_BT: jax.Array) -> jax.Array:
-        nll_BT, _, weight_BT = token_losses(model, params, targets_BT)
+        pos_BT = model.resampling.evaluation_positions(length)
+        nll_BT, _, weight_BT = token_losses(model, params, targets_BT, pos_BT)
         return (nll_BT * weight_BT).sum(axis=1)
 
     sequences = targets.reshape(-1, length)

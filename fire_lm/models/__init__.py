@@ -1,6 +1,8 @@
 """Decoder models; load with jax and flax alone."""
 
-from fire_lm.models.decoder import Decoder, build_decoder
+from fire_lm.models.build import build_decoder
+from fire_lm.models.comparison import changes, encoding_names, variant
+from fire_lm.models.decoder import Decoder
 from fire_lm.models.loss import token_losses
 from fire_lm.models.sizes import ModelSize, size_125m, size_350m, size_tiny
 
@@ -8,8 +10,11 @@ __all__ = [
     "Decoder",
     "ModelSize",
     "build_decoder",
+    "changes",
+    "encoding_names",
     "size_125m",
     "size_350m",
     "size_tiny",
     "token_losses",
+    "variant",
 ]

@@ -22,13 +22,16 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm.attention import Implementation, attend
-from fire_lm.errors import UserError
 from fire_lm.models.layers import contract, layer_norm
 from fire_lm.models.sizes import ModelSize
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
+from fire_lm.positions.log_n import LogN
+from fire_lm.positions.resampling import Resampling
 
 Remat = Literal["none", "dots", "full"]
+# For each of the encodings that take turns, what its layers share; None: each has its own.
+Shared = tuple[Params | None, ...]
 
 # What the forward pass of a layer keeps for the backward pass; the rest is computed again.
 _REMAT_POLICIES = {
@@ -69,7 +72,8 @@ class Block(nn.Module):
     """One layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
     size: ModelSize
-    position: PositionalEncoding
+    encoding: PositionalEncoding
+    log_n: LogN | None
     attention: Implementation
     activation_sharding: NamedSharding | None
 
@@ -80,7 +84,8 @@ class Block(nn.Module):
         size = self.size
         width = (size.hidden_size,)
         residual_std = size.init_std / math.sqrt(2 * size.num_layers)
-        params = init_position(self, self.position) if shared is None else shared
+        encoding, log_n = self.encoding, self.log_n
+        params = init_position(self, encoding) if shared is None else shared
 
         x_BTD = constrain(x_BTD, self.activation_sharding)
         y_BTD = LayerNorm(name="attention_norm")(x_BTD)
@@ -90,15 +95,25 @@ class Block(nn.Module):
         k_BTNH = to_heads(heads, name="key")(y_BTD)
         v_BTNH = to_heads(heads, name="value")(y_BTD)
         length = x_BTD.shape[1]
-        q_BTNH, k_BTNH = self.position.rotate(params, q_BTNH, k_BTNH, pos_BT, pos_BT, length)
+        q_BTNH, k_BTNH = encoding.rotate(params, q_BTNH, k_BTNH, pos_BT, pos_BT, length)
+        scale_BT = encoding.logit_scale(params, pos_BT)
+        if log_n is not None:
+            scale_BT = log_n.scale_logits(scale_BT, pos_BT, encoding.train_length)
+
+        def bias(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
+            bias_BNTS = encoding.bias(params, q_pos_BT, k_pos_BS, length)
+            if log_n is None:
+                return bias_BNTS
+            return log_n.scale_bias(bias_BNTS, q_pos_BT, encoding.train_length)
+
         y_BTNH = attend(
             q_BTNH,
             k_BTNH,
             v_BTNH,
             q_pos_BT=pos_BT,
             k_pos_BS=pos_BT,
-            bias=lambda q_pos, k_pos: self.position.bias(params, q_pos, k_pos, length),
-            logit_scale_BT=self.position.logit_scale(params, pos_BT),
+            bias=bias,
+            logit_scale_BT=scale_BT,
             implementation=self.attention,
         )
         from_heads = Linear("BTNH,NHD->BTD", width, residual_std, name="attention_out")
@@ -111,65 +126,114 @@ class Block(nn.Module):
         return constrain(x_BTD, self.activation_sharding), None
 
 
+class Group(nn.Module):
+    """As many layers as there are encodings that take turns, one after the other."""
+
+    blocks: tuple[Callable[..., nn.Module], ...]
+
+    @nn.compact
+    def __call__(
+        self, x_BTD: jax.Array, pos_BT: jax.Array, shared: Shared
+    ) -> tuple[jax.Array, None]:
+        for index, (block, params) in enumerate(zip(self.blocks, shared, strict=True)):
+            x_BTD, _ = block(name=f"block_{index}")(x_BTD, pos_BT, params)
+        return x_BTD, None
+
+
 class Decoder(nn.Module):
     """Tokens and positions to next-token logits.
 
     Attributes:
       size: see `models/sizes.py`.
-      position: the positional encoding, used by every layer.
+      encodings: the positional encoding of the layers; several take turns, layer by layer.
       vocab_size: V, rows of the embedding; at least the vocabulary's ids.
       dtype: of activations and matrix products; parameters, logits and softmax are float32.
       remat: what the backward pass recomputes ("none", "dots" = all but matrix products, "full").
       attention: see `attention.choose_implementation`.
+      log_n: attention scaled by log n, or None.
+      resampling: where tokens stand; for those who call the decoder, which is given positions.
       share_position: one set of the encoding's parameters for all layers (FIRE-S, T5) instead of
         one set a layer.
       activation_sharding: of `[B, T, D]` between layers; None leaves it to the compiler.
     """
 
     size: ModelSize
-    position: PositionalEncoding
+    encodings: tuple[PositionalEncoding, ...]
     vocab_size: int
     dtype: Any = jnp.float32
     remat: Remat = "none"
     attention: Implementation = "auto"
+    log_n: LogN | None = None
+    resampling: Resampling = Resampling()
     share_position: bool = False
     activation_sharding: NamedSharding | None = None
 
     @nn.compact
     def __call__(self, tokens_BT: jax.Array, pos_BT: jax.Array) -> jax.Array:
-        """`tokens_BT` int32, `pos_BT` int32 `[B or 1, T]` -> logits `[B, T, V]` float32."""
+        """Logits `[B, T, V]` float32 of `tokens_BT` int32.
+
+        `pos_BT` `[B or 1, T]` is increasing along T; int32, or float32 where resampled.
+        """
+        for encoding in self.encodings:
+            encoding.check_length(tokens_BT.shape[1])
         table_shape = (self.vocab_size, self.size.hidden_size)
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
-        shared = init_position(self, self.position) if self.share_position else None
+        shared = self._shared_positions()
 
         # Looked up from the whole table: the compiler finds no efficient way from a lookup in a
         # split one to activations that are split by the batch.
         x_BTD = jnp.take(replicate(table_VD, self.activation_sharding), tokens_BT, axis=0)
         x_BTD = constrain(x_BTD.astype(self.dtype), self.activation_sharding)
-        x_BTD = self.position.embed(shared or {}, x_BTD, pos_BT)
+        x_BTD = self.encodings[0].embed(shared[0] or {}, x_BTD, pos_BT)
 
         block = Block
         if self.remat != "none":
             # Inside a scan, nothing can be merged across iterations: prevent_cse only costs.
             block = nn.remat(Block, policy=_REMAT_POLICIES[self.remat], prevent_cse=False)
-        layers = nn.scan(
-            block,
+        common = (self.log_n, self.attention, self.activation_sharding)
+        blocks = tuple(
+            functools.partial(block, self.size, encoding, *common) for encoding in self.encodings
+        )
+        alone = len(blocks) == 1  # spares the checkpoint a level of names
+        scan = functools.partial(
+            nn.scan,
             variable_axes={"params": 0},
             split_rngs={"params": True},
             in_axes=nn.broadcast,
-            length=self.size.num_layers,
-        )(self.size, self.position, self.attention, self.activation_sharding, name="layers")
-        x_BTD, _ = layers(x_BTD, pos_BT, shared)
+            length=self.size.num_layers // len(blocks),
+        )
+        if alone:
+            layers = scan(block)(self.size, self.encodings[0], *common, name="layers")
+            x_BTD, _ = layers(x_BTD, pos_BT, shared[0])
+        else:
+            x_BTD, _ = scan(Group)(blocks, name="layers")(x_BTD, pos_BT, shared)
 
         x_BTD = LayerNorm(name="final_norm")(x_BTD)
         return contract("BTD,VD->BTV", x_BTD, table_VD)
 
+    def _shared_positions(self) -> Shared:
+        """The parameters that the layers of each encoding share, or Nones; equal ones share too."""
+        if not self.share_position:
+            return (None,) * len(self.encodings)
+        params: dict[PositionalEncoding, Params] = {}
+        for encoding in self.encodings:
+            name = "position" + (f"_{len(params)}" if params else "")
+            if encoding not in params:
+                params[encoding] = init_position(self, encoding, name)
+        return tuple(params[encoding] for encoding in self.encodings)
 
-def init_position(module: nn.Module, position: PositionalEncoding) -> Params:
-    """The encoding's parameters as one tree under `module`'s "position"; {} if it has none."""
-    if not jax.eval_shape(position.init, jax.random.key(0)):
+
+def init_position(
+    module: nn.Module, encoding: PositionalEncoding, name: str = "position"
+) -> Params:
+    """The encoding's parameters as one tree under `module`'s `name`; {} if it has none."""
+    if not has_parameters(encoding):
         return {}  # Linen would keep an empty entry, which a checkpoint does not.
-    return module.param("position", position.init)
+    return module.param(name, encoding.init)
+
+
+def has_parameters(encoding: PositionalEncoding) -> bool:
+    return bool(jax.eval_shape(encoding.init, jax.random.key(0)))
 
 
 def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
@@ -180,35 +244,3 @@ def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
 def replicate(x: jax.Array, like: NamedSharding | None) -> jax.Array:
     """`x` whole on every device of the mesh of `like`."""
     return constrain(x, None if like is None else NamedSharding(like.mesh, PartitionSpec()))
-
-
-def build_decoder(
-    size: ModelSize,
-    position: Callable[..., PositionalEncoding],
-    vocab_size: int,
-    train_length: int,
-    dtype: Literal["float32", "bfloat16"] = "bfloat16",
-    remat: Remat = "none",
-    attention: Implementation = "auto",
-    share_position: bool = False,
-) -> Decoder:
-    """A decoder whose encoding knows its heads and the training length.
-
-    `position` is an encoding's class, or any callable with its signature.
-    """
-    encoding = position(num_heads=size.num_heads, head_dim=size.head_dim, train_length=train_length)
-    embeds = type(encoding).embed is not PositionalEncoding.embed
-    if embeds and not share_position and jax.eval_shape(encoding.init, jax.random.key(0)):
-        raise UserError(
-            f"{type(encoding).__name__} has parameters for the embedding, of which there is one: "
-            "set build_decoder.share_position = True"
-        )
-    return Decoder(
-        size=size,
-        position=encoding,
-        vocab_size=vocab_size,
-        dtype=jnp.dtype(dtype),
-        remat=remat,
-        attention=attention,
-        share_position=share_position,
-    )

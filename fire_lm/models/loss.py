@@ -20,13 +20,13 @@ def shift_right(targets_BT: jax.Array) -> jax.Array:
 
 
 def token_losses(
-    model: Decoder, params: Any, targets_BT: jax.Array
+    model: Decoder, params: Any, targets_BT: jax.Array, pos_BT: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Negative log likelihood in nats, log normaliser, and weight (0 for padding); all `[B, T]`."""
-    positions_BT = jnp.arange(targets_BT.shape[1], dtype=jnp.int32)[None]
-    logits_BTV = cast(
-        jax.Array, model.apply({"params": params}, shift_right(targets_BT), positions_BT)
-    )
+    """Negative log likelihood in nats, log normaliser, and weight (0 for padding); all `[B, T]`.
+
+    `pos_BT` `[B or 1, T]` are the positions of what is read.
+    """
+    logits_BTV = cast(jax.Array, model.apply({"params": params}, shift_right(targets_BT), pos_BT))
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     # A masked sum, not a gather: it stays local where the vocabulary is split over the mesh.
     is_target_BTV = jnp.arange(logits_BTV.shape[-1])[None, None, :] == targets_BT[:, :, None]

@@ -1,12 +1,17 @@
 """ALiBi: a linear penalty on distance, one fixed slope per head.
 
 Source: Press et al., "Train Short, Test Long" (ICLR 2022), `b_h(i, j) = -m_h (i - j)`.
+
+ALiBi-PI (Al-Khateeb et al., 2310.13017) is for inputs of L' tokens, more than the L of training:
+their slopes are `m_h L / L'`, so that the whole input spans the penalties seen in training. It
+acts at inference alone; one L' holds for all queries of an input.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +21,7 @@ from fire_lm.positions.base import Params, PositionalEncoding, distance
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """The official slopes `m_h` for any head count, float32 `[N]`.
+    """The official slopes `m_h` for any head count, float64 `[N]`.
 
     A power of two gives 2^(-8k/N), k = 1..N. Otherwise the slopes of the next lower power of two
     are followed by every other slope of the next higher one, so they are not sorted for 12 heads.
@@ -27,17 +32,27 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
     lower = 2 ** math.floor(math.log2(num_heads))
     slopes = power_of_two(lower) + power_of_two(2 * lower)[0::2][: num_heads - lower]
-    return np.asarray(slopes, np.float32)
+    return np.asarray(slopes, np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
 class ALiBi(PositionalEncoding):
-    """Fixed linear bias. Parameters: none."""
+    """Fixed linear bias. Parameters: none.
+
+    Attributes:
+      interpolate: ALiBi-PI; changes nothing up to `train_length`.
+    """
+
+    evaluation_fields: ClassVar[tuple[str, ...]] = ("interpolate",)
+
+    interpolate: bool = False
 
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        del params, context_length
-        distance_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32)
-        slope_N = jnp.asarray(alibi_slopes(self.num_heads))
-        return -slope_N[None, :, None, None] * distance_BTS[:, None]
+        del params
+        slope_N = alibi_slopes(self.num_heads)
+        if self.interpolate and context_length > self.train_length:
+            slope_N = slope_N * self.train_length / context_length
+        slope_1N11 = jnp.asarray(slope_N, jnp.float32)[None, :, None, None]
+        return -slope_1N11 * distance(q_pos_BT, k_pos_BS).astype(jnp.float32)[:, None]

@@ -1,4 +1,4 @@
-"""Angles `position * frequency`, exact at every position.
+"""Angles `position * frequency`, exact at every position, and the frequencies they are made of.
 
 In float32 the product itself is off by 0.004 radians at position 131,072. Here the whole turns are
 taken off in integers before anything is rounded: a frequency is held as 2^-32ths of a turn, and
@@ -14,14 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 
 
+def pair_frequencies(width: int, base: float) -> np.ndarray:
+    """`base^(-2k/width)`, radians per position of pair k of `width` dims, float64 `[width/2]`."""
+    return np.float64(base) ** (-np.arange(0, width, 2) / width)
+
+
 def angles(pos: jax.Array, frequency_K: np.ndarray) -> jax.Array:
-    """`pos * frequency` modulo 2 pi in [-pi, pi], radians, float32 `[..., K]`.
+    """`pos * frequency` modulo 2 pi, radians, float32 `[..., K]`.
 
     Args:
       pos: positions or distances, int32 or float32, up to 2^24 in magnitude; `[...]`.
       frequency_K: radians per position, float64 numpy `[K]`, so known when compiling.
 
-    The error is below 1e-6 radians.
+    The error is below 1e-6 radians for frequencies up to 1. Integer positions give at most
+    pi + 0.02 in magnitude; the fraction of a position adds its own angle to that.
     """
     turns_K = np.asarray(frequency_K, np.float64) / (2 * math.pi)
     steps_K = np.round(turns_K * 2**32)

@@ -37,9 +37,11 @@ from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fire_lm.errors import UserError
 from fire_lm.positions.base import Params, PositionalEncoding, distance
+from fire_lm.positions.warm_start import interpolating_mlp, knots
 
 Function = Callable[[jax.Array], jax.Array]
 
@@ -123,6 +125,11 @@ class FIRE(PositionalEncoding):
       init_L: initial threshold L in tokens; None: a quarter of `train_length`, the paper's ratio
         (512 at 2048).
       init_gamma: None is Eq. 4; a number is the initial length gain of FIRE-G.
+      init_as: an additive encoding that takes positions between integers (`KERPLELog`, `ALiBi`):
+        FIRE starts with its biases on 0 <= i - j <= i <= L (Theorem 3.1) and learns from there.
+        `init_L` None is then the whole training length. f is piecewise linear, so a gap is left,
+        the smaller the closer psi is to the encoding's own: about 0.1 % of the range for KERPLE
+        with init_c = 1 and for ALiBi with init_c = 0.01.
       query_index_offset: 1 counts queries from 1 in max(L, i), as the text's 0 < j <= i does.
       epsilon: added to psi(max(L, i)).
     """
@@ -139,6 +146,7 @@ class FIRE(PositionalEncoding):
     init_c: float = 0.1
     init_L: float | None = None
     init_gamma: float | None = None
+    init_as: Callable[..., PositionalEncoding] | PositionalEncoding | None = None
     query_index_offset: Literal[0, 1] = 0
     epsilon: float = 1e-6
 
@@ -147,12 +155,17 @@ class FIRE(PositionalEncoding):
             raise UserError(f"FIRE.hidden_layers is {self.hidden_layers}: it must be 0 or more")
         if self.init_gamma is not None and not self.threshold:
             raise UserError("FIRE.init_gamma needs FIRE.threshold: the gain is relative to psi(L)")
+        if self.init_as is not None:
+            self._prepare_warm_start()
         if self.init_L is None:
-            object.__setattr__(self, "init_L", self.train_length / 4)
+            init_L = self.train_length / 4 if self.init_as is None else float(self.train_length)
+            object.__setattr__(self, "init_L", init_L)
 
     def init(self, rng: jax.Array) -> Params:
         widths = (1, *[self.width] * self.hidden_layers, self.num_heads)
         params = {"mlp": init_mlp(rng, widths)}
+        if self.init_as is not None:
+            params["mlp"] = interpolating_mlp(params["mlp"], self._values_to_start_from(rng))
         if self.transform == "log":
             params["c"] = jnp.float32(self.init_c)
         if self.threshold and self.learn_L:
@@ -160,6 +173,38 @@ class FIRE(PositionalEncoding):
         if self.init_gamma is not None:
             params["gamma"] = jnp.float32(self.init_gamma)
         return params
+
+    def _prepare_warm_start(self) -> None:
+        form = (self.hidden_layers > 0, self.activation, self.final_activation, self.transform)
+        if form != (True, "relu", False, "log") or not self.threshold:
+            raise UserError(
+                "FIRE.init_as needs hidden layers, activation 'relu', transform 'log', a threshold "
+                "and no final activation"
+            )
+        encoding = self.init_as
+        if not isinstance(encoding, PositionalEncoding):
+            assert encoding is not None
+            encoding = encoding(
+                num_heads=self.num_heads,
+                head_dim=self.head_dim,
+                train_length=self.train_length,
+                hidden_size=self.hidden_size,
+            )
+            object.__setattr__(self, "init_as", encoding)  # equal settings are equal encodings
+        if type(encoding).bias is PositionalEncoding.bias:
+            raise UserError(f"FIRE.init_as: {type(encoding).__name__} has no bias to start as")
+
+    def _values_to_start_from(self, rng: jax.Array) -> jax.Array:
+        """The biases `[K, N]` of `init_as`, with its own initial parameters, at f's knots."""
+        assert isinstance(self.init_as, PositionalEncoding) and self.init_L is not None
+        c, L = self.init_c, self.init_L
+        # psi(d) = x psi(L), solved for the distance d.
+        distance_K = np.expm1(knots(self.width) * np.log1p(c * L)) / c
+        q_pos_BT, k_pos_BS = jnp.float32([[L]]), jnp.float32((L - distance_K)[None])
+        params = self.init_as.init(rng)
+        bias = self.init_as.bias(params, q_pos_BT, k_pos_BS, self.train_length)
+        assert bias is not None
+        return bias[0, :, 0].T
 
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int

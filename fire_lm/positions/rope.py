@@ -1,34 +1,54 @@
-"""RoPE: queries and keys are rotated by an angle proportional to their position.
+"""RoPE: queries and keys are rotated by angles proportional to their positions.
 
-Source: Su et al., "RoFormer" (2021), Eq. 34, in the half-split layout of GPT-NeoX and Llama: the
-pair of dimension k is (k, k + H/2), with frequency base^(-2k/H). The interleaved layout is the
-same function after a permutation of the query and key columns.
+Source: Su et al., "RoFormer" (2021), Eq. 34. Pair k of d rotated dims turns by the angle
+`position * base^(-2k/d)`, so that q·k depends on the distance alone. Which dims make a pair:
+
+* half: (k, k + d/2), as in GPT-NeoX, Llama and Hugging Face;
+* interleaved: (2k, 2k + 1), as in RoFormer and GPT-J.
+
+They are one function after a permutation of the query and key columns, so weights trained with one
+do not fit the other. A partial rotation (GPT-NeoX) turns the first d dims and leaves the others as
+they are; its frequencies are those of a head d wide.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fire_lm.errors import UserError
+from fire_lm.positions.angles import angles, pair_frequencies
 from fire_lm.positions.base import Params, PositionalEncoding
+from fire_lm.positions.rope_scaling import RopeScaling
+
+Layout = Literal["half", "interleaved"]
 
 
-def rope_frequencies(head_dim: int, base: float) -> jax.Array:
-    """Angle per position of each pair, radians, float32 `[H/2]`."""
-    exponent = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-    return jnp.float32(base) ** -exponent
+def turn_pairs(
+    x_BTNH: jax.Array, cos_BTK: jax.Array, sin_BTK: jax.Array, layout: Layout
+) -> jax.Array:
+    """Pairs (a, b) of the first 2K dims become (a cos - b sin, b cos + a sin).
 
-
-def rotate_half_split(x_BTNH: jax.Array, pos_BT: jax.Array, frequency_K: jax.Array) -> jax.Array:
-    """Rotates pair (k, k + H/2) of `x_BTNH` by `pos * frequency[k]`, in float32."""
-    angle_BTK = pos_BT.astype(jnp.float32)[:, :, None] * frequency_K[None, None, :]
-    cos, sin = jnp.cos(angle_BTK)[:, :, None, :], jnp.sin(angle_BTK)[:, :, None, :]
-    first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x_BTNH.dtype)
+    Keeps x's dtype and is float32 inside; dims from 2K on pass through untouched.
+    """
+    cos, sin = cos_BTK[:, :, None, :], sin_BTK[:, :, None, :]
+    width = 2 * cos.shape[-1]
+    turned, passed = x_BTNH[..., :width].astype(jnp.float32), x_BTNH[..., width:]
+    if layout == "half":
+        a, b = jnp.split(turned, 2, axis=-1)
+    else:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+    pairs = [a * cos - b * sin, b * cos + a * sin]
+    if layout == "half":
+        turned = jnp.concatenate(pairs, axis=-1)
+    else:
+        turned = jnp.stack(pairs, axis=-1).reshape(turned.shape)
+    turned = turned.astype(x_BTNH.dtype)
+    return jnp.concatenate([turned, passed], axis=-1) if passed.shape[-1] else turned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +56,46 @@ class RoPE(PositionalEncoding):
     """Rotary encoding. Parameters: none.
 
     Attributes:
-      base: theta, ratio of the slowest to the fastest wavelength.
+      base: theta; the wavelengths grow geometrically from 2 pi to nearly 2 pi theta.
+      rotary_fraction: of `head_dim`, the part (the first dims) that is rotated.
+      layout: which dims make a pair, "half" or "interleaved".
+      scaling: changed frequencies for inputs beyond the training length; None for none.
     """
 
+    evaluation_fields: ClassVar[tuple[str, ...]] = ("scaling",)
+
     base: float = 10_000.0
+    rotary_fraction: float = 1.0
+    layout: Layout = "half"
+    scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
-        if self.head_dim % 2:
-            raise UserError(f"RoPE rotates pairs: head_dim {self.head_dim} must be even")
+        if not self.base > 1:
+            raise UserError(f"RoPE.base is {self.base}: it must be above 1")
+        if not 0 < self.rotary_fraction <= 1:
+            raise UserError(
+                f"RoPE.rotary_fraction is {self.rotary_fraction}: it must be above 0 and at most 1"
+            )
+        rotated = self.rotary_fraction * self.head_dim
+        width = self.rotary_width
+        if width < 2 or width % 2 or abs(rotated - width) > 1e-6:
+            raise UserError(
+                f"RoPE rotates pairs: {rotated:g} dims (RoPE.rotary_fraction "
+                f"{self.rotary_fraction:g} of head_dim {self.head_dim}) must be an even number"
+            )
+
+    @property
+    def rotary_width(self) -> int:
+        """d, the number of rotated dims of a head."""
+        return round(self.rotary_fraction * self.head_dim)
+
+    def frequencies(self, context_length: int) -> tuple[np.ndarray, float]:
+        """Radians per position, float64 `[d/2]`, and the factor on cos and sin."""
+        if self.scaling is None:
+            return pair_frequencies(self.rotary_width, self.base), 1.0
+        return self.scaling.frequencies(
+            self.rotary_width, self.base, self.train_length, context_length
+        )
 
     def rotate(
         self,
@@ -54,7 +106,12 @@ class RoPE(PositionalEncoding):
         k_pos_BS: jax.Array,
         context_length: int,
     ) -> tuple[jax.Array, jax.Array]:
-        del params, context_length
-        frequency_K = rope_frequencies(self.head_dim, self.base)
-        q_BTNH = rotate_half_split(q_BTNH, q_pos_BT, frequency_K)
-        return q_BTNH, rotate_half_split(k_BSNH, k_pos_BS, frequency_K)
+        del params
+        frequency_K, factor = self.frequencies(context_length)
+
+        def rotated(x_BTNH: jax.Array, pos_BT: jax.Array) -> jax.Array:
+            angle_BTK = angles(pos_BT, frequency_K)
+            cos_BTK, sin_BTK = (np.float32(factor) * f(angle_BTK) for f in (jnp.cos, jnp.sin))
+            return turn_pairs(x_BTNH, cos_BTK, sin_BTK, self.layout)
+
+        return rotated(q_BTNH, q_pos_BT), rotated(k_BSNH, k_pos_BS)

@@ -31,8 +31,8 @@ from fire_lm.checkpoints import (
 from fire_lm.data import TextData
 from fire_lm.errors import Preempted, UserError
 from fire_lm.metrics import phase
-from fire_lm.models import Decoder
-from fire_lm.training.optimizer import AdamW
+from fire_lm.models import Decoder, encoding_names
+from fire_lm.training.optimizer import POSITION, AdamW
 from fire_lm.training.reporter import Reporter
 from fire_lm.training.step import TrainState, init_state, train_step
 from fire_lm.training.summary import describe, model_flops_per_token
@@ -57,6 +57,7 @@ def pretrain(
     init_allow_missing: tuple[str, ...] = (),
     init_allow_unused: tuple[str, ...] = (),
     dry_run: bool,
+    init_from_model: Decoder | None = None,
     before_first_step: Callable[[], None] = lambda: None,
 ) -> None:
     """Trains `model` and leaves a run directory (contract: ARCHITECTURE section 6).
@@ -72,6 +73,7 @@ def pretrain(
       init_from: `RUN[@STEP]`, parameters to start from, with a fresh optimizer and step 0.
       init_allow_missing, init_allow_unused: path patterns that INIT_FROM may lack or leave over.
       dry_run: describe the run and stop, allocating nothing.
+      init_from_model: the model of INIT_FROM's run.
       before_first_step: called when everything is ready (the caller records the configuration).
 
     Raises:
@@ -149,7 +151,9 @@ def pretrain(
             shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
             state = jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
             if init_from:
-                state = start_from(state, init_from, init_allow_missing, init_allow_unused)
+                state = start_from(
+                    state, init_from, init_allow_missing, init_allow_unused, model, init_from_model
+                )
 
     # --- Step: compiled before the first batch, so that what follows is steady.
     with phase("compiling the training step", quiet):
@@ -158,6 +162,7 @@ def pretrain(
                 train_step,
                 model=model,
                 optimizer=transformation,
+                seed=seed,
                 z_loss=z_loss,
                 microbatches=microbatches,
             ),
@@ -232,18 +237,34 @@ def compile_step(
 
 
 def start_from(
-    state: TrainState, init_from: str, allow_missing: tuple[str, ...], allow_unused: tuple[str, ...]
+    state: TrainState,
+    init_from: str,
+    allow_missing: tuple[str, ...],
+    allow_unused: tuple[str, ...],
+    model: Decoder,
+    source: Decoder | None,
 ) -> TrainState:
-    """`state` with the parameters of another run; fresh where that run lacks allowed leaves."""
+    """`state` with the parameters of another run, whose model is `source`.
+
+    Fresh where that run lacks allowed leaves. Parameters of another encoding are never taken over,
+    even if they go by the same names.
+    """
     run, asked = split_run(init_from)
     step = choose_step(run, asked)
-    params, missing = restore_params(
-        run,
-        step,
-        state.params,
-        allow_missing=allow_missing,
-        allow_unused=allow_unused,
-    )
+    ours, theirs = encoding_names(model), encoding_names(source or model)
+    try:
+        params, missing = restore_params(
+            run,
+            step,
+            state.params,
+            allow_missing=allow_missing,
+            allow_unused=allow_unused,
+            foreign=lambda path: ours != theirs and bool(POSITION.search(path)),
+        )
+    except UserError as error:
+        if ours == theirs:
+            raise
+        raise UserError(f"INIT_FROM: {run} has {theirs}, this run {ours}: {error}") from error
     if jax.process_index() == 0:
         fresh = f"; fresh, as it lacks them: {', '.join(missing)}" if missing else ""
         print(f"parameters of {run}@{step}{fresh}", end=" ... ")

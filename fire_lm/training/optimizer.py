@@ -15,7 +15,7 @@ from fire_lm.sharding import path_name
 # Matrices decay; biases, norm scales and everything an encoding learns do not. Decided by path,
 # because scanned layers add an axis, so that a bias would look like a matrix by its rank.
 _DECAYED = re.compile(r"(^|/)(kernel|embedding)$")
-_POSITION = re.compile(r"(^|/)position/")
+POSITION = re.compile(r"(^|/)position(_\d+)?/")
 
 
 def decay_mask(params: Any) -> Any:
@@ -24,7 +24,7 @@ def decay_mask(params: Any) -> Any:
     def decays(path: Any, leaf: Any) -> bool:
         del leaf
         name = path_name(path)
-        return bool(_DECAYED.search(name)) and not _POSITION.search(name)
+        return bool(_DECAYED.search(name)) and not POSITION.search(name)
 
     return jax.tree_util.tree_map_with_path(decays, params)
 

@@ -38,10 +38,10 @@ def init_state(
 
 
 def summed_loss(
-    params: Any, model: Decoder, targets_BT: jax.Array, z_loss: float
+    params: Any, model: Decoder, targets_BT: jax.Array, pos_BT: jax.Array, z_loss: float
 ) -> tuple[jax.Array, jax.Array]:
     """(objective, nll), both summed over tokens; the objective adds `z_loss * log(Z)^2`."""
-    nll_BT, log_z_BT, weight_BT = token_losses(model, params, targets_BT)
+    nll_BT, log_z_BT, weight_BT = token_losses(model, params, targets_BT, pos_BT)
     nll = jnp.sum(nll_BT * weight_BT)
     return nll + z_loss * jnp.sum(jnp.square(log_z_BT) * weight_BT), nll
 
@@ -58,10 +58,13 @@ def train_step(
     *,
     model: Decoder,
     optimizer: optax.GradientTransformation,
+    seed: int,
     z_loss: float,
     microbatches: int,
 ) -> tuple[TrainState, Metrics]:
     """One update by the mean gradient over the batch's tokens.
+
+    `seed` draws the positions, where the model resamples them: one draw for the whole batch.
 
     Metrics, float32 scalars: `loss` (nats per token, without z-loss), `grad_norm` (before
     clipping), `tokens` (scored in this batch).
@@ -69,13 +72,15 @@ def train_step(
     gradient = jax.value_and_grad(summed_loss, has_aux=True)
     targets_BT = batch["targets"]
     tokens = jnp.sum((targets_BT != 0).astype(jnp.float32))
+    rng = jax.random.fold_in(jax.random.key(seed), state.step)  # the same draw after a restart
+    pos_BT = model.resampling.training_positions(rng, targets_BT.shape[1])
 
     def accumulate(total: Any, targets_BT: jax.Array) -> tuple[Any, None]:
-        (_, nll), grads = gradient(state.params, model, targets_BT, z_loss)
+        (_, nll), grads = gradient(state.params, model, targets_BT, pos_BT, z_loss)
         return jax.tree.map(jnp.add, total, (nll, grads)), None
 
     if microbatches == 1:
-        (_, nll), grads = gradient(state.params, model, targets_BT, z_loss)
+        (_, nll), grads = gradient(state.params, model, targets_BT, pos_BT, z_loss)
     else:
         zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params))
         (nll, grads), _ = jax.lax.scan(

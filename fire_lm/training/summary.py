@@ -9,14 +9,15 @@ import jax
 
 from fire_lm.attention import choose_implementation
 from fire_lm.metrics import FLOPS_CONVENTION, flops_per_token
-from fire_lm.models import Decoder
+from fire_lm.models import Decoder, encoding_names
 from fire_lm.sharding import path_name
+from fire_lm.training.optimizer import POSITION
 from fire_lm.training.step import TrainState
 
 
 def group_of(path: str) -> str:
     """The row of the parameter table that a parameter belongs to."""
-    if "position/" in path:
+    if POSITION.search(path):
         return "encoding"
     parts = path.split("/")
     return "/".join(parts[:2]) if parts[0] == "layers" else parts[0]
@@ -64,7 +65,7 @@ def describe(
     matrices = sum(
         math.prod(leaf.shape)
         for path, leaf in jax.tree_util.tree_leaves_with_path(state.params["layers"])
-        if path_name(path).endswith("kernel") and "position/" not in path_name(path)
+        if path_name(path).endswith("kernel") and not POSITION.search(path_name(path))
     )
     width = max(len(name) for name in counts) + 2
     rows = [f"  {name:<{width}}{count:>13,}" for name, count in sorted(counts.items())]
@@ -77,7 +78,7 @@ def describe(
             "parameters",
             *rows,
             f"  non-embedding {non_embedding / 1e6:.1f}M ({matrices / 1e6:.1f}M in matrices)",
-            f"  encoding {type(model.position).__name__} {encoding:,}, listed apart{shared}",
+            f"  encoding {encoding_names(model)} {encoding:,}, listed apart{shared}",
             f"mesh {' x '.join(f'{axis}={size}' for axis, size in mesh.shape.items())}"
             f" = {devices} devices; state "
             f"{bytes_per_device(state) / 2**20:.1f} MiB a device",

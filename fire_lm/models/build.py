@@ -1,0 +1,99 @@
+"""A decoder from its settings, refused where they do not fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax.numpy as jnp
+
+from fire_lm.attention import Implementation
+from fire_lm.errors import UserError
+from fire_lm.models.decoder import Decoder, Remat, has_parameters
+from fire_lm.models.sizes import ModelSize
+from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.log_n import LogN
+from fire_lm.positions.resampling import Resampling
+
+
+def build_decoder(
+    size: ModelSize,
+    position: Callable[..., PositionalEncoding] | tuple[Callable[..., PositionalEncoding], ...],
+    vocab_size: int,
+    train_length: int,
+    dtype: Literal["float32", "bfloat16"] = "bfloat16",
+    remat: Remat = "none",
+    attention: Implementation = "auto",
+    log_n: LogN | None = None,
+    resampling: Resampling = Resampling(),  # noqa: B008 (frozen)
+    share_position: bool = False,
+) -> Decoder:
+    """A decoder whose encodings know its shape and the training length.
+
+    `position` is an encoding's class, or any callable with its signature; several take turns:
+    `(RoPE, RoPE, RoPE, NoPE)` is NoPE in every fourth layer.
+
+    Raises:
+      UserError: encoding, schedule, resampling and scaling do not fit each other.
+    """
+    kinds = position if isinstance(position, tuple) else (position,)
+    encodings = tuple(
+        kind(
+            num_heads=size.num_heads,
+            head_dim=size.head_dim,
+            train_length=train_length,
+            hidden_size=size.hidden_size,
+        )
+        for kind in kinds
+    )
+    if not encodings or size.num_layers % len(encodings):
+        raise UserError(
+            f"build_decoder.position names {len(encodings)} encodings that take turns, which must "
+            f"divide the {size.num_layers} layers of the model"
+        )
+    for encoding in encodings:
+        check_fit(encoding, len(encodings), train_length, resampling, log_n, share_position)
+    return Decoder(
+        size=size,
+        encodings=encodings,
+        vocab_size=vocab_size,
+        dtype=jnp.dtype(dtype),
+        remat=remat,
+        attention=attention,
+        log_n=log_n,
+        resampling=resampling,
+        share_position=share_position,
+    )
+
+
+def check_fit(
+    encoding: PositionalEncoding,
+    turns: int,
+    train_length: int,
+    resampling: Resampling,
+    log_n: LogN | None,
+    share_position: bool,
+) -> None:
+    """Refuses what would not do what it says. `turns`: encodings that take turns."""
+    kind, base = type(encoding), PositionalEncoding
+    if kind.embed is not base.embed:
+        if turns > 1:
+            raise UserError(
+                f"{kind.__name__} acts on the embedding, of which there is one: it cannot take "
+                "turns with other encodings"
+            )
+        if not share_position and has_parameters(encoding):
+            raise UserError(
+                f"{kind.__name__} has parameters for the embedding, of which there is one: "
+                "set build_decoder.share_position = True"
+            )
+    if resampling.float_positions and encoding.integer_positions:
+        raise UserError(
+            f"{type(resampling).__name__} gives positions between integers, which "
+            f"{kind.__name__} cannot encode: choose another encoding or @RandomizedPositions()"
+        )
+    encoding.check_length(resampling.largest(train_length))
+    if log_n is not None and log_n.on != "logits" and turns == 1 and kind.bias is base.bias:
+        raise UserError(
+            f"LogN.on = '{log_n.on}', but {kind.__name__} has no bias: set LogN.on = 'logits'"
+        )

@@ -1,0 +1,82 @@
+"""What two models have in common: for resuming, for finetuning across, for sweeps."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fire_lm.errors import UserError
+from fire_lm.models.decoder import Decoder
+
+
+def encoding_names(model: Decoder) -> str:
+    """The classes of the encodings that take turns: "FIRE", or "RoPE, RoPE, NoPE"."""
+    return ", ".join(type(encoding).__name__ for encoding in model.encodings)
+
+
+def settings(model: Decoder) -> dict[str, Any]:
+    """What decides the numbers that a model computes; not how (remat, attention kernel)."""
+    found: dict[str, Any] = {}
+    for name, part in _parts(model).items():
+        found[name] = type(part).__name__
+        found |= {
+            f"{name}.{field.name}": getattr(part, field.name) for field in dataclasses.fields(part)
+        }
+    return {
+        **found,
+        **dataclasses.asdict(model.size),
+        "log_n": model.log_n,
+        "vocab_size": model.vocab_size,
+        "dtype": model.dtype.name,
+        "share_position": model.share_position,
+    }
+
+
+def changes(old: Decoder, new: Decoder) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ, each with its old and new value; None where there is none."""
+    before, after = settings(old), settings(new)
+    return {
+        name: (before.get(name), after.get(name))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    }
+
+
+def variant(trained: Decoder, asked: Decoder) -> str:
+    """What `asked` does otherwise than `trained`, for tables: "yarn-4x"; empty if nothing.
+
+    Raises:
+      UserError: another model than the trained one, not only another use of its parameters.
+    """
+    allowed = {"log_n"} | {
+        f"{name}.{field}"
+        for name, part in _parts(trained).items()
+        for field in part.evaluation_fields
+    }
+    changed = changes(trained, asked)
+    refused = [
+        f"{name} {old} -> {new}" for name, (old, new) in changed.items() if name not in allowed
+    ]
+    if refused:
+        raise UserError(
+            f"the model would not be as it was trained: {', '.join(refused)}\n"
+            "leave out the --gin. binding or file that changes it; a sweep may change only "
+            f"{', '.join(sorted(allowed))}"
+        )
+    return "+".join(_label(name, new) for name, (_, new) in sorted(changed.items()))
+
+
+def _parts(model: Decoder) -> dict[str, Any]:
+    """The pieces of a model that deal with positions, by what their settings are called."""
+    if len(model.encodings) == 1:
+        encodings: dict[str, Any] = {"position": model.encodings[0]}
+    else:
+        encodings = {f"position[{index}]": part for index, part in enumerate(model.encodings)}
+    return {**encodings, "resampling": model.resampling}
+
+
+def _label(name: str, value: Any) -> str:
+    last = name.rpartition(".")[2]
+    if value is True:
+        return last
+    return f"no_{last}" if value in (None, False) else str(value)

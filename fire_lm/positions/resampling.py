@@ -1,0 +1,135 @@
+"""Where the tokens of a sequence stand: 0, 1, 2, ... or positions drawn anew at every step.
+
+Training on positions that are spread over more than the training length lets a model meet, within
+short sequences, the positions of long ones. One draw serves all sequences and layers of a step.
+
+Sources: Ruoss et al., "Randomized Positional Encodings Boost Length Generalization" (ACL 2023),
+section 3; Su, "equal-mean random positions" (kexue.fm/archives/9444).
+
+Shapes: 1 (shared by the batch), T tokens.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+
+from fire_lm.errors import UserError
+
+# A sequence is never shorter than this: attention sees order by positions, which must differ.
+_SHORTEST = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Resampling:
+    """No resampling: 0, 1, 2, ... in training and evaluation."""
+
+    # Whether training positions lie between integers.
+    float_positions: ClassVar[bool] = False
+    evaluation_fields: ClassVar[tuple[str, ...]] = ()
+
+    def largest(self, length: int) -> int:
+        """Training positions of `length` tokens are below this; UserError if they do not fit."""
+        return length
+
+    def training_positions(self, rng: jax.Array, length: int) -> jax.Array:
+        """Increasing positions `[1, T]`, int32, or float32 with `float_positions`."""
+        del rng
+        return jnp.arange(length, dtype=jnp.int32)[None]
+
+    def evaluation_positions(self, length: int) -> jax.Array:
+        """Increasing positions `[1, T]`, int32."""
+        return jnp.arange(length, dtype=jnp.int32)[None]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomizedPositions(Resampling):
+    """A sorted sample without replacement of 0 ... max_length - 1 (Ruoss et al.).
+
+    Attributes:
+      max_length: positions to draw from; at least the longest length to be evaluated.
+      evaluation: "plain" 0, 1, 2, ...; "even" spreads them evenly up to max_length - 1; "random"
+        takes one fixed draw.
+    """
+
+    evaluation_fields: ClassVar[tuple[str, ...]] = ("evaluation",)
+
+    max_length: int = 8192
+    evaluation: Literal["plain", "even", "random"] = "plain"
+
+    def largest(self, length: int) -> int:
+        if length > self.max_length:
+            raise UserError(
+                f"RandomizedPositions.max_length is {self.max_length}: too few positions for "
+                f"{length} tokens, raise it to the longest length to be evaluated"
+            )
+        return self.max_length
+
+    def training_positions(self, rng: jax.Array, length: int) -> jax.Array:
+        self.largest(length)
+        drawn = jax.random.permutation(rng, self.max_length)[:length]
+        return jnp.sort(drawn).astype(jnp.int32)[None]
+
+    def evaluation_positions(self, length: int) -> jax.Array:
+        if self.evaluation == "plain":
+            return super().evaluation_positions(length)
+        if self.evaluation == "random":
+            return self.training_positions(jax.random.key(0), length)
+        self.largest(length)
+        even = jnp.linspace(0, self.max_length - 1, length, dtype=jnp.float32)
+        return jnp.round(even).astype(jnp.int32)[None]
+
+
+class _EqualMean(Resampling, abc.ABC):
+    """The sequence's extent n is drawn with mean T; tokens stand evenly on [0, n]."""
+
+    float_positions: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def extent(self, rng: jax.Array, length: int) -> jax.Array:
+        """n, float32 scalar."""
+
+    def training_positions(self, rng: jax.Array, length: int) -> jax.Array:
+        extent = jnp.maximum(self.extent(rng, length), _SHORTEST)
+        return (jnp.linspace(0, 1, length, dtype=jnp.float32) * extent)[None]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExponentialPositions(_EqualMean):
+    """n from an exponential distribution of mean T (Su 9444)."""
+
+    def extent(self, rng: jax.Array, length: int) -> jax.Array:
+        return length * jax.random.exponential(rng, dtype=jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class BetaPositions(_EqualMean):
+    """n = max_length * Beta(alpha, beta) of mean T (Su 9444), so never beyond max_length.
+
+    Attributes:
+      max_length: the largest n; more than the training length.
+      alpha: concentration; beta follows from the mean.
+    """
+
+    max_length: int = 8192
+    alpha: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0:
+            raise UserError(f"BetaPositions.alpha is {self.alpha}: it must be positive")
+
+    def largest(self, length: int) -> int:
+        if length >= self.max_length:
+            raise UserError(
+                f"BetaPositions.max_length is {self.max_length}: it must be more than the "
+                f"training length, {length}"
+            )
+        return self.max_length
+
+    def extent(self, rng: jax.Array, length: int) -> jax.Array:
+        beta = self.alpha * (self.largest(length) / length - 1)
+        return self.max_length * jax.random.beta(rng, self.alpha, beta, dtype=jnp.float32)

@@ -1,0 +1,243 @@
+"""RoPE beyond its training length: changed frequencies.
+
+A scaling turns the frequencies `theta_k = base^(-2k/d)`, k = 0 .. d/2 - 1, into others for inputs
+that are s times as long as those of training (L tokens). s is either fixed, the factor that a
+model is fine-tuned for, or follows from the input, s = max(1, n / L) for n tokens. At s = 1 every
+scaling is exactly RoPE.
+
+Sources: position interpolation, Chen et al. (2023), Eq. 4; NTK-aware, dynamic NTK and YaRN, Peng
+et al., "YaRN" (ICLR 2024), sections 3.1, 3.3, 3.4, and its released code, which ramps otherwise
+than its text (see `YaRN`); Llama 3, Grattafiori et al. (2024), the code of Llama 3.1.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fire_lm.errors import UserError
+from fire_lm.positions.angles import pair_frequencies
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling(abc.ABC):
+    """What all scalings share.
+
+    Attributes:
+      factor: s, at least 1, for every input; None: as much as each input is longer than training.
+    """
+
+    label: ClassVar[str]
+
+    factor: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.factor is not None and not 1 <= self.factor < math.inf:
+            raise UserError(
+                f"{type(self).__name__}.factor is {self.factor:g}: it must be 1 or more "
+                "(4 serves inputs of four times the training length)"
+            )
+
+    @abc.abstractmethod
+    def frequencies(
+        self, width: int, base: float, train_length: int, context_length: int
+    ) -> tuple[np.ndarray, float]:
+        """Radians per position of each pair, float64 `[width/2]`, and the factor on cos and sin.
+
+        Args:
+          width: d, the number of rotated dims.
+          base: theta of RoPE.
+          train_length: L in tokens.
+          context_length: n, the length of the whole input in tokens.
+        """
+
+    def stretch(self, train_length: int, context_length: int) -> float:
+        """s for an input of `context_length` tokens."""
+        if self.factor is not None:
+            return self.factor
+        return max(1.0, context_length / train_length)
+
+    def __str__(self) -> str:
+        """The label of result tables, "yarn-4x"; two different scalings have two labels."""
+        name = self.label
+        numbers = [] if self.factor is None else [f"{self.factor:g}x"]
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "factor" or value == field.default:
+                continue
+            if isinstance(value, str):
+                name += f"_{value}"
+            else:
+                numbers.append(f"{field.name}={value:g}")
+        return "-".join([name, *numbers])
+
+
+def stretch_geometrically(frequency_K: np.ndarray, s: float) -> np.ndarray:
+    """NTK-aware: the fastest pair keeps its frequency, the slowest is divided by exactly s.
+
+    It is RoPE with the base `base * s^(d / (d - 2))`.
+    """
+    share_K = np.arange(len(frequency_K)) / max(1, len(frequency_K) - 1)
+    return frequency_K * s**-share_K
+
+
+def interpolate(frequency_K: np.ndarray, s: float, share_K: np.ndarray) -> np.ndarray:
+    """Divides the share of each frequency by s and keeps the rest; unchanged for s = 1."""
+    return frequency_K * (1 - share_K * (1 - 1 / s))
+
+
+def ramp_by_turns(frequency_K: np.ndarray, length: int, slow: float, fast: float) -> np.ndarray:
+    """Share to interpolate: 1 for pairs of at most `slow` turns in `length` tokens, 0 from `fast`.
+
+    Linear in the number of turns between (YaRN Eq. 17-18).
+    """
+    turns_K = length * frequency_K / (2 * math.pi)
+    return 1 - np.clip((turns_K - slow) / (fast - slow), 0, 1)
+
+
+def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float) -> np.ndarray:
+    """As `ramp_by_turns`, but linear in the pair's index: YaRN as its authors released it."""
+
+    def index(turns: float) -> float:
+        """The (fractional) pair that makes `turns` turns in `length` tokens."""
+        return width * math.log(length / (2 * math.pi * turns)) / (2 * math.log(base))
+
+    first = max(math.floor(index(fast)), 0)
+    last = max(min(math.ceil(index(slow)), width - 1), first + 0.001)
+    return np.clip((np.arange(width // 2) - first) / (last - first), 0, 1)
+
+
+def check_turns(scaling: RopeScaling, slow: str, fast: str) -> None:
+    """Raises UserError unless 0 < slow < fast, fields of `scaling`."""
+    low, high = getattr(scaling, slow), getattr(scaling, fast)
+    if not 0 < low < high:
+        name = type(scaling).__name__
+        raise UserError(f"{name}.{fast} is {high:g}: it must be above {name}.{slow} = {low:g} > 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionInterpolation(RopeScaling):
+    """All frequencies divided by s, so that an input spans the positions of training."""
+
+    label: ClassVar[str] = "pi"
+
+    def frequencies(
+        self, width: int, base: float, train_length: int, context_length: int
+    ) -> tuple[np.ndarray, float]:
+        s = self.stretch(train_length, context_length)
+        return pair_frequencies(width, base) / s, 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class NTKAware(RopeScaling):
+    """A larger base, `base * s^(d / (d - 2))`: the slower a pair, the more it is interpolated."""
+
+    label: ClassVar[str] = "ntk"
+
+    def frequencies(
+        self, width: int, base: float, train_length: int, context_length: int
+    ) -> tuple[np.ndarray, float]:
+        s = self.stretch(train_length, context_length)
+        return stretch_geometrically(pair_frequencies(width, base), s), 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicNTK(RopeScaling):
+    """NTK-aware with s = f n / L - (f - 1) for inputs longer than training, 1 for the others.
+
+    n is the length of the whole input, not the longest seen so far: results do not depend on what
+    was computed before.
+
+    Attributes:
+      factor: f, at least 1; 1 is the paper's s = n / L.
+    """
+
+    label: ClassVar[str] = "dynamic_ntk"
+
+    factor: float = 1.0
+
+    def stretch(self, train_length: int, context_length: int) -> float:
+        return 1 + self.factor * (max(1.0, context_length / train_length) - 1)
+
+    def frequencies(
+        self, width: int, base: float, train_length: int, context_length: int
+    ) -> tuple[np.ndarray, float]:
+        s = self.stretch(train_length, context_length)
+        return stretch_geometrically(pair_frequencies(width, base), s), 1.0
+
+    def __str__(self) -> str:
+        return self.label if self.factor == 1 else super().__str__()
+
+
+@dataclasses.dataclass(frozen=True)
+class YaRN(RopeScaling):
+    """Slow pairs are interpolated, fast ones kept; cos and sin are multiplied by 0.1 ln s + 1.
+
+    Attributes:
+      beta_fast: pairs that make at least so many turns in L tokens keep their frequency.
+      beta_slow: pairs that make at most so many are divided by s.
+      ramp: between the two, "code" goes linearly by the pair's index, with rounded ends, as
+        released and as everybody uses it; "paper" by its number of turns (Eq. 17-18). The
+        code's frequencies are the higher ones, by up to 80 percent at s = 4.
+    """
+
+    label: ClassVar[str] = "yarn"
+
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    ramp: Literal["code", "paper"] = "code"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_turns(self, "beta_slow", "beta_fast")
+
+    def frequencies(
+        self, width: int, base: float, train_length: int, context_length: int
+    ) -> tuple[np.ndarray, float]:
+        s = self.stretch(train_length, context_length)
+        frequency_K = pair_frequencies(width, base)
+        turns = {"slow": self.beta_slow, "fast": self.beta_fast}
+        if self.ramp == "code":
+            share_K = ramp_by_index(width, base, train_length, **turns)
+        else:
+            share_K = ramp_by_turns(frequency_K, train_length, **turns)
+        return interpolate(frequency_K, s, share_K), 0.1 * math.log(s) + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3(RopeScaling):
+    """Slow pairs are interpolated, fast ones kept, by turns in the original length.
+
+    Attributes:
+      factor: s, for every input.
+      low_frequency_factor: pairs that make at most so many turns are divided by s.
+      high_frequency_factor: pairs that make at least so many keep their frequency.
+      original_length: L in tokens (8192 in Llama 3.1); None: the training length.
+    """
+
+    label: ClassVar[str] = "llama3"
+
+    factor: float = 8.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_length: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_turns(self, "low_frequency_factor", "high_frequency_factor")
+        if self.original_length is not None and self.original_length < 1:
+            raise UserError(f"Llama3.original_length is {self.original_length}: it must be above 0")
+
+    def frequencies(
+        self, width: int, base: float, train_length: int, context_length: int
+    ) -> tuple[np.ndarray, float]:
+        del context_length
+        frequency_K = pair_frequencies(width, base)
+        length = train_length if self.original_length is None else self.original_length
+        turns = {"slow": self.low_frequency_factor, "fast": self.high_frequency_factor}
+        share_K = ramp_by_turns(frequency_K, length, **turns)
+        return interpolate(frequency_K, self.factor, share_K), 1.0

@@ -1,0 +1,101 @@
+"""T5's relative position bias: one learned number per head and bucket of distances.
+
+Source: Raffel et al. (JMLR 2020) and its code, in the causal (unidirectional) form; Eq. 6 of the
+FIRE paper with K + 1 = `num_buckets`. With E = num_buckets / 2, every distance n below E has a
+bucket of its own, and from there on buckets grow as the logarithm, up to D = `max_distance`:
+
+    bucket(n) = min(B - 1, E + floor(ln(n / E) / ln(D / E) * (B - E)))
+
+T5 shares one table between all layers (configs/positions/t5.gin); umT5 has one per layer
+(t5_per_layer.gin). The bias is added as it is, after q·k/sqrt(H).
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from functools import partial
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.errors import UserError
+from fire_lm.positions.base import Params, PositionalEncoding, distance
+
+
+def bucket_starts(num_buckets: int, max_distance: int) -> np.ndarray:
+    """Smallest distance of each bucket but bucket 0, int32 `[num_buckets - 1]`.
+
+    The bucket of a distance is the number of starts that are not beyond it. Starts are found with
+    the logarithms cleared from the inequality, in integers: no rounding can move one.
+    """
+    exact = num_buckets // 2
+
+    def reached(distance: int, step: int) -> bool:
+        """Whether `distance` lies in bucket `exact + step` or beyond: the formula, raised."""
+        return distance**exact * exact**step >= max_distance**step * exact**exact
+
+    beyond = range(exact, max_distance + 1)
+    starts = list(range(1, exact + 1))
+    for step in range(1, num_buckets - exact):
+        starts.append(beyond[bisect.bisect_left(beyond, True, key=partial(reached, step=step))])
+    return np.asarray(starts, np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class T5(PositionalEncoding):
+    """Learned bias per bucket. Parameters per layer for 12 heads: 768 with the default buckets.
+
+    Attributes:
+      num_buckets: B, even; the FIRE paper takes 64, Raffel et al. 32.
+      max_distance: D, distances from which on (and from somewhat below) there is one last bucket.
+    """
+
+    integer_positions: ClassVar[bool] = True
+
+    num_buckets: int = 64
+    max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        if self.num_buckets < 2 or self.num_buckets % 2:
+            raise UserError(f"T5.num_buckets is {self.num_buckets}: it must be even, at least 2")
+        if self.max_distance <= self.num_buckets // 2:
+            raise UserError(
+                f"T5.max_distance is {self.max_distance}: it must be more than "
+                f"{self.num_buckets // 2}, half of T5.num_buckets"
+            )
+
+    def init(self, rng: jax.Array) -> Params:
+        """As T5X: uniform with variance 1 / mean(fan_in, fan_out)."""
+        init = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+        return {"table": init(rng, (self.num_buckets, self.num_heads), jnp.float32)}
+
+    def bias(
+        self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
+    ) -> jax.Array:
+        del context_length
+        for pos in (q_pos_BT, k_pos_BS):
+            if not jnp.issubdtype(pos.dtype, jnp.integer):
+                raise UserError(
+                    f"T5 needs integer positions, and was given {pos.dtype}: there is no bucket "
+                    "between two others. Leave out resampling to fractions, or take a functional "
+                    "encoding (FIRE, KERPLE, ALiBi)"
+                )
+        # As a product with 0s and 1s, and not a gather: a TPU has no fast gather (XLA's estimate
+        # for a v4 is 28 times the time), and its transpose would be a scatter. XLA fuses the
+        # comparisons into the product. "highest" keeps the float32 numbers whole.
+        starts_K = bucket_starts(self.num_buckets, self.max_distance)
+        first_K = jnp.asarray(np.append(np.int32(0), starts_K))
+        end_K = jnp.asarray(np.append(starts_K, np.iinfo(np.int32).max))
+        distance_BTS1 = distance(q_pos_BT, k_pos_BS)[..., None]
+        in_bucket_BTSK = (distance_BTS1 >= first_K[None, None, None]) & (
+            distance_BTS1 < end_K[None, None, None]
+        )
+        return jnp.einsum(
+            "BTSK,KN->BNTS",
+            in_bucket_BTSK.astype(jnp.float32),
+            params["table"],
+            precision="highest",
+        )

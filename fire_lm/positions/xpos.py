@@ -1,0 +1,88 @@
+"""xPos: RoPE whose queries grow and keys shrink with position, so that q·k decays with distance.
+
+Source: Sun et al., "A Length-Extrapolatable Transformer" (ACL 2023), Algorithm 1, and its code in
+torchscale, whose interleaved layout and constants we follow:
+
+    pair k of query i, turned by i theta_k, is multiplied by zeta_k^(i / 512)
+    pair k of key j,   turned by j theta_k, is multiplied by zeta_k^(-j / 512)
+    zeta_k = (2k + 0.4 d) / (1.4 d) ,   k = 0 .. d/2 - 1
+
+For keys after the query the factor grows instead: it is an encoding for causal attention only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.errors import UserError
+from fire_lm.positions.angles import angles, pair_frequencies
+from fire_lm.positions.base import Params, PositionalEncoding
+from fire_lm.positions.rope import turn_pairs
+
+# Bound on |log| of the product of a query's and a key's factor. float32 and bfloat16 end at e^88,
+# so this leaves a factor of e^12 for q·k itself, also for the keys that attention will mask.
+LARGEST_EXPONENT = 76.0
+
+
+def decay_rates(head_dim: int, scale_base: float, context_length: int) -> np.ndarray:
+    """-log(zeta_k) / scale_base, the decay of each pair per token of distance, float64 `[H/2]`.
+
+    A factor for the query times one for the key must represent, over a whole input, the decay
+    from e^0 to e^(-rate * context_length) and, for masked keys, its inverse. No float32 holds
+    that for long inputs, so rates are limited to `LARGEST_EXPONENT / context_length`. With the
+    scale base 512 this changes nothing up to 31,060 tokens; beyond, the pairs of the highest
+    frequencies decay more slowly than published, by at least e^-76 over the input.
+    """
+    zeta_K = (np.arange(0, head_dim, 2) + 0.4 * head_dim) / (1.4 * head_dim)
+    return np.minimum(-np.log(zeta_K) / scale_base, LARGEST_EXPONENT / context_length)
+
+
+@dataclasses.dataclass(frozen=True)
+class XPos(PositionalEncoding):
+    """Rotation and decay. Parameters: none.
+
+    Positions must lie within `context_length` of each other, or nearly so.
+
+    Attributes:
+      base: theta, as in RoPE.
+      scale_base: tokens over which pair k decays by zeta_k.
+    """
+
+    base: float = 10_000.0
+    scale_base: float = 512.0
+
+    def __post_init__(self) -> None:
+        if self.head_dim % 2:
+            raise UserError(f"XPos rotates pairs: head_dim {self.head_dim} must be even")
+        for name, least in (("base", 1), ("scale_base", 0)):
+            if not getattr(self, name) > least:
+                raise UserError(f"XPos.{name} is {getattr(self, name):g}: it must be above {least}")
+
+    def rotate(
+        self,
+        params: Params,
+        q_BTNH: jax.Array,
+        k_BSNH: jax.Array,
+        q_pos_BT: jax.Array,
+        k_pos_BS: jax.Array,
+        context_length: int,
+    ) -> tuple[jax.Array, jax.Array]:
+        del params
+        frequency_K = pair_frequencies(self.head_dim, self.base)
+        rate_K = jnp.asarray(
+            decay_rates(self.head_dim, self.scale_base, context_length), jnp.float32
+        )
+
+        def rotated(x_BTNH: jax.Array, pos_BT: jax.Array, sign: int) -> jax.Array:
+            angle_BTK = angles(pos_BT, frequency_K)
+            # Counted from the middle, which cancels in q·k, no factor is beyond e^(+-76/2).
+            centred_BT = (pos_BT - context_length // 2).astype(jnp.float32)
+            scale_BTK = jnp.exp(sign * centred_BT[:, :, None] * rate_K[None, None, :])
+            cos_BTK, sin_BTK = jnp.cos(angle_BTK) * scale_BTK, jnp.sin(angle_BTK) * scale_BTK
+            return turn_pairs(x_BTNH, cos_BTK, sin_BTK, "interleaved")
+
+        return rotated(q_BTNH, q_pos_BT, -1), rotated(k_BSNH, k_pos_BS, 1)

@@ -1,0 +1,86 @@
+"""Attention scaled by log n against its formula, inside the whole model, and what refuses it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fire_lm.errors import UserError
+from fire_lm.models import build_decoder
+from fire_lm.models.sizes import ModelSize
+from fire_lm.positions.alibi import ALiBi
+from fire_lm.positions.log_n import LogN
+from fire_lm.positions.nope import NoPE
+
+SIZE = ModelSize(1, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
+POS = np.array([0, 1, 15, 16, 63, 64, 65, 4095, 131_072])
+
+
+def test_factor_is_the_logarithm_to_the_base_of_the_training_length():
+    expected = np.log(POS + 1.0) / np.log(64)
+    factor = LogN().factor(jnp.asarray(POS)[None], 64)[0]
+    np.testing.assert_allclose(factor, expected, rtol=1e-6)
+    assert factor[0] == 0 and factor[4] == pytest.approx(1)
+    clipped = LogN(clipped=True).factor(jnp.asarray(POS)[None], 64)[0]
+    np.testing.assert_allclose(clipped, np.maximum(1, expected), rtol=1e-6)
+
+
+def logits(log_n, kind=ALiBi, scale_of_queries=1.0, train_length=16, length=40):
+    """Of a decoder of one layer; queries multiplied as given, row by row."""
+    model = build_decoder(SIZE, kind, 32, train_length, dtype="float32", log_n=log_n)
+    tokens, pos = jnp.arange(length)[None] % 32, jnp.arange(length)[None]
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)["params"]
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
+    if np.ndim(scale_of_queries):  # a model of the same function, by hand
+        original = kind.rotate
+
+        def rotate(self, params, q, k, q_pos, k_pos, context_length):
+            q, k = original(self, params, q, k, q_pos, k_pos, context_length)
+            return q * jnp.asarray(scale_of_queries, q.dtype)[None, :, None, None], k
+
+        changed = type("Scaled", (kind,), {"rotate": rotate})
+        model = build_decoder(SIZE, changed, 32, train_length, dtype="float32")
+    quick = {"xla_backend_optimization_level": 0}
+    apply = jax.jit(model.apply, compiler_options=quick)
+    return np.asarray(apply({"params": params}, tokens, pos))
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_logits_are_scaled_and_the_bias_is_not(clipped):
+    by_hand = np.log(np.arange(40) + 1) / np.log(16)
+    by_hand = np.maximum(by_hand, 1) if clipped else by_hand
+    expected = logits(None, scale_of_queries=by_hand)
+    np.testing.assert_allclose(logits(LogN(clipped)), expected, atol=2e-5)
+    assert np.max(np.abs(logits(None) - expected)) > 1e-2
+    assert np.max(np.abs(logits(LogN(clipped, on="both")) - expected)) > 1e-2
+
+
+def test_inference_form_leaves_the_training_length_alone():
+    for on in ("logits", "bias", "both"):
+        scaled = logits(LogN(clipped=True, on=on))
+        np.testing.assert_array_equal(scaled[:, :16], logits(None)[:, :16])
+        assert np.max(np.abs(scaled - logits(None))[:, 20:]) > 1e-3
+    assert np.max(np.abs(logits(LogN()) - logits(None))[:, :16]) > 1e-3
+
+
+def test_both_is_a_product_of_the_whole():
+    """Scaling q·k and bias alike is a temperature on the softmax: NoPE has only q·k."""
+    np.testing.assert_array_equal(logits(LogN(on="both"), NoPEWithBias), logits(LogN(), NoPE))
+
+
+class NoPEWithBias(NoPE):
+    """A bias of zeros."""
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        return jnp.zeros((1, self.num_heads, q_pos_BT.shape[1], k_pos_BS.shape[1]))
+
+
+@pytest.mark.parametrize("on", ["bias", "both"])
+def test_a_bias_that_is_not_there_cannot_be_scaled(on):
+    with pytest.raises(UserError, match=f"LogN.on = '{on}', but NoPE has no bias"):
+        build_decoder(SIZE, NoPE, 32, 16, log_n=LogN(on=on))
+
+
+def test_names_in_tables():
+    assert [str(LogN(on=on)) for on in ("logits", "bias")] == ["log_n", "log_n-bias"]

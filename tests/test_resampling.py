@@ -1,0 +1,142 @@
+"""Positions drawn anew: their distribution, what training and evaluation are given, refusals."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fire_lm.errors import UserError
+from fire_lm.models import build_decoder
+from fire_lm.models.sizes import ModelSize
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.learned import Learned
+from fire_lm.positions.resampling import (
+    BetaPositions,
+    ExponentialPositions,
+    RandomizedPositions,
+    Resampling,
+)
+from fire_lm.positions.t5 import T5
+from fire_lm.training.optimizer import AdamW
+from fire_lm.training.step import init_state, train_step
+
+SIZE = ModelSize(1, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
+
+
+def draws(resampling, length, number=400):
+    keys = jax.random.split(jax.random.key(0), number)
+    return np.asarray(jax.vmap(lambda key: resampling.training_positions(key, length)[0])(keys))
+
+
+def test_without_resampling_positions_count():
+    plain = np.arange(7)[None]
+    np.testing.assert_array_equal(Resampling().training_positions(jax.random.key(0), 7), plain)
+    np.testing.assert_array_equal(Resampling().evaluation_positions(7), plain)
+
+
+def test_randomized_positions_are_a_sorted_sample_without_replacement():
+    """Each position of 0 ... 19 equally often; the means are those of order statistics."""
+    drawn = draws(RandomizedPositions(max_length=20), 5, 4000)
+    assert drawn.dtype == np.int32 and np.all(np.diff(drawn, axis=1) > 0)
+    counts = np.bincount(drawn.ravel(), minlength=20) / 4000
+    np.testing.assert_allclose(counts, 5 / 20, atol=0.03)
+    assert len(counts) == 20
+    np.testing.assert_allclose(drawn.mean(axis=0), np.arange(1, 6) * 21 / 6 - 1, atol=0.2)
+    whole = draws(RandomizedPositions(max_length=5), 5, 3)
+    np.testing.assert_array_equal(whole, np.arange(5)[None].repeat(3, axis=0))
+
+
+def test_evaluation_of_randomized_positions():
+    plain, even, random = (
+        np.asarray(RandomizedPositions(100, mode).evaluation_positions(12))[0]
+        for mode in ("plain", "even", "random")
+    )
+    np.testing.assert_array_equal(plain, np.arange(12))
+    np.testing.assert_array_equal(even, np.arange(12) * 9)
+    assert np.all(np.diff(random) > 0) and random[-1] < 100 and np.ptp(np.diff(random)) > 0
+    for length in (99, 100):
+        crowded = np.asarray(RandomizedPositions(100, "even").evaluation_positions(length))[0]
+        assert np.all(np.diff(crowded) > 0) and crowded[-1] == 99
+
+
+@pytest.mark.parametrize("resampling", [ExponentialPositions(), BetaPositions(512, 2.0)])
+def test_equal_mean_positions_extend_as_far_as_the_sequence_on_average(resampling):
+    drawn = draws(resampling, 65, 4000)
+    extent = drawn[:, -1].astype(np.float64)
+    assert drawn.dtype == np.float32 and np.all(np.diff(drawn, axis=1) > 0)
+    np.testing.assert_allclose(drawn, np.linspace(0, 1, 65) * extent[:, None], rtol=1e-5)
+    # Standard deviations of an exponential, and of 512 Beta(2, 2 (512 / 65 - 1)).
+    a, b = 2.0, 2.0 * (512 / 65 - 1)
+    deviation = {
+        ExponentialPositions: 65.0,
+        BetaPositions: 512 * np.sqrt(a * b / (a + b) ** 2 / (a + b + 1)),
+    }[type(resampling)]
+    assert extent.mean() == pytest.approx(65, abs=4 * deviation / np.sqrt(4000))
+    assert extent.std() == pytest.approx(deviation, rel=0.1)
+    np.testing.assert_array_equal(resampling.evaluation_positions(9), np.arange(9)[None])
+
+
+@functools.cache
+def spied_step(resampling):
+    """A training step (state, seed) -> state, and the list of positions that its encoding saw."""
+    seen = []
+
+    class Spy(FIRE):
+        def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+            jax.debug.callback(lambda pos: seen.append(np.asarray(pos)[0]), q_pos_BT)
+            return super().bias(params, q_pos_BT, k_pos_BS, context_length)
+
+    model = build_decoder(SIZE, Spy, 32, 8, dtype="float32", resampling=resampling)
+    optimizer = AdamW(warmup_steps=0).build(10)
+    shapes = jax.eval_shape(functools.partial(init_state, model, optimizer), jax.random.key(0))
+    fixed = {"model": model, "optimizer": optimizer, "z_loss": 0.0, "microbatches": 2}
+    batch = {"targets": jnp.ones((4, 8), jnp.int32)}
+    step = jax.jit(
+        lambda state, seed: train_step(state, batch, seed=seed, **fixed)[0],
+        compiler_options={"xla_backend_optimization_level": 0},
+    )
+    return step, jax.tree.map(jnp.zeros_like, shapes), seen
+
+
+def positions_of_steps(resampling, seed, steps):
+    """The positions in each of the first training steps."""
+    step, state, seen = spied_step(resampling)
+    found = []
+    for _ in range(steps):
+        seen.clear()
+        state = step(state, seed)
+        jax.effects_barrier()
+        assert len(seen) >= 2 and all(np.array_equal(one, seen[0]) for one in seen)
+        found.append(seen[0])
+    return found
+
+
+def test_one_draw_serves_a_whole_step_and_the_next_step_has_another():
+    """Of seed and step alone, so that a restart repeats it; the same in both microbatches."""
+    first, second = positions_of_steps(RandomizedPositions(50), seed=3, steps=2)
+    assert np.any(first != second) and np.any(first != np.arange(8))
+    np.testing.assert_array_equal(first, positions_of_steps(RandomizedPositions(50), 3, 1)[0])
+    assert np.any(first != positions_of_steps(RandomizedPositions(50), 4, 1)[0])
+    np.testing.assert_array_equal(positions_of_steps(Resampling(), 3, 1)[0], np.arange(8))
+
+
+@pytest.mark.parametrize("kind", [T5, Learned])
+@pytest.mark.parametrize("resampling", [ExponentialPositions(), BetaPositions()])
+def test_tables_and_buckets_refuse_positions_between_integers(kind, resampling):
+    with pytest.raises(UserError, match=f"between integers, which {kind.__name__} cannot encode"):
+        build_decoder(SIZE, kind, 32, 8, resampling=resampling, share_position=True)
+
+
+def test_a_table_must_hold_all_positions_that_are_drawn():
+    with pytest.raises(UserError, match="Learned.max_length"):
+        build_decoder(SIZE, Learned, 32, 8, resampling=RandomizedPositions(50), share_position=True)
+
+
+def test_a_range_shorter_than_the_sequence_is_refused():
+    for resampling in (RandomizedPositions(7), BetaPositions(8)):
+        with pytest.raises(UserError, match=f"{type(resampling).__name__}.max_length is"):
+            build_decoder(SIZE, FIRE, 32, 8, resampling=resampling)
+    with pytest.raises(UserError, match="too few positions for 12 tokens"):
+        RandomizedPositions(8, "even").evaluation_positions(12)
