@@ -64,21 +64,24 @@ def test_bfloat16_is_rounded_once_at_the_end(encoding):
 def test_a_learned_row_is_added_to_each_position():
     """By each example's own positions; the gradient reaches the rows that were used."""
     params = LEARNED.init(jax.random.key(0))
-    table, x = params["table"], embeddings(4)
+    table, x = params["embedding"], embeddings(4)
     pos = np.array([[0, 63, 5, 5], [1, 2, 3, 4]])
     ours = LEARNED.embed(params, x, jnp.asarray(pos))
     np.testing.assert_array_equal(ours, np.asarray(x) + np.asarray(table)[pos])
     gradient = jax.grad(lambda p: jnp.sum(LEARNED.embed(p, x, jnp.asarray(pos))))(params)
     times = np.bincount(pos.ravel(), minlength=64)
-    np.testing.assert_array_equal(gradient["table"], np.repeat(times[:, None], WIDTH, axis=1))
+    np.testing.assert_array_equal(gradient["embedding"], np.repeat(times[:, None], WIDTH, axis=1))
 
 
 def test_the_table_starts_as_gpt2s():
-    table = Learned(**{**SIZE, "hidden_size": 256}).init(jax.random.key(1))["table"]
+    table = Learned(**{**SIZE, "hidden_size": 256}).init(jax.random.key(1))["embedding"]
     assert table.shape == (64, 256) and table.dtype == jnp.float32
     assert np.std(table) == pytest.approx(0.02, rel=0.02)
     assert abs(np.mean(table)) < 5e-4
-    assert Learned(**SIZE, max_length=200).init(jax.random.key(1))["table"].shape == (200, WIDTH)
+    assert Learned(**SIZE, max_length=200).init(jax.random.key(1))["embedding"].shape == (
+        200,
+        WIDTH,
+    )
 
 
 def test_positions_beyond_the_table_are_refused_and_never_anothers_row():
@@ -93,8 +96,8 @@ def test_positions_beyond_the_table_are_refused_and_never_anothers_row():
     for embed in (LEARNED.embed, jax.jit(LEARNED.embed)):
         known = np.all(np.isfinite(embed(params, x, pos)), axis=-1)
         np.testing.assert_array_equal(known, [[True, False, False, False]] * 2)
-    clamped = jnp.take(params["table"], pos, axis=0, mode="clip")
-    np.testing.assert_array_equal(clamped[0, 1], params["table"][63])
+    clamped = jnp.take(params["embedding"], pos, axis=0, mode="clip")
+    np.testing.assert_array_equal(clamped[0, 1], params["embedding"][63])
 
 
 def test_a_table_has_no_rows_between_integers():

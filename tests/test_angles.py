@@ -80,7 +80,7 @@ def test_any_shape_and_frequencies_above_half_a_turn():
 
 
 def test_the_plain_product_in_float32_misses_the_bound():
-    """As good near 0; at 131,072 off by 0.004 and 20 times more at 2^22."""
+    """As good near 0; off by 0.002 at 131,071, and by 0.09 at 2^22."""
 
     def naive(pos: list[int]) -> np.ndarray:
         return np.array(pos, np.float32)[:, None] * FREQUENCIES.astype(np.float32)[None, :]

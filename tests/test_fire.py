@@ -3,6 +3,7 @@
 The numpy version is differentiated by complex steps, f(p + ih).imag / h: exact to rounding.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,10 @@ import numpy as np
 import pytest
 
 from fire_lm.errors import UserError
-from fire_lm.positions.fire import FIRE, log_transform, mlp, normalized_distance
+from fire_lm.positions.alibi import ALiBi
+from fire_lm.positions.fire import ACTIVATIONS, FIRE, log_transform, mlp, normalized_distance
+from fire_lm.positions.kerple import KERPLELog
+from fire_lm.positions.nope import NoPE
 
 HEADS = 12
 # The default threshold at train length 64 is 16: row 0, rows around it, and far beyond.
@@ -22,31 +26,59 @@ CAUSAL = KEYS[None, :] <= QUERIES[:, None]
 
 class Case(NamedTuple):
     fire: FIRE
-    hidden_layers: int
-    init_L: float
+    hidden_layers: int = 2
+    init_L: float = 16.0
 
 
-EQUATION_4 = Case(FIRE(HEADS, 64, 64, 768), 2, 16.0)
-APPENDIX_E = Case(FIRE(HEADS, 64, 64, 768, hidden_layers=1, init_L=512.0), 1, 512.0)
-CASES = pytest.mark.parametrize("case", [EQUATION_4, APPENDIX_E], ids=["eq4", "appendix_e"])
+def variant(**settings: Any) -> FIRE:
+    return FIRE(HEADS, 64, 64, 768, **settings)
 
 
-def equation_4(leaves: dict[str, Any], case: Case, larger=np.maximum) -> np.ndarray:
-    """`b[h, i, j] = f(psi(i - j) / psi(max(L, i)))[h]`; real or complex parameters."""
+EQUATION_4 = Case(variant())
+APPENDIX_E = Case(variant(hidden_layers=1, init_L=512.0), 1, 512.0)
+ALL = {
+    "eq4": EQUATION_4,
+    "appendix_e": APPENDIX_E,
+    "eq21": Case(variant(transform="identity", threshold=False)),
+    "eq22": Case(variant(threshold=False)),
+    "affine": Case(variant(hidden_layers=0), 0),
+    "gelu": Case(variant(activation="gelu")),
+    "final": Case(variant(hidden_layers=1, final_activation=True), 1),
+    "fixed": Case(variant(learn_L=False)),
+    "from_index_1": Case(variant(query_index_offset=1)),
+    "fire_g": Case(variant(init_gamma=0.7)),
+}
+CASES = pytest.mark.parametrize("case", ALL.values(), ids=ALL)
+
+
+def equation_4(
+    leaves: dict[str, Any], case: Case, larger=np.maximum, queries=QUERIES, keys=KEYS
+) -> np.ndarray:
+    """`b[h, i, j] = g_i f(psi(i - j) / psi(max(L, i)))[h]`; real or complex parameters."""
 
     def absolute(z):
         return z if z.real >= 0 else -z
 
-    i, j = QUERIES.astype(np.float64)[:, None], KEYS.astype(np.float64)[None, :]
-    c, L = absolute(leaves["c"]), absolute(leaves["L_multiplier"] * case.init_L)
-    normalizer = np.where(larger(i, L.real) == i, i, L)
-    psi_normalizer = np.log(c * normalizer + 1) + 1e-6
-    h = (np.log(c * np.abs(i - j) + 1) / psi_normalizer)[..., None]
+    def psi(x):
+        return x if case.fire.transform == "identity" else np.log(absolute(leaves["c"]) * x + 1)
+
+    def sigma(h):
+        if case.fire.activation == "relu":
+            return np.where(h.real > 0, h, 0)
+        return h / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+
+    i, j = queries.astype(np.float64)[:, None], keys.astype(np.float64)[None, :]
+    normalizer, gain = i + case.fire.query_index_offset, 1.0
+    if case.fire.threshold:
+        L = absolute(leaves.get("L_multiplier", np.float64(1)) * case.init_L)
+        normalizer = np.where(larger(normalizer, L.real) == normalizer, normalizer, L)
+        gain = (psi(normalizer) / psi(L)) ** leaves.get("gamma", 0.0)
+    h = (psi(np.abs(i - j)) / (psi(normalizer) + 1e-6))[..., None]
     for layer in range(case.hidden_layers + 1):
         h = h @ leaves[f"mlp/dense_{layer}/kernel"] + leaves[f"mlp/dense_{layer}/bias"]
-        if layer < case.hidden_layers:
-            h = np.where(h.real > 0, h, 0)
-    return np.moveaxis(h, -1, 0)
+        if layer < case.hidden_layers or case.fire.final_activation:
+            h = sigma(h)
+    return np.moveaxis(h, -1, 0) * gain
 
 
 def numpy_gradient(leaves: dict[str, Any], case: Case, weights: np.ndarray) -> dict[str, Any]:
@@ -68,8 +100,9 @@ def named(tree: Any) -> dict[str, np.ndarray]:
 
 
 def init(fire: FIRE, **changed: float) -> dict[str, Any]:
+    """Initial parameters; those of the changed ones that this variant has."""
     params = fire.init(jax.random.key(3))
-    return {**params, **{name: jnp.float32(value) for name, value in changed.items()}}
+    return params | {name: jnp.float32(v) for name, v in changed.items() if name in params}
 
 
 def bias(fire: FIRE, params: Any) -> jax.Array:
@@ -81,8 +114,41 @@ def test_values_are_the_equations(case):
     params = init(case.fire)
     ours, paper = np.asarray(bias(case.fire, params)), equation_4(named(params), case)
     np.testing.assert_allclose(ours[:, CAUSAL], paper[:, CAUSAL], rtol=0, atol=1e-6)
-    broken = equation_4(named(params), case, larger=np.minimum)  # min(L, i), seen in the wild
-    assert np.max(np.abs(ours - broken)[:, CAUSAL]) > 1e-2
+    if case.fire.threshold:
+        broken = equation_4(named(params), case, larger=np.minimum)  # min(L, i), seen in the wild
+        assert np.max(np.abs(ours - broken)[:, CAUSAL]) > 1e-2
+
+
+def test_variants_differ():
+    """No setting is without effect (the offset changes nothing below the threshold)."""
+    params = init(EQUATION_4.fire)
+    expected = bias(EQUATION_4.fire, params)
+    for name in ("eq21", "eq22", "gelu", "from_index_1", "fire_g"):
+        fire = ALL[name].fire
+        changed = {**params, "gamma": jnp.float32(0.7)} if name == "fire_g" else params
+        assert np.max(np.abs(bias(fire, changed) - expected)[:, CAUSAL]) > 1e-4, name
+    affine, one = (init(variant(hidden_layers=1)), init(ALL["final"].fire))
+    assert np.any(bias(variant(hidden_layers=1), affine) != bias(ALL["final"].fire, one))
+
+
+@CASES
+@pytest.mark.parametrize(
+    "length, first, tolerance",
+    [(1, 0, 1e-5), (2, 0, 1e-5), (17, 0, 1e-5), (512, 0, 1e-5), (64, 8_192, 1e-5),
+     (64, 131_072, 1e-4)],
+)  # fmt: skip
+def test_values_at_all_lengths_and_offsets(case, length, first, tolerance):
+    """Query blocks from position `first` on, against keys from the very first; of the range."""
+    params = init(case.fire)
+    queries = np.arange(first, first + length)
+    keys = np.unique(np.r_[0:length, first // 2, first : first + length])
+    ours = np.asarray(
+        case.fire.bias(params, jnp.asarray(queries)[None], jnp.asarray(keys)[None], len(keys))[0]
+    )
+    paper = equation_4(named(params), case, queries=queries, keys=keys)
+    causal = keys[None] <= queries[:, None]
+    scale = np.max(np.abs(paper[:, causal]))
+    np.testing.assert_allclose(ours[:, causal], paper[:, causal], atol=tolerance * scale)
 
 
 @CASES
@@ -135,7 +201,7 @@ def test_dense_layers_start_as_in_torch():
             assert np.mean(leaf == 0) < 0.01
 
 
-@CASES
+@pytest.mark.parametrize("case", [EQUATION_4, APPENDIX_E], ids=["eq4", "appendix_e"])
 def test_f_is_not_linear_at_the_start(case):
     """It is the biases that bend f: without them, a ReLU MLP of x >= 0 is x * f(1)."""
     x = jnp.linspace(0, 1, 101)
@@ -159,10 +225,68 @@ def test_defaults():
         bias(fire, params), bias(FIRE(HEADS, 64, 2048, 768, init_L=512.0), params)
     )
     assert np.any(bias(fire, params) != bias(FIRE(HEADS, 64, 2048, 768, init_L=2048.0), params))
-    assert sum(leaf.size for leaf in named(params).values()) == 1518
-    assert sum(leaf.size for leaf in named(init(APPENDIX_E.fire)).values()) == 462
+    counts = {
+        name: sum(leaf.size for leaf in named(init(case.fire)).values())
+        for name, case in ALL.items()
+    }
+    assert counts["eq4"] == 1518 and counts["appendix_e"] == 462 and counts["fire_g"] == 1519
+    assert counts["eq22"] == counts["fixed"] == 1517 and counts["eq21"] == 1516
     with pytest.raises(UserError, match="hidden_layers"):
         FIRE(HEADS, 64, 2048, 768, hidden_layers=-1)
+    with pytest.raises(UserError, match="init_gamma needs FIRE.threshold"):
+        variant(threshold=False, init_gamma=1.0)
+
+
+def test_gelu_is_the_approximation_and_the_exact_one_is_there():
+    x = np.linspace(-4, 4, 81)
+    exact = np.array([v / 2 * (1 + math.erf(v / math.sqrt(2))) for v in x])
+    np.testing.assert_allclose(ACTIVATIONS["gelu_exact"](jnp.float32(x)), exact, atol=2e-6)
+    assert 1e-4 < np.max(np.abs(ACTIVATIONS["gelu"](jnp.float32(x)) - exact)) < 1e-3
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+def test_length_gain_is_one_up_to_the_threshold_and_gamma_0_is_equation_4(gamma):
+    """And with gamma = 1 the range far out is psi(i) / psi(L) times that of the threshold."""
+    params = init(EQUATION_4.fire)
+    gained = bias(variant(init_gamma=1.0), {**params, "gamma": jnp.float32(gamma)})
+    plain = bias(EQUATION_4.fire, params)
+    near = QUERIES <= 16
+    np.testing.assert_array_equal(gained[:, near], plain[:, near])
+    ratio = np.asarray(gained)[:, -1] / np.asarray(plain)[:, -1]
+    expected = (np.log1p(0.1 * 200) / np.log1p(0.1 * 16)) ** gamma
+    np.testing.assert_allclose(ratio[:, KEYS <= 200], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("encoding, init_c, allowed", [(KERPLELog, 1.0, 1e-3), (ALiBi, 0.01, 1e-3)])
+@pytest.mark.parametrize("hidden_layers", [1, 2, 3])
+def test_warm_start_is_the_other_encoding_up_to_the_training_length(
+    encoding, init_c, allowed, hidden_layers
+):
+    """Within `allowed` of the range, per head; the random units are not read but can learn."""
+    fire = variant(init_as=encoding, init_c=init_c, hidden_layers=hidden_layers)
+    assert fire.init_L == 64.0 and fire == variant(
+        init_as=encoding, init_c=init_c, hidden_layers=hidden_layers
+    )
+    rng, pos = jax.random.key(5), jnp.arange(65)[None]
+    params, target_params = fire.init(rng), fire.init_as.init(rng)
+    ours = np.asarray(fire.bias(params, pos, pos, 64))[0][:, np.tri(65, dtype=bool)]
+    wanted = fire.init_as.bias(target_params, pos, pos, 64)[0][:, np.tri(65, dtype=bool)]
+    gap = np.max(np.abs(ours - wanted), axis=1) / np.ptp(wanted, axis=1)
+    assert np.max(gap) < allowed, gap
+    cold = variant(hidden_layers=hidden_layers)
+    assert jax.tree.map(jnp.shape, cold.init(rng)) == jax.tree.map(jnp.shape, params)
+    gradient = jax.grad(lambda p: jnp.sum(jnp.sin(fire.bias(p, pos, pos, 64))))(params)
+    last_hidden = gradient["mlp"][f"dense_{hidden_layers - 1}"]["kernel"]
+    assert np.mean(np.asarray(last_hidden) != 0) > 0.4
+
+
+def test_warm_start_needs_a_form_that_can_hold_it():
+    with pytest.raises(UserError, match="NoPE has no bias to start as"):
+        variant(init_as=NoPE)
+    with pytest.raises(UserError, match="FIRE.init_as needs hidden layers"):
+        variant(init_as=ALiBi, hidden_layers=0)
+    with pytest.raises(UserError, match="FIRE.init_as needs hidden layers"):
+        variant(init_as=ALiBi, activation="gelu")
 
 
 def test_rows_up_to_the_threshold_depend_on_distance_alone():

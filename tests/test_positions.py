@@ -126,11 +126,15 @@ def has_no_view_of_the_future(encoding: PositionalEncoding) -> None:
 
 
 def has_translation_invariance(encoding: PositionalEncoding) -> None:
-    """All positions moved by 1024, beyond every threshold."""
-    q, k, _ = content(LENGTH)
-    pos, params = np.arange(LENGTH), init(encoding)
-    here = logits(encoding, params, q, k, pos, pos)
-    there = logits(encoding, params, q, k, pos + 1024, pos + 1024)
+    """All positions moved by 1024, beyond every threshold; of embeddings as they reach layers."""
+    params, x_BTD = init(encoding), content(LENGTH)[0].reshape(1, LENGTH, -1)
+
+    def at(pos: np.ndarray) -> jax.Array:
+        embedded_BTD = encoding.embed(params, x_BTD, jnp.asarray(pos)[None])
+        q = embedded_BTD.reshape(1, LENGTH, SIZE.num_heads, SIZE.head_dim)
+        return logits(encoding, params, q, q, pos, pos)
+
+    here, there = at(np.arange(LENGTH)), at(np.arange(LENGTH) + 1024)
     np.testing.assert_allclose(here, there, rtol=0, atol=1e-3)
 
 

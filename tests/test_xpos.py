@@ -1,7 +1,9 @@
 """xPos against its definition: complex numbers of changing size, in float64."""
 
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -30,7 +32,12 @@ def content(length: int, seed: int) -> np.ndarray:
 
 def rotate(xpos: XPos, q: Any, k: Any, q_pos: Any, k_pos: Any, context: int, dtype=jnp.float32):
     q_pos, k_pos = jnp.asarray(q_pos)[None], jnp.asarray(k_pos)[None]
-    return xpos.rotate({}, jnp.asarray(q, dtype), jnp.asarray(k, dtype), q_pos, k_pos, context)
+    return compiled(xpos, context, jnp.asarray(q, dtype), jnp.asarray(k, dtype), q_pos, k_pos)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))  # quicker than operation by operation
+def compiled(xpos: XPos, context: int, q: Any, k: Any, q_pos: Any, k_pos: Any) -> Any:
+    return xpos.rotate({}, q, k, q_pos, k_pos, context)
 
 
 def logits(q: Any, k: Any, q_pos: Any, k_pos: Any, context: int) -> np.ndarray:

@@ -216,9 +216,9 @@ class Decoder(nn.Module):
         if not self.share_position:
             return (None,) * len(self.encodings)
         params: dict[PositionalEncoding, Params] = {}
-        for encoding in self.encodings:
-            name = "position" + (f"_{len(params)}" if params else "")
+        for turn, encoding in enumerate(self.encodings):
             if encoding not in params:
+                name = f"position_{turn}" if turn else "position"
                 params[encoding] = init_position(self, encoding, name)
         return tuple(params[encoding] for encoding in self.encodings)
 

@@ -1,8 +1,8 @@
 """Angles `position * frequency`, exact at every position, and the frequencies they are made of.
 
-In float32 the product itself is off by 0.004 radians at position 131,072. Here the whole turns are
-taken off in integers before anything is rounded: a frequency is held as 2^-32ths of a turn, and
-integers of 32 bits multiply modulo 2^32, that is, modulo whole turns.
+In float32 the product itself is off by up to 0.004 radians at position 131,072. Here the whole
+turns are taken off in integers before anything is rounded: a frequency is held as 2^-32ths of a
+turn, and integers of 32 bits multiply modulo 2^32, that is, modulo whole turns.
 """
 
 from __future__ import annotations

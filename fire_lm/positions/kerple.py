@@ -41,7 +41,8 @@ def kerple_power(distance_BTS: jax.Array, p_N: jax.Array, a_N: jax.Array) -> jax
     """`-a d^p`, float32 `[B, N, T, S]`."""
     p, a = (x_N[None, :, None, None] for x_N in (p_N, a_N))
     d = distance_BTS[:, None]
-    # 0^p has the gradient 0 log(0) = NaN in p, and a `where` after it alone would not stop that.
+    # 0^p has the gradient 0 log(0) in p, and a `where` after it alone would not stop that NaN.
+    # (JAX's own rule for powers takes the limit, 0; this does not count on it.)
     return jnp.where(d > 0, -a * jnp.where(d > 0, d, 1.0) ** p, 0.0)
 
 

@@ -51,7 +51,7 @@ class Learned(PositionalEncoding):
 
     def init(self, rng: jax.Array) -> Params:
         shape = (self.rows, self.hidden_size)
-        return {"table": 0.02 * jax.random.normal(rng, shape, jnp.float32)}
+        return {"embedding": 0.02 * jax.random.normal(rng, shape, jnp.float32)}
 
     def embed(self, params: Params, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
         if not jnp.issubdtype(pos_BT.dtype, jnp.integer):
@@ -60,7 +60,7 @@ class Learned(PositionalEncoding):
                 "(resampling) need an encoding that is a function of them."
             )
         rows_BTD = (
-            params["table"]
+            params["embedding"]
             .at[pos_BT]
             .get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
         )

@@ -44,9 +44,11 @@ def cosine_sum(q_pos_BT: jax.Array, k_pos_BS: jax.Array, frequency_K: np.ndarray
     queries = q_pos_BT.shape[1]
     if queries == 1:
         q_pos_BT = jnp.repeat(q_pos_BT, 2, axis=1)
-    keys_BKS = jnp.swapaxes(features(k_pos_BS), 1, 2)
     # The default precision on TPU would round the features to bfloat16.
-    return jnp.matmul(features(q_pos_BT), keys_BKS, precision="highest")[:, :queries]
+    sum_BTS = jnp.einsum(
+        "BTK,BSK->BTS", features(q_pos_BT), features(k_pos_BS), precision="highest"
+    )
+    return sum_BTS[:, :queries]
 
 
 @dataclasses.dataclass(frozen=True)

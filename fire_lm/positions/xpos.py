@@ -35,7 +35,7 @@ def decay_rates(head_dim: int, scale_base: float, context_length: int) -> np.nda
     from e^0 to e^(-rate * context_length) and, for masked keys, its inverse. No float32 holds
     that for long inputs, so rates are limited to `LARGEST_EXPONENT / context_length`. With the
     scale base 512 this changes nothing up to 31,060 tokens; beyond, the pairs of the highest
-    frequencies decay more slowly than published, by at least e^-76 over the input.
+    frequencies decay more slowly than published: to e^-76 from one end to the other.
     """
     zeta_K = (np.arange(0, head_dim, 2) + 0.4 * head_dim) / (1.4 * head_dim)
     return np.minimum(-np.log(zeta_K) / scale_base, LARGEST_EXPONENT / context_length)
@@ -45,7 +45,8 @@ def decay_rates(head_dim: int, scale_base: float, context_length: int) -> np.nda
 class XPos(PositionalEncoding):
     """Rotation and decay. Parameters: none.
 
-    Positions must lie within `context_length` of each other, or nearly so.
+    Inputs beyond 31,060 tokens decay more slowly than published, see `decay_rates`. Positions are
+    meant to lie within `context_length`; several times as far out, float32 overflows.
 
     Attributes:
       base: theta, as in RoPE.

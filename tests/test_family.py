@@ -1,0 +1,152 @@
+"""Every encoding trains a few steps of the tiny model and is swept at 1 and 16 times its length.
+
+One gin file of each class in the fast tests; the variants, log n and resampling in the ci tier.
+"""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+from etils import epath
+from sample_run import command, quick_compiles, write_text  # noqa: F401
+
+from fire_lm.cli import main
+from fire_lm.positions import encodings
+from fire_lm.reporting import read_rows
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+LENGTH = 32
+TEXTS = {path.stem: path.read_text() for path in sorted((CONFIGS / "positions").glob("*.gin"))}
+
+
+def plain_file(encoding: str) -> str:
+    """The name of the first file with this class and no setting of it."""
+    for name, text in TEXTS.items():
+        settings = re.findall(r"^(\w+)\.\w+ =", text, re.MULTILINE)
+        if f"POSITION = @{encoding}\n" in text and set(settings) <= {"build_decoder"}:
+            return name
+    raise AssertionError(f"configs/positions/ has no plain file for {encoding}")
+
+
+CLASSES = [plain_file(encoding) for encoding in encodings()]
+OTHERS = [pytest.param(name, marks=pytest.mark.ci) for name in TEXTS if name not in CLASSES]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("data"))
+
+
+def train(data_dir, workdir, name, *more):
+    """Three steps of the tiny model, with a layer more so that encodings can take turns."""
+    tiny = {"num_layers": 4, "hidden_size": 96, "num_heads": 3, "head_dim": 32, "mlp_size": 384}
+    bindings = {"TRAIN_STEPS": 3, **{f"size_tiny.{key}": value for key, value in tiny.items()}}
+    flags = [f"--gin.{key}={value}" for key, value in bindings.items()]
+    assert main(command(data_dir, workdir, *flags, *more, position=name)) == 0
+
+
+def sweep(run, lengths, *more):
+    bindings = {"EVAL_LENGTHS": list(lengths), "length_sweep.tokens": 2 * max(lengths)}
+    return main(["sweep", str(run), *(f"--gin.{k}={v}" for k, v in bindings.items()), *more])
+
+
+@pytest.mark.parametrize("name", [*CLASSES, *OTHERS])
+def test_trains_and_sweeps(name, data_dir, tmp_path, capsys):
+    train(data_dir, tmp_path / name, name)
+    capsys.readouterr()
+    lengths = (LENGTH, 16 * LENGTH)
+    code = sweep(tmp_path / name, lengths)
+    if "POSITION = @Learned" in TEXTS[name]:
+        told = capsys.readouterr().err
+        assert code == 2 and "Learned.max_length" in told and "EVAL_LENGTHS" in told
+        lengths = (LENGTH,)
+        code = sweep(tmp_path / name, lengths)
+    assert code == 0
+    rows = read_rows(epath.Path(tmp_path / name / "length_sweep.csv"))
+    assert [(row.encoding, row.length) for row in rows] == [(name, length) for length in lengths]
+    assert all(math.isfinite(row.nll) and 3 < row.nll < 7 for row in rows)
+
+
+@pytest.fixture(scope="module")
+def rope(data_dir, tmp_path_factory):
+    run = tmp_path_factory.mktemp("rope") / "rope"
+    train(data_dir, run, "rope")
+    return run
+
+
+def test_sweep_extrapolates_without_retraining(rope, capsys):
+    """As bindings over an existing checkpoint; each variant has rows of its own."""
+    lengths = (LENGTH, 16 * LENGTH)
+    for flags in (
+        (),
+        ("--gin.RoPE.scaling=@YaRN()", "--gin.YaRN.factor=16"),
+        ("--gin.RoPE.scaling=@PositionInterpolation()",),
+        ("--gin_file=configs/log_n/inference.gin",),
+    ):
+        assert sweep(rope, lengths, *flags) == 0
+    rows = read_rows(epath.Path(rope / "length_sweep.csv"))
+    nll = {(row.variant, row.length): row.nll for row in rows}
+    assert {variant for variant, _ in nll} == {"", "yarn-16x", "pi", "log_n"}
+    assert nll["pi", LENGTH] == nll["", LENGTH] == nll["log_n", LENGTH] != nll["yarn-16x", LENGTH]
+    assert len({value for (_, length), value in nll.items() if length == lengths[-1]}) == 4
+    table = capsys.readouterr().out
+    assert "yarn-16x" in table and "pi" in table
+    assert sweep(rope, lengths, "--gin.RoPE.base=500000") == 2
+    assert "position.base 10000.0 -> 500000.0" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_encoding(rope, data_dir, tmp_path, capsys):
+    """Names both, and the flags that finetune across; those do."""
+    start = command(data_dir, tmp_path / "new", f"--gin.INIT_FROM={rope}", position="kerple_log")
+    sizes = [flag for flag in command_of(rope) if "size_tiny" in flag]
+    assert main([*start, *sizes]) == 2
+    told = capsys.readouterr().err
+    assert "has RoPE, this run KERPLELog" in told and "lacks position/a, position/p" in told
+    flag = re.search(r"'(--gin.pretrain.init_allow_missing=[^']+)'", told)[1]
+    assert main([*start, *sizes, flag]) == 0
+
+
+def command_of(run):
+    """The sizes of the model that `train` trained, as flags."""
+    saved = (run / "config.gin").read_text()
+    return [f"--gin.{k}={v}" for k, v in re.findall(r"^(size_tiny\.\w+) = (.*)$", saved, re.M)]
+
+
+@pytest.mark.parametrize("kind", ["KERPLELog -> KERPLEPower"])
+def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(
+    kind, data_dir, tmp_path, capsys
+):
+    """KERPLE's two forms call their parameters alike, but they mean other things."""
+    assert main(command(data_dir, tmp_path / "log", position="kerple_log")) == 0
+    start = command(
+        data_dir, tmp_path / "new", f"--gin.INIT_FROM={tmp_path / 'log'}", position="kerple_power"
+    )
+    assert main(start) == 2
+    told = capsys.readouterr().err
+    assert "has KERPLELog, this run KERPLEPower" in told
+    flags = re.findall(r"'(--gin.pretrain.init_allow_\w+=[^']+)'", told)
+    assert len(flags) == 2 and main([*start, *flags]) == 0
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("piece", sorted((CONFIGS / "log_n").glob("*.gin")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("name", ["fire", "kerple_log"])
+def test_log_n_composes(piece, name, data_dir, tmp_path):
+    train(data_dir, tmp_path / "run", name, f"--gin_file={piece}")
+    assert sweep(tmp_path / "run", (LENGTH, 16 * LENGTH)) == 0
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("piece", ["randomized", "exponential", "beta"])
+@pytest.mark.parametrize(
+    "name", ["fire", "alibi", "rope", "kerple_power", "sandwich", "xpos", "sinusoidal", "t5"]
+)
+def test_resampling_composes(piece, name, data_dir, tmp_path, capsys):
+    file = f"--gin_file=configs/resampling/{piece}.gin"
+    if name == "t5" and piece != "randomized":
+        assert main(command(data_dir, tmp_path / "run", file, position=name)) == 2
+        assert "which T5 cannot encode" in capsys.readouterr().err
+        return
+    train(data_dir, tmp_path / "run", name, file)
+    assert sweep(tmp_path / "run", (LENGTH, 16 * LENGTH)) == 0

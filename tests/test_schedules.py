@@ -1,0 +1,104 @@
+"""Encodings that take turns over the layers, and pieces that do not fit together."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fire_lm.errors import UserError
+from fire_lm.models import ModelSize, build_decoder
+from fire_lm.positions.alibi import ALiBi
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.learned import Learned
+from fire_lm.positions.nope import NoPE
+from fire_lm.positions.rope import RoPE
+from fire_lm.positions.sinusoidal import Sinusoidal
+
+SIZE = ModelSize(4, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
+TOKENS, POS = jnp.arange(1, 25)[None], jnp.arange(24)[None]
+
+
+def build(*kinds, **settings):
+    position = kinds[0] if len(kinds) == 1 else kinds
+    return build_decoder(SIZE, position, 32, 8, dtype="float32", **settings)
+
+
+def filled(model):
+    shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS, POS)["params"]
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
+
+
+def logits(model, params):
+    apply = jax.jit(model.apply, compiler_options={"xla_backend_optimization_level": 0})
+    return np.asarray(apply({"params": params}, TOKENS, POS))
+
+
+def in_turns(layers, turns):
+    """Parameters stacked by layer as a schedule of `turns` has them: block k, then repetition."""
+    return {
+        f"block_{k}": jax.tree.map(lambda leaf, k=k: leaf[k::turns], layers) for k in range(turns)
+    }
+
+
+@functools.cache
+def plain(kind):
+    """A model of one encoding, its parameters and logits."""
+    model = build(kind)
+    params = filled(model)
+    return params, logits(model, params)
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("turns", [2, 4])
+def test_one_encoding_in_turns_with_itself_is_that_encoding(turns, remat):
+    params, expected = plain(FIRE)
+    params = {**params, "layers": in_turns(params["layers"], turns)}
+    found = logits(build(*[FIRE] * turns, remat=remat), params)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_every_layer_has_the_encoding_of_its_turn():
+    """ALiBi in the second and fourth of four layers: by hand, slopes that depend on the layer."""
+    params, alibi = plain(ALiBi)
+    _, nope = plain(NoPE)
+    schedules = {
+        kinds: logits(build(*kinds), {**params, "layers": in_turns(params["layers"], len(kinds))})
+        for kinds in [
+            (NoPE, ALiBi),
+            (ALiBi, NoPE),
+            (NoPE, ALiBi, NoPE, ALiBi),
+            (NoPE, NoPE, NoPE, ALiBi),
+        ]
+    }
+    twice = schedules[NoPE, ALiBi, NoPE, ALiBi]
+    np.testing.assert_allclose(schedules[NoPE, ALiBi], twice, atol=1e-5)
+    distinct = [alibi, nope, *(v for k, v in schedules.items() if len(k) == 2 or k[1] is NoPE)]
+    for index, one in enumerate(distinct):
+        assert all(np.max(np.abs(one - other)) > 1e-3 for other in distinct[:index])
+
+
+def test_layers_of_the_same_encoding_share_its_parameters():
+    """Two sets of FIRE for two kinds of FIRE, none for NoPE."""
+    narrow = functools.partial(FIRE, width=8)
+    model = build(FIRE, NoPE, narrow, FIRE, share_position=True)
+    shapes = jax.tree.map(jnp.shape, filled(model))
+    assert {name for name in shapes if name.startswith("position")} == {"position", "position_2"}
+    assert shapes["position"]["mlp"]["dense_0"]["bias"] == (32,)
+    assert shapes["position_2"]["mlp"]["dense_0"]["bias"] == (8,)
+    assert not any("position" in block for block in shapes["layers"].values())
+
+
+def test_turns_must_divide_the_layers():
+    with pytest.raises(UserError, match="names 3 encodings that take turns.* 4 layers"):
+        build(RoPE, RoPE, NoPE)
+    with pytest.raises(UserError, match="names 0 encodings"):
+        build_decoder(SIZE, (), 32, 8)
+
+
+@pytest.mark.parametrize("kind", [Learned, Sinusoidal])
+def test_an_encoding_of_the_embedding_cannot_take_turns(kind):
+    with pytest.raises(UserError, match=f"{kind.__name__} acts on the embedding.*take turns"):
+        build(kind, NoPE, share_position=True)
