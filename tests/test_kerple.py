@@ -43,7 +43,7 @@ def draw(variant: type) -> tuple[Any, np.ndarray, np.ndarray]:
     """Initial parameters, all within bounds, also in float64."""
     params = encoding(variant).init(jax.random.key(1))
     params = {name: jnp.maximum(leaf, 0.02) for name, leaf in params.items()}
-    return params, *(np.asarray(params[name], np.float64) for name in ("p", "a"))
+    return params, np.asarray(params["p"], np.float64), np.asarray(params["a"], np.float64)
 
 
 @VARIANTS

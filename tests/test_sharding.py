@@ -80,7 +80,7 @@ def prepare(mesh: Mesh, microbatches: int) -> tuple[Any, Any]:
     like = sharding.with_shardings(jax.eval_shape(init, jax.random.key(0)), mesh)
     state = jax.jit(init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))
     step = functools.partial(
-        train_step, model=model, optimizer=optimizer, z_loss=1e-3, microbatches=microbatches
+        train_step, model=model, optimizer=optimizer, seed=0, z_loss=1e-3, microbatches=microbatches
     )
     rows = jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32, sharding=targets(mesh).sharding)
     return state(jax.random.key(0)), compile_step(step, like, rows)

@@ -33,7 +33,7 @@ optimizer = AdamW().build(600_000)
 abstract = jax.eval_shape(functools.partial(init_state, model, optimizer), jax.random.key(0))
 compiled = compile_step(
     functools.partial(
-        train_step, model=model, optimizer=optimizer, z_loss=0.0, microbatches=1
+        train_step, model=model, optimizer=optimizer, seed=0, z_loss=0.0, microbatches=1
     ),
     sharding.with_shardings(abstract, mesh),
     jax.ShapeDtypeStruct((256, 2048), jnp.int32, sharding=NamedSharding(mesh, sharding.BATCH)),

@@ -108,8 +108,8 @@ def mlp(params: Params, x: jax.Array, activation: Function = jax.nn.relu) -> jax
 @dataclasses.dataclass(frozen=True)
 class FIRE(PositionalEncoding):
     """Eq. 4. Parameters per layer for 12 heads: 1518 (two hidden layers of 32), 462 (Appendix E),
-    26 (f affine); 1519 with a length gain (FIRE-G), 1517 with a fixed or no threshold (Eq. 22),
-    1516 without c as well (Eq. 21).
+    26 (f affine); 1519 with a length gain (FIRE-G), 1517 with a fixed threshold or none, 1516
+    without c as well.
 
     FIRE-S is this encoding with `build_decoder.share_position = True`.
 

@@ -33,9 +33,9 @@ def bucket_starts(num_buckets: int, max_distance: int) -> np.ndarray:
     """
     exact = num_buckets // 2
 
-    def reached(distance: int, step: int) -> bool:
-        """Whether `distance` lies in bucket `exact + step` or beyond: the formula, raised."""
-        return distance**exact * exact**step >= max_distance**step * exact**exact
+    def reached(n: int, step: int) -> bool:
+        """Whether distance n lies in bucket `exact + step` or beyond: the formula, raised."""
+        return n**exact * exact**step >= max_distance**step * exact**exact
 
     beyond = range(exact, max_distance + 1)
     starts = list(range(1, exact + 1))
