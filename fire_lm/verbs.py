@@ -70,7 +70,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
     if speaks:
         print(config.text())
     if arguments.dry_run:
-        config.call("pretrain", workdir="", dry_run=True)
+        config.call("pretrain", workdir="", dry_run=True, init_from_model=None)
         return
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]

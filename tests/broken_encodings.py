@@ -74,6 +74,14 @@ class PowerOfDistance(PositionalEncoding):
         return _per_head(self, -jnp.exp(params["p"] * jnp.log(distance_BTS)))
 
 
+class CountsRows(PositionalEncoding):
+    """Takes the place in the array for the position."""
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        rows, keys = jnp.arange(q_pos_BT.shape[1])[None], jnp.arange(k_pos_BS.shape[1])[None]
+        return _per_head(self, distance(rows, keys).astype(jnp.float32) / (1.0 + rows[:, :, None]))
+
+
 class CountsCalls(PositionalEncoding):
     """Reads Python state, which a compiled function sees once."""
 

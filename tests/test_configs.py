@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gin_files import CLASSES, CLASSES_THEN_VARIANTS
+from gin_files import NAMES as POSITIONS
 
 from fire_lm import cli, config, training, verbs
 from fire_lm.models import size_125m, size_350m
@@ -14,7 +16,6 @@ from fire_lm.positions.fire import FIRE
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).parent / "golden" / "configs"
 RUNS = sorted(path.stem for path in (ROOT / "configs" / "runs").glob("*.gin"))
-POSITIONS = sorted(path.stem for path in (ROOT / "configs" / "positions").glob("*.gin"))
 FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.gin"))
 
 
@@ -28,11 +29,12 @@ def load(run: str, position: str, *bindings: str) -> config.Config:
 
 def test_there_are_files_to_test():
     assert {"c4_125m", "c4_350m", "quickstart"} <= set(RUNS)
-    assert {"alibi", "fire", "fire_appendix_e", "fire_s", "nope", "rope"} <= set(POSITIONS)
+    assert {"fire", "fire_g", "fire_s", "t5", "kerple_log", "rope", "nope"} <= set(POSITIONS)
+    assert {"fire", "t5", "rope", "learned"} <= set(CLASSES) and "fire_g" not in CLASSES
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", CLASSES_THEN_VARIANTS)
 def test_every_run_builds_with_every_encoding(run, position, capsys):
     command = ["pretrain", "--dry_run", *(f"--gin_file={f}" for f in files(run, position))]
     layers = ["--gin.size_tiny.num_layers=4"] if run == "quickstart" else []  # for all turns
@@ -89,7 +91,7 @@ def built(monkeypatch, *loading: str) -> dict[str, Any]:
         return settings
 
     monkeypatch.setattr(training, "pretrain", pretrain)
-    return load(*loading).call("pretrain", workdir="", dry_run=True)
+    return load(*loading).call("pretrain", workdir="", dry_run=True, init_from_model=None)
 
 
 @pytest.mark.parametrize(

@@ -5,32 +5,16 @@ One gin file of each class in the fast tests; the variants, log n and resampling
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 from etils import epath
+from gin_files import CLASSES_THEN_VARIANTS, CONFIGS, TEXTS
 from sample_run import command, quick_compiles, write_text  # noqa: F401
 
 from fire_lm.cli import main
-from fire_lm.positions import encodings
 from fire_lm.reporting import read_rows
 
-CONFIGS = Path(__file__).parent.parent / "configs"
 LENGTH = 32
-TEXTS = {path.stem: path.read_text() for path in sorted((CONFIGS / "positions").glob("*.gin"))}
-
-
-def plain_file(encoding: str) -> str:
-    """The name of the first file with this class and no setting of it."""
-    for name, text in TEXTS.items():
-        settings = re.findall(r"^(\w+)\.\w+ =", text, re.MULTILINE)
-        if f"POSITION = @{encoding}\n" in text and set(settings) <= {"build_decoder"}:
-            return name
-    raise AssertionError(f"configs/positions/ has no plain file for {encoding}")
-
-
-CLASSES = [plain_file(encoding) for encoding in encodings()]
-OTHERS = [pytest.param(name, marks=pytest.mark.ci) for name in TEXTS if name not in CLASSES]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +35,7 @@ def sweep(run, lengths, *more):
     return main(["sweep", str(run), *(f"--gin.{k}={v}" for k, v in bindings.items()), *more])
 
 
-@pytest.mark.parametrize("name", [*CLASSES, *OTHERS])
+@pytest.mark.parametrize("name", CLASSES_THEN_VARIANTS)
 def test_trains_and_sweeps(name, data_dir, tmp_path, capsys):
     train(data_dir, tmp_path / name, name)
     capsys.readouterr()

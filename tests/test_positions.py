@@ -1,14 +1,14 @@
 """Properties that every encoding of configs/positions/ must have; a new gin file joins by itself.
 
 Each property is a function `has_...` that fails on an encoding without it. It is tried on all
-configured encodings, and once on a broken one (tests/broken_encodings.py) to show that it bites.
+configured encodings (variants in the ci tier), and once on a broken one (broken_encodings.py) to
+show that it bites.
 The equations themselves: test_fire.py, test_alibi.py, test_rope.py.
 """
 
 import functools
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import broken_encodings as broken
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gin_files import CLASSES_THEN_VARIANTS, CONFIGS
 
 from fire_lm import verbs
 from fire_lm.attention import attend
@@ -23,12 +24,10 @@ from fire_lm.config.program import Place
 from fire_lm.models import Decoder, ModelSize
 from fire_lm.positions import PositionalEncoding
 
-CONFIGS = Path(__file__).parent.parent / "configs"
-NAMES = sorted(path.stem for path in (CONFIGS / "positions").glob("*.gin"))
 SIZE = ModelSize(4, hidden_size=96, num_heads=12, head_dim=8, mlp_size=96, init_std=0.1)
 LENGTH = 64  # training length
 
-every_encoding = pytest.mark.parametrize("name", NAMES)
+every_encoding = pytest.mark.parametrize("name", CLASSES_THEN_VARIANTS)
 
 
 @functools.cache
@@ -182,6 +181,31 @@ def has_equal_decode_rows(encoding: PositionalEncoding) -> None:
             np.testing.assert_array_equal(one_bias, full_bias[:, :, row : row + 1])
 
 
+def has_equal_values_in_packed_documents(encoding: PositionalEncoding) -> None:
+    """Positions that restart give each document the values it has alone; also per example."""
+    params, lengths = init(encoding), (40, 50)
+    pos = np.concatenate([np.arange(length) for length in lengths])
+    q_pos = jnp.asarray(np.stack([pos, pos[::-1]]), jnp.int32)  # two examples, other positions
+    q, k, _ = content(90)
+    q, k = (jnp.concatenate([x, x[:, ::-1]]) for x in (q, k))
+    packed_q, packed_k = encoding.rotate(params, q, k, q_pos, q_pos, 90)
+    packed_bias = encoding.bias(params, q_pos, q_pos, 90)
+    start = 0
+    for length in lengths:
+        rows = slice(start, start + length)
+        alone = jnp.arange(length)[None]
+        alone_q, alone_k = encoding.rotate(params, q[:1, rows], k[:1, rows], alone, alone, 90)
+        for packed, separate in ((packed_q, alone_q), (packed_k, alone_k)):
+            np.testing.assert_allclose(packed[:1, rows], separate, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(packed[1:, ::-1][:, rows], separate, rtol=1e-6, atol=1e-6)
+        bias = encoding.bias(params, alone, alone, 90)
+        if bias is not None and packed_bias is not None:
+            first, second = jnp.broadcast_to(packed_bias, (2, *packed_bias.shape[1:]))
+            for packed in (first, second[:, ::-1, ::-1]):
+                np.testing.assert_allclose(packed[:, rows, rows], bias[0], rtol=1e-5, atol=1e-5)
+        start += length
+
+
 def has_no_hidden_state(encoding: PositionalEncoding) -> None:
     """Compiled and eager calls agree."""
     params, pos = init(encoding), np.arange(40)
@@ -234,6 +258,7 @@ PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {
     has_all_bits_of_positions: [broken.RoundsPositions, broken.RoundsAngles],
     has_finite_gradients_at_distance_0: [broken.PowerOfDistance],
     has_equal_decode_rows: [broken.DependsOnTheBlock],
+    has_equal_values_in_packed_documents: [broken.CountsRows],
     has_no_hidden_state: [broken.CountsCalls],
     has_the_documented_size: [broken.PowerOfDistance, broken.CountsCalls],
     has_parameters_of_its_own_in_every_layer: [broken.SameInEveryLayer],

@@ -10,7 +10,7 @@ from etils import epath
 from fire_lm.reporting import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
-ENCODINGS = ("fire", "rope", "alibi", "nope")
+ENCODINGS = ("fire", "fire_g", "kerple_log", "alibi", "rope", "nope")
 
 
 def quickstart(workdir: Path) -> str:

@@ -1,38 +1,164 @@
-"""The README is true: its example encoding works as printed, its files exist."""
+"""The README is true: its walk-through runs as printed, its files exist."""
 
-import dataclasses
+import hashlib
+import json
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
+from sample_run import write_text
 
-from fire_lm.models import build_decoder, size_tiny, token_losses
-from fire_lm.positions.base import PositionalEncoding, distance
-
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+COPIED = ("README.md", "configs", "fire_lm", "pyproject.toml", "scripts", "tests")
+# What the printed commands leave open, so that they take seconds: text, batch and model.
+TINY = {
+    "BATCH_SIZE": 4,
+    "size_tiny.num_layers": 1,
+    "size_tiny.hidden_size": 32,
+    "size_tiny.num_heads": 2,
+    "size_tiny.head_dim": 16,
+    "size_tiny.mlp_size": 64,
+    "TextData.shuffle_buffer": 50,
+}
+TINY_SWEEP = {"length_sweep.tokens": 2048, "length_sweep.tokens_per_batch": 2048}
+
+RUN_ALL = """
+import json, pathlib, sys
+import fire_lm.cli
+assert pathlib.Path(fire_lm.__file__).is_relative_to(pathlib.Path.cwd()), fire_lm.__file__
+for arguments in json.loads(sys.argv[1]):
+    code = fire_lm.cli.main(arguments)
+    if code:
+        sys.exit(code)
+"""
 
 
-def test_the_example_encoding_trains_as_printed():
-    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
-    names = {
-        "dataclasses": dataclasses,
-        "jnp": jnp,
-        "PositionalEncoding": PositionalEncoding,
-        "distance": distance,
-    }
-    exec(code, names)
-    gin = re.search(r"configs/positions/\w+\.gin\nENCODING = '(\w+)'\nPOSITION = @(\w+)", README)
-    assert gin[1] == gin[2].lower()
-    model = build_decoder(size_tiny(), names[gin[2]], 32, 16, dtype="float32")
-    targets = jnp.arange(1, 17, dtype=jnp.int32)[None]
-    params = model.init(jax.random.key(0), targets, targets)["params"]
-    assert params["layers"]["position"]["weight"].shape == (3, 3)  # layers, heads
-    gradient = jax.jit(
-        jax.grad(lambda p: token_losses(model, p, targets, jnp.arange(16)[None])[0].sum())
-    )(params)
-    assert float(jnp.abs(gradient["layers"]["position"]["weight"]).min()) > 0
+def section(title: str) -> str:
+    return re.split(r"^## ", README.split(f"## {title}\n")[1], flags=re.MULTILINE)[0]
+
+
+class WalkThrough:
+    """ "Add an encoding": its blocks of code, two files and the commands."""
+
+    def __init__(self) -> None:
+        text = section("Add an encoding")
+        blocks = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+        self.code, self.gin, commands = blocks
+        self.files = {
+            re.search(r"`(fire_lm/positions/(?!base)\w+\.py)`", text)[1]: self.code,  # type: ignore[index]
+            re.search(r"`(configs/positions/\w+\.gin)`", text)[1]: self.gin,  # type: ignore[index]
+        }
+        lines = commands.replace("\\\n", " ").splitlines()
+        self.pretrain, self.sweep, self.test = (shlex.split(line) for line in lines)
+
+
+class Checkout:
+    """A copy of the repository that imports itself, not the installed one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "checkout"
+        self.folder.mkdir()
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                ignore = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(ROOT / name, self.folder / name, ignore=ignore)
+            else:
+                shutil.copy(ROOT / name, self.folder)
+        self.before = self.hashes()
+
+    def hashes(self) -> dict[str, str]:
+        """Of every file but those of runs."""
+        return {
+            str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in self.folder.rglob("*")
+            if path.is_file() and path.relative_to(self.folder).parts[0] != "runs"
+        }
+
+    def write(self, files: dict[str, str]) -> None:
+        for path, text in files.items():
+            (self.folder / path).write_text(text)
+
+    def python(self, *arguments: str) -> tuple[int, str]:
+        """Exit code and all output of `python ARGUMENTS`, run in the copy."""
+        environment = {
+            "PYTHONPATH": str(self.folder),
+            "PYTHONDONTWRITEBYTECODE": "1",  # nothing but the new files is to appear
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        }
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+        )
+        return done.returncode, done.stdout
+
+    def fire_lm(self, *commands: list[str]) -> tuple[int, str]:
+        return self.python("-c", RUN_ALL, json.dumps(commands))
+
+    def pytest(self, *arguments: str) -> tuple[int, str]:
+        """As scripts/test runs it, whose formatters and type checker see more files than ours."""
+        tier = ["-m", "not ci and not slow", "-p", "no:cacheprovider"]
+        return self.python("-m", "pytest", *tier, *arguments)
+
+
+def bindings(values: dict[str, object]) -> list[str]:
+    return [f"--gin.{name}={value}" for name, value in values.items()]
+
+
+def passed(output: str) -> int:
+    found = re.search(r"(\d+) passed", output)
+    return int(found[1]) if found else 0
+
+
+def test_the_new_encoding_needs_two_files_to_train_sweep_and_be_tested(tmp_path):
+    walk, checkout = WalkThrough(), Checkout(tmp_path)
+    assert not checkout.before.keys() & walk.files.keys()
+    checkout.write(walk.files)
+
+    assert walk.pretrain[0] == walk.sweep[0] == "fire-lm"
+    more = bindings({"DATA_DIR": write_text(tmp_path / "text"), **TINY})
+    code, output = checkout.fire_lm(
+        [*walk.pretrain[1:], *more], [*walk.sweep[1:], *bindings(TINY_SWEEP)]
+    )
+    assert code == 0, output
+    table = (checkout.folder / "runs/recency/length_sweep.csv").read_text()
+    assert re.findall(r",full,(\d+),", table) == ["64", "1024"]
+
+    assert walk.test[:2] == ["scripts/test", "--"]
+    code, output = checkout.pytest(*walk.test[2:])
+    assert code == 0 and passed(output) >= 10, output
+    # scripts/test begins with these two.
+    for arguments in (["format", "--check"], ["check"]):
+        code, output = checkout.python(
+            "-m", "ruff", *arguments, "--no-cache", next(iter(walk.files))
+        )
+        assert code == 0 or "No module named ruff" in output, output
+
+    after = checkout.hashes()
+    assert {path: after.get(path) for path in checkout.before} == checkout.before
+    assert after.keys() - checkout.before.keys() == walk.files.keys()
+
+
+def test_the_property_tests_find_what_is_wrong_with_a_new_encoding(tmp_path):
+    """Positions in bfloat16, the mistake that costs length generalisation."""
+    walk, checkout = WalkThrough(), Checkout(tmp_path)
+    good = "distance(q_pos_BT, k_pos_BS)"
+    assert walk.code.count(good) == 1
+    broken = "distance(q_pos_BT.astype(jnp.bfloat16), k_pos_BS.astype(jnp.bfloat16))"
+    path, gin = walk.files
+    checkout.write({path: walk.code.replace(good, broken), gin: walk.gin})
+    *_, tests = walk.test
+    code, output = checkout.pytest("-x", "-k", "recency and all_bits", tests)
+    assert code == 1 and "FAILED" in output and "has_all_bits_of_positions" in output, output
 
 
 def test_every_path_of_the_file_map_is_there():

@@ -57,7 +57,7 @@ def pretrain(
     init_allow_missing: tuple[str, ...] = (),
     init_allow_unused: tuple[str, ...] = (),
     dry_run: bool,
-    init_from_model: Decoder | None = None,
+    init_from_model: Decoder | None,
     before_first_step: Callable[[], None] = lambda: None,
 ) -> None:
     """Trains `model` and leaves a run directory (contract: ARCHITECTURE section 6).

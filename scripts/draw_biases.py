@@ -1,0 +1,105 @@
+"""What scripts/draw_biases draws: the numbers are computed here, `reporting` draws them.
+
+For the last query of an input, over the distance to each of its keys, before training:
+
+* the bias, where an encoding has one;
+* else q·k/sqrt(H) of an all-ones query and key, where it changes them (rotary encodings);
+* else the inner product of the two positions' embeddings, where it adds some;
+* else 0.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from fire_lm import verbs
+from fire_lm.config.program import Place
+from fire_lm.errors import UserError
+from fire_lm.models import ModelSize
+from fire_lm.positions import PositionalEncoding
+from fire_lm.reporting.bias_figure import Panel, figure
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+# Heads of the 125M model, 12 layers so that any schedule fits.
+SIZE = ModelSize(12, hidden_size=768, num_heads=12, head_dim=64, mlp_size=3072, init_std=0.02)
+TRAIN_LENGTH = 512
+FAR_LENGTH = 4 * TRAIN_LENGTH
+HEADS = (1, 3, 5, 7)  # counted from 0; ALiBi's slopes are 1/4, 1/16, 1/64, 1/256
+
+
+def encodings(name: str) -> tuple[PositionalEncoding, ...]:
+    """Those of configs/positions/NAME.gin; several take turns."""
+    files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
+    place = Place((), "build_decoder")
+    changed = {"size": SIZE, "train_length": TRAIN_LENGTH}
+    return verbs.load_config(files).call_place(place, (), changed).encodings
+
+
+def curves(encoding: PositionalEncoding, length: int) -> tuple[str, np.ndarray]:
+    """What is drawn, and its values `[N or 1, length]` for query `length` - 1 by distance."""
+    params = encoding.init(jax.random.key(0))
+    k_pos, q_pos = jnp.arange(length)[None], jnp.array([[length - 1]])
+    bias_BNTS = encoding.bias(params, q_pos, k_pos, length)
+    if bias_BNTS is not None:
+        return "bias", by_distance(bias_BNTS[0, :, 0])
+    ones = jnp.ones((1, length, encoding.num_heads, encoding.head_dim), jnp.float32)
+    q, k = encoding.rotate(params, ones[:, :1], ones, q_pos, k_pos, length)
+    if jnp.any(k != ones):
+        scale_BT = encoding.logit_scale(params, q_pos)
+        scale = encoding.head_dim**-0.5 * (1.0 if scale_BT is None else float(scale_BT[0, 0]))
+        return "q·k/√H of ones", by_distance(jnp.einsum("NH,SNH->NS", q[0, 0], k[0]) * scale)
+    x_SD = encoding.embed(params, jnp.zeros((1, length, encoding.hidden_size)), k_pos)[0]
+    if jnp.any(x_SD != 0):
+        return "inner product of embeddings", by_distance((x_SD @ x_SD[-1])[None])
+    return "nothing added", np.zeros((1, length), np.float32)
+
+
+def by_distance(values_NS: jax.Array) -> np.ndarray:
+    """Keys in order of their distance to the last; one row if all heads are alike."""
+    reversed_NS = np.asarray(values_NS)[:, ::-1]
+    alike = np.all(reversed_NS == reversed_NS[:1])
+    return reversed_NS[:1] if alike else reversed_NS
+
+
+def panel(title: str, encoding: PositionalEncoding) -> Panel:
+    def rows(values_NS: np.ndarray) -> np.ndarray:
+        return values_NS if len(values_NS) == 1 else values_NS[list(HEADS)]
+
+    quantity, near_NS = curves(encoding, TRAIN_LENGTH)
+    try:
+        encoding.check_length(FAR_LENGTH)
+    except UserError:  # a table ends there
+        return Panel(title, quantity, rows(near_NS), None)
+    return Panel(title, quantity, rows(near_NS), rows(curves(encoding, FAR_LENGTH)[1]))
+
+
+def panels(names: Sequence[str]) -> list[Panel]:
+    """One an encoding: equal ones share it, and a schedule shows what no other name does."""
+    titles: dict[PositionalEncoding, list[str]] = {}
+    schedules: dict[str, tuple[PositionalEncoding, ...]] = {}
+    for name in names:
+        turns = encodings(name)
+        if len(turns) > 1:
+            schedules[name] = turns
+        else:
+            titles.setdefault(turns[0], []).append(name)
+    for name, turns in schedules.items():
+        for encoding in turns:
+            titles.setdefault(encoding, [f"{name}: {type(encoding).__name__}"])
+    return [panel(", ".join(shown), encoding) for encoding, shown in titles.items()]
+
+
+def main(out: str, names: Sequence[str]) -> None:
+    every = sorted(path.stem for path in (CONFIGS / "positions").glob("*.gin"))
+    drawn = panels(names or every)
+    figure(drawn, HEADS, epath.Path(out))
+    print(f"{out}: {len(drawn)} encodings")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
