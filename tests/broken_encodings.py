@@ -79,7 +79,8 @@ class CountsRows(PositionalEncoding):
 
     def bias(self, params, q_pos_BT, k_pos_BS, context_length):
         rows, keys = jnp.arange(q_pos_BT.shape[1])[None], jnp.arange(k_pos_BS.shape[1])[None]
-        return _per_head(self, distance(rows, keys).astype(jnp.float32) / (1.0 + rows[:, :, None]))
+        near_BT = 1.0 / (1.0 + rows.astype(jnp.float32))
+        return _per_head(self, distance(rows, keys).astype(jnp.float32) * near_BT[:, :, None])
 
 
 class CountsCalls(PositionalEncoding):

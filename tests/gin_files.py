@@ -14,16 +14,18 @@ TEXTS = {path.stem: path.read_text() for path in sorted((CONFIGS / "positions").
 NAMES = list(TEXTS)
 
 
-def _plain_file(encoding: str) -> str:
-    """The name of the first file with this class and no setting of it."""
-    for name, text in TEXTS.items():
-        settings = re.findall(r"^(\w+)\.\w+ =", text, re.MULTILINE)
-        if f"POSITION = @{encoding}\n" in text and set(settings) <= {"build_decoder"}:
-            return name
-    raise AssertionError(f"configs/positions/ has no plain file for {encoding}")
+def _plainest_file(encoding: str) -> str:
+    """The file with this class alone and the fewest settings of it."""
+    settings = {
+        name: len(re.findall(rf"^{encoding}\.\w+ =", text, re.MULTILINE))
+        for name, text in TEXTS.items()
+        if re.search(rf"^POSITION = @{encoding}$", text, re.MULTILINE)
+    }
+    assert settings, f"configs/positions/ has no file for {encoding}"
+    return min(settings, key=lambda name: settings[name])
 
 
-CLASSES = [_plain_file(encoding) for encoding in encodings()]
+CLASSES = [_plainest_file(encoding) for encoding in encodings()]
 # For parametrize: the classes in the fast tests, all other files in the ci tier.
 CLASSES_THEN_VARIANTS = [
     name if name in CLASSES else pytest.param(name, marks=pytest.mark.ci) for name in NAMES
