@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 from fire_lm import __version__
 from fire_lm.errors import FireLMError, RunFailed, UserError
 
+# Those of bench/attention.py, which is not imported for --help.
+_BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
 _CONFIG_HELP = "later files win; configs/ in the repository has them"
 
 
@@ -51,7 +53,38 @@ def build_parser() -> argparse.ArgumentParser:
         "corpus", parents=[debug], help="write the bundled text as a data set"
     )
     corpus.add_argument("--data_dir", required=True, help="folder to write, for DATA_DIR")
+
+    bench = verbs.add_parser("bench", parents=[debug], help="time and memory, side by side")
+    bench.add_argument("subject", choices=["attention"], help="what to measure")
+    for name, default, help in (
+        ("lengths", "2048", "tokens of the two blocks"),
+        ("encodings", _BENCH_ENCODINGS, "beside nope, which the others are divided by"),
+        ("implementations", "blockwise", "of attention"),
+        ("memory", "8192,16384", "tokens of one FIRE attention"),
+    ):
+        kind = _names if name in ("encodings", "implementations") else _numbers
+        bench.add_argument(
+            f"--{name}", type=kind, default=default, metavar="A,B", help=f"{help} (%(default)s)"
+        )
+    bench.add_argument("--rounds", type=_number, default=3, help="the best one counts")
+    bench.add_argument("--peer", choices=["torch"], help="the same model in another library")
+    bench.add_argument("--json", metavar="FILE", help="the results for programs")
     return parser
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 1 or more")
+    return int(text)
+
+
+def _numbers(text: str) -> list[int]:
+    return [_number(part) for part in _names(text)]
+
+
+def _names(text: str) -> list[str]:
+    """Comma-separated."""
+    return [part.strip() for part in text.split(",")] if text.strip() else []
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,9 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         parsed = parse(arguments)
-        from fire_lm import verbs
-
-        getattr(verbs, parsed.verb)(parsed)
+        perform(parsed)
     except FireLMError as error:
         if "--debug" in arguments:
             traceback.print_exc()
@@ -80,6 +111,18 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def perform(parsed: argparse.Namespace) -> None:
+    """Imports what the verb needs, and no more: benchmarks run where there is JAX alone."""
+    if parsed.verb == "bench":
+        from fire_lm import bench
+
+        bench.run(parsed)
+    else:
+        from fire_lm import verbs
+
+        getattr(verbs, parsed.verb)(parsed)
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     """argparse, with T5X's `--gin.NAME=VALUE` collected as `bindings`."""
     bindings = [a.removeprefix("--gin.") for a in arguments if a.startswith("--gin.")]
@@ -90,7 +133,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         raise UserError(f"`fire-lm {parsed.verb}` takes no --gin. bindings")
     if unknown:
         flag = unknown[0].split("=")[0]
-        known = [f"--{name}" for name in vars(parsed) if name not in ("verb", "runs")]
+        known = [f"--{name}" for name in vars(parsed) if name not in ("verb", "runs", "subject")]
         near = difflib.get_close_matches(flag, known, 1)
         hint = f": did you mean {near[0]}?" if near else f"; `fire-lm {parsed.verb} --help`"
         raise UserError(f"unknown argument {flag}{hint}")

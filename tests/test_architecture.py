@@ -38,7 +38,8 @@ ALLOWED: dict[str, set[str]] = {
     },
 }
 ALLOWED["verbs"] = set(ALLOWED)
-ALLOWED["cli"] = {"verbs", "errors"}
+ALLOWED["bench"] = {"models", "positions", "attention", "sharding", "errors"}
+ALLOWED["cli"] = {"verbs", "bench", "errors"}
 ALLOWED["__init__"] = set()
 ALLOWED["__main__"] = {"cli"}
 
@@ -49,6 +50,7 @@ CONFINED = {
     "seqio": "data",
     "tensorflow": "data",
     "tensorflow_datasets": "data",
+    "torch": "bench",
 }
 
 NAMELESS = {"common", "helpers", "misc", "utils"}
@@ -153,7 +155,8 @@ def test_the_walker_passes_what_is_allowed(tmp_path):
 
 
 def test_the_core_loads_without_gin_seqio_tensorflow():
-    loaded = imported_by("-c", "import fire_lm.positions, fire_lm.attention, fire_lm.models")
+    core = "fire_lm.positions, fire_lm.attention, fire_lm.models, fire_lm.bench.attention"
+    loaded = imported_by("-c", f"import {core}")
     assert {"fire_lm", "jax"} <= loaded
     assert not loaded & {"gin", "seqio", "tensorflow"}
 
@@ -162,8 +165,9 @@ def test_the_probe_sees_what_is_loaded():
     assert "gin" in imported_by("-c", "import gin")
 
 
-def test_help_loads_nothing_heavy():
-    loaded = imported_by("-m", "fire_lm", "--help")
+@pytest.mark.parametrize("verb", [(), ("bench",)])
+def test_help_loads_nothing_heavy(verb):
+    loaded = imported_by("-m", "fire_lm", *verb, "--help")
     assert {"fire_lm", "argparse"} <= loaded
     assert not loaded & {"jax", "flax", "numpy", "gin", "seqio", "tensorflow", "matplotlib"}
 

@@ -28,11 +28,14 @@ def dense_attention(
     k_pos_BS: jax.Array,
     bias: BiasFn,
     logit_scale_BT: jax.Array | None = None,
+    q_segment_BT: jax.Array | None = None,
+    k_segment_BS: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention `softmax(scale * q·k / sqrt(H) + bias) v`, `[B, T, N, H]` in q's dtype.
 
-    A key is seen when its position is not after the query's. Logits and softmax are float32. The
-    bias is added after the scaling and before the mask.
+    A key is seen when its position is not after the query's and, with segments, when both are of
+    the same one; a query that sees no key gives 0. Logits and softmax are float32. The bias is
+    added after the scaling and before the mask.
     """
     logits_BNTS = jnp.einsum(
         "BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=jnp.float32
@@ -42,8 +45,12 @@ def dense_attention(
     bias_BNTS = bias(q_pos_BT, k_pos_BS)
     if bias_BNTS is not None:
         logits_BNTS = logits_BNTS + bias_BNTS
-    seen_BNTS = (k_pos_BS[:, None, :] <= q_pos_BT[:, :, None])[:, None]
-    weights_BNTS = jax.nn.softmax(jnp.where(seen_BNTS, logits_BNTS, MASKED), axis=-1)
+    seen_BTS = k_pos_BS[:, None, :] <= q_pos_BT[:, :, None]
+    if q_segment_BT is not None and k_segment_BS is not None:
+        seen_BTS = seen_BTS & (k_segment_BS[:, None, :] == q_segment_BT[:, :, None])
+    weights_BNTS = jax.nn.softmax(jnp.where(seen_BTS[:, None], logits_BNTS, MASKED), axis=-1)
+    if q_segment_BT is not None:
+        weights_BNTS = jnp.where(jnp.any(seen_BTS, axis=2)[:, None, :, None], weights_BNTS, 0.0)
     out_BTNH = jnp.einsum(
         "BNTS,BSNH->BTNH",
         weights_BNTS.astype(v_BSNH.dtype),

@@ -1,0 +1,65 @@
+"""Side-by-side benchmarks; they need jax, flax and optax, not gin, seqio or TensorFlow.
+
+Nothing heavy is imported here: on a CPU the libraries must find one core when they start, so that
+they are compared at equal means and a busy machine disturbs them little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from types import ModuleType
+
+from fire_lm.errors import UserError
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """`fire-lm bench attention`: times and memory of the encodings, as a table and as JSON."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    ask_for_one_thread()
+    # The last of the cores that we may use (`taskset` chooses): the first serves interrupts.
+    bind(set(sorted(cores)[-1:]))
+    try:
+        from fire_lm.bench import attention
+
+        if not attention.on_cpu():
+            bind(cores)
+        attention.bench(arguments, load_peer(arguments.peer))
+    finally:
+        bind(cores)
+
+
+def ask_for_one_thread() -> None:
+    """Of libraries that start later; that there is one core would not tell all of them."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
+    # On a GPU, JAX would otherwise take most of the memory at once and leave none to a peer.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def bind(cores: set[int]) -> None:
+    """Lets every thread of this process, and those that they start, run on `cores` alone."""
+    if not cores:  # not Linux
+        return
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            os.sched_setaffinity(int(thread), cores)
+        except ProcessLookupError:  # it has ended meanwhile
+            pass
+
+
+def load_peer(name: str | None) -> ModuleType | None:
+    """The module that builds the same model with another library."""
+    if name is None:
+        return None
+    try:
+        from fire_lm.bench import torch_peer
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UserError(
+            "--peer torch: PyTorch is not installed here: `pip install torch`, or leave --peer out"
+        ) from error
+    return torch_peer

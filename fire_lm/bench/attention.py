@@ -1,0 +1,364 @@
+"""What an encoding costs: time and memory of two transformer blocks, for all of them side by side.
+
+The model is the real one (`models.Decoder`; two layers of `size_125m`, a vocabulary of 256), in
+float32, batch 1; training is forward, backward and plain SGD. All contestants, those of another
+library too, take turns in one process and the best of their rounds counts: whatever else a machine
+does only adds time, and a slow minute hits everyone. On a CPU the seconds are those that the
+process spent computing on its one core; on an accelerator they are wall time.
+
+Shapes: B batch, T positions, N heads, H head dim.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import difflib
+import functools
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.attention import Implementation, attend
+from fire_lm.bench import tables
+from fire_lm.bench.rounds import Clock, Times, race
+from fire_lm.bench.tables import Cost, Entry, Machine, MemoryRow, PeerRow, Report, Row
+from fire_lm.errors import UserError
+from fire_lm.models import Decoder, ModelSize, build_decoder, size_125m, token_losses
+from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.alibi import ALiBi
+from fire_lm.positions.base import Params
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.kerple import KERPLELog
+from fire_lm.positions.nope import NoPE
+from fire_lm.positions.resampling import Resampling
+from fire_lm.positions.rope import RoPE
+from fire_lm.positions.sandwich import Sandwich
+from fire_lm.positions.t5 import T5
+from fire_lm.sharding import skip_absent_tpu
+
+# As in configs/positions: the encoding, and whether the layers share its parameters.
+ENCODINGS: dict[str, tuple[Callable[..., PositionalEncoding], bool]] = {
+    "nope": (NoPE, False),
+    "fire": (FIRE, False),
+    "fire_s": (FIRE, True),
+    "fire_g": (functools.partial(FIRE, init_gamma=1.0), False),
+    "fire_appendix_e": (functools.partial(FIRE, hidden_layers=1, init_L=512.0), False),
+    "alibi": (ALiBi, False),
+    "t5": (T5, True),
+    "kerple_log": (KERPLELog, True),
+    "sandwich": (Sandwich, False),
+    "rope": (RoPE, False),
+}
+SIZE = size_125m(num_layers=2)
+VOCAB_SIZE = 256
+TRAIN_LENGTH = 2048  # the paper's; FIRE's threshold comes from it, whatever length is measured
+LEARNING_RATE = 1e-3
+MATMUL_SIZE = 2048
+DESCRIPTION = (
+    "{size.num_layers} blocks, {size.hidden_size} wide, {size.num_heads} heads of {size.head_dim}; "
+    "float32, batch 1; train = forward, backward, SGD"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant(Entry):
+    """Something to measure; its calls return when the work is done.
+
+    Attributes:
+      logits: `[1, T, V]` of `tokens(T)`.
+      forward: the work of `logits`, which stay where they are.
+      train: one step of forward, backward and SGD.
+      temp_bytes: of forward and train, what the compiler sets aside, if it says.
+    """
+
+    logits: Callable[[], np.ndarray]
+    forward: Callable[[], object]
+    train: Callable[[], object]
+    temp_bytes: tuple[int | None, int | None] = (None, None)
+
+
+def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSize = SIZE) -> Report:
+    """Measures what the command line asks for, prints it, and writes the JSON."""
+    check(arguments.encodings, list(ENCODINGS), "--encodings")
+    check(arguments.implementations, list(get_args(Implementation)), "--implementations")
+    if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
+        raise UserError(f"--json: there is no folder {Path(arguments.json).absolute().parent}")
+    if peer is not None:
+        peer.start(jax.default_backend())
+    load = os.getloadavg()[0]
+    lengths = list(dict.fromkeys(arguments.lengths))
+    implementations = cast(list[Implementation], list(dict.fromkeys(arguments.implementations)))
+    contestants: list[Contestant] = []
+    for name in dict.fromkeys(["nope", *arguments.encodings]):
+        contestants += build(name, lengths, implementations, peer, size)
+    logits = {c.key: c.logits() for c in contestants}  # before anyone trains
+
+    clock: Clock = "CPU" if jax.default_backend() == "cpu" else "wall"
+    matmuls = matmul_calls(peer)
+    times = race({**matmuls, **calls(contestants)}, arguments.rounds, say)
+    rows = [row_of(contestant, times, clock) for contestant in contestants]
+    speeds = {name: 2e-9 * MATMUL_SIZE**3 / min(times[name].of(clock)) for name in matmuls}
+    report = Report(
+        description=DESCRIPTION.format(size=size),
+        machine=machine(clock, load, peer, {name.split()[0]: x for name, x in speeds.items()}),
+        rows=rows,
+        peers=[] if peer is None else list(against(peer.NAME, rows, logits)),
+        memory=[
+            row for name in implementations for row in fire_memory(arguments.memory, name, size)
+        ],
+    )
+    print(tables.text(report))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+    return report
+
+
+def on_cpu() -> bool:
+    """Starts JAX."""
+    skip_absent_tpu()
+    return jax.default_backend() == "cpu"
+
+
+def say(text: str) -> None:
+    """Progress, apart from the table."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def check(names: Sequence[str], known: Sequence[str], flag: str) -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            raise UserError(f"{flag}: unknown '{name}'{hint}\nthere are {', '.join(known)}")
+
+
+def build(
+    name: str,
+    lengths: Sequence[int],
+    implementations: Sequence[Implementation],
+    peer: ModuleType | None,
+    size: ModelSize,
+) -> Iterator[Contestant]:
+    """One encoding's contestants, ours and the peer's, with the same initial weights."""
+    state: dict[str, Any] = {}
+    for implementation in implementations:
+        model = decoder(name, implementation, size)
+        if not state:
+            token = jnp.zeros((1, 1), jnp.int32)
+            state["params"] = jax.jit(model.init)(jax.random.key(0), token, token)["params"]
+        for length in lengths:
+            say(f"compiling {name} {implementation} {length}")
+            yield ours(name, model, state, length)
+    if peer is not None and name in peer.ATTENTIONS:
+        twin = peer.Peer(name, size, VOCAB_SIZE, LEARNING_RATE)
+        twin.load(jax.tree.map(np.asarray, state["params"]))
+        for length in lengths:
+            text = twin.tokens(tokens(length))
+            yield Contestant(
+                *(peer.NAME, name, length, peer.IMPLEMENTATION),
+                logits=functools.partial(twin.logits, text),
+                forward=functools.partial(twin.forward, text),
+                train=functools.partial(twin.train, text),
+            )
+
+
+def decoder(name: str, implementation: Implementation, size: ModelSize) -> Decoder:
+    encoding, shared = ENCODINGS[name]
+    return build_decoder(
+        size,
+        encoding,
+        VOCAB_SIZE,
+        TRAIN_LENGTH,
+        dtype="float32",
+        attention=implementation,
+        share_position=shared,
+    )
+
+
+def tokens(length: int) -> np.ndarray:
+    """Random text `[1, T]` int32, without padding (0)."""
+    return np.random.default_rng(length).integers(1, VOCAB_SIZE, (1, length), np.int32)
+
+
+def forward_logits(model: Decoder, params: Any, tokens_BT: jax.Array) -> jax.Array:
+    pos_BT = model.resampling.evaluation_positions(tokens_BT.shape[1])
+    return cast(jax.Array, model.apply({"params": params}, tokens_BT, pos_BT))
+
+
+def sgd_step(model: Decoder, params: Any, targets_BT: jax.Array) -> tuple[Any, jax.Array]:
+    """New parameters, and the mean loss in nats."""
+    pos_BT = model.resampling.training_positions(jax.random.key(0), targets_BT.shape[1])
+
+    def mean_loss(params: Any) -> jax.Array:
+        return jnp.mean(token_losses(model, params, targets_BT, pos_BT)[0])
+
+    loss, gradient = jax.value_and_grad(mean_loss)(params)
+    return jax.tree.map(lambda p, g: p - LEARNING_RATE * g, params, gradient), loss
+
+
+def ours(name: str, model: Decoder, state: dict[str, Any], length: int) -> Contestant:
+    """`state["params"]` are those of the encoding at every length, and trained on."""
+    text = jnp.asarray(tokens(length))
+    # As in training, the step writes over the parameters that it was given.
+    jitted = (
+        jax.jit(functools.partial(forward_logits, model)),
+        jax.jit(functools.partial(sgd_step, model), donate_argnums=0),
+    )
+    forward, train = (function.lower(state["params"], text).compile() for function in jitted)
+
+    def update() -> None:
+        state["params"], loss = train(state["params"], text)
+        jax.block_until_ready((state["params"], loss))
+
+    return Contestant(
+        *("fire_lm", name, length, model.attention),
+        logits=lambda: np.asarray(forward(state["params"], text)),
+        forward=lambda: jax.block_until_ready(forward(state["params"], text)),
+        train=update,
+        temp_bytes=(temp_bytes(forward), temp_bytes(train)),
+    )
+
+
+def temp_bytes(compiled: jax.stages.Compiled) -> int | None:
+    """Memory that a call takes beside its arguments and results."""
+    memory = compiled.memory_analysis()
+    return None if memory is None else memory.temp_size_in_bytes
+
+
+def matmul_calls(peer: ModuleType | None) -> dict[str, Callable[[], object]]:
+    """A product of two square float32 matrices by each library."""
+    square = jax.random.normal(jax.random.key(0), (MATMUL_SIZE, MATMUL_SIZE), jnp.float32)
+    product = jax.jit(jnp.matmul)
+    found: dict[str, Callable[[], object]] = {
+        "jax matmul": lambda: jax.block_until_ready(product(square, square))
+    }
+    if peer is not None:
+        found[f"{peer.NAME} matmul"] = peer.matmul(MATMUL_SIZE)
+    return found
+
+
+def calls(contestants: Sequence[Contestant]) -> dict[str, Callable[[], object]]:
+    return {
+        f"{contestant.key} {what}": call
+        for contestant in contestants
+        for what, call in (("forward", contestant.forward), ("train", contestant.train))
+    }
+
+
+def row_of(contestant: Contestant, times: dict[str, Times], clock: Clock) -> Row:
+    nope = dataclasses.replace(contestant, encoding="nope")
+
+    def cost(what: str, memory: int | None) -> Cost:
+        own, others = times[f"{contestant.key} {what}"], times[f"{nope.key} {what}"]
+        rounds_s = own.of(clock)
+        return Cost(
+            seconds=min(rounds_s),
+            wall_s=min(own.wall_s),
+            spread=max(rounds_s) / min(rounds_s),
+            x_nope=min(rounds_s) / min(others.of(clock)),
+            temp_bytes=memory,
+            rounds_s=rounds_s,
+        )
+
+    return Row(
+        *(contestant.library, contestant.encoding, contestant.length, contestant.implementation),
+        forward=cost("forward", contestant.temp_bytes[0]),
+        train=cost("train", contestant.temp_bytes[1]),
+    )
+
+
+def against(peer: str, rows: Sequence[Row], logits: dict[str, np.ndarray]) -> Iterator[PeerRow]:
+    """Our rows that the peer has a counterpart to, divided by it."""
+    theirs = {(row.encoding, row.length): row for row in rows if row.library == peer}
+    for row in rows:
+        other = theirs.get((row.encoding, row.length))
+        if other is None or row is other:
+            continue
+        yield PeerRow(
+            *(peer, row.encoding, row.length, row.implementation),
+            forward=row.forward.seconds / other.forward.seconds,
+            train=row.train.seconds / other.train.seconds,
+            logit_difference=float(np.max(np.abs(logits[row.key] - logits[other.key]))),
+        )
+
+
+def machine(
+    clock: Clock, load: float, peer: ModuleType | None, matmul_gflops: dict[str, float]
+) -> Machine:
+    device = jax.devices()[0]
+    versions = {"python": platform.python_version(), "jax": jax.__version__}
+    if peer is not None:
+        versions[peer.NAME] = peer.VERSION
+    return Machine(
+        date=datetime.date.today().isoformat(),
+        processor=cpu_model() if device.platform == "cpu" else device.device_kind,
+        backend=device.platform,
+        clock=clock,
+        cores=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        load=load,
+        versions=versions,
+        matmul_size=MATMUL_SIZE,
+        matmul_gflops=matmul_gflops,
+    )
+
+
+def cpu_model() -> str:
+    """As Linux names it, else as Python does."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def fire_memory(
+    lengths: Sequence[int], implementation: Implementation, size: ModelSize
+) -> Iterator[MemoryRow]:
+    """What one attention with FIRE's bias is compiled to take; nothing is run."""
+    last: tuple[int | None, int | None] = (None, None)
+    for length in sorted(set(lengths)):
+        say(f"compiling one FIRE attention {implementation} {length}")
+        forward, gradient = one_attention(length, implementation, size)
+        yield MemoryRow(
+            *(implementation, length, forward, gradient),
+            forward_growth=forward / last[0] if forward and last[0] else None,
+            gradient_growth=gradient / last[1] if gradient and last[1] else None,
+        )
+        last = forward, gradient
+
+
+def one_attention(
+    length: int, implementation: Implementation, size: ModelSize
+) -> tuple[int | None, int | None]:
+    """Temporary bytes of its output, and of its gradients by queries, keys, values and FIRE."""
+    fire = FIRE(size.num_heads, size.head_dim, TRAIN_LENGTH, size.hidden_size)
+    x_BTNH = jax.ShapeDtypeStruct((1, length, size.num_heads, size.head_dim), jnp.float32)
+    arguments = (jax.eval_shape(fire.init, jax.random.key(0)), x_BTNH, x_BTNH, x_BTNH)
+
+    def forward(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        pos_BT = Resampling().evaluation_positions(length)
+        return attend(
+            *(q, k, v),
+            q_pos_BT=pos_BT,
+            k_pos_BS=pos_BT,
+            bias=lambda q_pos, k_pos: fire.bias(params, q_pos, k_pos, length),
+            implementation=implementation,
+        )
+
+    def gradient(out_BTNH: jax.Array, *inputs: Any) -> Any:
+        return jax.vjp(forward, *inputs)[1](out_BTNH)
+
+    return (
+        temp_bytes(jax.jit(forward).lower(*arguments).compile()),
+        temp_bytes(jax.jit(gradient).lower(x_BTNH, *arguments).compile()),
+    )

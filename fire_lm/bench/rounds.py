@@ -1,0 +1,54 @@
+"""Calls timed in turns, so that whatever else the machine does hits all of them alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Literal
+
+Clock = Literal["CPU", "wall"]
+# A shorter call is repeated within its turn: clocks tick, and interrupts cost the same.
+SHORTEST_SECONDS = 0.2
+
+
+@dataclasses.dataclass
+class Times:
+    """Seconds per call, one entry a round: of computing by the whole process, and by the wall."""
+
+    cpu_s: list[float] = dataclasses.field(default_factory=list)
+    wall_s: list[float] = dataclasses.field(default_factory=list)
+
+    def of(self, clock: Clock) -> list[float]:
+        return self.cpu_s if clock == "CPU" else self.wall_s
+
+
+def race(
+    calls: dict[str, Callable[[], object]], rounds: int, say: Callable[[str], None]
+) -> dict[str, Times]:
+    """Times every call once a round, after one turn that does not count.
+
+    Every other round goes backwards, so that a machine that slowly warms up favours nobody.
+    """
+    repeats = {}
+    for name, call in calls.items():
+        warm_up_s = timed(call, 1)[1]
+        repeats[name] = max(1, math.ceil(SHORTEST_SECONDS / warm_up_s))
+        say(f"warm-up: {name} {warm_up_s:.3g} s")
+    found = {name: Times() for name in calls}
+    for index in range(rounds):
+        for name in reversed(calls) if index % 2 else calls:
+            cpu_s, wall_s = timed(calls[name], repeats[name])
+            found[name].cpu_s.append(cpu_s)
+            found[name].wall_s.append(wall_s)
+            say(f"round {index + 1} of {rounds}: {name} {cpu_s:.3g} s CPU, {wall_s:.3g} s wall")
+    return found
+
+
+def timed(call: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """CPU and wall seconds per call."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.process_time() - cpu) / repeats, (time.perf_counter() - wall) / repeats

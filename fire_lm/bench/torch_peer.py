@@ -1,0 +1,247 @@
+"""The same two blocks in PyTorch, as its users would write them: what ours stands against.
+
+Pre-norm blocks with queries, keys and values from one product, and PyTorch's own fused attention
+(scaled_dot_product_attention): told that it is causal where there is no bias, and given the bias
+as its float mask for FIRE. FIRE is written from the formula (Eq. 4 of the paper) as Appendix E
+writes it, for all pairs of positions at once, with one hidden layer or two, in each layer anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fire_lm.errors import UserError
+from fire_lm.models import ModelSize
+
+NAME = "torch"
+VERSION: str = torch.__version__
+IMPLEMENTATION = "sdpa"
+
+
+def start(backend: str) -> None:
+    """One thread, and the device that JAX's backend has."""
+    torch.set_num_threads(1)
+    if backend != "cpu":
+        if not torch.cuda.is_available():
+            raise UserError(
+                f"--peer torch: PyTorch has no device here beside JAX's {backend}: leave --peer "
+                "out, or set JAX_PLATFORMS=cpu to compare on the CPU"
+            )
+        torch.set_default_device("cuda")
+
+
+def finish() -> None:
+    """Waits for the device."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def matmul(size: int) -> Callable[[], None]:
+    square = torch.randn(size, size)
+
+    def call() -> None:
+        square @ square
+        finish()
+
+    return call
+
+
+class Attention(nn.Module):
+    """Causal self-attention without positions."""
+
+    def __init__(self, size: ModelSize):
+        super().__init__()
+        self.heads = (size.num_heads, size.head_dim)
+        width = size.num_heads * size.head_dim
+        self.to_qkv = nn.Linear(size.hidden_size, 3 * width)
+        self.out = nn.Linear(width, size.hidden_size)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            part.unflatten(-1, self.heads).transpose(1, 2)
+            for part in self.to_qkv(x_BTD).chunk(3, dim=-1)
+        )
+        return self.out(self.mix(q, k, v).transpose(1, 2).flatten(2))
+
+    def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """All `[B, N, T, H]`."""
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class RotaryAttention(Attention):
+    """With RoPE; the two halves of a head make the pairs, the base is 10,000."""
+
+    def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        length, width = q.shape[-2:]
+        frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
+        angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency
+        cos, sin = angle.cos(), angle.sin()
+
+        def turned(x: torch.Tensor) -> torch.Tensor:
+            a, b = x.chunk(2, dim=-1)
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+        return super().mix(turned(q), turned(k), v)
+
+
+class FireAttention(Attention):
+    """With FIRE's bias, its own in each layer."""
+
+    def __init__(
+        self,
+        size: ModelSize,
+        hidden_layers: int,
+        width: int = 32,
+        init_c: float = 0.1,
+        init_L: float = 512.0,
+        epsilon: float = 1e-6,
+    ):
+        super().__init__(size)
+        widths = [1, *[width] * hidden_layers]
+        hidden = [[nn.Linear(a, b), nn.ReLU()] for a, b in itertools.pairwise(widths)]
+        self.mlp = nn.Sequential(*sum(hidden, []), nn.Linear(widths[-1], size.num_heads))
+        self.c = nn.Parameter(torch.tensor(init_c))
+        self.L_multiplier = nn.Parameter(torch.tensor(1.0))
+        self.init_L, self.epsilon = init_L, epsilon
+
+    def bias(self, length: int) -> torch.Tensor:
+        """`[1, N, T, T]`; a key after the query gets the bias of its mirror image."""
+        position = torch.arange(length, dtype=torch.float32)
+        threshold = (self.L_multiplier * self.init_L).abs()
+        scale = (self.c * torch.maximum(position, threshold)).abs().log1p() + self.epsilon
+        distance = position[:, None] - position
+        x = (self.c * distance).abs().log1p() / scale[:, None]
+        return self.mlp(x[..., None]).permute(2, 0, 1)[None]
+
+    def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        length = q.shape[-2]
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        mask = self.bias(length).masked_fill(later, -torch.inf)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+# By the names of `attention.ENCODINGS`.
+ATTENTIONS: dict[str, Callable[[ModelSize], Attention]] = {
+    "nope": Attention,
+    "rope": RotaryAttention,
+    "fire": functools.partial(FireAttention, hidden_layers=2),
+    "fire_appendix_e": functools.partial(FireAttention, hidden_layers=1),
+}
+
+
+class Block(nn.Module):
+    def __init__(self, size: ModelSize, attention: Attention):
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(size.hidden_size)
+        self.attention = attention
+        self.mlp_norm = nn.LayerNorm(size.hidden_size)
+        self.mlp = nn.Sequential(
+            nn.Linear(size.hidden_size, size.mlp_size),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(size.mlp_size, size.hidden_size),
+        )
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
+        return x_BTD + self.mlp(self.mlp_norm(x_BTD))
+
+
+class TorchDecoder(nn.Module):
+    """Tokens `[B, T]` to logits `[B, T, V]`; the head is the embedding."""
+
+    def __init__(self, name: str, size: ModelSize, vocab_size: int):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, size.hidden_size)
+        attentions = [ATTENTIONS[name](size) for _ in range(size.num_layers)]
+        self.blocks = nn.Sequential(*(Block(size, attention) for attention in attentions))
+        self.final_norm = nn.LayerNorm(size.hidden_size)
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        x_BTD = self.final_norm(self.blocks(self.embedding(tokens_BT)))
+        return F.linear(x_BTD, self.embedding.weight)
+
+
+class Peer:
+    """A decoder with its optimizer; every call returns when the work is done."""
+
+    def __init__(self, name: str, size: ModelSize, vocab_size: int, learning_rate: float):
+        self.model = TorchDecoder(name, size, vocab_size)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
+
+    def load(self, params: dict[str, Any]) -> None:
+        """Takes the weights of our decoder: numpy arrays, the layers stacked."""
+        state = {
+            name: torch.tensor(array, dtype=torch.float32)
+            for name, array in torch_state(params).items()
+        }
+        self.model.load_state_dict(state)  # refuses names and shapes that do not match
+
+    @staticmethod
+    def tokens(tokens_BT: np.ndarray) -> torch.Tensor:
+        return torch.tensor(tokens_BT, dtype=torch.long)
+
+    @torch.no_grad()
+    def logits(self, tokens_BT: torch.Tensor) -> np.ndarray:
+        return self.model(tokens_BT).cpu().numpy()
+
+    @torch.no_grad()
+    def forward(self, tokens_BT: torch.Tensor) -> None:
+        self.model(tokens_BT)
+        finish()
+
+    def train(self, targets_BT: torch.Tensor) -> None:
+        """One step; the model reads the targets shifted right by one, a 0 first."""
+        self.optimizer.zero_grad()
+        logits_BTV = self.model(F.pad(targets_BT[:, :-1], (1, 0)))
+        F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()).backward()
+        self.optimizer.step()
+        finish()
+
+
+def torch_state(params: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Our decoder's tree of parameters as a state dict of `TorchDecoder`.
+
+    Ours has kernels with the inputs first, and the heads and layers as axes of their own.
+    """
+    layers = params["layers"]
+    state = {
+        "embedding.weight": params["embedding"],
+        "final_norm.weight": params["final_norm"]["scale"],
+        "final_norm.bias": params["final_norm"]["bias"],
+    }
+    for index in range(len(layers["attention_norm"]["scale"])):
+        block = f"blocks.{index}"
+        for norm in ("attention_norm", "mlp_norm"):
+            state[f"{block}.{norm}.weight"] = layers[norm]["scale"][index]
+            state[f"{block}.{norm}.bias"] = layers[norm]["bias"][index]
+        qkv = [_linear(layers[name], index) for name in ("query", "key", "value")]
+        linears = {
+            "attention.to_qkv": tuple(map(np.concatenate, zip(*qkv, strict=True))),
+            "attention.out": _linear(layers["attention_out"], index),
+            "mlp.0": _linear(layers["mlp_in"], index),
+            "mlp.2": _linear(layers["mlp_out"], index),
+        }
+        position = layers.get("position", {})
+        for name, dense in position.get("mlp", {}).items():
+            place = 2 * int(name.removeprefix("dense_"))  # the activations count too
+            linears[f"attention.mlp.{place}"] = _linear(dense, index)
+        for name, (weight, bias) in linears.items():
+            state |= {f"{block}.{name}.weight": weight, f"{block}.{name}.bias": bias}
+        for name in ("c", "L_multiplier"):
+            if name in position:
+                state[f"{block}.attention.{name}"] = position[name][index]
+    return state
+
+
+def _linear(layer: dict[str, Any], index: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weight `[outputs, inputs]` and bias `[outputs]` of a layer in our stack."""
+    kernel, bias = np.asarray(layer["kernel"][index]), np.asarray(layer["bias"][index])
+    return kernel.reshape(-1, bias.size).T, bias.reshape(-1)
