@@ -76,7 +76,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
     trained = None
     if source and not available_steps(arguments.workdir):  # else the run resumes without it
-        trained = source_model(source)
+        trained = model_of_run(source)
         if speaks:
             print(compare_with_source(config.call("build_decoder"), trained, source))
     config.call(
@@ -91,7 +91,10 @@ def pretrain(arguments: argparse.Namespace) -> None:
 def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) -> None:
     """Refuses a workdir of another experiment; training longer is the same experiment."""
     saved = newest_config(workdir)
-    if saved is None or allow_change:
+    if saved is None:
+        return
+    if allow_change:
+        check_same_encoding(config, workdir)
         return
     changed = [
         str(difference)
@@ -106,11 +109,21 @@ def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) 
         )
 
 
-def source_model(source: str) -> models.Decoder:
-    """The model of the run that INIT_FROM names."""
-    saved = newest_config(source)
+def check_same_encoding(config: gin.Config, workdir: str) -> None:
+    """No setting makes the state of one encoding that of another, even under the same names."""
+    old, new = (model_of_run(workdir), config.call("build_decoder"))
+    names = [models.encoding_names(model) for model in (old, new)]
+    if names[0] != names[1] and available_steps(workdir):
+        raise UserError(
+            f"{workdir} was trained with {names[0]}, this run has {names[1]}: it cannot go on\n"
+            f"to finetune across, choose another --workdir and add --gin.INIT_FROM={workdir}"
+        )
+
+
+def model_of_run(workdir: str) -> models.Decoder:
+    saved = newest_config(workdir)
     if saved is None:
-        raise UserError(f"INIT_FROM: {source} holds no run (no config.gin)")
+        raise UserError(f"INIT_FROM: {workdir} holds no run (no config.gin)")
     return load_config([str(saved)]).call("build_decoder")
 
 
@@ -165,6 +178,12 @@ def sweep(arguments: argparse.Namespace) -> None:
 
 def variant_of(trained: gin.Config, asked: gin.Config, workdir: epath.Path) -> str:
     """What is asked of the trained model at evaluation alone, by its name in the table."""
+    if trained.macro("ENCODING") != asked.macro("ENCODING"):
+        raise UserError(
+            f"{workdir} was trained as {trained.macro('ENCODING')}, which is its name in the table"
+            ": set what changes at evaluation by bindings (--gin.RoPE.scaling=@YaRN()), not by a "
+            "file of configs/positions"
+        )
     try:
         return models.variant(trained.call("build_decoder"), asked.call("build_decoder"))
     except UserError as error:

@@ -72,7 +72,7 @@ def panel(title: str, encoding: PositionalEncoding) -> Panel:
 
     quantity, near_NS = curves(encoding, TRAIN_LENGTH)
     try:
-        encoding.check_length(FAR_LENGTH)
+        encoding.check_length(FAR_LENGTH, FAR_LENGTH)
     except UserError:  # a table ends there
         return Panel(title, quantity, rows(near_NS), None)
     return Panel(title, quantity, rows(near_NS), rows(curves(encoding, FAR_LENGTH)[1]))

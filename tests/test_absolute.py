@@ -86,11 +86,11 @@ def test_the_table_starts_as_gpt2s():
 
 def test_positions_beyond_the_table_are_refused_and_never_anothers_row():
     """By name before anything runs; if asked nevertheless, NaN. Clamped, they would be row 63."""
-    LEARNED.check_length(64)
-    Learned(**SIZE, max_length=65).check_length(65)
-    SINUSOIDAL.check_length(10**6)
+    LEARNED.check_length(64, 64)
+    Learned(**SIZE, max_length=65).check_length(65, 65)
+    SINUSOIDAL.check_length(10**6, 10**6)
     with pytest.raises(UserError, match="65 is beyond the 64 .*\n.*Learned.max_length"):
-        LEARNED.check_length(65)
+        LEARNED.check_length(65, 65)
     params, x = LEARNED.init(jax.random.key(0)), embeddings(4)
     pos = jnp.array([[63, 64, 100_000, -1]])
     for embed in (LEARNED.embed, jax.jit(LEARNED.embed)):

@@ -231,10 +231,17 @@ def test_sweep_inside_the_run_directory(runs, monkeypatch):
     assert {run for run, _, _ in lengths_of(runs / "fire")} == {"fire"}
 
 
-@pytest.mark.parametrize("change", ["--gin.FIRE.init_L=5", "--gin_file=configs/positions/nope.gin"])
-def test_sweep_of_another_model_than_was_trained(runs, change, capsys):
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ("--gin.FIRE.init_L=5", "the model would not be as it was trained"),
+        ("--gin.POSITION=@NoPE", "position FIRE -> NoPE"),
+        ("--gin_file=configs/positions/nope.gin", "was trained as fire"),
+    ],
+)
+def test_sweep_of_another_model_than_was_trained(runs, change, told, capsys):
     assert main(["sweep", str(runs / "fire"), change]) == 2
-    assert "the model would not be as it was trained" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
 
 
 def test_dry_run_of_a_sweep_writes_nothing(runs, capsys):

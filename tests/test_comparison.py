@@ -22,6 +22,9 @@ def build(kind=RoPE, log_n=None, size=SIZE, **settings):
     return build_decoder(size, kinds, 32, 64, log_n=log_n)
 
 
+SCALED = functools.partial(RoPE, scaling=YaRN())
+
+
 @pytest.mark.parametrize(
     "trained, asked, name",
     [
@@ -31,9 +34,13 @@ def build(kind=RoPE, log_n=None, size=SIZE, **settings):
         (build(scaling=YaRN(4.0)), build(scaling=YaRN(4.0)), ""),
         (build(scaling=YaRN(4.0)), build(), "no_scaling"),
         (build(ALiBi), build(ALiBi, interpolate=True), "interpolate"),
-        (build(FIRE), build(FIRE, log_n=LogN(clipped=True, on="bias")), "log_n-bias"),
+        (build(FIRE), build(FIRE, log_n=LogN(clipped=True, on="bias")), "log_n-clipped-bias"),
         (build(), build(log_n=LogN(), scaling=YaRN(4.0)), "log_n+yarn-4x"),
-        (build((RoPE, NoPE)), build((functools.partial(RoPE, scaling=YaRN()), NoPE)), "yarn"),
+        (build(), build(log_n=LogN(clipped=True)), "log_n-clipped"),
+        (build((RoPE, NoPE)), build((SCALED, NoPE)), "yarn"),
+        (build((RoPE, RoPE)), build((SCALED, SCALED)), "yarn"),
+        (build((RoPE, RoPE)), build((SCALED, RoPE)), "position[0]:yarn"),
+        (build((RoPE, RoPE)), build((RoPE, SCALED)), "position[1]:yarn"),
     ],
 )
 def test_variants_are_named_by_what_they_change(trained, asked, name):

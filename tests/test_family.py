@@ -71,8 +71,13 @@ def test_sweep_extrapolates_without_retraining(rope, capsys):
         assert sweep(rope, lengths, *flags) == 0
     rows = read_rows(epath.Path(rope / "length_sweep.csv"))
     nll = {(row.variant, row.length): row.nll for row in rows}
-    assert {variant for variant, _ in nll} == {"", "yarn-16x", "pi", "log_n"}
-    assert nll["pi", LENGTH] == nll["", LENGTH] == nll["log_n", LENGTH] != nll["yarn-16x", LENGTH]
+    assert {variant for variant, _ in nll} == {"", "yarn-16x", "pi", "log_n-clipped"}
+    assert (
+        nll["pi", LENGTH]
+        == nll["", LENGTH]
+        == nll["log_n-clipped", LENGTH]
+        != nll["yarn-16x", LENGTH]
+    )
     assert len({value for (_, length), value in nll.items() if length == lengths[-1]}) == 4
     table = capsys.readouterr().out
     assert "yarn-16x" in table and "pi" in table
@@ -89,6 +94,14 @@ def test_a_checkpoint_of_another_encoding(rope, data_dir, tmp_path, capsys):
     assert "has RoPE, this run KERPLELog" in told and "lacks position/a, position/p" in told
     flag = re.search(r"'(--gin.pretrain.init_allow_missing=[^']+)'", told)[1]
     assert main([*start, *sizes, flag]) == 0
+
+
+def test_layers_that_take_turns_do_not_start_from_layers_that_do_not(
+    rope, data_dir, tmp_path, capsys
+):
+    start = command(data_dir, tmp_path / "new", f"--gin.INIT_FROM={rope}", position="fire_and_rope")
+    assert main([*start, *command_of(rope)]) == 2
+    assert "has RoPE, this run FIRE, RoPE: layers that take turns" in capsys.readouterr().err
 
 
 def command_of(run):
@@ -111,6 +124,11 @@ def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(
     assert "has KERPLELog, this run KERPLEPower" in told
     flags = re.findall(r"'(--gin.pretrain.init_allow_\w+=[^']+)'", told)
     assert len(flags) == 2 and main([*start, *flags]) == 0
+    # Nor does the run itself go on with the other one.
+    on = command(data_dir, tmp_path / "log", "--gin.TRAIN_STEPS=20", position="kerple_power")
+    assert main([*on, "--allow_config_change"]) == 2
+    told = capsys.readouterr().err
+    assert "was trained with KERPLELog, this run has KERPLEPower" in told and "INIT_FROM" in told
 
 
 @pytest.mark.ci

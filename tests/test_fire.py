@@ -14,8 +14,9 @@ import pytest
 from fire_lm.errors import UserError
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import ACTIVATIONS, FIRE, log_transform, mlp, normalized_distance
-from fire_lm.positions.kerple import KERPLELog
+from fire_lm.positions.kerple import KERPLELog, KERPLEPower
 from fire_lm.positions.nope import NoPE
+from fire_lm.positions.t5 import T5
 
 HEADS = 12
 # The default threshold at train length 64 is 16: row 0, rows around it, and far beyond.
@@ -149,8 +150,9 @@ def test_values_at_all_lengths_and_offsets(case, length, first, tolerance):
     )
     paper = equation_4(named(params), case, queries=queries, keys=keys)
     causal = keys[None] <= queries[:, None]
-    scale = np.max(np.abs(paper[:, causal]))
-    np.testing.assert_allclose(ours[:, causal], paper[:, causal], atol=tolerance * scale)
+    ours, paper = ours[:, causal], paper[:, causal]
+    ranges = np.ptp(paper, axis=1, keepdims=True) if len(keys) > 2 else 1.0
+    assert np.max(np.abs(ours - paper) / ranges) < tolerance
 
 
 @CASES
@@ -275,6 +277,7 @@ def test_warm_start_is_the_other_encoding_up_to_the_training_length(
     wanted = fire.init_as.bias(target_params, pos, pos, 64)[0][:, np.tri(65, dtype=bool)]
     gap = np.max(np.abs(ours - wanted), axis=1) / np.ptp(wanted, axis=1)
     assert np.max(gap) < allowed, gap
+    assert fire.warm_start_gap(rng) == pytest.approx(np.max(gap), rel=0.05, abs=1e-6)
     cold = variant(hidden_layers=hidden_layers)
     assert jax.tree.map(jnp.shape, cold.init(rng)) == jax.tree.map(jnp.shape, params)
     gradient = jax.grad(lambda p: jnp.sum(jnp.sin(fire.bias(p, pos, pos, 64))))(params)
@@ -282,9 +285,29 @@ def test_warm_start_is_the_other_encoding_up_to_the_training_length(
     assert np.mean(np.asarray(last_hidden) != 0) > 0.4
 
 
+def itself(num_heads: int, head_dim: int, train_length: int, hidden_size: int) -> FIRE:
+    """FIRE.init_as = @FIRE of a gin file, whose FIRE has that setting too."""
+    return FIRE(num_heads, head_dim, train_length, hidden_size, init_as=itself)
+
+
+@pytest.mark.parametrize(
+    "setting, value",
+    [("width", 0), ("epsilon", -1.0), ("init_c", 0.0), ("init_c", -1.0), ("init_L", 0.0),
+     ("init_L", float("nan"))],
+)  # fmt: skip
+def test_settings_without_a_value_are_refused(setting, value):
+    with pytest.raises(UserError, match=f"FIRE.{setting} is {value}"):
+        variant(**{setting: value})
+
+
 def test_warm_start_needs_a_form_that_can_hold_it():
-    with pytest.raises(UserError, match="NoPE has no bias to start as"):
-        variant(init_as=NoPE)
+    for encoding in (NoPE, T5):
+        with pytest.raises(UserError, match=f"{encoding.__name__} has no bias between integers"):
+            variant(init_as=encoding)
+    with pytest.raises(UserError, match="f misses KERPLEPower by .* of its range"):
+        FIRE(HEADS, 64, 2048, 768, init_as=KERPLEPower)
+    with pytest.raises(UserError, match="FIRE cannot start as itself"):
+        itself(HEADS, 64, 64, 768)
     with pytest.raises(UserError, match="FIRE.init_as needs hidden layers"):
         variant(init_as=ALiBi, hidden_layers=0)
     with pytest.raises(UserError, match="FIRE.init_as needs hidden layers"):

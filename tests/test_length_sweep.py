@@ -21,6 +21,7 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import length_sweep
 from fire_lm.models import Decoder, size_tiny
 from fire_lm.positions.fire import FIRE
+from fire_lm.positions.resampling import RandomizedPositions
 from fire_lm.reporting import SweepRow, read_rows, write_rows
 
 # The function of the same name hides the module.
@@ -53,13 +54,13 @@ def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(devices, sharding.AXES)
 
 
-def reference_nll(text: ScoringText, length: int) -> np.ndarray:
+def reference_nll(text: ScoringText, length: int, pos: Any = None) -> np.ndarray:
     """Summed nats of each row in float64, where other tokens stand in for the padding."""
     targets_BT = text.targets.reshape(-1, length)
     scored_BT = targets_BT != 0
     filled_BT = np.where(scored_BT, targets_BT, np.arange(1, length + 1) % (VOCAB - 1) + 1)
     inputs_BT = np.concatenate([np.zeros((len(filled_BT), 1)), filled_BT[:, :-1]], axis=1)
-    pos_BT = np.arange(length, dtype=np.int32)[None]
+    pos_BT = np.arange(length, dtype=np.int32)[None] if pos is None else pos[None]
     logits = jax.jit(MODEL.apply)({"params": PARAMS}, inputs_BT.astype(np.int32), pos_BT)
     logits_BTV = np.asarray(logits, np.float64)
     log_z_BT = np.log(np.exp(logits_BTV).sum(axis=2))
@@ -83,6 +84,16 @@ def test_score_is_the_loss_of_each_part_alone(length, axes):
     np.testing.assert_allclose(scored_R, reference_nll(text, length), rtol=1e-5)
     other_length = LONGEST + 8 - length
     assert not np.allclose(scored_R, reference_nll(text, other_length), rtol=1e-3)
+
+
+def test_tokens_stand_where_the_model_evaluates_them():
+    """Evenly over 8 times the length, as RandomizedPositions.evaluation = 'even' says."""
+    text, mesh = random_text(5), mesh_of()
+    model = MODEL.clone(resampling=RandomizedPositions(8 * LONGEST, "even"))
+    scored_R = module.score(model, PARAMS, text.targets, LONGEST, 4 * LONGEST, mesh, "run")
+    even = np.arange(LONGEST) * (8 * LONGEST - 1) // (LONGEST - 1)
+    np.testing.assert_allclose(scored_R, reference_nll(text, LONGEST, even), rtol=1e-5)
+    assert not np.allclose(scored_R, reference_nll(text, LONGEST), rtol=1e-4)
 
 
 @dataclasses.dataclass

@@ -1,5 +1,7 @@
 """Attention scaled by log n against its formula, inside the whole model, and what refuses it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,10 @@ from fire_lm.models.sizes import ModelSize
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.nope import NoPE
+from fire_lm.positions.rope import RoPE
 
 SIZE = ModelSize(1, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
+TWO_LAYERS = dataclasses.replace(SIZE, num_layers=2)
 POS = np.array([0, 1, 15, 16, 63, 64, 65, 4095, 131_072])
 
 
@@ -64,6 +68,27 @@ def test_inference_form_leaves_the_training_length_alone():
     assert np.max(np.abs(logits(LogN()) - logits(None))[:, :16]) > 1e-3
 
 
+@pytest.mark.parametrize("clipped", [False, True])
+def test_the_bias_of_a_query_is_scaled_by_its_own_factor(clipped):
+    """ALiBi with slopes times the factor, by hand; a factor of the keys is something else."""
+    factor = np.log(np.arange(40) + 1) / np.log(16)
+    factor = jnp.float32(np.maximum(factor, 1) if clipped else factor)
+
+    class ByQuery(ALiBi):
+        def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+            plain = super().bias(params, q_pos_BT, k_pos_BS, context_length)
+            return plain * factor[q_pos_BT][:, None, :, None]
+
+    class ByKey(ALiBi):
+        def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+            plain = super().bias(params, q_pos_BT, k_pos_BS, context_length)
+            return plain * factor[k_pos_BS][:, None, None, :]
+
+    ours = logits(LogN(clipped, on="bias"))
+    np.testing.assert_allclose(ours, logits(None, ByQuery), atol=2e-5)
+    assert np.max(np.abs(ours - logits(None, ByKey))) > 1e-3
+
+
 def test_both_is_a_product_of_the_whole():
     """Scaling q·k and bias alike is a temperature on the softmax: NoPE has only q·k."""
     np.testing.assert_array_equal(logits(LogN(on="both"), NoPEWithBias), logits(LogN(), NoPE))
@@ -80,7 +105,17 @@ class NoPEWithBias(NoPE):
 def test_a_bias_that_is_not_there_cannot_be_scaled(on):
     with pytest.raises(UserError, match=f"LogN.on = '{on}', but NoPE has no bias"):
         build_decoder(SIZE, NoPE, 32, 16, log_n=LogN(on=on))
+    with pytest.raises(UserError, match=f"LogN.on = '{on}', but NoPE, RoPE has no bias"):
+        build_decoder(TWO_LAYERS, (NoPE, RoPE), 32, 16, log_n=LogN(on=on))
+    build_decoder(TWO_LAYERS, (NoPE, ALiBi), 32, 16, log_n=LogN(on=on))
+
+
+def test_no_logarithm_to_the_base_1():
+    with pytest.raises(UserError, match="TRAIN_LENGTH of 2 or more"):
+        build_decoder(SIZE, ALiBi, 32, 1, log_n=LogN())
 
 
 def test_names_in_tables():
-    assert [str(LogN(on=on)) for on in ("logits", "bias")] == ["log_n", "log_n-bias"]
+    settings = [LogN(c, on) for c in (False, True) for on in ("logits", "bias", "both")]
+    names = [str(log_n) for log_n in settings]
+    assert names[0] == "log_n" and names[4] == "log_n-clipped-bias" and len(set(names)) == 6

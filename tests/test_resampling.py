@@ -22,7 +22,7 @@ from fire_lm.positions.t5 import T5
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.step import init_state, train_step
 
-SIZE = ModelSize(1, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
+SIZE = ModelSize(2, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
 
 
 def draws(resampling, length, number=400):
@@ -59,6 +59,41 @@ def test_evaluation_of_randomized_positions():
     for length in (99, 100):
         crowded = np.asarray(RandomizedPositions(100, "even").evaluation_positions(length))[0]
         assert np.all(np.diff(crowded) > 0) and crowded[-1] == 99
+
+
+@pytest.mark.parametrize(
+    "max_length, length", [(32_768, 32_767), (65_536, 65_535), (131_072, 130_940), (8, 1)]
+)
+def test_no_two_tokens_stand_on_one_even_position(max_length, length):
+    """They would see each other's target. Rounded floats do tie."""
+    even = np.asarray(RandomizedPositions(max_length, "even").evaluation_positions(length))[0]
+    assert np.all(np.diff(even) > 0) and even[-1] == (max_length - 1 if length > 1 else 0)
+    tied = np.round(np.linspace(0, max_length - 1, length, dtype=np.float32))
+    assert length == 1 or np.any(np.diff(tied) == 0)
+
+
+@pytest.mark.parametrize(
+    "resampling",
+    [RandomizedPositions(50), ExponentialPositions(), BetaPositions(50)],
+    ids=lambda resampling: type(resampling).__name__,
+)
+def test_no_token_sees_a_later_one(resampling):
+    """Changing the last token changes its logits alone; two tokens on one position would leak."""
+    model = build_decoder(SIZE, FIRE, 32, 8, dtype="float32", resampling=resampling)
+    tokens = jnp.arange(1, 9)[None]
+    pos = resampling.training_positions(jax.random.key(1), 8)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)["params"]
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
+    apply = jax.jit(model.apply, compiler_options={"xla_backend_optimization_level": 0})
+
+    def changed(pos):
+        outs = [apply({"params": params}, t, pos) for t in (tokens, tokens.at[0, -1].set(20))]
+        return np.max(np.abs(outs[0] - outs[1]), axis=(0, 2)) > 0
+
+    np.testing.assert_array_equal(changed(pos), np.arange(8) == 7)
+    tied = pos.at[0, 6].set(pos[0, 7])
+    assert changed(tied)[6]
 
 
 @pytest.mark.parametrize("resampling", [ExponentialPositions(), BetaPositions(512, 2.0)])

@@ -143,3 +143,11 @@ def test_settings_that_make_no_sense(changed, match):
     size = {"num_heads": 2, "head_dim": 8, "train_length": 64, "hidden_size": 16}
     with pytest.raises(UserError, match=match):
         XPos(**{**size, **changed})
+
+
+def test_resampled_positions_that_would_overflow_are_refused():
+    """Within 64 tokens the published decay reaches e^-76 at position 31,060."""
+    XPOS.check_length(31_060, 64)
+    XPOS.check_length(131_072, 131_072)  # the rates follow the length of the input
+    with pytest.raises(UserError, match="resampled positions below 31,06"):
+        XPOS.check_length(32_000, 64)

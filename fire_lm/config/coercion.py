@@ -88,7 +88,7 @@ class Fitter:
         if kind is None or kind is type(None):
             return _scalar(node, type(None))
         if kind in (collections.abc.Callable, type):
-            return self._fit_callable(node)
+            return self._fit_callable(node, _returned(args))
         if isinstance(node, Ref):
             return self._fit_reference(node, kind)
         if kind in _SEQUENCES:
@@ -133,10 +133,14 @@ class Fitter:
             zip(keys, [self._fit(item, value_hint) for item in node.items[1::2]], strict=True)
         )
 
-    def _fit_callable(self, node: Node) -> Any:
+    def _fit_callable(self, node: Node, wanted: type | None) -> Any:
+        """A reference to what gives a `wanted`, if any, when it is called."""
         if not isinstance(node, Ref):
             raise Misfit
         target = self._configurables.get(node.name)
+        given = self._given(node)
+        if wanted is not None and given is not None and not issubclass(given, wanted):
+            raise Misfit
         if node.call and inspect.isclass(target) and not _instances_are_callable(target):
             raise Misfit  # @FIRE() where @FIRE was meant
         return node
@@ -193,6 +197,12 @@ def _bare(hint: Any) -> Any:
             hint = typing.get_args(hint)[0]
         else:
             return hint
+
+
+def _returned(args: tuple[Any, ...]) -> type | None:
+    """What `Callable[..., X]` returns, or `type[X]` makes, if it is a class."""
+    known = bool(args) and inspect.isclass(args[-1]) and args[-1] not in (Any, object)
+    return args[-1] if known else None
 
 
 def _is_protocol(kind: type) -> bool:
@@ -279,10 +289,17 @@ def describe(hint: Any) -> str:
     if kind in (None, type(None)):
         return "None"
     if kind in (collections.abc.Callable, type):
-        return "a reference like @Name"
+        wanted = _returned(args)
+        return (
+            f"a reference to a {wanted.__name__}, like @Name"
+            if wanted
+            else "a reference like @Name"
+        )
     if kind in _SEQUENCES:
         items = [describe(arg) for arg in args if arg is not Ellipsis]
         if kind is tuple and args and args[-1] is not Ellipsis:
             return f"({', '.join(items)})"
+        if items and items[0].startswith("a reference"):
+            return "a list like [@A, @B]"
         return f"a list of {items[0]} like [a, b]" if items else "a list like [a, b]"
     return getattr(kind, "__name__", str(kind))

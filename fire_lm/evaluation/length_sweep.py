@@ -113,7 +113,7 @@ def check_model_takes(model: Decoder, lengths: tuple[int, ...], run: str) -> Non
     for length in lengths:
         try:
             for encoding in model.encodings:
-                encoding.check_length(length)
+                encoding.check_length(length, length)
             jax.eval_shape(lambda: model.resampling.evaluation_positions(length))  # noqa: B023
         except UserError as error:
             raise UserError(

@@ -52,7 +52,9 @@ def build_decoder(
             f"divide the {size.num_layers} layers of the model"
         )
     for encoding in encodings:
-        check_fit(encoding, len(encodings), train_length, resampling, log_n, share_position)
+        check_fit(encoding, len(encodings), train_length, resampling, share_position)
+    if log_n is not None:
+        check_log_n(log_n, encodings, train_length)
     return Decoder(
         size=size,
         encodings=encodings,
@@ -71,7 +73,6 @@ def check_fit(
     turns: int,
     train_length: int,
     resampling: Resampling,
-    log_n: LogN | None,
     share_position: bool,
 ) -> None:
     """Refuses what would not do what it says. `turns`: encodings that take turns."""
@@ -92,8 +93,16 @@ def check_fit(
             f"{type(resampling).__name__} gives positions between integers, which "
             f"{kind.__name__} cannot encode: choose another encoding or @RandomizedPositions()"
         )
-    encoding.check_length(resampling.largest(train_length))
-    if log_n is not None and log_n.on != "logits" and turns == 1 and kind.bias is base.bias:
+    encoding.check_length(resampling.largest(train_length), train_length)
+
+
+def check_log_n(log_n: LogN, encodings: tuple[PositionalEncoding, ...], train_length: int) -> None:
+    """Refuses a scaling that scales nothing, and a logarithm to the base 1."""
+    kinds = [type(encoding) for encoding in encodings]
+    if log_n.on != "logits" and all(kind.bias is PositionalEncoding.bias for kind in kinds):
         raise UserError(
-            f"LogN.on = '{log_n.on}', but {kind.__name__} has no bias: set LogN.on = 'logits'"
+            f"LogN.on = '{log_n.on}', but {', '.join(kind.__name__ for kind in kinds)} has no "
+            "bias: set LogN.on = 'logits'"
         )
+    if train_length < 2:
+        raise UserError(f"LogN needs TRAIN_LENGTH of 2 or more, got {train_length}")

@@ -63,7 +63,7 @@ def variant(trained: Decoder, asked: Decoder) -> str:
             "leave out the --gin. binding or file that changes it; a sweep may change only "
             f"{', '.join(sorted(allowed))}"
         )
-    return "+".join(_label(name, new) for name, (_, new) in sorted(changed.items()))
+    return "+".join(_labels({name: new for name, (_, new) in changed.items()}, trained))
 
 
 def _parts(model: Decoder) -> dict[str, Any]:
@@ -75,8 +75,23 @@ def _parts(model: Decoder) -> dict[str, Any]:
     return {**encodings, "resampling": model.resampling}
 
 
-def _label(name: str, value: Any) -> str:
-    last = name.rpartition(".")[2]
+def _labels(changed: dict[str, Any], trained: Decoder) -> list[str]:
+    """One for each field that changed; by turn, unless all turns that have it changed alike."""
+    by_field: dict[str, dict[str, Any]] = {}
+    for name, value in sorted(changed.items()):
+        part, _, field = name.rpartition(".")
+        by_field.setdefault(field, {})[part] = value
+    labels = []
+    for field, values in by_field.items():
+        having = [n for n, part in _parts(trained).items() if field in part.evaluation_fields]
+        if len(values) == max(1, len(having)) and len(set(values.values())) == 1:
+            labels.append(_label(field, next(iter(values.values()))))
+        else:
+            labels += [f"{part}:{_label(field, value)}" for part, value in values.items()]
+    return labels
+
+
+def _label(field: str, value: Any) -> str:
     if value is True:
-        return last
-    return f"no_{last}" if value in (None, False) else str(value)
+        return field
+    return f"no_{field}" if value in (None, False) else str(value)

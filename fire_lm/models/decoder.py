@@ -175,7 +175,7 @@ class Decoder(nn.Module):
         `pos_BT` `[B or 1, T]` is increasing along T; int32, or float32 where resampled.
         """
         for encoding in self.encodings:
-            encoding.check_length(tokens_BT.shape[1])
+            encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])
         table_shape = (self.vocab_size, self.size.hidden_size)
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
         shared = self._shared_positions()

@@ -12,18 +12,24 @@ import inspect
 import pkgutil
 from typing import Any
 
+from fire_lm.errors import UserError
 from fire_lm.positions.base import PositionalEncoding
 
 
 def configurables() -> dict[str, type[Any]]:
     """Every concrete dataclass in this package by its name, as gin files spell it."""
-    found = {}
+    found: dict[str, type[Any]] = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         for name, member in inspect.getmembers(module, inspect.isclass):
             abstract = inspect.isabstract(member) or member is PositionalEncoding
-            if dataclasses.is_dataclass(member) and not abstract and not name.startswith("_"):
-                found[name] = member
+            if not dataclasses.is_dataclass(member) or abstract or name.startswith("_"):
+                continue
+            if found.setdefault(name, member) is not member:
+                raise UserError(
+                    f"{member.__module__} and {found[name].__module__} both define {name}: "
+                    "gin files could not tell them apart, rename one"
+                )
     return found
 
 

@@ -47,9 +47,12 @@ class PositionalEncoding:
     train_length: int
     hidden_size: int
 
-    def check_length(self, length: int) -> None:
-        """Raises UserError if positions up to `length` - 1 cannot be encoded."""
-        del length
+    def check_length(self, length: int, context_length: int) -> None:
+        """Raises UserError if an input of `context_length` tokens cannot be encoded.
+
+        Its positions are below `length`, which is more than its tokens where they are resampled.
+        """
+        del length, context_length
 
     def init(self, rng: jax.Array) -> Params:
         """The encoding's own trainable parameters, float32; empty when it has none."""

@@ -127,9 +127,10 @@ class FIRE(PositionalEncoding):
       init_gamma: None is Eq. 4; a number is the initial length gain of FIRE-G.
       init_as: an additive encoding that takes positions between integers (`KERPLELog`, `ALiBi`):
         FIRE starts with its biases on 0 <= i - j <= i <= L (Theorem 3.1) and learns from there.
-        `init_L` None is then the whole training length. f is piecewise linear, so a gap is left,
-        the smaller the closer psi is to the encoding's own: about 0.1 % of the range for KERPLE
-        with init_c = 1 and for ALiBi with init_c = 0.01.
+        `init_L` None is then the whole training length. f is piecewise linear, so a gap is left
+        (`warm_start_gap`), the smaller the closer psi is to the encoding's own: for training
+        lengths of 64 to 8192, at most 0.1 % of the range for KERPLE-log with init_c = 1 and 0.3 %
+        for ALiBi with init_c = 0.01. More than 5 % is refused.
       query_index_offset: 1 counts queries from 1 in max(L, i), as the text's 0 < j <= i does.
       epsilon: added to psi(max(L, i)).
     """
@@ -151,15 +152,20 @@ class FIRE(PositionalEncoding):
     epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
-        if self.hidden_layers < 0:
-            raise UserError(f"FIRE.hidden_layers is {self.hidden_layers}: it must be 0 or more")
+        for name, least in (("hidden_layers", 0), ("width", 1), ("epsilon", 0)):
+            if not getattr(self, name) >= least:
+                raise UserError(f"FIRE.{name} is {getattr(self, name)}: it must be {least} or more")
+        for name in ("init_c", "init_L"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"FIRE.{name} is {value}: it must be above 0")
         if self.init_gamma is not None and not self.threshold:
             raise UserError("FIRE.init_gamma needs FIRE.threshold: the gain is relative to psi(L)")
-        if self.init_as is not None:
-            self._prepare_warm_start()
         if self.init_L is None:
             init_L = self.train_length / 4 if self.init_as is None else float(self.train_length)
             object.__setattr__(self, "init_L", init_L)
+        if self.init_as is not None:
+            self._prepare_warm_start()
 
     def init(self, rng: jax.Array) -> Params:
         widths = (1, *[self.width] * self.hidden_layers, self.num_heads)
@@ -184,15 +190,39 @@ class FIRE(PositionalEncoding):
         encoding = self.init_as
         if not isinstance(encoding, PositionalEncoding):
             assert encoding is not None
-            encoding = encoding(
-                num_heads=self.num_heads,
-                head_dim=self.head_dim,
-                train_length=self.train_length,
-                hidden_size=self.hidden_size,
-            )
+            try:
+                encoding = encoding(
+                    num_heads=self.num_heads,
+                    head_dim=self.head_dim,
+                    train_length=self.train_length,
+                    hidden_size=self.hidden_size,
+                )
+            except RecursionError:
+                raise UserError("FIRE.init_as: FIRE cannot start as itself") from None
             object.__setattr__(self, "init_as", encoding)  # equal settings are equal encodings
-        if type(encoding).bias is PositionalEncoding.bias:
-            raise UserError(f"FIRE.init_as: {type(encoding).__name__} has no bias to start as")
+        name = type(encoding).__name__
+        if type(encoding).bias is PositionalEncoding.bias or encoding.integer_positions:
+            raise UserError(f"FIRE.init_as: {name} has no bias between integers to start as")
+        gap = self.warm_start_gap(jax.random.key(0))
+        if gap > 0.05:
+            raise UserError(
+                f"FIRE.init_as: f misses {name} by {gap:.0%} of its range\nchoose a FIRE.init_c "
+                "whose logarithm bends as it does (1 for KERPLE-log, 0.01 for ALiBi), or a larger "
+                "FIRE.width"
+            )
+
+    def warm_start_gap(self, rng: jax.Array) -> float:
+        """Largest error of the biases at step 0 on 0 <= i - j <= i <= L, as a part of the range.
+
+        The largest over heads; `init_as` draws its own parameters from `rng`, as `init` does.
+        """
+        assert isinstance(self.init_as, PositionalEncoding) and self.init_L is not None
+        length = math.floor(self.init_L) + 1
+        q_pos, k_pos = jnp.array([[length - 1]]), jnp.arange(length)[None]
+        wanted = self.init_as.bias(self.init_as.init(rng), q_pos, k_pos, length)
+        assert wanted is not None
+        error = jnp.abs(self.bias(self.init(rng), q_pos, k_pos, length) - wanted)
+        return float(jnp.max(jnp.max(error, axis=3) / jnp.ptp(wanted, axis=3)))
 
     def _values_to_start_from(self, rng: jax.Array) -> jax.Array:
         """The biases `[K, N]` of `init_as`, with its own initial parameters, at f's knots."""

@@ -41,7 +41,8 @@ class Learned(PositionalEncoding):
         """The number of positions that it knows."""
         return self.train_length if self.max_length is None else self.max_length
 
-    def check_length(self, length: int) -> None:
+    def check_length(self, length: int, context_length: int) -> None:
+        del context_length
         if length > self.rows:
             raise UserError(
                 f"length {length} is beyond the {self.rows} positions that this encoding has "

@@ -2,8 +2,9 @@
 
 Source: Su, "scaled dot product attention from entropy invariance" (kexue.fm/archives/8823):
 softmax(log_m(n) q·k / sqrt(H)), m the training length. With causal attention n is the number of
-keys that the query sees, i + 1. Trained as it is; over a model trained without it, only lengths
-beyond the training length are scaled (the clipped form of Qwen).
+keys that the query sees, i + 1 (i is the drawn position where positions are resampled). Trained as
+it is; over a model trained without it, only lengths beyond the training length are scaled (the
+clipped form of Qwen).
 """
 
 from __future__ import annotations
@@ -51,5 +52,6 @@ class LogN:
         return bias_BNTS * self.factor(q_pos_BT, train_length)[:, None, :, None]
 
     def __str__(self) -> str:
-        """Its name in the tables of results."""
-        return "log_n" if self.on == "logits" else f"log_n-{self.on}"
+        """Its name in the tables of results; two settings have two names."""
+        form = "-clipped" if self.clipped else ""
+        return f"log_n{form}" + ("" if self.on == "logits" else f"-{self.on}")

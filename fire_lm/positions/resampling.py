@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fire_lm.errors import UserError
 
@@ -33,7 +34,7 @@ class Resampling:
     evaluation_fields: ClassVar[tuple[str, ...]] = ()
 
     def largest(self, length: int) -> int:
-        """Training positions of `length` tokens are below this; UserError if they do not fit."""
+        """Integer training positions of `length` tokens are below this; UserError if none fit."""
         return length
 
     def training_positions(self, rng: jax.Array, length: int) -> jax.Array:
@@ -80,8 +81,9 @@ class RandomizedPositions(Resampling):
         if self.evaluation == "random":
             return self.training_positions(jax.random.key(0), length)
         self.largest(length)
-        even = jnp.linspace(0, self.max_length - 1, length, dtype=jnp.float32)
-        return jnp.round(even).astype(jnp.int32)[None]
+        # In integers: two tokens on one position would see each other.
+        even = np.arange(length, dtype=np.int64) * (self.max_length - 1) // max(1, length - 1)
+        return jnp.asarray(even.astype(np.int32))[None]
 
 
 class _EqualMean(Resampling, abc.ABC):
@@ -119,7 +121,7 @@ class BetaPositions(_EqualMean):
     alpha: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.alpha <= 0:
+        if not self.alpha > 0:
             raise UserError(f"BetaPositions.alpha is {self.alpha}: it must be positive")
 
     def largest(self, length: int) -> int:

@@ -146,7 +146,7 @@ class NTKAware(RopeScaling):
 
 
 @dataclasses.dataclass(frozen=True)
-class DynamicNTK(RopeScaling):
+class DynamicNTK(NTKAware):
     """NTK-aware with s = f n / L - (f - 1) for inputs longer than training, 1 for the others.
 
     n is the length of the whole input, not the longest seen so far: results do not depend on what
@@ -162,12 +162,6 @@ class DynamicNTK(RopeScaling):
 
     def stretch(self, train_length: int, context_length: int) -> float:
         return 1 + self.factor * (max(1.0, context_length / train_length) - 1)
-
-    def frequencies(
-        self, width: int, base: float, train_length: int, context_length: int
-    ) -> tuple[np.ndarray, float]:
-        s = self.stretch(train_length, context_length)
-        return stretch_geometrically(pair_frequencies(width, base), s), 1.0
 
     def __str__(self) -> str:
         return self.label if self.factor == 1 else super().__str__()

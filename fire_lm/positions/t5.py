@@ -83,19 +83,33 @@ class T5(PositionalEncoding):
                     "between two others. Leave out resampling to fractions, or take a functional "
                     "encoding (FIRE, KERPLE, ALiBi)"
                 )
-        # As a product with 0s and 1s, and not a gather: a TPU has no fast gather (XLA's estimate
-        # for a v4 is 28 times the time), and its transpose would be a scatter. XLA fuses the
-        # comparisons into the product. "highest" keeps the float32 numbers whole.
         starts_K = bucket_starts(self.num_buckets, self.max_distance)
-        first_K = jnp.asarray(np.append(np.int32(0), starts_K))
-        end_K = jnp.asarray(np.append(starts_K, np.iinfo(np.int32).max))
-        distance_BTS1 = distance(q_pos_BT, k_pos_BS)[..., None]
-        in_bucket_BTSK = (distance_BTS1 >= first_K[None, None, None]) & (
-            distance_BTS1 < end_K[None, None, None]
-        )
-        return jnp.einsum(
-            "BTSK,KN->BNTS",
-            in_bucket_BTSK.astype(jnp.float32),
+        return jax.lax.platform_dependent(
             params["table"],
-            precision="highest",
+            distance(q_pos_BT, k_pos_BS),
+            cpu=partial(_looked_up, starts_K=starts_K),
+            default=partial(_multiplied, starts_K=starts_K),
         )
+
+
+def _looked_up(table_KN: jax.Array, distance_BTS: jax.Array, starts_K: np.ndarray) -> jax.Array:
+    """`[B, N, T, S]`: the table's row of each distance, gathered."""
+    bucket_BTS = jnp.searchsorted(jnp.asarray(starts_K), distance_BTS, side="right", method="sort")
+    return jnp.moveaxis(table_KN[bucket_BTS], -1, 1)
+
+
+def _multiplied(table_KN: jax.Array, distance_BTS: jax.Array, starts_K: np.ndarray) -> jax.Array:
+    """The same as a product with 0s and 1s, whose comparisons accelerators fuse into it.
+
+    A TPU has no fast gather (XLA's estimate for a v4 is 28 times the time), and the transpose of
+    one, a scatter, adds in no fixed order on a GPU. "highest" keeps the float32 numbers whole.
+    """
+    first_K = jnp.asarray(np.append(np.int32(0), starts_K))
+    end_K = jnp.asarray(np.append(starts_K, np.iinfo(np.int32).max))
+    distance_BTS1 = distance_BTS[..., None]
+    in_bucket_BTSK = (distance_BTS1 >= first_K[None, None, None]) & (
+        distance_BTS1 < end_K[None, None, None]
+    )
+    return jnp.einsum(
+        "BTSK,KN->BNTS", in_bucket_BTSK.astype(jnp.float32), table_KN, precision="highest"
+    )

@@ -45,8 +45,8 @@ def decay_rates(head_dim: int, scale_base: float, context_length: int) -> np.nda
 class XPos(PositionalEncoding):
     """Rotation and decay. Parameters: none.
 
-    Inputs beyond 31,060 tokens decay more slowly than published, see `decay_rates`. Positions are
-    meant to lie within `context_length`; several times as far out, float32 overflows.
+    Inputs beyond 31,060 tokens decay more slowly than published, see `decay_rates`. Resampled
+    positions beyond that are refused: float32 would overflow.
 
     Attributes:
       base: theta, as in RoPE.
@@ -62,6 +62,14 @@ class XPos(PositionalEncoding):
         for name, least in (("base", 1), ("scale_base", 0)):
             if not getattr(self, name) > least:
                 raise UserError(f"XPos.{name} is {getattr(self, name):g}: it must be above {least}")
+
+    def check_length(self, length: int, context_length: int) -> None:
+        rate = decay_rates(self.head_dim, self.scale_base, context_length).max()
+        if rate * length > LARGEST_EXPONENT * (1 + 1e-6):
+            raise UserError(
+                f"XPos decays too fast for positions up to {length:,} within {context_length:,} "
+                f"tokens: keep resampled positions below {int(LARGEST_EXPONENT / rate):,}"
+            )
 
     def rotate(
         self,

@@ -252,6 +252,11 @@ def start_from(
     run, asked = split_run(init_from)
     step = choose_step(run, asked)
     ours, theirs = encoding_names(model), encoding_names(source or model)
+    if source is not None and len(source.encodings) != len(model.encodings):
+        raise UserError(
+            f"INIT_FROM: {run} has {theirs}, this run {ours}: layers that take turns are stored "
+            "by turn\ngive both as many turns, as in POSITION = [@RoPE, @RoPE] for one encoding"
+        )
     try:
         params, missing = restore_params(
             run,
