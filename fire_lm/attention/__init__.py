@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 
@@ -35,6 +35,9 @@ def attend(
     k_pos_BS: jax.Array,
     bias: BiasFn,
     logit_scale_BT: jax.Array | None = None,
+    q_segment_BT: jax.Array | None = None,
+    k_segment_BS: jax.Array | None = None,
+    in_order: bool = False,
     implementation: Implementation = "auto",
 ) -> jax.Array:
     """Causal softmax attention, `[B, T, N, H]` in q's dtype.
@@ -44,19 +47,25 @@ def attend(
       q_pos_BT, k_pos_BS: positions; their batch axis is 1 where the batch shares them.
       bias: function of positions giving `[B, N, T, S]` float32, or None, for any block of them.
       logit_scale_BT: factor on q·k, or None.
+      q_segment_BT, k_segment_BS: int32, which document a token is of; a query sees the keys of its
+        own. Both or neither.
+      in_order: queries and keys are the same tokens, and none sees a key behind it in the array,
+        so that implementations may leave those out.
       implementation: see `choose_implementation`.
     """
-    chosen = choose_implementation(implementation, k_BSNH.shape[1])
-    function = dense_attention if chosen == "dense" else blockwise_attention
-    return function(
-        q_BTNH,
-        k_BSNH,
-        v_BSNH,
-        q_pos_BT=q_pos_BT,
-        k_pos_BS=k_pos_BS,
-        bias=bias,
-        logit_scale_BT=logit_scale_BT,
-    )
+    if (q_segment_BT is None) != (k_segment_BS is None):
+        raise UserError("attend needs segments of both queries and keys, or of neither")
+    inputs: dict[str, Any] = {
+        "q_pos_BT": q_pos_BT,
+        "k_pos_BS": k_pos_BS,
+        "bias": bias,
+        "logit_scale_BT": logit_scale_BT,
+        "q_segment_BT": q_segment_BT,
+        "k_segment_BS": k_segment_BS,
+    }
+    if choose_implementation(implementation, k_BSNH.shape[1]) == "dense":
+        return dense_attention(q_BTNH, k_BSNH, v_BSNH, **inputs)
+    return blockwise_attention(q_BTNH, k_BSNH, v_BSNH, **inputs, in_order=in_order)
 
 
 __all__ = ["BiasFn", "Implementation", "attend", "choose_implementation"]

@@ -5,10 +5,12 @@ backward pass, so neither logits nor bias of more than one block exist at a time
 Python loop) is what bounds the memory: XLA runs unrolled blocks side by side. As all iterations of
 a map have the same shape, rows are first divided into a few groups, and the blocks of a group are
 given the keys up to its end: of the keys above the diagonal, (groups + 1) / (2 groups) - 1/2
-remain, 6 % with eight groups.
+remain, 6 % of all with eight groups.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,7 @@ def blockwise_attention(
     q_segment_BT: jax.Array | None = None,
     k_segment_BS: jax.Array | None = None,
     in_order: bool = False,
-    block_size: int = 256,
+    block_size: int = 64,
     groups: int = 8,
 ) -> jax.Array:
     """The same function as `dense_attention`, `block_size` query rows at a time.
@@ -49,16 +51,24 @@ def blockwise_attention(
     rows = {"q": q_BTNH, "pos": q_pos_BT, "scale": logit_scale_BT, "segment": q_segment_BT}
     outs = []
     for group in range(groups):
-        first, last = (block_size * (blocks * (group + g) // groups) for g in (0, 1))
-        seen = {name: x if x is None else x[:, : last if in_order else None] for name, x in keys.items()}
-        part = {name: x if x is None else x[:, first:last] for name, x in rows.items()}
+        first, last = (block_size * (blocks * edge // groups) for edge in (group, group + 1))
+        seen = jax.tree.map(lambda x: x[:, :last], keys) if in_order else keys  # noqa: B023
+        part = jax.tree.map(lambda x: x[:, first:last], rows)  # noqa: B023
         outs.append(_attend_rows(part, seen, k_BSNH.dtype, bias, block_size))
     return jnp.concatenate(outs, axis=1)
 
 
-def _attend_rows(rows, keys, dtype, bias, block_size):
+def _attend_rows(
+    rows: dict[str, Any],
+    keys: dict[str, Any],
+    dtype: jnp.dtype,
+    bias: BiasFn,
+    block_size: int,
+) -> jax.Array:
+    """Dense attention of `rows` to `keys`, a block of rows after the other."""
+
     @jax.checkpoint
-    def attend_block(block):
+    def attend_block(block: dict[str, Any]) -> jax.Array:
         return dense_attention(
             block["q"],
             keys["k"].astype(dtype),
@@ -73,9 +83,8 @@ def _attend_rows(rows, keys, dtype, bias, block_size):
 
     batch, length = rows["q"].shape[:2]
     size = min(block_size, length)
-    blocks = jax.tree.map(lambda x: _blocks(x, size), rows)
-    out = jax.lax.map(attend_block, blocks)
-    return jnp.moveaxis(out, 0, 1).reshape(batch, -1, *rows["q"].shape[2:])[:, :length]
+    out = jax.lax.map(attend_block, jax.tree.map(lambda x: _blocks(x, size), rows))
+    return jnp.moveaxis(out, 0, 1).reshape(batch, -1, *out.shape[3:])[:, :length]
 
 
 def _blocks(rows: jax.Array, size: int) -> jax.Array:

@@ -85,7 +85,10 @@ class Block(nn.Module):
         width = (size.hidden_size,)
         residual_std = size.init_std / math.sqrt(2 * size.num_layers)
         encoding, log_n = self.encoding, self.log_n
-        params = init_position(self, encoding) if shared is None else shared
+        if shared is None:
+            params = encoding.prepare(init_position(self, encoding))
+        else:
+            params = shared
 
         x_BTD = constrain(x_BTD, self.activation_sharding)
         y_BTD = LayerNorm(name="attention_norm")(x_BTD)
@@ -114,6 +117,7 @@ class Block(nn.Module):
             k_pos_BS=pos_BT,
             bias=bias,
             logit_scale_BT=scale_BT,
+            in_order=True,
             implementation=self.attention,
         )
         from_heads = Linear("BTNH,NHD->BTD", width, residual_std, name="attention_out")
@@ -219,7 +223,7 @@ class Decoder(nn.Module):
         for turn, encoding in enumerate(self.encodings):
             if encoding not in params:
                 name = f"position_{turn}" if turn else "position"
-                params[encoding] = init_position(self, encoding, name)
+                params[encoding] = encoding.prepare(init_position(self, encoding, name))
         return tuple(params[encoding] for encoding in self.encodings)
 
 

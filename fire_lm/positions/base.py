@@ -59,6 +59,19 @@ class PositionalEncoding:
         del rng
         return {}
 
+    def prepare(self, params: Params) -> Params:
+        """What the other hooks need of the parameters, worked out once a step.
+
+        Once a layer, or once for all layers that share the parameters. The other hooks take
+        parameters in either form.
+        """
+        return params
+
+    def metrics(self, params: Params) -> dict[str, jax.Array]:
+        """Numbers of one layer to watch in training, float32 scalars; the largest counts."""
+        del params
+        return {}
+
     def embed(self, params: Params, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
         """Changes token embeddings `x_BTD` (absolute encodings).
 

@@ -41,9 +41,13 @@ import numpy as np
 
 from fire_lm.errors import UserError
 from fire_lm.positions.base import Params, PositionalEncoding, distance
+from fire_lm.positions.piecewise import evaluate, first, hinges
 from fire_lm.positions.warm_start import interpolating_mlp, knots
 
 Function = Callable[[jax.Array], jax.Array]
+
+# Hinges that f is computed with; the smallest number that holds all kinks of f is taken.
+MAX_KINKS = (16, 32, 64)
 
 ACTIVATIONS: dict[str, Function] = {
     "relu": jax.nn.relu,
@@ -180,6 +184,39 @@ class FIRE(PositionalEncoding):
             params["gamma"] = jnp.float32(self.init_gamma)
         return params
 
+    def prepare(self, params: Params) -> Params:
+        """Adds f as a sum of hinges, and how many it has."""
+        if self.activation != "relu" or "hinges" in params:
+            return params
+        f, kinks = hinges(params["mlp"], MAX_KINKS[-1])
+        return {**params, "hinges": f, "kinks": kinks}
+
+    def metrics(self, params: Params) -> dict[str, jax.Array]:
+        """The most kinks of f, and whether they were too many, so that f was computed as an MLP."""
+        params = self.prepare(params)
+        if "kinks" not in params:
+            return {}
+        kinks = params["kinks"].astype(jnp.float32)
+        return {"fire_kinks": kinks, "fire_dense": (kinks > MAX_KINKS[-1]).astype(jnp.float32)}
+
+    def _f(self, params: Params, x_BTS: jax.Array) -> jax.Array:
+        """f_theta, `[N, B, T, S]`: as few hinges as it takes, or the MLP itself."""
+        activation = ACTIVATIONS[self.activation]
+
+        def dense(params: Params, x_BTS: jax.Array) -> jax.Array:
+            return jnp.moveaxis(mlp(params["mlp"], x_BTS, activation), -1, 0)
+
+        def bent(params: Params, x_BTS: jax.Array, kinks: int) -> jax.Array:
+            return evaluate(first(params["hinges"], kinks), x_BTS)
+
+        if "hinges" not in params:
+            out = dense(params, x_BTS)
+        else:
+            forms = [functools.partial(bent, kinks=kinks) for kinks in MAX_KINKS]
+            enough = jnp.sum((params["kinks"] > jnp.array(MAX_KINKS)).astype(jnp.int32))
+            out = jax.lax.switch(enough, [*forms, dense], params, x_BTS)
+        return activation(out) if self.final_activation else out
+
     def _prepare_warm_start(self) -> None:
         form = (self.hidden_layers > 0, self.activation, self.final_activation, self.transform)
         if form != (True, "relu", False, "log") or not self.threshold:
@@ -240,16 +277,13 @@ class FIRE(PositionalEncoding):
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
         del context_length
+        params = self.prepare(params)
         psi = log_transform(params["c"]) if self.transform == "log" else lambda x: x
         L = params.get("L_multiplier", 1.0) * self.init_L if self.threshold else 0.0
-        activation = ACTIVATIONS[self.activation]
         # The offset moves queries and keys together: distances stay, the normalizer counts from it.
         q_pos_BT, k_pos_BS = (pos + self.query_index_offset for pos in (q_pos_BT, k_pos_BS))
         x_BTS = normalized_distance(q_pos_BT, k_pos_BS, psi, L, self.epsilon)
-        out_BTSN = mlp(params["mlp"], x_BTS, activation)
-        if self.final_activation:
-            out_BTSN = activation(out_BTSN)
-        bias_BNTS = jnp.moveaxis(out_BTSN, -1, 1)
+        bias_BNTS = jnp.moveaxis(self._f(params, x_BTS), 0, 1)
         if "gamma" in params:
             gain_BT = length_gain(q_pos_BT, psi, L, params["gamma"])
             bias_BNTS = gain_BT[:, None, :, None] * bias_BNTS

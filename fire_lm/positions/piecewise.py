@@ -70,6 +70,11 @@ def evaluate(f: Hinges, x: jax.Array) -> jax.Array:
     return out_NP.reshape(-1, *x.shape)
 
 
+def first(f: Hinges, kinks: int) -> Hinges:
+    """The same f if it has at most `kinks` kinks."""
+    return f._replace(kink_K=f.kink_K[:kinks], change_KN=f.change_KN[:kinks])
+
+
 @jax.custom_vjp
 def _evaluate(
     value_N: jax.Array, slope_N: jax.Array, kink_K: jax.Array, change_KN: jax.Array, x_P: jax.Array
