@@ -20,6 +20,7 @@ from gin_files import CLASSES_THEN_VARIANTS, CONFIGS
 
 from fire_lm import verbs
 from fire_lm.attention import attend
+from fire_lm.attention.common_bias import expand
 from fire_lm.config.program import Place
 from fire_lm.models import Decoder, ModelSize
 from fire_lm.positions import PositionalEncoding
@@ -81,28 +82,33 @@ def has_finite_values_far_out(encoding: PositionalEncoding) -> None:
 
 
 def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
-    """Values, and gradients to q, k, v and the encoding's parameters."""
+    """Values, and gradients to q, k, v and the encoding's parameters, of every implementation."""
     pos = jnp.arange(300)[None]
 
-    def loss(inputs: Any, implementation: Any) -> tuple[jax.Array, jax.Array]:
+    def loss(inputs: Any, implementation: Any, in_order: bool) -> tuple[jax.Array, jax.Array]:
         params, q, k, v = inputs
+        params = encoding.prepare(params)
         q, k = encoding.rotate(params, q, k, pos, pos, 300)
         out = attend(
             *(q, k, v),
             q_pos_BT=pos,
             k_pos_BS=pos,
             bias=lambda q_pos, k_pos: encoding.bias(params, q_pos, k_pos, 300),
+            in_order=in_order,
             implementation=implementation,
         )
         return jnp.sum(jnp.sin(out)), out
 
     inputs = (init(encoding), *content(300))
     gradient = jax.grad(loss, has_aux=True)
-    dense, blocks = (
-        quick_jit(functools.partial(gradient, implementation=implementation))(inputs)
-        for implementation in ("dense", "blockwise")
+    dense, *others = (
+        quick_jit(functools.partial(gradient, implementation=name, in_order=in_order))(inputs)
+        for name, in_order in (("dense", False), ("blockwise", False), ("blockwise", True))
     )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), dense, blocks)
+    for blocks in others:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), dense, blocks
+        )
 
 
 def has_no_view_of_the_future(encoding: PositionalEncoding) -> None:
@@ -206,6 +212,27 @@ def has_equal_values_in_packed_documents(encoding: PositionalEncoding) -> None:
         start += length
 
 
+def has_the_common_form(encoding: PositionalEncoding) -> None:
+    """Where it offers the tables of a kernel, they are its bias, for all queries and distances."""
+    params, length = init(encoding), 200
+    pos = jnp.arange(length)
+    form = encoding.common_bias(params, pos, length, length)
+    bias = encoding.bias(params, pos[None], pos[None], length)
+    assert (form is None) == (bias is None or not has_tables(encoding))
+    if form is not None and bias is not None:
+        assert bool(form.exact)
+        tables = np.asarray(expand(form, jnp.abs(pos[:, None] - pos[None])))
+        causal = np.tri(length, dtype=bool)
+        scale = max(1.0, float(np.max(np.abs(bias[0][:, causal]))))
+        np.testing.assert_allclose(tables[:, causal], bias[0][:, causal], atol=1e-5 * scale)
+
+
+def has_tables(encoding: PositionalEncoding) -> bool:
+    """All but FIRE with other activations than ReLU between its layers."""
+    activation = getattr(encoding, "activation", "relu")
+    return activation == "relu" and not getattr(encoding, "final_activation", False)
+
+
 def has_no_hidden_state(encoding: PositionalEncoding) -> None:
     """Compiled and eager calls agree."""
     params, pos = init(encoding), np.arange(40)
@@ -259,6 +286,7 @@ PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {
     has_finite_gradients_at_distance_0: [broken.PowerOfDistance],
     has_equal_decode_rows: [broken.DependsOnTheBlock],
     has_equal_values_in_packed_documents: [broken.CountsRows],
+    has_the_common_form: [broken.DependsOnTheBlock, broken.NotFiniteFarOut],
     has_no_hidden_state: [broken.CountsCalls],
     has_the_documented_size: [broken.PowerOfDistance, broken.CountsCalls],
     has_parameters_of_its_own_in_every_layer: [broken.SameInEveryLayer],

@@ -155,6 +155,25 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(copy, data_dir, capsys):
     assert [row["step"] for row in logged(copy)] == list(range(1, STEPS + 2))
 
 
+def test_dense_and_blockwise_train_alike(data_dir, tmp_path):
+    """Twenty steps at length 256, in four blocks: losses equal to 1e-4."""
+    losses = {}
+    for implementation in ("dense", "blockwise"):
+        more = {
+            "build_decoder.attention": implementation,
+            "TRAIN_STEPS": 20,
+            "TRAIN_LENGTH": 256,
+            "BATCH_SIZE": 2,
+        }
+        workdir = tmp_path / implementation
+        assert main(command(data_dir, workdir, *(f"--gin.{k}={v}" for k, v in more.items()))) == 0
+        losses[implementation] = [row["loss"] for row in logged(workdir)]
+        assert all(row["fire_kinks"] > 0 == row["fire_dense"] for row in logged(workdir))
+    assert len(losses["dense"]) == 20 and losses["dense"][-1] < losses["dense"][0] - 0.3
+    np.testing.assert_allclose(losses["blockwise"], losses["dense"], atol=1e-4)
+    assert losses["blockwise"] != losses["dense"], "two implementations, not one twice"
+
+
 # --- From another run.
 
 

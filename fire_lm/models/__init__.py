@@ -2,7 +2,7 @@
 
 from fire_lm.models.build import build_decoder
 from fire_lm.models.comparison import changes, encoding_names, variant
-from fire_lm.models.decoder import Decoder
+from fire_lm.models.decoder import Decoder, position_metrics
 from fire_lm.models.loss import token_losses
 from fire_lm.models.sizes import ModelSize, size_125m, size_350m, size_tiny
 
@@ -12,6 +12,7 @@ __all__ = [
     "build_decoder",
     "changes",
     "encoding_names",
+    "position_metrics",
     "size_125m",
     "size_350m",
     "size_tiny",

@@ -240,6 +240,21 @@ def has_parameters(encoding: PositionalEncoding) -> bool:
     return bool(jax.eval_shape(encoding.init, jax.random.key(0)))
 
 
+def position_metrics(model: Decoder, params: Any) -> dict[str, jax.Array]:
+    """What the encodings have to tell of their parameters: the largest of all layers."""
+    found: dict[str, list[jax.Array]] = {}
+    for turn, encoding in enumerate(model.encodings):
+        if model.share_position:
+            own, measure = params.get(f"position_{turn}" if turn else "position"), encoding.metrics
+        else:
+            layers = params["layers"]
+            layers = layers if len(model.encodings) == 1 else layers[f"block_{turn}"]
+            own, measure = layers.get("position"), jax.vmap(encoding.metrics)
+        for name, value in (measure(own) if own else {}).items():
+            found.setdefault(name, []).append(jnp.max(value))
+    return {name: functools.reduce(jnp.maximum, values) for name, values in found.items()}
+
+
 def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
     """`x` laid out as `sharding`; None leaves it to the compiler."""
     return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)

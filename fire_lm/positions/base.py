@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from fire_lm.attention.common_bias import CommonBias, of_slab
+
 Params = dict[str, Any]
 
 
@@ -106,6 +108,21 @@ class PositionalEncoding:
         """
         del params, q_pos_BT, k_pos_BS, context_length
         return None
+
+    def common_bias(
+        self, params: Params, q_pos_T: jax.Array, num_distances: int, context_length: int
+    ) -> CommonBias | None:
+        """The bias as tables for a kernel, or None if it has no such form (or there is no bias).
+
+        For int32 queries `q_pos_T` and keys at distances 0 .. `num_distances` - 1 from them. Any
+        bias that depends on the distance alone has the form.
+        """
+        if not self.translation_invariant or type(self).bias is PositionalEncoding.bias:
+            return None
+        k_pos_D = num_distances - 1 - jnp.arange(num_distances)
+        bias_BNTD = self.bias(params, k_pos_D[None, :1], k_pos_D[None], context_length)
+        assert bias_BNTD is not None
+        return of_slab(bias_BNTD[0, :, 0], len(q_pos_T))
 
     def logit_scale(self, params: Params, q_pos_BT: jax.Array) -> jax.Array | None:
         """Factor `[B, T]` float32 on q·k only, not on the bias; None for 1."""

@@ -39,9 +39,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fire_lm.attention.common_bias import CommonBias
 from fire_lm.errors import UserError
 from fire_lm.positions.base import Params, PositionalEncoding, distance
-from fire_lm.positions.piecewise import evaluate, first, hinges
+from fire_lm.positions.piecewise import evaluate, first, hinges, segments
 from fire_lm.positions.warm_start import interpolating_mlp, knots
 
 Function = Callable[[jax.Array], jax.Array]
@@ -184,6 +185,40 @@ class FIRE(PositionalEncoding):
             params["gamma"] = jnp.float32(self.init_gamma)
         return params
 
+    def common_bias(
+        self, params: Params, q_pos_T: jax.Array, num_distances: int, context_length: int
+    ) -> CommonBias | None:
+        """Eq. 4 in segments, exact while f has no more kinks than `MAX_KINKS`; for ReLU alone."""
+        del context_length
+        params = self.prepare(params)
+        if "hinges" not in params or self.final_activation:
+            return None
+        psi, L, q_pos_BT = self._psi(params), self._threshold(params), self._counted(q_pos_T[None])
+        f = params["hinges"]
+        slope_KN, offset_KN = segments(f)
+        gain_BT = jnp.ones_like(q_pos_BT, jnp.float32)
+        if "gamma" in params:
+            gain_BT = length_gain(q_pos_BT, psi, L, params["gamma"])
+        return CommonBias(
+            slab_MD=psi(jnp.arange(num_distances, dtype=jnp.float32))[None],
+            row_T=1 / (psi(threshold_position(q_pos_BT[0], L)) + self.epsilon),
+            gain_T=gain_BT[0],
+            kink_K=f.kink_K,
+            slope_KN=slope_KN,
+            offset_KN=offset_KN,
+            exact=params["kinks"] <= MAX_KINKS[-1],
+        )
+
+    def _psi(self, params: Params) -> Function:
+        return log_transform(params["c"]) if self.transform == "log" else lambda x: x
+
+    def _threshold(self, params: Params) -> jax.Array | float:
+        return params.get("L_multiplier", 1.0) * self.init_L if self.threshold else 0.0
+
+    def _counted(self, pos: jax.Array) -> jax.Array:
+        """Positions as max(L, i) counts them; keys move with queries, so distances stay."""
+        return pos + self.query_index_offset
+
     def prepare(self, params: Params) -> Params:
         """Adds f as a sum of hinges, and how many it has."""
         if self.activation != "relu" or "hinges" in params:
@@ -278,10 +313,8 @@ class FIRE(PositionalEncoding):
     ) -> jax.Array:
         del context_length
         params = self.prepare(params)
-        psi = log_transform(params["c"]) if self.transform == "log" else lambda x: x
-        L = params.get("L_multiplier", 1.0) * self.init_L if self.threshold else 0.0
-        # The offset moves queries and keys together: distances stay, the normalizer counts from it.
-        q_pos_BT, k_pos_BS = (pos + self.query_index_offset for pos in (q_pos_BT, k_pos_BS))
+        psi, L = self._psi(params), self._threshold(params)
+        q_pos_BT, k_pos_BS = self._counted(q_pos_BT), self._counted(k_pos_BS)
         x_BTS = normalized_distance(q_pos_BT, k_pos_BS, psi, L, self.epsilon)
         bias_BNTS = jnp.moveaxis(self._f(params, x_BTS), 0, 1)
         if "gamma" in params:

@@ -70,6 +70,14 @@ def evaluate(f: Hinges, x: jax.Array) -> jax.Array:
     return out_NP.reshape(-1, *x.shape)
 
 
+def segments(f: Hinges) -> tuple[jax.Array, jax.Array]:
+    """f(x) = slope x + offset in each of its K + 1 segments, both `[K + 1, N]`."""
+    none = jnp.zeros_like(f.change_KN[:1])
+    slope = jnp.cumsum(jnp.concatenate([none, f.change_KN]), axis=0)
+    offset = -jnp.cumsum(jnp.concatenate([none, f.change_KN * f.kink_K[:, None]]), axis=0)
+    return f.slope_N[None] + slope, f.value_N[None] + offset
+
+
 def first(f: Hinges, kinks: int) -> Hinges:
     """The same f if it has at most `kinks` kinks."""
     return f._replace(kink_K=f.kink_K[:kinks], change_KN=f.change_KN[:kinks])

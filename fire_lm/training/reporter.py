@@ -76,6 +76,7 @@ class Reporter:
             "tokens_per_second": rate,
             "documents_skipped": self.counters["documents_skipped"],
         }
+        logged |= {name: value for name, value in values.items() if name not in logged}
         if self._peak is not None:
             logged["mfu"] = rate * self._flops / (self._peak * jax.device_count())
         if self._log is not None:

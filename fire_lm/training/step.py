@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fire_lm.models import Decoder, token_losses
+from fire_lm.models import Decoder, position_metrics, token_losses
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
@@ -67,7 +67,7 @@ def train_step(
     `seed` draws the positions, where the model resamples them: one draw for the whole batch.
 
     Metrics, float32 scalars: `loss` (nats per token, without z-loss), `grad_norm` (before
-    clipping), `tokens` (scored in this batch).
+    clipping), `tokens` (scored in this batch), and those of the encoding.
     """
     gradient = jax.value_and_grad(summed_loss, has_aux=True)
     targets_BT = batch["targets"]
@@ -92,4 +92,5 @@ def train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = {"loss": nll / divisor, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
+    metrics |= position_metrics(model, state.params)
     return TrainState(state.step + 1, params, opt_state), metrics

@@ -1,0 +1,119 @@
+"""ReLU MLPs as hinges: the same function and the same gradients, also where they do not suffice."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fire_lm.positions import fire as fire_module
+from fire_lm.positions.fire import FIRE, init_mlp, mlp
+from fire_lm.positions.piecewise import evaluate, first, hinges, segments
+
+X = jnp.concatenate([jnp.linspace(0, 1, 2001), jnp.float32([1e-6, 1 - 1e-6])])
+
+
+def draw(hidden_layers, seed, scale=1.0):
+    params = init_mlp(jax.random.key(seed), (1, *[32] * hidden_layers, 12))
+    return jax.tree.map(lambda leaf: scale * leaf, params)
+
+
+def bends(params, x):
+    """Where neighbouring slopes of the MLP differ, by brute force in float64 numpy."""
+    h = np.asarray(x, np.float64)[:, None]
+    for index in range(len(params)):
+        layer = params[f"dense_{index}"]
+        h = h @ np.asarray(layer["kernel"], np.float64) + np.asarray(layer["bias"], np.float64)
+        h = np.maximum(h, 0) if index < len(params) - 1 else h
+    second = np.abs(np.diff(h, 2, axis=0)).max(axis=1)
+    return np.asarray(x)[1:-1][second > 1e-9]
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("hidden_layers", [0, 1, 2, 3])
+def test_hinges_are_the_mlp(hidden_layers, scale):
+    """Values, and gradients to every weight and to x."""
+    for seed in range(3):
+        params = draw(hidden_layers, seed, scale)
+        weights = jax.random.normal(jax.random.key(9), (12, len(X)))
+
+        def weighted(params, x, function, weights=weights):
+            out = function(params, x)
+            return jnp.sum(weights * out), out
+
+        gradient = jax.jit(
+            jax.value_and_grad(weighted, argnums=(0, 1), has_aux=True), static_argnums=2
+        )
+        (_, plain), plain_gradient = gradient(params, X, lambda p, x: mlp(p, x).T)
+        (_, ours), our_gradient = gradient(params, X, lambda p, x: evaluate(hinges(p, 64)[0], x))
+        np.testing.assert_allclose(ours, plain, atol=1e-6 * np.ptp(plain) + 1e-6)
+        # On a kink itself the slope is a matter of rounding.
+        away = np.min(np.abs(np.asarray(X)[:, None] - hinges(params, 64)[0].kink_K), axis=1) > 1e-5
+        for a, b in zip(
+            jax.tree.leaves(our_gradient[0]), jax.tree.leaves(plain_gradient[0]), strict=True
+        ):
+            np.testing.assert_allclose(a, b, atol=1e-4 * np.max(np.abs(b)))
+        np.testing.assert_allclose(
+            our_gradient[1][away], plain_gradient[1][away], rtol=1e-3, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("hidden_layers", [1, 2, 3])
+def test_kinks_are_where_the_function_bends(hidden_layers):
+    params = draw(hidden_layers, 0, scale=2.0)
+    f, count = hinges(params, 64)
+    kinks = np.asarray(f.kink_K)[: int(count)]
+    assert np.all(np.diff(kinks) > 0) and np.all(np.asarray(f.kink_K)[int(count) :] == 1)
+    grid = np.linspace(0, 1, 20_001)
+    for bend in bends(params, grid):
+        assert np.min(np.abs(kinks - bend)) < 2e-4
+    assert 5 < count < 64
+
+
+def test_too_few_hinges_are_another_function_and_are_told():
+    params = draw(2, 0)
+    (few, count), (enough, same) = hinges(params, 8), hinges(params, 64)
+    assert int(same) == 17 and int(count) > 8
+    plain = mlp(params, X).T
+    assert np.max(np.abs(evaluate(few, X) - plain)) > 1e-4
+    np.testing.assert_allclose(evaluate(first(enough, 17), X), plain, atol=1e-6)
+    assert np.max(np.abs(evaluate(first(enough, 16), X) - plain)) > 1e-7
+
+
+def test_segments_are_straight_pieces_of_the_same_function():
+    f, _ = hinges(draw(2, 1), 32)
+    slope, offset = segments(f)
+    at = np.searchsorted(np.asarray(f.kink_K), np.asarray(X))
+    np.testing.assert_allclose(slope[at].T * X + offset[at].T, evaluate(f, X), atol=2e-6)
+
+
+@pytest.mark.parametrize("limits", [(1, 2, 4), (1, 2, 64), (16, 32, 64)])
+def test_fire_is_exact_whatever_number_of_hinges_it_is_given(limits, monkeypatch):
+    """With more kinks than the largest, it is the MLP itself, and says so."""
+    monkeypatch.setattr(fire_module, "MAX_KINKS", limits)
+    fire = FIRE(12, 64, 64, 768)
+    params, pos = fire.init(jax.random.key(3)), jnp.arange(200)[None]
+
+    expected = mlp_bias(fire, pos)(params)
+    np.testing.assert_allclose(fire.bias(params, pos, pos, 200), expected, atol=1e-6)
+    told = fire.metrics(params)
+    assert told["fire_kinks"] > 4 and bool(told["fire_dense"]) == (limits[-1] == 4)
+
+    def loss(params, bias):
+        return jnp.sum(jnp.sin(3 * bias(params)))
+
+    ours = jax.grad(lambda p: loss(p, lambda p: fire.bias(p, pos, pos, 200)))(params)
+    plain = jax.grad(lambda p: loss(p, mlp_bias(fire, pos)))(params)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 * np.max(np.abs(b)))
+
+
+def mlp_bias(fire, pos):
+    """FIRE's bias with the MLP for every pair, whatever `MAX_KINKS` says."""
+
+    def bias(params):
+        x = fire_module.normalized_distance(
+            pos, pos, fire_module.log_transform(params["c"]), params["L_multiplier"] * 16, 1e-6
+        )
+        return jnp.moveaxis(mlp(params["mlp"], x), -1, 1)
+
+    return bias
