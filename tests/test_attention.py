@@ -226,7 +226,10 @@ def test_blockwise_memory_is_a_fraction_of_dense():
     assert temporary_bytes("blockwise", 4096) < 2.5 * blocks
 
 
-def test_choice_of_implementation():
+def test_choice_of_implementation(monkeypatch):
+    assert choose_implementation("auto", 64) == "dense"
+    assert choose_implementation("auto", 65) == "blockwise"
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert choose_implementation("auto", 1024) == "dense"
     assert choose_implementation("auto", 1025) == "blockwise"
     assert choose_implementation("dense", 99_999) == "dense"
