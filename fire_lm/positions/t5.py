@@ -94,8 +94,11 @@ class T5(PositionalEncoding):
 
 def _looked_up(table_KN: jax.Array, distance_BTS: jax.Array, starts_K: np.ndarray) -> jax.Array:
     """`[B, N, T, S]`: the table's row of each distance, gathered."""
-    bucket_BTS = jnp.searchsorted(jnp.asarray(starts_K), distance_BTS, side="right", method="sort")
-    return jnp.moveaxis(table_KN[bucket_BTS], -1, 1)
+    last = int(starts_K[-1])  # from here on there is one bucket
+    bucket_D = np.searchsorted(starts_K, np.arange(last + 1), side="right")
+    by_distance_ND = table_KN[jnp.asarray(bucket_D)].T
+    near_BTS = jnp.minimum(distance_BTS, last)
+    return jnp.moveaxis(jnp.take(by_distance_ND, near_BTS, axis=1), 1, 0)
 
 
 def _multiplied(table_KN: jax.Array, distance_BTS: jax.Array, starts_K: np.ndarray) -> jax.Array:
