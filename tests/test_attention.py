@@ -154,6 +154,37 @@ def test_a_query_without_keys_gives_0_and_no_gradient(implementation):
     assert np.all(gradient["q_BTNH"][:, 4] == 0)
 
 
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_a_query_before_all_keys_gives_0(implementation):
+    arrays, far = content(4), jnp.arange(4)[None] + 9
+    out = attend(
+        **arrays, q_pos_BT=far - 9, k_pos_BS=far, bias=waves, implementation=implementation
+    )
+    assert np.all(out == 0)
+
+
+@pytest.mark.parametrize(
+    "changed, told",
+    [
+        (
+            {"q_BTNH": jnp.ones((2, 3, 3, 4)), "in_order": True},
+            "same tokens, but there are 3 and 5",
+        ),
+        ({"k_BSNH": jnp.ones((2, 5, 1, 4))}, "k and v alike, of the heads and width of q"),
+        ({"q_BTNH": jnp.ones((2, 5, 3, 8))}, "k and v alike, of the heads and width of q"),
+        ({"q_BTNH": jnp.ones((2, 0, 3, 4))}, "none empty"),
+        ({"q_BTNH": jnp.ones((2, 5, 3, 4), jnp.bfloat16)}, "one floating dtype"),
+        ({"q_pos_BT": jnp.zeros((1, 1), jnp.int32)}, r"q_pos_BT has shape \(1, 1\)"),
+        ({"k_segment_BS": jnp.zeros((1, 5), jnp.int32)}, "both queries and keys"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(changed, told):
+    pos = jnp.arange(5)[None]
+    inputs = {**content(5), "q_pos_BT": pos, "k_pos_BS": pos, "bias": no_bias}
+    with pytest.raises(UserError, match=told):
+        attend(**{**inputs, **changed})
+
+
 def test_segments_of_queries_alone_are_refused():
     pos = jnp.arange(2)[None]
     with pytest.raises(UserError, match="both queries and keys"):
@@ -197,7 +228,7 @@ def test_a_bias_of_the_block_is_seen():
 def temporary_bytes(implementation: Any, length: int) -> int:
     """What the compiler sets aside for a forward and backward pass with FIRE's bias."""
     fire = FIRE(2, 8, train_length=length, hidden_size=16)
-    params = jax.eval_shape(fire.init, jax.random.key(0))
+    params = jax.eval_shape(lambda rng: fire.prepare(fire.init(rng)), jax.random.key(0))
     x = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.float32)
     pos = jnp.arange(length)[None]
 
@@ -212,7 +243,8 @@ def temporary_bytes(implementation: Any, length: int) -> int:
         )
         return jnp.sum(out)
 
-    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(params, x, x, x).compile()
+    gradient = jax.grad(loss, argnums=(0, 1, 2, 3), allow_int=True)  # the number of kinks
+    compiled = jax.jit(gradient).lower(params, x, x, x).compile()
     memory = compiled.memory_analysis()
     assert memory is not None
     return memory.temp_size_in_bytes

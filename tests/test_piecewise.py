@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fire_lm.attention import attend
+from fire_lm.models import build_decoder, size_tiny, token_losses
 from fire_lm.positions import fire as fire_module
 from fire_lm.positions.fire import FIRE, init_mlp, mlp
 from fire_lm.positions.piecewise import evaluate, first, hinges, segments
@@ -109,6 +111,56 @@ def test_fire_is_exact_whatever_number_of_hinges_it_is_given(limits, monkeypatch
     plain = jax.grad(lambda p: loss(p, mlp_bias(fire, pos)))(params)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4 * np.max(np.abs(b)))
+
+
+def test_fire_in_blocks_of_hinges_is_fire_by_its_mlp_with_every_logit():
+    """The oracle of all: outputs to 1e-5, gradients to q, k, v and FIRE to 1e-4 of the largest."""
+    fire, pos = FIRE(12, 8, 64, 96, init_gamma=0.5), jnp.arange(200)[None]
+    q, k, v = jax.random.normal(jax.random.key(1), (3, 1, 200, 12, 8))
+    params = {**jax.tree.map(lambda leaf: 3 * leaf, fire.init(jax.random.key(3)))}
+
+    def result(params, q, k, v, hinged):
+        prepared = fire.prepare(params)
+        plain = {**prepared, "kinks": jnp.int32(10**6)}  # too many, so the MLP itself
+        own = prepared if hinged else plain
+        out = attend(
+            *(q, k, v),
+            q_pos_BT=pos,
+            k_pos_BS=pos,
+            bias=lambda q_pos, k_pos: fire.bias(own, q_pos, k_pos, 200),
+            in_order=hinged,
+            implementation="blockwise" if hinged else "dense",
+        )
+        return jnp.sum(jnp.sin(out)), out
+
+    gradient = jax.jit(
+        jax.grad(result, argnums=(0, 1, 2, 3), has_aux=True), static_argnames="hinged"
+    )
+    (ours, our_out), (oracle, out) = (gradient(params, q, k, v, hinged=h) for h in (True, False))
+    np.testing.assert_allclose(our_out, out, atol=1e-5)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(oracle), strict=True):
+        # A softmax does not see f's last biases: their gradients are 0 but for rounding.
+        np.testing.assert_allclose(a, b, atol=1e-4 * max(0.1, np.max(np.abs(b))))
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("share", [False, True])
+def test_fire_s_finds_its_hinges_once_a_step(share, remat):
+    """Kinks are sorted: with one set of parameters, nowhere inside the scan over layers."""
+    model = build_decoder(
+        size_tiny(), FIRE, 32, 64, dtype="float32", share_position=share, remat=remat
+    )
+    tokens, pos = jnp.zeros((1, 8), jnp.int32), jnp.arange(8)[None]
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)["params"]
+
+    def loss(params):
+        return token_losses(model, params, tokens, pos)[0].sum()
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(params)
+    outside = [str(e.primitive) for e in jaxpr.eqns if str(e.primitive) != "scan"]
+    inside = [str(e) for e in jaxpr.eqns if str(e.primitive) == "scan"]
+    assert any(" sort[" in text for text in inside) != share
+    assert ("sort" in outside or any("sort[" in str(e) for e in jaxpr.eqns)) and inside
 
 
 def mlp_bias(fire, pos):

@@ -163,7 +163,7 @@ def test_dense_and_blockwise_train_alike(data_dir, tmp_path):
             "build_decoder.attention": implementation,
             "TRAIN_STEPS": 20,
             "TRAIN_LENGTH": 256,
-            "BATCH_SIZE": 2,
+            "BATCH_SIZE": 4,
         }
         workdir = tmp_path / implementation
         assert main(command(data_dir, workdir, *(f"--gin.{k}={v}" for k, v in more.items()))) == 0

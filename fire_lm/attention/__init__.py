@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
 
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.dense import BiasFn, dense_attention
@@ -56,8 +57,18 @@ def attend(
         so that implementations may leave those out.
       implementation: see `choose_implementation`.
     """
+    check_inputs(q_BTNH, k_BSNH, v_BSNH, in_order)
     if (q_segment_BT is None) != (k_segment_BS is None):
         raise UserError("attend needs segments of both queries and keys, or of neither")
+    for name, x, length in (
+        ("q_pos_BT", q_pos_BT, q_BTNH.shape[1]),
+        ("k_pos_BS", k_pos_BS, k_BSNH.shape[1]),
+        ("logit_scale_BT", logit_scale_BT, q_BTNH.shape[1]),
+        ("q_segment_BT", q_segment_BT, q_BTNH.shape[1]),
+        ("k_segment_BS", k_segment_BS, k_BSNH.shape[1]),
+    ):
+        if x is not None and (x.ndim != 2 or x.shape[1] != length):
+            raise UserError(f"attend: {name} has shape {x.shape}, it must be [B or 1, {length}]")
     inputs: dict[str, Any] = {
         "q_pos_BT": q_pos_BT,
         "k_pos_BS": k_pos_BS,
@@ -69,6 +80,25 @@ def attend(
     if choose_implementation(implementation, k_BSNH.shape[1]) == "dense":
         return dense_attention(q_BTNH, k_BSNH, v_BSNH, **inputs)
     return blockwise_attention(q_BTNH, k_BSNH, v_BSNH, **inputs, in_order=in_order)
+
+
+def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_order: bool) -> None:
+    """Refuses shapes and dtypes that no implementation takes."""
+    shapes = [x.shape for x in (q_BTNH, k_BSNH, v_BSNH)]
+    if any(len(shape) != 4 or 0 in shape for shape in shapes):
+        raise UserError(f"attend takes q, k, v of four axes [B, T, N, H], none empty, got {shapes}")
+    if k_BSNH.shape != v_BSNH.shape or q_BTNH.shape[2:] != k_BSNH.shape[2:]:
+        raise UserError(f"attend takes k and v alike, of the heads and width of q, got {shapes}")
+    if in_order and q_BTNH.shape[1] != k_BSNH.shape[1]:
+        raise UserError(
+            f"attend: in_order means that queries and keys are the same tokens, but there are "
+            f"{q_BTNH.shape[1]} and {k_BSNH.shape[1]}"
+        )
+    dtypes = {x.dtype for x in (q_BTNH, k_BSNH, v_BSNH)}
+    if len(dtypes) > 1 or not jnp.issubdtype(q_BTNH.dtype, jnp.floating):
+        raise UserError(
+            f"attend takes q, k, v of one floating dtype, got {sorted(map(str, dtypes))}"
+        )
 
 
 __all__ = ["BiasFn", "Implementation", "attend", "choose_implementation"]

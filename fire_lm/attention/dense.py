@@ -34,8 +34,8 @@ def dense_attention(
     """Causal attention `softmax(scale * q·k / sqrt(H) + bias) v`, `[B, T, N, H]` in q's dtype.
 
     A key is seen when its position is not after the query's and, with segments, when both are of
-    the same one; a query that sees no key gives 0. Logits and softmax are float32. The bias is
-    added after the scaling and before the mask.
+    the same one; a query that sees no key gives 0, without gradients. Logits and softmax are
+    float32. The bias is added after the scaling and before the mask.
     """
     logits_BNTS = jnp.einsum(
         "BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=jnp.float32
@@ -49,12 +49,12 @@ def dense_attention(
     if q_segment_BT is not None and k_segment_BS is not None:
         seen_BTS = seen_BTS & (k_segment_BS[:, None, :] == q_segment_BT[:, :, None])
     weights_BNTS = jax.nn.softmax(jnp.where(seen_BTS[:, None], logits_BNTS, MASKED), axis=-1)
-    if q_segment_BT is not None:
-        weights_BNTS = jnp.where(jnp.any(seen_BTS, axis=2)[:, None, :, None], weights_BNTS, 0.0)
     out_BTNH = jnp.einsum(
         "BNTS,BSNH->BTNH",
         weights_BNTS.astype(v_BSNH.dtype),
         v_BSNH,
         preferred_element_type=jnp.float32,
     )
+    # Where all is masked, the softmax is that of equal logits.
+    out_BTNH = jnp.where(jnp.any(seen_BTS, axis=2)[:, :, None, None], out_BTNH, 0.0)
     return out_BTNH.astype(q_BTNH.dtype)

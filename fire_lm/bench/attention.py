@@ -94,6 +94,10 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSiz
     check(arguments.implementations, list(get_args(Implementation)), "--implementations")
     if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
         raise UserError(f"--json: there is no folder {Path(arguments.json).absolute().parent}")
+    if arguments.json and Path(arguments.json).is_dir():
+        raise UserError(f"--json: {arguments.json} is a folder, name a file")
+    if not arguments.implementations:
+        raise UserError("--implementations: name at least one, such as blockwise")
     if peer is not None:
         peer.start(jax.default_backend())
     load = os.getloadavg()[0]
@@ -347,11 +351,13 @@ def one_attention(
 
     def forward(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         pos_BT = Resampling().evaluation_positions(length)
+        prepared = fire.prepare(params)
         return attend(
             *(q, k, v),
             q_pos_BT=pos_BT,
             k_pos_BS=pos_BT,
-            bias=lambda q_pos, k_pos: fire.bias(params, q_pos, k_pos, length),
+            bias=lambda q_pos, k_pos: fire.bias(prepared, q_pos, k_pos, length),
+            in_order=True,
             implementation=implementation,
         )
 

@@ -238,6 +238,7 @@ class FIRE(PositionalEncoding):
         """f_theta, `[N, B, T, S]`: as few hinges as it takes, or the MLP itself."""
         activation = ACTIVATIONS[self.activation]
 
+        @jax.checkpoint  # else every branch would hand the MLP's intermediates to the gradient
         def dense(params: Params, x_BTS: jax.Array) -> jax.Array:
             return jnp.moveaxis(mlp(params["mlp"], x_BTS, activation), -1, 0)
 
@@ -311,6 +312,7 @@ class FIRE(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
+        # For keys after the query, which attention masks, x is above 1, and f goes on in a line.
         del context_length
         params = self.prepare(params)
         psi, L = self._psi(params), self._threshold(params)

@@ -1,4 +1,4 @@
-"""A ReLU MLP of one variable as a sum of hinges: exact, and a few multiply-adds per value.
+"""A ReLU MLP of one variable as a sum of hinges: exact, and one multiply-add per kink and value.
 
 Between two kinks every unit of f_theta is either on or off, so f is linear there, and on [0, 1]
 
@@ -10,8 +10,9 @@ are the roots of their inputs, and between two kinks of the layers before, an in
 line, whose root is known: from any point m of the interval, z = m - input(m) / input'(m).
 
 The right side is f for all weights near the present ones, so its derivative with respect to them,
-through slopes and kinks, is that of f. Their number is bounded by the weights' draw alone: about
-20 of 32 + 32 * 33 possible ones for two hidden layers of 32.
+through slopes and kinks, is that of f. (Not so where two units share one kink exactly: no interval
+lies between. Random and trained weights do not.) Their number is bounded by the weights' draw
+alone: about 20 of 32 + 32 * 33 possible ones for two hidden layers of 32.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ def hinges(params: Params, max_kinks: int) -> tuple[Hinges, jax.Array]:
         value_KW, slope_KW = _line(params, layer, inside_K)
         low_K = jnp.concatenate([jnp.zeros(1), kink_K])[:, None]
         high_K = jnp.concatenate([kink_K, jnp.ones(1)])[:, None]
-        safe_KW = jnp.where(slope_KW == 0, 1.0, slope_KW)
-        root_KW = inside_K[:, None] - value_KW / safe_KW
+        root_KW = inside_K[:, None] - value_KW / jnp.where(slope_KW == 0, 1.0, slope_KW)
         live_KW = (slope_KW != 0) & (root_KW > low_K) & (root_KW < high_K)
         count += jnp.sum(live_KW.astype(jnp.int32))
+        # Once more, only where there is one: the gradient elsewhere could be 0 times infinity.
+        root_KW = inside_K[:, None] - value_KW / jnp.where(live_KW, slope_KW, 1.0)
         roots = jnp.where(live_KW, root_KW, 1.0).ravel()
         kink_K = jnp.sort(jnp.concatenate([kink_K, roots]))[:max_kinks]
     inside_K = _middles(kink_K)

@@ -37,6 +37,7 @@ class Reporter:
         self._last_step, self._log_every = train_steps, log_every
         self._schedule, self._flops, self.counters = schedule, flops, counters
         self._peak = peak_flops(jax.devices()[0].device_kind)
+        self._largest: dict[str, float] = {}  # since the last line
         self._waiting: tuple[int, Any, int] | None = None
         self._since = (time.monotonic(), counters["tokens"])
 
@@ -59,6 +60,8 @@ class Reporter:
                     f"{name} is {values[name]} at step {step}: stopped\n"
                     f"last checkpoint saved with finite loss and gradient: {kept}"
                 )
+        for name in values.keys() - {"loss", "grad_norm", "tokens"}:  # the encoding's: none unseen
+            self._largest[name] = max(values[name], self._largest.get(name, -math.inf))
         self.counters["tokens"] += int(values["tokens"])
         self.counters["documents_skipped"] += skipped
         if step % self._log_every == 0 or step in (1, self._last_step):
@@ -76,7 +79,8 @@ class Reporter:
             "tokens_per_second": rate,
             "documents_skipped": self.counters["documents_skipped"],
         }
-        logged |= {name: value for name, value in values.items() if name not in logged}
+        logged |= self._largest
+        self._largest = {}
         if self._peak is not None:
             logged["mfu"] = rate * self._flops / (self._peak * jax.device_count())
         if self._log is not None:
