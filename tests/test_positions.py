@@ -20,7 +20,6 @@ from gin_files import CLASSES_THEN_VARIANTS, CONFIGS
 
 from fire_lm import verbs
 from fire_lm.attention import attend
-from fire_lm.attention.common_bias import expand
 from fire_lm.config.program import Place
 from fire_lm.models import Decoder, ModelSize
 from fire_lm.positions import PositionalEncoding
@@ -67,9 +66,9 @@ def init(encoding: PositionalEncoding) -> Any:
     return encoding.init(jax.random.key(0))
 
 
-def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
+def quick_jit(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
     """`jax.jit` for big functions that run once: compiles quickly, to slow code."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **settings)
 
 
 def has_finite_values_far_out(encoding: PositionalEncoding) -> None:
@@ -213,18 +212,33 @@ def has_equal_values_in_packed_documents(encoding: PositionalEncoding) -> None:
 
 
 def has_the_common_form(encoding: PositionalEncoding) -> None:
-    """Where it offers the tables of a kernel, they are its bias, for all queries and distances."""
-    params, length = init(encoding), 200
-    pos = jnp.arange(length)
-    form = encoding.common_bias(params, pos, length, length)
-    bias = encoding.bias(params, pos[None], pos[None], length)
+    """Where it offers tables, they are its bias, also in attention, with its gradients."""
+    raw, length = init(encoding), 100
+    pos = jnp.arange(length)[None]
+    bias = encoding.bias(raw, pos, pos, length)
+    form = encoding.common_bias(raw, length, length)
     assert (form is None) == (bias is None or not has_tables(encoding))
-    if form is not None and bias is not None:
-        assert bool(form.exact)
-        tables = np.asarray(expand(form, jnp.abs(pos[:, None] - pos[None])))
-        causal = np.tri(length, dtype=bool)
-        scale = max(1.0, float(np.max(np.abs(bias[0][:, causal]))))
-        np.testing.assert_allclose(tables[:, causal], bias[0][:, causal], atol=1e-5 * scale)
+    if form is None or bias is None:
+        return
+    causal = np.tri(length, dtype=bool)
+    scale = max(1.0, float(np.max(np.abs(bias[0][:, causal]))))
+    tables = np.asarray(form(pos, pos))
+    np.testing.assert_allclose(tables[..., causal], bias[..., causal], atol=1e-5 * scale)
+    far = form(pos + 1, pos)  # beyond the last row: told, not taken from another
+    assert np.all(np.isnan(far[:, :, -1])) and not np.any(np.isnan(far[:, :, :-1]))
+
+    def loss(params: Any, tables: bool) -> jax.Array:
+        form = encoding.common_bias(params, length, length)
+        own = functools.partial(encoding.bias, params, context_length=length)
+        chosen: Any = form if tables else lambda q_pos, k_pos: own(q_pos, k_pos)
+        out = attend(
+            *content(length), q_pos_BT=pos, k_pos_BS=pos, bias=chosen, implementation="dense"
+        )
+        return jnp.sum(jnp.sin(out))
+
+    gradient = quick_jit(jax.grad(loss), static_argnames="tables")
+    ours, own = (gradient(raw, tables=tables) for tables in (True, False))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-3), ours, own)
 
 
 def has_tables(encoding: PositionalEncoding) -> bool:

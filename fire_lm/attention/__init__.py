@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fire_lm.attention.blockwise import blockwise_attention
+from fire_lm.attention.common_bias import CommonBias
 from fire_lm.attention.dense import BiasFn, dense_attention
 from fire_lm.errors import UserError
 
@@ -49,7 +50,8 @@ def attend(
     Args:
       q_BTNH, k_BSNH, v_BSNH: queries, keys, values.
       q_pos_BT, k_pos_BS: positions; their batch axis is 1 where the batch shares them.
-      bias: function of positions giving `[B, N, T, S]` float32, or None, for any block of them.
+      bias: function of positions giving `[B, N, T, S]` float32, or None, for any block of them; a
+        `CommonBias` is one, for kernels to take apart.
       logit_scale_BT: factor on q·k, or None.
       q_segment_BT, k_segment_BS: int32, which document a token is of; a query sees the keys of its
         own. Both or neither.
@@ -101,4 +103,4 @@ def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_ord
         )
 
 
-__all__ = ["BiasFn", "Implementation", "attend", "choose_implementation"]
+__all__ = ["BiasFn", "CommonBias", "Implementation", "attend", "choose_implementation"]

@@ -7,7 +7,7 @@ and r = g = 1: the slab is their bias by distance. FIRE's slab is psi, r_i is 1 
 and its segments lie between the kinks of its ReLU MLP (`positions/piecewise.py`); g_i is FIRE-G's
 gain.
 
-Shapes: N heads, T queries, S keys, D distances 0 .. D - 1, K kinks.
+Shapes: B batch, T queries, S keys, N heads, P positions (and distances) 0 .. P - 1, K kinks.
 """
 
 from __future__ import annotations
@@ -17,40 +17,65 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fire_lm.errors import UserError
+
 
 class CommonBias(NamedTuple):
-    """The tables of one layer, float32, O(n) numbers.
+    """The tables of one layer, float32, O(n) numbers; as a function of positions, its bias.
 
     Attributes:
-      slab_MD: by distance; M is N, or 1 where all heads share it.
-      row_T, gain_T: r_i and g_i of each query.
+      slab_MP: by distance; M is N, or 1 where all heads share it.
+      row_P, gain_P: r_i and g_i by the query's position.
       kink_K: increasing bounds of the segments.
       slope_KN, offset_KN: of the K + 1 segments.
       exact: bool; False if the bias has more segments than these, so that it must be asked itself.
     """
 
-    slab_MD: jax.Array
-    row_T: jax.Array
-    gain_T: jax.Array
+    slab_MP: jax.Array
+    row_P: jax.Array
+    gain_P: jax.Array
     kink_K: jax.Array
     slope_KN: jax.Array
     offset_KN: jax.Array
     exact: jax.Array
 
+    def __call__(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
+        """The bias `[B, N, T, S]`: what a kernel computes tile by tile.
 
-def of_slab(slab_ND: jax.Array, num_queries: int) -> CommonBias:
-    """The bias that is `slab_ND` at every query."""
-    ones_T, heads = jnp.ones(num_queries, jnp.float32), slab_ND.shape[0]
+        NaN where it is not `exact`, and for positions and distances beyond the tables.
+
+        Raises:
+          UserError: positions between integers, which tables do not have.
+        """
+        for pos in (q_pos_BT, k_pos_BS):
+            if not jnp.issubdtype(pos.dtype, jnp.integer):
+                raise UserError(
+                    f"the common form of a bias has tables by integer position, got {pos.dtype}: "
+                    "give attend the encoding's bias instead"
+                )
+        distance_BTS = jnp.abs(q_pos_BT[:, :, None] - k_pos_BS[:, None, :])
+        x_BMTS = jnp.moveaxis(_look_up(self.slab_MP, distance_BTS), 0, 1)
+        x_BMTS = x_BMTS * _look_up(self.row_P, q_pos_BT)[:, None, :, None]
+        if self.kink_K.size:  # FIRE: one slab for all heads
+            segment_BTS = jnp.searchsorted(self.kink_K, x_BMTS[:, 0])
+        else:
+            segment_BTS = jnp.zeros_like(distance_BTS)
+        slope_BNTS, offset_BNTS = (
+            jnp.moveaxis(table_KN.T[:, segment_BTS], 0, 1)
+            for table_KN in (self.slope_KN, self.offset_KN)
+        )
+        gain_BT = jnp.where(self.exact, _look_up(self.gain_P, q_pos_BT), jnp.nan)
+        return gain_BT[:, None, :, None] * (slope_BNTS * x_BMTS + offset_BNTS)
+
+
+def of_slab(slab_NP: jax.Array) -> CommonBias:
+    """The bias that is `slab_NP` by distance, at every query."""
+    heads, positions = slab_NP.shape
+    ones_P = jnp.ones(positions, jnp.float32)
     slope_KN, offset_KN = jnp.ones((1, heads)), jnp.zeros((1, heads))
-    return CommonBias(slab_ND, ones_T, ones_T, jnp.zeros(0), slope_KN, offset_KN, jnp.bool_(True))
+    return CommonBias(slab_NP, ones_P, ones_P, jnp.zeros(0), slope_KN, offset_KN, jnp.bool_(True))
 
 
-def expand(form: CommonBias, distance_TS: jax.Array) -> jax.Array:
-    """The bias `[N, T, S]` of int32 distances: what a kernel computes tile by tile."""
-    x_MTS = form.slab_MD[:, distance_TS] * form.row_T[None, :, None]
-    segment_MTS = jnp.searchsorted(form.kink_K, x_MTS) if form.kink_K.size else None
-    if segment_MTS is None:
-        slope_NTS, offset_NTS = (a[0][:, None, None] for a in (form.slope_KN, form.offset_KN))
-    else:
-        slope_NTS, offset_NTS = (a.T[:, segment_MTS[0]] for a in (form.slope_KN, form.offset_KN))
-    return form.gain_T[None, :, None] * (slope_NTS * x_MTS + offset_NTS)
+def _look_up(table: jax.Array, index: jax.Array) -> jax.Array:
+    """Entries of the last axis; NaN beyond it, never another's."""
+    return jnp.take(table, index, axis=-1, mode="fill", fill_value=jnp.nan)

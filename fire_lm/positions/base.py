@@ -110,19 +110,18 @@ class PositionalEncoding:
         return None
 
     def common_bias(
-        self, params: Params, q_pos_T: jax.Array, num_distances: int, context_length: int
+        self, params: Params, num_positions: int, context_length: int
     ) -> CommonBias | None:
         """The bias as tables for a kernel, or None if it has no such form (or there is no bias).
 
-        For int32 queries `q_pos_T` and keys at distances 0 .. `num_distances` - 1 from them. Any
-        bias that depends on the distance alone has the form.
+        For positions 0 .. `num_positions` - 1. Any bias that depends on the distance alone has it.
         """
         if not self.translation_invariant or type(self).bias is PositionalEncoding.bias:
             return None
-        k_pos_D = num_distances - 1 - jnp.arange(num_distances)
-        bias_BNTD = self.bias(params, k_pos_D[None, :1], k_pos_D[None], context_length)
-        assert bias_BNTD is not None
-        return of_slab(bias_BNTD[0, :, 0], len(q_pos_T))
+        k_pos_BP = (num_positions - 1 - jnp.arange(num_positions))[None]
+        bias_BNTP = self.bias(params, k_pos_BP[:, :1], k_pos_BP, context_length)
+        assert bias_BNTP is not None
+        return of_slab(bias_BNTP[0, :, 0])
 
     def logit_scale(self, params: Params, q_pos_BT: jax.Array) -> jax.Array | None:
         """Factor `[B, T]` float32 on q·k only, not on the bias; None for 1."""

@@ -186,23 +186,24 @@ class FIRE(PositionalEncoding):
         return params
 
     def common_bias(
-        self, params: Params, q_pos_T: jax.Array, num_distances: int, context_length: int
+        self, params: Params, num_positions: int, context_length: int
     ) -> CommonBias | None:
         """Eq. 4 in segments, exact while f has no more kinks than `MAX_KINKS`; for ReLU alone."""
         del context_length
         params = self.prepare(params)
         if "hinges" not in params or self.final_activation:
             return None
-        psi, L, q_pos_BT = self._psi(params), self._threshold(params), self._counted(q_pos_T[None])
-        f = params["hinges"]
+        psi, L, f = self._psi(params), self._threshold(params), params["hinges"]
         slope_KN, offset_KN = segments(f)
-        gain_BT = jnp.ones_like(q_pos_BT, jnp.float32)
+        pos_P = jnp.arange(num_positions)
+        query_P = self._counted(pos_P)
+        gain_P = jnp.ones(num_positions, jnp.float32)
         if "gamma" in params:
-            gain_BT = length_gain(q_pos_BT, psi, L, params["gamma"])
+            gain_P = length_gain(query_P, psi, L, params["gamma"])
         return CommonBias(
-            slab_MD=psi(jnp.arange(num_distances, dtype=jnp.float32))[None],
-            row_T=1 / (psi(threshold_position(q_pos_BT[0], L)) + self.epsilon),
-            gain_T=gain_BT[0],
+            slab_MP=psi(pos_P.astype(jnp.float32))[None],
+            row_P=1 / (psi(threshold_position(query_P, L)) + self.epsilon),
+            gain_P=gain_P,
             kink_K=f.kink_K,
             slope_KN=slope_KN,
             offset_KN=offset_KN,
