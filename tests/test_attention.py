@@ -250,6 +250,7 @@ def temporary_bytes(implementation: Any, length: int) -> int:
     return memory.temp_size_in_bytes
 
 
+@pytest.mark.ci
 def test_blockwise_memory_is_a_fraction_of_dense():
     """At 2048 tokens, blocks of 64 rows; and twice the length takes twice, not four times."""
     dense, blocks = temporary_bytes("dense", 2048), temporary_bytes("blockwise", 2048)

@@ -53,6 +53,7 @@ def report_from(text: str) -> Report:
     )
 
 
+@pytest.mark.ci
 def test_the_report_of_a_small_model(hasty, tmp_path, capsys):
     """Real models, rounds and compilations; nope comes first although it was not asked for."""
     path = tmp_path / "bench.json"
@@ -196,6 +197,7 @@ def test_a_missing_torch_is_told_and_a_broken_one_is_not_hidden(monkeypatch, cap
         bench.load_peer("torch")
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux alone binds to cores")
 def test_the_whole_command_on_one_core(tmp_path):
     """In a process of its own, as pinning has to come before JAX. Its cores are given back."""

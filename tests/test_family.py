@@ -110,10 +110,8 @@ def command_of(run):
     return [f"--gin.{k}={v}" for k, v in re.findall(r"^(size_tiny\.\w+) = (.*)$", saved, re.M)]
 
 
-@pytest.mark.parametrize("kind", ["KERPLELog -> KERPLEPower"])
-def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(
-    kind, data_dir, tmp_path, capsys
-):
+@pytest.mark.ci
+def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data_dir, tmp_path, capsys):
     """KERPLE's two forms call their parameters alike, but they mean other things."""
     assert main(command(data_dir, tmp_path / "log", position="kerple_log")) == 0
     start = command(

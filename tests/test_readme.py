@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from sample_run import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -148,6 +149,7 @@ def test_the_new_encoding_needs_two_files_to_train_sweep_and_be_tested(tmp_path)
     assert after.keys() - checkout.before.keys() == walk.files.keys()
 
 
+@pytest.mark.ci
 def test_the_property_tests_find_what_is_wrong_with_a_new_encoding(tmp_path):
     """Positions in bfloat16, the mistake that costs length generalisation."""
     walk, checkout = WalkThrough(), Checkout(tmp_path)

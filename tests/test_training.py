@@ -155,6 +155,7 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(copy, data_dir, capsys):
     assert [row["step"] for row in logged(copy)] == list(range(1, STEPS + 2))
 
 
+@pytest.mark.ci
 def test_dense_and_blockwise_train_alike(data_dir, tmp_path):
     """Twenty steps at length 256, in four blocks: losses equal to 1e-4."""
     losses = {}
