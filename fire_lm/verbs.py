@@ -262,6 +262,6 @@ def corpus(arguments: argparse.Namespace) -> None:
 
 def _quiet_libraries() -> None:
     """Orbax and TensorFlow log internals through absl and C++; what users need, we say."""
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     skip_absent_tpu()

@@ -1,6 +1,11 @@
 """fire_lm.checkpoints: what is saved comes back; what is damaged or does not fit is told."""
 
 import contextlib
+import random
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fire_lm import checkpoints
 from fire_lm.checkpoints import Checkpointing, Checkpoints, available_steps, restore_params
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import FireLMError, RunFailed, UserError
 from fire_lm.training.step import TrainState
 
 POSITION = b"\x00where\xff" * 100
@@ -47,6 +52,11 @@ def saved(folder: Path, *steps: int, make: Any = state, **policy: int) -> Path:
 def restored(folder: Path, step: int, like: Any) -> tuple[Any, bytes, dict[str, Any]]:
     with contextlib.closing(Checkpoints(folder, Checkpointing())) as reader:
         return reader.restore(step, like)
+
+
+def recovered(folder: Path) -> int:
+    with contextlib.closing(Checkpoints(folder, Checkpointing())) as writer:
+        return writer.recover()
 
 
 def assert_equal(found: Any, expected: Any) -> None:
@@ -93,15 +103,19 @@ def test_split_run():
         checkpoints.split_run("runs/fire@last")
 
 
-def test_a_save_cut_short_is_not_a_checkpoint_and_blocks_nothing(tmp_path):
-    saved(tmp_path, 3)
-    torn = tmp_path / "checkpoints" / "5.orbax-checkpoint-tmp" / "state"
+@pytest.mark.parametrize("name", ["5.orbax-checkpoint-tmp", "5"])
+def test_a_save_cut_short_is_not_a_checkpoint_and_blocks_nothing(tmp_path, name):
+    folder = saved(tmp_path, 3) / "checkpoints"
+    torn = folder / name / "state"
     torn.mkdir(parents=True)
     (torn / "half").write_text("x")
-    assert available_steps(tmp_path) == [3]
+    foreign = folder / "notes" / "5"
+    foreign.mkdir(parents=True)
+    assert available_steps(tmp_path) == [3] == [recovered(tmp_path)]
     saved(tmp_path, 5)
     assert available_steps(tmp_path) == [3, 5]
     assert_equal(restored(tmp_path, 5, state())[0], state(scale=5))
+    assert foreign.exists()
 
 
 # --- Damage.
@@ -120,24 +134,58 @@ def truncate_arrays(folder: Path) -> None:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def remove_position(folder: Path) -> None:
-    for path in folder.glob("position/*"):
-        path.unlink()
+def flip(path: Path, draw: random.Random) -> None:
+    """One bit."""
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [truncate_arrays, remove_position])
-def test_a_damaged_checkpoint_is_told_in_two_lines(tmp_path, damage):
-    folder = saved(tmp_path, 3, 5, make=one_array) / "checkpoints" / "5"
-    damage(folder)
-    with pytest.raises(RunFailed) as caught:
-        restored(tmp_path, 5, one_array())
-    first, second = str(caught.value).split("\n")
-    assert first.startswith(f"checkpoint 5 of {tmp_path} does not fit or cannot be read: ")
-    assert second.endswith(f"move {folder} away to go on from the one before it")
-    assert "Traceback" not in first and len(first) < 500
-    folder.rename(tmp_path / "away")
-    assert checkpoints.choose_step(tmp_path, None) == 3
-    assert_equal(restored(tmp_path, 3, one_array())[0], one_array(scale=3))
+def cut(path: Path, draw: random.Random) -> None:
+    path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size)])
+
+
+def remove(path: Path, draw: random.Random) -> None:
+    path.unlink()
+
+
+def test_forty_damages_are_forty_detections(tmp_path, capsys):
+    """In random files of all, at random places; each time the step before is whole."""
+    whole = saved(tmp_path / "whole", 3, 5, make=one_array)
+    files = sorted(path for path in (whole / "checkpoints" / "5").rglob("*") if path.is_file())
+    assert len(files) > 10
+    draw = random.Random(0)
+    assert recovered(whole) == 5
+    for number in range(40):
+        run = shutil.copytree(whole, tmp_path / str(number))
+        damaged = run / draw.choice(files).relative_to(whole)
+        draw.choice([flip, flip, cut, remove])(damaged, draw)
+        with pytest.raises(RunFailed if damaged.exists() else FireLMError):
+            checkpoints.choose_step(run, 5)
+        assert checkpoints.choose_step(run, None) == 3
+        capsys.readouterr()
+        assert recovered(run) == 3
+        if (run / "checkpoints" / "5.damaged").exists():
+            error = capsys.readouterr().err
+            assert str(damaged.relative_to(run / "checkpoints" / "5")) in error, damaged
+        saved(run, 5, make=one_array)
+        assert recovered(run) == 5 and (run / "checkpoints" / "5").exists()
+
+
+def test_every_checkpoint_damaged(tmp_path, capsys):
+    folder = saved(tmp_path, 3, make=one_array) / "checkpoints"
+    for _ in range(2):
+        truncate_arrays(folder / "3")
+        with pytest.raises(RunFailed, match=r"every checkpoint of .* is damaged: \[3\]"):
+            checkpoints.choose_step(tmp_path, None)
+        assert recovered(tmp_path) == 0
+        saved(tmp_path, 3, make=one_array)
+    assert sorted(path.name for path in folder.iterdir()) == ["3", "3.damaged", "3.damaged_2"]
+
+
+def test_a_file_that_nobody_wrote_is_no_damage(tmp_path):
+    (saved(tmp_path, 3) / "checkpoints" / "3" / "notes.txt").write_text("mine")
+    assert recovered(tmp_path) == 3
 
 
 def test_another_number_of_processes_is_not_taken_for_damage(tmp_path):
@@ -147,11 +195,52 @@ def test_another_number_of_processes_is_not_taken_for_damage(tmp_path):
         restored(tmp_path, 5, state(4))
 
 
-def test_a_storage_failure_is_a_failed_run(tmp_path):
-    with contextlib.closing(Checkpoints(tmp_path, Checkpointing())) as writer:
-        with pytest.raises(RunFailed, match=f" in {tmp_path} failed: .*JSON"):
-            writer.save(5, state(), POSITION, {"not": {"for", "JSON"}})
-            writer.close()
+FULL_DISK = """
+import resource, sys
+import numpy as np
+from fire_lm.checkpoints import Checkpointing, Checkpoints
+from fire_lm.errors import RunFailed
+
+def save(*steps, full):
+    \"\"\"On a full disk, no file may grow beyond a few bytes.\"\"\"
+    for step in steps:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16 if full else before[0], before[1]))
+        try:
+            writer.save(step, {"x": np.ones(1000)}, b"position", {"tokens": 1})
+            writer.settle()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+writer = Checkpoints(sys.argv[1], Checkpointing(failures_allowed=2))
+save(3, full=False)
+save(5, 7, full=True)
+save(9, full=False)
+save(11, 13, full=True)
+save(15, full=False)
+save(17, 19, 21, full=True)
+for last in (lambda: save(23, full=False), writer.close):
+    try:
+        last()
+    except RunFailed as error:
+        print(error)
+"""
+
+
+def test_saves_on_a_full_disk(tmp_path):
+    """Training goes on after two in a row, not after three."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert available_steps(tmp_path) == [3, 9, 15]
+    folder = tmp_path / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["15", "3", "9"]
+    for step, newest in ((5, 3), (7, 3), (11, 9), (13, 9), (17, 15), (19, 15), (21, 15)):
+        first = f"checkpoint {step} of {tmp_path} could not be saved: "
+        second = f"\nthe newest whole one is {newest}; training goes on"
+        assert re.search(f"{re.escape(first)}.*{second}", done.stderr)
+    assert done.stdout.count(f"checkpoint 21 of {tmp_path} could not be saved") == 2
 
 
 def test_damaged_parameters_are_told_too(tmp_path):

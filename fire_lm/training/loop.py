@@ -23,7 +23,6 @@ from fire_lm import sharding
 from fire_lm.checkpoints import (
     Checkpointing,
     Checkpoints,
-    available_steps,
     choose_step,
     restore_params,
     split_run,
@@ -114,9 +113,11 @@ def pretrain(
     if dry_run:
         return
     ensure_writable(workdir)
-    saved = available_steps(workdir)
-    start = saved[-1] if saved else 0
+    writer = Checkpoints(workdir, checkpoints)
+    with phase("verifying checkpoints", quiet):
+        start = writer.recover()
     if start >= train_steps:
+        writer.close()
         if not quiet:
             print(f"nothing to do: {workdir} has step {start} of {train_steps}")
         return
@@ -138,7 +139,6 @@ def pretrain(
         )
 
     # --- State: fresh, from another run, or from where this run stopped.
-    writer = Checkpoints(workdir, checkpoints)
     counters = new_counters()
     if start:
         with phase(f"resuming from step {start}", quiet):

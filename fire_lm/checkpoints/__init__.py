@@ -1,0 +1,25 @@
+"""Checkpoints of a run, a layer over Orbax (v0 API): state, place in the data, and facts.
+
+`<workdir>/checkpoints/<step>/` holds `state/` (arrays, written asynchronously and sharded),
+`position/` (one opaque file per process: where it is in the data), `info/` (a small JSON) and, once
+all of it is on disk, `manifest.sha256`, which makes it whole.
+"""
+
+from fire_lm.checkpoints.layout import (
+    available_steps,
+    checkpoint_directory,
+    choose_step,
+    split_run,
+)
+from fire_lm.checkpoints.params import restore_params
+from fire_lm.checkpoints.writer import Checkpointing, Checkpoints
+
+__all__ = [
+    "Checkpointing",
+    "Checkpoints",
+    "available_steps",
+    "checkpoint_directory",
+    "choose_step",
+    "restore_params",
+    "split_run",
+]

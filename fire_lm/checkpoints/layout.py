@@ -1,0 +1,76 @@
+"""Where a run's checkpoints are, and which of them are whole."""
+
+from __future__ import annotations
+
+import sys
+
+from etils import epath
+
+from fire_lm.checkpoints.manifest import MANIFEST, damage
+from fire_lm.errors import RunFailed, UserError
+
+
+def split_run(run: str) -> tuple[str, int | None]:
+    """`RUN[@STEP]` -> (run, step); a run whose name holds an @ needs an explicit step."""
+    name, at, step = run.rpartition("@")
+    if not at:
+        return run, None
+    if not step.isdigit():
+        raise UserError(f"'{run}': after @ comes a step number, as in {name}@1000")
+    return name, int(step)
+
+
+def checkpoint_directory(workdir: str | epath.Path) -> epath.Path:
+    path = epath.Path(workdir)  # absolute() would take gs:// for a local folder
+    return (path if "://" in path.as_posix() else path.absolute()) / "checkpoints"
+
+
+def available_steps(workdir: str | epath.Path) -> list[int]:
+    """Steps of a run whose save has ended, ascending."""
+    directory = checkpoint_directory(workdir)
+    if not directory.is_dir():
+        return []
+    numbered = [path for path in directory.iterdir() if path.name.isdigit()]
+    return sorted(int(path.name) for path in numbered if (path / MANIFEST).exists())
+
+
+def choose_step(workdir: str | epath.Path, step: int | None) -> int:
+    """`step` if the run has it, its newest for None; verified: what is damaged is told and, where
+    none is asked for, left out.
+
+    Raises:
+      UserError: that lists what there is. RunFailed: `step`, or all, are damaged.
+    """
+    steps = available_steps(workdir)
+    if not steps:
+        raise UserError(
+            f"{workdir} holds no complete checkpoint: is it the --workdir of a pretrain run?"
+        )
+    if step is not None and step not in steps:
+        raise UserError(f"{workdir} has no checkpoint {step}, only {steps}")
+    for candidate in reversed(steps) if step is None else [step]:
+        problem = damage(checkpoint_directory(workdir) / str(candidate))
+        if problem is None:
+            return candidate
+        told = f"checkpoint {candidate} of {workdir} is damaged: {problem}"
+        if step is not None:
+            raise RunFailed(f"{told}\nthe run has {[other for other in steps if other != step]}")
+        print(f"{told}: skipped", file=sys.stderr)
+    raise RunFailed(f"every checkpoint of {workdir} is damaged: {steps}")
+
+
+def unreadable(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
+    # Orbax abandons its other reads, whose clean-up may print tracebacks over our message.
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda found: (
+        None if "Event loop is closed" in str(found.exc_value) else before(found)
+    )
+    return RunFailed(
+        f"checkpoint {step} of {workdir} does not fit or cannot be read: {first_line(error)}\n"
+        "another model needs another --workdir; if it is damaged, move "
+        f"{checkpoint_directory(workdir) / str(step)} away to go on from the one before it"
+    )
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

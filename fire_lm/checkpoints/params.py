@@ -1,0 +1,121 @@
+"""Parameters alone of a checkpoint, for evaluation and INIT_FROM; strict about their names."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from fire_lm.checkpoints.layout import checkpoint_directory, unreadable
+from fire_lm.errors import UserError
+
+
+def restore_params(
+    workdir: str | epath.Path,
+    step: int,
+    like: Any,
+    *,
+    allow_missing: Sequence[str] = (),
+    allow_unused: Sequence[str] = (),
+    foreign: Callable[[str], bool] = lambda path: False,
+) -> tuple[Any, list[str]]:
+    """Parameters alone of a run's step, whatever its optimizer was.
+
+    Leaves that the checkpoint lacks, or has left over, are errors unless a pattern (as in
+    `layers/position/*`) lists them. `like` holds the shapes and shardings wanted. Paths that are
+    `foreign` mean something else in the checkpoint, even under the same name: never read.
+
+    Returns:
+      The parameters (missing leaves as they are in `like`), and the paths that were missing.
+    """
+    directory = checkpoint_directory(workdir) / str(step) / "state"
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    try:
+        stored = _leaves(reader.metadata(directory).item_metadata.tree["params"])
+    except Exception as error:
+        raise unreadable(workdir, step, error) from error
+    want = _leaves(like)
+    have = {path: leaf for path, leaf in stored.items() if not foreign(path)}
+    missing = [path for path in want if path not in have]
+    unused = [path for path in stored if path not in want or foreign(path)]
+    _refuse(f"{workdir}@{step}", missing, unused, allow_missing, allow_unused)
+    for path in set(want) & set(have):
+        if tuple(have[path].shape) != tuple(want[path].shape):
+            raise UserError(
+                f"'{path}' has shape {tuple(have[path].shape)} in {workdir}@{step}, "
+                f"but {tuple(want[path].shape)} in this model"
+            )
+    wanted = {"params": _subtree(like, have)}
+    restore = ocp.args.PyTreeRestore(
+        item=wanted,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(wanted),
+        partial_restore=True,
+    )
+    try:
+        found = _leaves(reader.restore(directory, args=restore)["params"])
+    except Exception as error:
+        raise unreadable(workdir, step, error) from error
+    params = jax.tree_util.tree_map_with_path(lambda path, leaf: found.get(_name(path), leaf), like)
+    return params, missing
+
+
+def _refuse(
+    checkpoint: str,
+    missing: Sequence[str],
+    unused: Sequence[str],
+    allow_missing: Sequence[str],
+    allow_unused: Sequence[str],
+) -> None:
+    """UserError with the whole command that allows what is missing and left over."""
+    problems, flags = [], []
+    for paths, allowed, problem, setting in (
+        (missing, allow_missing, "lacks", "init_allow_missing"),
+        (unused, allow_unused, "has left over", "init_allow_unused"),
+    ):
+        refused = [p for p in paths if not any(fnmatch.fnmatch(p, a) for a in allowed)]
+        if refused:
+            problems.append(f"{problem} {', '.join(refused)}")
+            folders = dict.fromkeys(_folder(path) for path in refused)
+            patterns = [*allowed, *folders]
+            flags.append(f"'--gin.pretrain.{setting}={_as_gin(patterns)}'")
+    if problems:
+        raise UserError(
+            f"checkpoint {checkpoint} {' and '.join(problems)}\n"
+            f"if that is meant, add {' '.join(flags)}"
+        )
+
+
+def _folder(path: str) -> str:
+    """The pattern of an encoding's parameters, which come and go together; else the path."""
+    match = re.match(r"(.*/)?position(_\d+)?/", path)
+    return f"{match[0]}*" if match else path
+
+
+def _as_gin(patterns: Sequence[str]) -> str:
+    return patterns[0] if len(patterns) == 1 else repr(list(patterns)).replace("'", '"')
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _subtree(tree: Mapping[str, Any], paths: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The nested dict reduced to the leaves that `paths` names."""
+    kept = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            if inner := _subtree(value, paths, f"{path}/"):
+                kept[key] = inner
+        elif path in paths:
+            kept[key] = value
+    return kept
