@@ -41,6 +41,7 @@ def load_config(
         TextData,
         training.AdamW,
         Checkpointing,
+        training.Watchdog,
         MeshShape,
         *positions.configurables().values(),
     ]

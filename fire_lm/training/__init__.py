@@ -2,5 +2,6 @@
 
 from fire_lm.training.loop import pretrain
 from fire_lm.training.optimizer import AdamW
+from fire_lm.training.watchdog import Watchdog
 
-__all__ = ["AdamW", "pretrain"]
+__all__ = ["AdamW", "Watchdog", "pretrain"]

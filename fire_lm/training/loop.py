@@ -35,6 +35,7 @@ from fire_lm.training.optimizer import POSITION, AdamW
 from fire_lm.training.reporter import Reporter, new_counters
 from fire_lm.training.step import TrainState, init_state, train_step
 from fire_lm.training.summary import describe, model_flops_per_token
+from fire_lm.training.watchdog import DEVICES, Watch, Watchdog
 
 
 def pretrain(
@@ -52,6 +53,7 @@ def pretrain(
     microbatches: int = 1,
     z_loss: float = 0.0,
     log_every: int = 100,
+    watchdog: Watchdog = Watchdog(),  # noqa: B008 (frozen)
     init_from: str = "",
     init_allow_missing: tuple[str, ...] = (),
     init_allow_unused: tuple[str, ...] = (),
@@ -69,6 +71,7 @@ def pretrain(
       microbatches: parts of a batch whose gradients are accumulated one after the other.
       z_loss: weight of log(Z)^2.
       log_every: steps between lines of metrics.
+      watchdog: when a run counts as stuck.
       init_from: `RUN[@STEP]`, parameters to start from, with a fresh optimizer and step 0.
       init_allow_missing, init_allow_unused: path patterns that INIT_FROM may lack or leave over.
       dry_run: describe the run and stop, allocating nothing.
@@ -186,9 +189,13 @@ def pretrain(
         counters=counters,
         quiet=quiet,
     )
-    with contextlib.closing(writer), contextlib.closing(reporter):
+    with (
+        contextlib.closing(writer),
+        contextlib.closing(reporter),
+        watchdog.watching(workdir) as watch,
+    ):
         run_steps(
-            step_fn, state, batches, device_mesh, writer, reporter, start, train_steps,
+            step_fn, state, batches, device_mesh, writer, reporter, watch, start, train_steps,
             checkpoints.save_every,
         )  # fmt: skip
     if reporter.last_saved < train_steps:
@@ -207,6 +214,7 @@ def run_steps(
     mesh: Mesh,
     writer: Checkpoints,
     reporter: Reporter,
+    watch: Watch,
     start: int,
     train_steps: int,
     save_every: int,
@@ -214,15 +222,19 @@ def run_steps(
     """Steps `start + 1` to `train_steps`, or until SIGTERM; the last one is saved."""
     with sigterm_flag() as stop:
         for step in range(start + 1, train_steps + 1):
+            watch.doing("waiting for data")
             batch = next(batches)
             skipped = int(batch.pop("skipped"))
+            watch.doing(DEVICES)
             state, metrics = step_fn(state, sharding.put_batch(batch, mesh))
             reporter.pending(step, metrics, skipped)
             stopping = stop.requested or writer.reached_preemption(step)
             if step % save_every == 0 or step == train_steps or stopping:
                 reporter.flush()  # never save a step whose loss is not known to be finite
+                watch.doing("saving")
                 writer.save(step, state, batches.get_state(), reporter.counters)
                 reporter.last_saved = step
+            watch.finished(step)
             if stopping:
                 return
 

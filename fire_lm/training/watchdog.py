@@ -1,0 +1,165 @@
+"""Ends a run that stands still, so that a launcher can start it again, and says who is to blame.
+
+Each process has a thread that watches its own steps and, through JAX's coordination service, the
+other processes. In a job of several, one that waits for data holds up all others in their
+collectives; so every process tells what it is doing, and the one that is not waiting for the
+devices is the late one. A peer that dies is noticed by its silence: JAX by itself would take a
+minute, and then abort without a plain word.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import faulthandler
+import os
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from etils import epath
+from jax._src import distributed
+
+DEVICES = "waiting for the devices"
+_PERIOD = 1.0  # seconds between two looks
+_PREFIX = "fire_lm/watchdog/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Watchdog:
+    """When a run counts as stuck.
+
+    Attributes:
+      multiple: a step may take this many times the median of the last hundred.
+      least_seconds: and at least this long; the first step, too.
+      silence_seconds: another process is lost that has not been heard of for so long.
+    """
+
+    multiple: float = 30.0
+    least_seconds: float = 300.0
+    silence_seconds: float = 45.0
+
+    @contextlib.contextmanager
+    def watching(self, workdir: str) -> Iterator[Watch]:
+        """Watches until the block ends."""
+        watch = Watch(self, workdir)
+        thread = threading.Thread(target=watch.run, name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield watch
+        finally:
+            watch.stop.set()
+            thread.join()
+
+
+class Watch:
+    """What the training loop tells the watchdog, and what that does about it."""
+
+    def __init__(self, settings: Watchdog, workdir: str):
+        self._settings, self._workdir = settings, workdir
+        self.stop = threading.Event()
+        self._doing, self._step = "starting", 0
+        self._since = time.monotonic()  # of this step
+        self._durations: collections.deque[float] = collections.deque(maxlen=100)
+        self._peers = _Peers() if jax.process_count() > 1 else None
+
+    def doing(self, what: str) -> None:
+        self._doing = what
+
+    def finished(self, step: int) -> None:
+        now = time.monotonic()
+        self._durations.append(now - self._since)
+        self._step, self._since = step, now
+
+    def limit(self) -> float:
+        """Seconds that a step may take."""
+        typical = statistics.median(self._durations) if self._durations else 0.0
+        return max(self._settings.least_seconds, self._settings.multiple * typical)
+
+    def run(self) -> None:
+        """The thread."""
+        while not self.stop.wait(_PERIOD):
+            taken = time.monotonic() - self._since
+            if self._peers is not None:
+                self._peers.tell(self._step, self._doing)
+                lost = self._peers.lost(self._settings.silence_seconds)
+                if lost and not self.stop.is_set():
+                    self._end(f"{lost} at step {self._step + 1}")
+            if taken > self.limit():
+                late = f"this process is {self._doing}"
+                if self._peers is not None:
+                    late = self._peers.late()
+                self._end(
+                    f"step {self._step + 1} has taken {taken:.0f} s, more than "
+                    f"{self.limit():.0f}: {late}"
+                )
+
+    def _end(self, why: str) -> None:
+        """There is no way to interrupt a thread that waits in a collective."""
+        name = f"stacks_{jax.process_index():04d}.txt"
+        with open(os.path.join("/tmp", f"fire_lm_{os.getpid()}_{name}"), "w+") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            with contextlib.suppress(Exception):
+                (epath.Path(self._workdir) / name).write_text(file.read())
+        print(
+            f"\n{why}: stopped\nwhat its threads were doing is in {self._workdir}/{name}; "
+            "the same command resumes",
+            file=sys.stderr,
+            flush=True,
+        )
+        sys.stdout.flush()
+        os._exit(1)
+
+
+class _Peers:
+    """What the processes of a job tell each other, through JAX's coordination service."""
+
+    def __init__(self) -> None:
+        self._client: Any = distributed.global_state.client
+        self._index, self._count = jax.process_index(), jax.process_count()
+        self._name = f"process {self._index} ({socket.gethostname()}, pid {os.getpid()})"
+        self._beats = 0
+        self._heard: dict[int, tuple[str, float]] = {}  # last words, and when they were new
+        self._unreachable: str | None = None
+
+    def tell(self, step: int, doing: str) -> None:
+        self._beats += 1
+        words = f"{self._beats}|{step}|{self._name}|{doing}"
+        now = time.monotonic()
+        try:
+            self._client.key_value_set(f"{_PREFIX}{self._index}", words, allow_overwrite=True)
+            for key, said in self._client.key_value_dir_get(_PREFIX):
+                peer = int(key.rpartition("/")[2])
+                if self._heard.get(peer, ("", 0.0))[0] != said:
+                    self._heard[peer] = said, now
+        except Exception:  # the coordinator, which is process 0, does not answer
+            return
+
+    def lost(self, silence_seconds: float) -> str:
+        """The processes that have fallen silent; empty if none has."""
+        now = time.monotonic()
+        names = [
+            said.split("|")[2]
+            for said, since in self._heard.values()
+            if now - since > silence_seconds
+        ]
+        if not names:
+            return ""
+        if len(names) == self._count:  # even oneself: it is the coordinator that is gone
+            names = [self._heard[0][0].split("|")[2]]
+        return f"{' and '.join(names)} not heard of for {silence_seconds:.0f} s"
+
+    def late(self) -> str:
+        """Who holds up the others."""
+        told = [said.split("|", 3) for said, _ in self._heard.values()]
+        behind = min(int(step) for _, step, _, _ in told)
+        candidates = [(name, doing) for _, step, name, doing in told if int(step) == behind]
+        busy = [entry for entry in candidates if entry[1] != DEVICES] or candidates
+        return "; ".join(f"{name} is {doing}" for name, doing in sorted(busy))
