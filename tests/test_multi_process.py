@@ -1,9 +1,11 @@
 """Two processes on one machine train one model, save together and resume together."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,13 @@ from fire_lm.checkpoints import available_steps
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run_together(arguments: list[str], processes: int) -> None:
+def start_together(arguments: list[str], processes: int) -> list[subprocess.Popen[str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environment |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
-    started = [
+    return [
         subprocess.Popen(
             [sys.executable, "-m", "fire_lm", *arguments],
             cwd=ROOT,
@@ -31,14 +33,32 @@ def run_together(arguments: list[str], processes: int) -> None:
         )
         for index in range(processes)
     ]
+
+
+def finish(started: list[subprocess.Popen[str]], seconds: float = 300) -> list[str]:
+    """Their outputs, once all have ended."""
     try:
-        outputs = [process.communicate(timeout=300)[0] for process in started]
+        return [process.communicate(timeout=seconds)[0] for process in started]
     finally:
         for process in started:
             process.kill()
+
+
+def run_together(arguments: list[str], processes: int) -> None:
+    started = start_together(arguments, processes)
+    outputs = finish(started)
     for process, output in zip(started, outputs, strict=True):
         assert process.returncode == 0, output[-3000:]
     assert "loss" in outputs[0] and "loss" not in outputs[1], "process 0 alone speaks"
+
+
+def wait_for_step(workdir: Path, step: int, started: list[subprocess.Popen[str]]) -> None:
+    file = workdir / "metrics.jsonl"
+    give_up = time.monotonic() + 240
+    while not (file.exists() and f'"step": {step},' in file.read_text()):
+        assert time.monotonic() < give_up
+        assert all(process.poll() is None for process in started), finish(started)
+        time.sleep(0.01)
 
 
 @pytest.mark.ci
@@ -58,3 +78,37 @@ def test_two_processes_train_and_resume_to_the_same_bits(tmp_path):
     assert len(logged(whole)) == 12
     for ours, theirs in zip(logged(stopped), logged(whole), strict=True):
         assert {n: ours[n] for n in columns} == {n: theirs[n] for n in columns}
+
+
+@pytest.mark.ci
+def test_sigterm_to_one_of_two_stops_both_at_the_same_step(tmp_path):
+    data_dir = write_text(tmp_path / "data")
+    more = ["--gin.TRAIN_STEPS=300", "--gin.Checkpointing.save_every=100"]
+    arguments = command(data_dir, tmp_path / "stopped", *more)
+    started = start_together(arguments, 2)
+    wait_for_step(tmp_path / "stopped", 20, started)
+    started[1].send_signal(signal.SIGTERM)
+    outputs = finish(started)
+    last = available_steps(tmp_path / "stopped")[-1]
+    assert 20 < last < 300
+    for process, output in zip(started, outputs, strict=True):
+        assert process.returncode == 3, output[-3000:]
+        assert f"stopped by SIGTERM after step {last}, which is saved" in output
+    run_together(arguments, 2)
+    run_together(command(data_dir, tmp_path / "whole", *more), 2)
+    assert logged(tmp_path / "stopped") == logged(tmp_path / "whole")
+
+
+@pytest.mark.ci
+def test_a_killed_process_is_named_and_the_same_command_resumes(tmp_path):
+    data_dir = write_text(tmp_path / "data")
+    arguments = command(data_dir, tmp_path / "run", "--gin.TRAIN_STEPS=300")
+    arguments.append("--gin.Watchdog.silence_seconds=10")
+    started = start_together(arguments, 2)
+    wait_for_step(tmp_path / "run", 50, started)
+    started[1].kill()
+    began = time.monotonic()
+    output = finish(started, 90)[0]
+    assert time.monotonic() - began < 90 and started[0].returncode != 0
+    assert f"pid {started[1].pid})" in output.splitlines()[-2], output[-3000:]
+    run_together(arguments, 2)

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from sample_run import command, logged, saved_state, write_text
 
+from fire_lm.training.goodput import COMPILE, DEVICES, LOST, START, STOPPED, account
+
 pytestmark = pytest.mark.ci
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,7 +116,7 @@ def test_killed_three_times_and_still_bit_equal(construction, data_dir, tmp_path
     whole = start(command(data_dir, tmp_path / "whole", *more))  # at the same time
 
     draw = random.Random(construction)
-    workdir = tmp_path / "killed"
+    workdir, began = tmp_path / "killed", time.time()
     arguments = command(data_dir, workdir, *more)
     kill_at(arguments, workdir, draw.randrange(2, 60), draw.uniform(0, 0.1))
     assert_each_step_once(workdir)
@@ -124,10 +126,14 @@ def test_killed_three_times_and_still_bit_equal(construction, data_dir, tmp_path
     assert_each_step_once(workdir)
     terminate_at(arguments, workdir, draw.randrange(250, 300))
     finish(start(arguments))
+    wall = time.time() - began
     finish(whole)
 
     assert_each_step_once(workdir)
     assert steps_logged(workdir)[-1] == STEPS
+    total = account(str(workdir))
+    assert abs(sum(total.values()) - wall) < 0.02 * wall, total
+    assert min(total[stage] for stage in (DEVICES, START, COMPILE, LOST, STOPPED)) > 0
     assert logged(workdir) == logged(tmp_path / "whole")
     found, expected = saved_state(workdir, STEPS), saved_state(tmp_path / "whole", STEPS)
     assert found.keys() == expected.keys()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -25,6 +26,7 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
 from fire_lm.data import c4_writer
 from fire_lm.training import loop
+from fire_lm.training.lock import only_writer
 from fire_lm.training.reporter import Reporter, new_counters
 
 
@@ -207,6 +209,15 @@ def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
     report(tmp_path / "broken", 0, 6, new_counters())
     report(tmp_path / "broken", 6, 8, {**saved, "largest": {}})
     assert logged(tmp_path / "broken") != logged(tmp_path / "whole")
+
+
+def test_a_second_writer_is_refused(data_dir, finished, capsys):
+    """While the first one has the run directory, and no longer."""
+    with only_writer(str(finished)):
+        assert main(command(data_dir, finished)) == 2
+        error = capsys.readouterr().err
+        assert f"{finished} is being written by process {os.getpid()} on " in error
+    assert main(command(data_dir, finished)) == 0
 
 
 # --- From another run.

@@ -17,23 +17,25 @@ LOOP = """
 import sys, time
 import jax
 from fire_lm.sharding import initialize_distributed
-from fire_lm.training.watchdog import DEVICES, Watchdog
+from fire_lm.training.goodput import DATA, DEVICES, Goodput
+from fire_lm.training.watchdog import Watchdog
 
-def stand_still(watch, doing):
-    watch.doing(doing)
+def stand_still(stage):
+    goodput.enter(stage)
     time.sleep(1000)
 
 initialize_distributed()
 jax.devices()
 settings = Watchdog(multiple=20.0, least_seconds=float(sys.argv[2]), silence_seconds=5.0)
-with settings.watching(sys.argv[1]) as watch:
+goodput = Goodput(sys.argv[1], quiet=jax.process_index() > 0)
+with settings.watching(sys.argv[1], goodput) as watch:
     for step in range(1, 6):
-        watch.doing(DEVICES)
+        goodput.enter(DEVICES)
         time.sleep(0.05)
         watch.finished(step)
     print("fast", flush=True)
     if sys.argv[3] != "end":
-        stand_still(watch, "waiting for data" if jax.process_index() == 1 else DEVICES)
+        stand_still(DATA if jax.process_index() == 1 else DEVICES)
 print("ended by itself", flush=True)
 """
 

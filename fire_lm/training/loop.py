@@ -31,11 +31,13 @@ from fire_lm.data import TextData
 from fire_lm.errors import Preempted, UserError
 from fire_lm.metrics import phase
 from fire_lm.models import Decoder, encoding_names
+from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
+from fire_lm.training.lock import only_writer
 from fire_lm.training.optimizer import POSITION, AdamW
 from fire_lm.training.reporter import Reporter, new_counters
 from fire_lm.training.step import TrainState, init_state, train_step
 from fire_lm.training.summary import describe, model_flops_per_token
-from fire_lm.training.watchdog import DEVICES, Watch, Watchdog
+from fire_lm.training.watchdog import Watch, Watchdog
 
 
 def pretrain(
@@ -116,95 +118,98 @@ def pretrain(
     if dry_run:
         return
     ensure_writable(workdir)
-    writer = Checkpoints(workdir, checkpoints)
-    with phase("verifying checkpoints", quiet):
-        start = writer.recover()
-    if start >= train_steps:
-        writer.close()
-        if not quiet:
-            print(f"nothing to do: {workdir} has step {start} of {train_steps}")
-        return
-    device_mesh = sharding.make_mesh(mesh)
-    like = sharding.with_shardings(abstract, device_mesh)
-    model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
-
-    # --- Data: this process's slice of every batch.
-    with phase("opening the data (TensorFlow takes most of it)", quiet):
-        shard_index, shard_count = sharding.process_shard(device_mesh, jax.process_index())
-        check_vocabulary(data, model.vocab_size)
-        batches = data_layer.train_iterator(
-            data,
-            length=train_length,
-            batch_size=batch_size // shard_count,
-            seed=seed,
-            shard_index=shard_index,
-            shard_count=shard_count,
-        )
-
-    # --- State: fresh, from another run, or from where this run stopped.
-    counters = new_counters()
-    if start:
-        with phase(f"resuming from step {start}", quiet):
-            state, position, info = writer.restore(start, like)
-            batches.set_state(position)
-            counters = {name: info.get(name, start_value) for name, start_value in counters.items()}
-    else:
-        with phase("initialising parameters", quiet):
-            init = functools.partial(init_state, model, transformation)
-            shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
-            state = jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
-            if init_from:
-                state = start_from(
-                    state, init_from, init_allow_missing, init_allow_unused, model, init_from_model
-                )
-
-    # --- Step: compiled before the first batch, so that what follows is steady.
-    with phase("compiling the training step", quiet):
-        step_fn = compile_step(
-            functools.partial(
-                train_step,
-                model=model,
-                optimizer=transformation,
-                seed=seed,
-                z_loss=z_loss,
-                microbatches=microbatches,
-            ),
-            like,
-            jax.ShapeDtypeStruct(
-                (batch_size, train_length),
-                jnp.int32,
-                sharding=NamedSharding(device_mesh, sharding.BATCH),
-            ),
-        )
-
-    # --- Train: the host works one step ahead of the metrics that it reads.
-    before_first_step()
-    reporter = Reporter(
-        workdir=workdir,
-        start=start,
-        train_steps=train_steps,
-        log_every=log_every,
-        schedule=optimizer.schedule(train_steps),
-        flops=model_flops_per_token(model, abstract.params, train_length),
-        counters=counters,
-        quiet=quiet,
-    )
     with (
-        contextlib.closing(writer),
-        contextlib.closing(reporter),
-        watchdog.watching(workdir) as watch,
+        only_writer(workdir),
+        contextlib.closing(Goodput(workdir, quiet)) as goodput,
+        contextlib.closing(Checkpoints(workdir, checkpoints)) as writer,
     ):
-        run_steps(
-            step_fn, state, batches, device_mesh, writer, reporter, watch, start, train_steps,
-            checkpoints.save_every,
-        )  # fmt: skip
+        with phase("verifying checkpoints", quiet):
+            start = writer.recover()
+        if start >= train_steps:
+            if not quiet:
+                print(f"nothing to do: {workdir} has step {start} of {train_steps}")
+            return
+        goodput.resumed(start)
+        device_mesh = sharding.make_mesh(mesh)
+        like = sharding.with_shardings(abstract, device_mesh)
+        model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
+
+        # --- Data: this process's slice of every batch.
+        with phase("opening the data (TensorFlow takes most of it)", quiet):
+            shard_index, shard_count = sharding.process_shard(device_mesh, jax.process_index())
+            check_vocabulary(data, model.vocab_size)
+            batches = data_layer.train_iterator(
+                data,
+                length=train_length,
+                batch_size=batch_size // shard_count,
+                seed=seed,
+                shard_index=shard_index,
+                shard_count=shard_count,
+            )
+
+        # --- State: from where this run stopped, or fresh, or from another run.
+        counters = new_counters()
+        if start:
+            with phase(f"resuming from step {start}", quiet):
+                state, position, info = writer.restore(start, like)
+                batches.set_state(position)
+                counters = {name: info.get(name, value) for name, value in counters.items()}
+        else:
+            with phase("initialising parameters", quiet):
+                init = functools.partial(init_state, model, transformation)
+                shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+                state = jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
+                if init_from:
+                    allowed = (init_allow_missing, init_allow_unused)
+                    state = start_from(state, init_from, *allowed, model, init_from_model)
+
+        goodput.enter(COMPILE)
+
+        # --- Step: compiled before the first batch, so that what follows is steady.
+        with phase("compiling the training step", quiet):
+            step_fn = compile_step(
+                functools.partial(
+                    train_step,
+                    model=model,
+                    optimizer=transformation,
+                    seed=seed,
+                    z_loss=z_loss,
+                    microbatches=microbatches,
+                ),
+                like,
+                jax.ShapeDtypeStruct(
+                    (batch_size, train_length),
+                    jnp.int32,
+                    sharding=NamedSharding(device_mesh, sharding.BATCH),
+                ),
+            )
+
+        goodput.enter(START)
+
+        # --- Train: the host works one step ahead of the metrics that it reads.
+        before_first_step()
+        reporter = Reporter(
+            workdir=workdir,
+            start=start,
+            train_steps=train_steps,
+            log_every=log_every,
+            schedule=optimizer.schedule(train_steps),
+            flops=model_flops_per_token(model, abstract.params, train_length),
+            counters=counters,
+            quiet=quiet,
+        )
+        with contextlib.closing(reporter), watchdog.watching(workdir, goodput) as watch:
+            run_steps(
+                step_fn, state, batches, device_mesh, writer, reporter, watch, goodput, start,
+                train_steps, checkpoints.save_every,
+            )  # fmt: skip
     if reporter.last_saved < train_steps:
         raise Preempted(
             f"stopped by SIGTERM after step {reporter.last_saved}, which is saved\n"
             "the same command resumes"
         )
     if not quiet:
-        print(f"done: {train_steps} steps, run in {workdir}")
+        print(f"done: {train_steps} steps, run in {workdir}\n{table(workdir)}")
 
 
 def run_steps(
@@ -215,6 +220,7 @@ def run_steps(
     writer: Checkpoints,
     reporter: Reporter,
     watch: Watch,
+    goodput: Goodput,
     start: int,
     train_steps: int,
     save_every: int,
@@ -222,18 +228,19 @@ def run_steps(
     """Steps `start + 1` to `train_steps`, or until SIGTERM; the last one is saved."""
     with sigterm_flag() as stop:
         for step in range(start + 1, train_steps + 1):
-            watch.doing("waiting for data")
+            goodput.enter(DATA)
             batch = next(batches)
             skipped = int(batch.pop("skipped"))
-            watch.doing(DEVICES)
+            goodput.enter(DEVICES)
             state, metrics = step_fn(state, sharding.put_batch(batch, mesh))
             reporter.pending(step, metrics, skipped)
             stopping = stop.requested or writer.reached_preemption(step)
             if step % save_every == 0 or step == train_steps or stopping:
                 reporter.flush()  # never save a step whose loss is not known to be finite
-                watch.doing("saving")
+                goodput.enter(SAVE)
                 writer.save(step, state, batches.get_state(), reporter.counters)
                 reporter.last_saved = step
+                goodput.saved(step)
             watch.finished(step)
             if stopping:
                 return

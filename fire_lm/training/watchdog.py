@@ -26,7 +26,8 @@ import jax
 from etils import epath
 from jax._src import distributed
 
-DEVICES = "waiting for the devices"
+from fire_lm.training.goodput import DEVICES, Goodput
+
 _PERIOD = 1.0  # seconds between two looks
 _PREFIX = "fire_lm/watchdog/"
 
@@ -46,9 +47,9 @@ class Watchdog:
     silence_seconds: float = 45.0
 
     @contextlib.contextmanager
-    def watching(self, workdir: str) -> Iterator[Watch]:
-        """Watches until the block ends."""
-        watch = Watch(self, workdir)
+    def watching(self, workdir: str, goodput: Goodput) -> Iterator[Watch]:
+        """Watches until the block ends; `goodput` knows what the process is doing."""
+        watch = Watch(self, workdir, goodput)
         thread = threading.Thread(target=watch.run, name="watchdog", daemon=True)
         thread.start()
         try:
@@ -61,16 +62,13 @@ class Watchdog:
 class Watch:
     """What the training loop tells the watchdog, and what that does about it."""
 
-    def __init__(self, settings: Watchdog, workdir: str):
-        self._settings, self._workdir = settings, workdir
+    def __init__(self, settings: Watchdog, workdir: str, goodput: Goodput):
+        self._settings, self._workdir, self._goodput = settings, workdir, goodput
         self.stop = threading.Event()
-        self._doing, self._step = "starting", 0
+        self._step = 0
         self._since = time.monotonic()  # of this step
         self._durations: collections.deque[float] = collections.deque(maxlen=100)
         self._peers = _Peers() if jax.process_count() > 1 else None
-
-    def doing(self, what: str) -> None:
-        self._doing = what
 
     def finished(self, step: int) -> None:
         now = time.monotonic()
@@ -87,12 +85,12 @@ class Watch:
         while not self.stop.wait(_PERIOD):
             taken = time.monotonic() - self._since
             if self._peers is not None:
-                self._peers.tell(self._step, self._doing)
+                self._peers.tell(self._step, self._goodput.stage)
                 lost = self._peers.lost(self._settings.silence_seconds)
                 if lost and not self.stop.is_set():
                     self._end(f"{lost} at step {self._step + 1}")
             if taken > self.limit():
-                late = f"this process is {self._doing}"
+                late = f"this process is {self._goodput.stage}"
                 if self._peers is not None:
                     late = self._peers.late()
                 self._end(
