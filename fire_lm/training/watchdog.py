@@ -54,6 +54,11 @@ class Watchdog:
         thread.start()
         try:
             yield watch
+        except jax.errors.JaxRuntimeError:
+            # So ends a collective whose peer has died. Who it was, only its silence tells.
+            if jax.process_count() > 1:
+                thread.join(self.silence_seconds + 5 * _PERIOD)
+            raise
         finally:
             watch.stop.set()
             thread.join()
