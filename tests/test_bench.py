@@ -210,6 +210,8 @@ def test_a_missing_torch_is_told_and_a_broken_one_is_not_hidden(monkeypatch, cap
     message = capsys.readouterr().err
     assert "pip install torch" in message and len(message.strip().splitlines()) == 1
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    for name in ("torch.nn", "torch.nn.functional"):  # of a whole one, if another test has it
+        monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ModuleNotFoundError, match=r"torch\.nn"):
         bench.load_peer("torch")
 
