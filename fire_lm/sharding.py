@@ -20,10 +20,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import distributed
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
 
 AXES = ("data", "fsdp", "tensor")
 BATCH = PartitionSpec(("data", "fsdp"))
@@ -162,6 +163,12 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     }
 
 
+def put_scalar(value: float, mesh: Mesh) -> jax.Array:
+    """float32 [] on every device; all processes have the same value."""
+    array = np.float32(value)
+    return jax.make_array_from_callback((), NamedSharding(mesh, PartitionSpec()), lambda _: array)
+
+
 def initialize_distributed() -> None:
     """Joins the processes of a multi-host job, where the machine or its environment says so.
 
@@ -183,6 +190,27 @@ def initialize_distributed() -> None:
         jax.distributed.initialize(num_processes=count, process_id=index)
     elif _has_tpu():
         jax.distributed.initialize()
+
+
+def wait_for_all(point: str, seconds: float = 3600.0) -> None:
+    """Returns once every process of the job has come to `point`; each needs a name of its own.
+
+    Before the first collective of a kind: the CPU's (gloo) gives up when a process comes to it
+    half a minute after another, and compiling may well take one that much longer.
+
+    Raises:
+      RunFailed: a process has not come within `seconds`.
+    """
+    if jax.process_count() == 1:
+        return
+    client: Any = distributed.global_state.client
+    try:
+        client.wait_at_barrier(f"fire_lm/{point}", int(1000 * seconds))
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise RunFailed(
+            f"the processes of this job did not all get to '{point}': {reason}"
+        ) from error
 
 
 def _has_tpu() -> bool:

@@ -18,7 +18,7 @@ from fire_lm import evaluation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, available_steps, choose_step, split_run
 from fire_lm.data import TextData, write_embedded_corpus
 from fire_lm.errors import UserError
-from fire_lm.reporting import SweepRow, read_rows, write_rows
+from fire_lm.reporting import SweepRow, ranked_steps, read_rows, write_rows
 from fire_lm.reporting import length_sweep as report
 from fire_lm.sharding import MeshShape, initialize_distributed, skip_absent_tpu
 
@@ -41,6 +41,7 @@ def load_config(
         TextData,
         training.AdamW,
         Checkpointing,
+        training.Spikes,
         training.Watchdog,
         MeshShape,
         *positions.configurables().values(),
@@ -86,6 +87,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
         dry_run=False,
         init_from_model=trained,
         before_first_step=lambda: gin.save(config, arguments.workdir) if speaks else None,
+        ranked=lambda: ranked_steps(read_rows(epath.Path(arguments.workdir) / "length_sweep.csv")),
     )
 
 

@@ -85,6 +85,24 @@ def test_keep_the_last_and_every_so_many(tmp_path):
     assert available_steps(tmp_path / "b") == [3, 6, 7, 8]
 
 
+def test_keep_the_best(tmp_path, capsys):
+    """Of those that have been evaluated and are still there."""
+    best = [3, 1, 2, 4]
+    policy = Checkpointing(keep_last=2, keep_best=2)
+    with contextlib.closing(Checkpoints(tmp_path, policy, lambda: best)) as writer:
+        for step in range(1, 8):
+            writer.save(step, state(4), POSITION, INFO)
+    assert available_steps(tmp_path) == [1, 3, 6, 7]
+
+    def broken() -> list[int]:
+        raise RunFailed("the table is damaged")
+
+    with contextlib.closing(Checkpoints(tmp_path, policy, broken)) as writer:
+        writer.save(8, state(4), POSITION, INFO)
+    assert available_steps(tmp_path) == [1, 3, 6, 7, 8]
+    assert "no checkpoint removed: the table is damaged" in capsys.readouterr().err
+
+
 def test_choose_step(tmp_path):
     saved(tmp_path, 3, 5)
     assert checkpoints.choose_step(tmp_path, None) == 5

@@ -25,7 +25,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
 from fire_lm.data import c4_writer
-from fire_lm.training import loop
+from fire_lm.training import Spikes, loop
+from fire_lm.training.goodput import Goodput
 from fire_lm.training.lock import only_writer
 from fire_lm.training.reporter import Reporter, new_counters
 
@@ -152,10 +153,46 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(copy, data_dir, capsys):
     assert main(command(data_dir, copy, *absurd, "--allow_config_change")) == 1
     first, second = capsys.readouterr().err.strip().splitlines()
     assert first.endswith(f"nan at step {STEPS + 2}: stopped")
-    assert second.endswith(f"finite loss and gradient: step {STEPS + 1}")
+    assert f"finite loss and gradient: step {STEPS + 1}; --gin.Spikes.skips_allowed=" in second
     assert available_steps(copy)[-1] == STEPS + 1
     assert all(np.isfinite(leaf).all() for leaf in saved_state(copy, STEPS + 1).values())
     assert [row["step"] for row in logged(copy)] == list(range(1, STEPS + 2))
+
+
+def test_updates_left_out_are_bounded(copy, data_dir, capsys):
+    bindings = ["AdamW.learning_rate=1e30", "TRAIN_STEPS=20", "Spikes.skips_allowed=3"]
+    absurd = [f"--gin.{binding}" for binding in bindings]
+    assert main(command(data_dir, copy, *absurd, "--allow_config_change")) == 1
+    first, second = capsys.readouterr().err.strip().splitlines()
+    assert first.endswith(f"nan at step {STEPS + 5}: stopped")
+    assert second.endswith("4 updates have been left out, 3 are allowed")
+    spikes = [json.loads(line) for line in (copy / "spikes.jsonl").read_text().splitlines()]
+    assert [spike["step"] for spike in spikes] == list(range(STEPS + 2, STEPS + 6))
+    assert all(spike["loss"] == "nan" and spike["skipped"] for spike in spikes)
+    assert [row["updates_skipped"] for row in logged(copy)[STEPS:]] == [0, 1, 2, 3]
+    assert "loss" not in logged(copy)[-1], "JSON has no NaN"
+
+
+@pytest.mark.ci
+def test_updates_left_out_are_the_same_after_a_restart(data_dir, tmp_path):
+    """Those of losses above the usual, some of each half of the run."""
+    more = ["TRAIN_STEPS=60", "Spikes.deviations=0.5", "Spikes.skips_allowed=60"]
+    more += ["Spikes.skip_finite=True", "AdamW.learning_rate=1e-4", "Checkpointing.keep_last=99"]
+    arguments = [f"--gin.{binding}" for binding in more]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert main(command(data_dir, whole, *arguments)) == 0
+    shutil.copytree(whole, stopped)
+    for step in range(40, 61, SAVE_EVERY):
+        shutil.rmtree(stopped / "checkpoints" / str(step))
+    assert main(command(data_dir, stopped, *arguments)) == 0
+    assert logged(stopped) == logged(whole)
+    spikes = (whole / "spikes.jsonl").read_text()
+    assert (stopped / "spikes.jsonl").read_text() == spikes
+    skipped = [json.loads(line)["step"] for line in spikes.splitlines()]
+    assert len([step for step in skipped if step <= 35]) > 2 < len([s for s in skipped if s > 35])
+    found, expected = saved_state(stopped, 60), saved_state(whole, 60)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 @pytest.mark.ci
@@ -192,6 +229,8 @@ def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
             schedule=lambda step: 0.0,
             flops=1.0,
             counters=counters,
+            spikes=Spikes(),
+            goodput=Goodput(str(workdir), quiet=True),
             quiet=False,
         )
         with contextlib.closing(reporter):

@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax._src import distributed
 from jax.experimental import multihost_utils
 
 from fire_lm.checkpoints.layout import (
@@ -25,6 +25,8 @@ from fire_lm.checkpoints.manifest import MANIFEST, damage, write_manifest
 from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
 from fire_lm.errors import RunFailed, UserError
 
+_PATIENCE_MS = 3_600_000  # for the slowest reader of a checkpoint
+
 
 @dataclasses.dataclass(frozen=True)
 class Checkpointing:
@@ -34,12 +36,14 @@ class Checkpointing:
       save_every: steps between checkpoints.
       keep_last: newest checkpoints kept.
       keep_every: checkpoints at multiples of this step are kept for good; None keeps none extra.
+      keep_best: so many with the best results of the sweeps so far are kept, too.
       failures_allowed: saves that may fail in a row while training goes on; the next one ends it.
     """
 
     save_every: int = 1000
     keep_last: int = 3
     keep_every: int | None = None
+    keep_best: int = 0
     failures_allowed: int = 2
 
 
@@ -48,8 +52,14 @@ class Checkpoints:
     what is not kept, and speaks.
     """
 
-    def __init__(self, workdir: str | epath.Path, policy: Checkpointing):
-        self.workdir, self._policy = workdir, policy
+    def __init__(
+        self,
+        workdir: str | epath.Path,
+        policy: Checkpointing,
+        ranked: Callable[[], Sequence[int]] = lambda: (),
+    ):
+        """`ranked()` gives the steps that have been evaluated, the best first."""
+        self.workdir, self._policy, self._ranked = workdir, policy, ranked
         self._directory = checkpoint_directory(workdir)
         self._leads = jax.process_index() == 0
         self._orbax = _checkpointer()
@@ -66,7 +76,7 @@ class Checkpoints:
         newest = 0
         for step in reversed(available_steps(self.workdir)):
             problem = _any_process(
-                damage(self._directory / str(step), jax.process_index(), jax.process_count())
+                step, damage(self._directory / str(step), jax.process_index(), jax.process_count())
             )
             if not problem:
                 newest = step
@@ -80,7 +90,9 @@ class Checkpoints:
                 )
         if self._leads:
             self._remove_unfinished()
-        multihost_utils.sync_global_devices("checkpoints recovered")
+        if jax.process_count() > 1:
+            client: Any = distributed.global_state.client
+            client.wait_at_barrier("fire_lm/recovered", _PATIENCE_MS)
         return newest
 
     def save(self, step: int, state: Any, position: bytes, info: Mapping[str, Any]) -> None:
@@ -183,9 +195,18 @@ class Checkpoints:
     def _prune(self) -> None:
         """Removes what the policy does not keep; never the newest."""
         steps, every = available_steps(self.workdir), self._policy.keep_every
-        for step in steps[: -self._policy.keep_last]:
-            if every is None or step % every:
-                _remove(self._directory / str(step))
+        kept = set(steps[-self._policy.keep_last :])
+        if every is not None:
+            kept |= {step for step in steps if step % every == 0}
+        if self._policy.keep_best:
+            try:
+                ranked = [step for step in self._ranked() if step in steps]
+            except Exception as error:  # a broken table of results is no reason to lose one
+                print(f"no checkpoint removed: {first_line(error)}", file=sys.stderr)
+                return
+            kept |= set(ranked[: self._policy.keep_best])
+        for step in set(steps) - kept:
+            _remove(self._directory / str(step))
 
     def _set_aside(self, step: int) -> epath.Path:
         aside, copies = self._directory / f"{step}.damaged", 1
@@ -214,11 +235,19 @@ def _remove(step: epath.Path) -> None:
     step.rmtree()
 
 
-def _any_process(problem: str | None) -> str:
-    """The problem of the first process that has one, the same on all; empty if none has."""
-    text = np.zeros(500, np.uint8)
-    found = (problem or "").encode()[: text.size]
-    text[: len(found)] = list(found)
-    gathered = np.asarray(multihost_utils.process_allgather(text)).reshape(-1, text.size)
-    said = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in gathered]
-    return next(filter(None, said), "")
+def _any_process(step: int, problem: str | None) -> str:
+    """The problem of the first process that has one, the same on all; empty if none has.
+
+    Told through JAX's coordination service: some may read for minutes longer than others, which
+    a collective does not survive (see `sharding.wait_for_all`).
+    """
+    if jax.process_count() == 1:
+        return problem or ""
+    client: Any = distributed.global_state.client
+    key = f"fire_lm/damage/{step}"
+    client.key_value_set(f"{key}/{jax.process_index()}", f"={problem or ''}")
+    said = [
+        client.blocking_key_value_get(f"{key}/{index}", _PATIENCE_MS)
+        for index in range(jax.process_count())
+    ]
+    return next(filter(None, (words[1:] for words in said)), "")

@@ -69,6 +69,22 @@ def read_rows(path: epath.Path) -> list[SweepRow]:
         raise RunFailed(f"{path} is damaged ({error}): move it away") from error
 
 
+def ranked_steps(rows: Iterable[SweepRow]) -> list[int]:
+    """A run's evaluated steps, best first: by the loss at the longest length that all of them have.
+
+    Only plain results count, the model as it was trained; of several data sets the first in the
+    file.
+    """
+    plain = [row for row in rows if not row.variant and row.protocol == "full"]
+    text = {(row.dataset, row.split, row.construction): None for row in plain}
+    losses: dict[int, dict[int, float]] = {}
+    for row in plain:
+        if (row.dataset, row.split, row.construction) == next(iter(text)):
+            losses.setdefault(row.step, {})[row.length] = row.nll
+    shared = set[int].intersection(*map(set, losses.values())) if losses else set()
+    return sorted(losses, key=lambda step: losses[step][max(shared)]) if shared else []
+
+
 def write_rows(path: epath.Path, rows: Iterable[SweepRow]) -> None:
     """Replaces the file at once, so that a reader never sees half of it."""
     text = io.StringIO()

@@ -2,6 +2,7 @@
 
 from fire_lm.training.loop import pretrain
 from fire_lm.training.optimizer import AdamW
+from fire_lm.training.spikes import Spikes
 from fire_lm.training.watchdog import Watchdog
 
-__all__ = ["AdamW", "Watchdog", "pretrain"]
+__all__ = ["AdamW", "Spikes", "Watchdog", "pretrain"]

@@ -27,15 +27,17 @@ class Goodput:
 
     def __init__(self, workdir: str, quiet: bool):
         folder = epath.Path(workdir) / "goodput"
-        self._file = None
+        self._file, self._earlier = None, []
         if not quiet:
             folder.mkdir(exist_ok=True)
-            self._file = folder / f"{len(list(folder.glob('*.json'))):05d}.json"
+            self._earlier = _starts(workdir)
+            self._file = folder / f"{len(self._earlier):05d}.json"
         now = time.monotonic()
         self.stage = START
         self._since, self._written = fire_lm.STARTED, now
         self._seconds: dict[str, float] = {}
-        self._at_save: dict[int, dict[str, float]] = {}
+        self._at_save: dict[str, dict[str, float]] = {}
+        self._told = (now, 0.0)  # when fractions were last asked for, and the wait for data then
         # The clock on the wall is asked once: it may jump.
         self._began, self._resumed_from = time.time() - (now - fire_lm.STARTED), 0
 
@@ -52,21 +54,36 @@ class Goodput:
     def saved(self, step: int) -> None:
         """All up to here is kept if the next start resumes from `step`."""
         self.enter(self.stage)
-        self._at_save[step] = dict(self._seconds)
+        self._at_save[str(step)] = dict(self._seconds)
         self.write()
 
     def write(self) -> None:
         self._written = time.monotonic()
         if self._file is not None and len(self._seconds) > 1:  # more than to find nothing to do
-            facts = {
-                "began": self._began,
-                "resumed_from": self._resumed_from,
-                "seconds": self._seconds,
-                "at_save": self._at_save,
-            }
             temporary = self._file.with_suffix(".tmp")
-            temporary.write_text(json.dumps(facts))
+            temporary.write_text(json.dumps(self._facts()))
             temporary.replace(self._file)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "began": self._began,
+            "resumed_from": self._resumed_from,
+            "seconds": self._seconds,
+            "at_save": self._at_save,
+        }
+
+    def fractions(self) -> dict[str, float]:
+        """`goodput`: of the run's time, all its starts and the gaps between them, what the devices
+        worked on steps that count; `data_wait`: of the time since the last call, what the loop
+        waited for data."""
+        self.enter(self.stage)
+        total, waited = _account([*self._earlier, self._facts()]), self._seconds.get(DATA, 0.0)
+        since, before = self._told
+        self._told = self._since, waited
+        return {
+            "goodput": total[DEVICES] / max(sum(total.values()), 1e-9),
+            "data_wait": (waited - before) / max(self._since - since, 1e-9),
+        }
 
     def close(self) -> None:
         self.enter(self.stage)
@@ -79,8 +96,15 @@ def account(workdir: str) -> dict[str, float]:
     `LOST` are the steps after the last checkpoint of each start, which the next one did again, and
     `STOPPED` is the time between starts.
     """
+    return _account(_starts(workdir))
+
+
+def _starts(workdir: str) -> list[dict[str, Any]]:
     files = sorted((epath.Path(workdir) / "goodput").glob("*.json"))
-    starts: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files]
+    return [json.loads(file.read_text()) for file in files]
+
+
+def _account(starts: list[dict[str, Any]]) -> dict[str, float]:
     total = dict.fromkeys((DEVICES, DATA, SAVE, START, COMPILE, LOST, STOPPED), 0.0)
     kept_to: int | None = None  # the step from which what follows has gone on; None: it is the end
     for index, start in reversed(list(enumerate(starts))):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -35,6 +35,7 @@ from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodpu
 from fire_lm.training.lock import only_writer
 from fire_lm.training.optimizer import POSITION, AdamW
 from fire_lm.training.reporter import Reporter, new_counters
+from fire_lm.training.spikes import Spikes
 from fire_lm.training.step import TrainState, init_state, train_step
 from fire_lm.training.summary import describe, model_flops_per_token
 from fire_lm.training.watchdog import Watch, Watchdog
@@ -56,12 +57,14 @@ def pretrain(
     z_loss: float = 0.0,
     log_every: int = 100,
     watchdog: Watchdog = Watchdog(),  # noqa: B008 (frozen)
+    spikes: Spikes = Spikes(),  # noqa: B008 (frozen)
     init_from: str = "",
     init_allow_missing: tuple[str, ...] = (),
     init_allow_unused: tuple[str, ...] = (),
     dry_run: bool,
     init_from_model: Decoder | None,
     before_first_step: Callable[[], None] = lambda: None,
+    ranked: Callable[[], Sequence[int]] = lambda: (),
 ) -> None:
     """Trains `model` and leaves a run directory (contract: ARCHITECTURE section 6).
 
@@ -74,11 +77,13 @@ def pretrain(
       z_loss: weight of log(Z)^2.
       log_every: steps between lines of metrics.
       watchdog: when a run counts as stuck.
+      spikes: what happens at a loss that is not finite, or jumps.
       init_from: `RUN[@STEP]`, parameters to start from, with a fresh optimizer and step 0.
       init_allow_missing, init_allow_unused: path patterns that INIT_FROM may lack or leave over.
       dry_run: describe the run and stop, allocating nothing.
       init_from_model: the model of INIT_FROM's run.
       before_first_step: called when everything is ready (the caller records the configuration).
+      ranked: the steps that sweeps have scored, the best first, for `Checkpointing.keep_best`.
 
     Raises:
       UserError: a setting that cannot work. RunFailed: NaN, unreadable checkpoint or storage.
@@ -121,7 +126,7 @@ def pretrain(
     with (
         only_writer(workdir),
         contextlib.closing(Goodput(workdir, quiet)) as goodput,
-        contextlib.closing(Checkpoints(workdir, checkpoints)) as writer,
+        contextlib.closing(Checkpoints(workdir, checkpoints, ranked)) as writer,
     ):
         with phase("verifying checkpoints", quiet):
             start = writer.recover()
@@ -182,7 +187,9 @@ def pretrain(
                     jnp.int32,
                     sharding=NamedSharding(device_mesh, sharding.BATCH),
                 ),
+                *spikes.guard(jax.ShapeDtypeStruct((), jnp.float32, sharding=like.step.sharding)),
             )
+            sharding.wait_for_all("compiled")
 
         goodput.enter(START)
 
@@ -196,12 +203,14 @@ def pretrain(
             schedule=optimizer.schedule(train_steps),
             flops=model_flops_per_token(model, abstract.params, train_length),
             counters=counters,
+            spikes=spikes,
+            goodput=goodput,
             quiet=quiet,
         )
         with contextlib.closing(reporter), watchdog.watching(workdir, goodput) as watch:
             run_steps(
-                step_fn, state, batches, device_mesh, writer, reporter, watch, goodput, start,
-                train_steps, checkpoints.save_every,
+                step_fn, state, batches, device_mesh, writer, reporter, watch, goodput, spikes,
+                start, train_steps, checkpoints.save_every,
             )  # fmt: skip
     if reporter.last_saved < train_steps:
         raise Preempted(
@@ -221,6 +230,7 @@ def run_steps(
     reporter: Reporter,
     watch: Watch,
     goodput: Goodput,
+    spikes: Spikes,
     start: int,
     train_steps: int,
     save_every: int,
@@ -232,7 +242,9 @@ def run_steps(
             batch = next(batches)
             skipped = int(batch.pop("skipped"))
             goodput.enter(DEVICES)
-            state, metrics = step_fn(state, sharding.put_batch(batch, mesh))
+            limit = spikes.skip_above(reporter.counters["recent_losses"])
+            guard = spikes.guard(sharding.put_scalar(limit, mesh))
+            state, metrics = step_fn(state, sharding.put_batch(batch, mesh), *guard)
             reporter.pending(step, metrics, skipped)
             stopping = stop.requested or writer.reached_preemption(step)
             if step % save_every == 0 or step == train_steps or stopping:
@@ -247,12 +259,15 @@ def run_steps(
 
 
 def compile_step(
-    step: Callable[..., Any], like: TrainState, targets_BT: jax.ShapeDtypeStruct
+    step: Callable[..., Any],
+    like: TrainState,
+    targets_BT: jax.ShapeDtypeStruct,
+    *skip_above: jax.ShapeDtypeStruct,
 ) -> Callable[..., Any]:
     """The step for states and targets like these; it takes over the memory of the state."""
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     jitted = jax.jit(step, out_shardings=(state_shardings, None), donate_argnums=0)
-    return jitted.lower(like, {"targets": targets_BT}).compile()
+    return jitted.lower(like, {"targets": targets_BT}, *skip_above).compile()
 
 
 def start_from(

@@ -14,14 +14,23 @@ import jax
 
 from fire_lm.errors import RunFailed
 from fire_lm.metrics import MetricsLog, Progress, peak_flops
+from fire_lm.training.goodput import Goodput
+from fire_lm.training.spikes import SpikeLog, Spikes, remember
 
 
 def new_counters() -> dict[str, Any]:
     """What a run counts, as its checkpoints keep it: plain JSON.
 
-    `largest` holds the metrics of the encoding since the last line of the log.
+    `largest` holds the metrics of the encoding since the last line of the log, `recent_losses`
+    what `Spikes` judges by.
     """
-    return {"tokens": 0, "documents_skipped": 0, "largest": {}}
+    return {
+        "tokens": 0,
+        "documents_skipped": 0,
+        "updates_skipped": 0,
+        "largest": {},
+        "recent_losses": [],
+    }
 
 
 class Reporter:
@@ -37,9 +46,13 @@ class Reporter:
         schedule: Callable[[Any], Any],
         flops: float,
         counters: dict[str, Any],
+        spikes: Spikes,
+        goodput: Goodput,
         quiet: bool,
     ):
         self._log = None if quiet else MetricsLog(workdir, start)
+        self._spike_log = None if quiet else SpikeLog(workdir, start)
+        self._spikes, self._goodput = spikes, goodput
         self._progress = Progress(train_steps, start, quiet)
         self.last_saved = start
         self._last_step, self._log_every = train_steps, log_every
@@ -60,13 +73,8 @@ class Reporter:
         step, metrics, skipped = self._waiting
         self._waiting = None
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        for name in ("loss", "grad_norm"):
-            if not math.isfinite(values[name]):
-                kept = f"step {self.last_saved}" if self.last_saved else "none"
-                raise RunFailed(
-                    f"{name} is {values[name]} at step {step}: stopped\n"
-                    f"last checkpoint saved with finite loss and gradient: {kept}"
-                )
+        skipped_update = values.pop("skipped", 0.0) > 0
+        self._judge(step, values, skipped_update)
         largest = self.counters["largest"]
         # A new dict: a checkpoint that is still being written may hold the old one.
         self.counters["largest"] = {
@@ -79,6 +87,32 @@ class Reporter:
         if step % self._log_every == 0 or step in (1, self._last_step):
             self._write(step, values)
 
+    def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
+        """Logs a spike; stops a run that has gone wrong beyond what is allowed."""
+        loss, gradient, losses = values["loss"], values["grad_norm"], self.counters["recent_losses"]
+        finite, limit = math.isfinite(loss) and math.isfinite(gradient), self._spikes.limit(losses)
+        self.counters["updates_skipped"] += skipped
+        if not finite or loss > limit or skipped:
+            if self._spike_log is not None:
+                self._spike_log.add({"step": step, **values, "limit": limit, "skipped": skipped})
+        if finite and not skipped:
+            self.counters["recent_losses"] = remember(losses, loss)
+            return
+        allowed, count = self._spikes.skips_allowed, self.counters["updates_skipped"]
+        if skipped and count <= allowed:
+            return
+        name = "loss" if finite or not math.isfinite(loss) else "grad_norm"
+        kept = f"step {self.last_saved}" if self.last_saved else "none"
+        bound = (
+            f"{count} updates have been left out, {allowed} are allowed"
+            if allowed
+            else "--gin.Spikes.skips_allowed=10 with --allow_config_change leaves such updates out"
+        )
+        raise RunFailed(
+            f"{name} is {values[name]} at step {step}: stopped\n"
+            f"last checkpoint saved with finite loss and gradient: {kept}; {bound}"
+        )
+
     def _write(self, step: int, values: dict[str, float]) -> None:
         now, tokens = time.monotonic(), self.counters["tokens"]
         rate = (tokens - self._since[1]) / max(now - self._since[0], 1e-9)
@@ -87,16 +121,19 @@ class Reporter:
             "tokens": tokens,
             "loss": values["loss"],
             "grad_norm": values["grad_norm"],
-            "learning_rate": float(self._schedule(step - 1)),
+            # A skipped update leaves the optimizer's count of updates as it is.
+            "learning_rate": float(self._schedule(step - 1 - self.counters["updates_skipped"])),
             "tokens_per_second": rate,
             "documents_skipped": self.counters["documents_skipped"],
+            "updates_skipped": self.counters["updates_skipped"],
         }
+        logged |= self._goodput.fractions()
         logged |= self.counters["largest"]
         self.counters["largest"] = {}
         if self._peak is not None:
             logged["mfu"] = rate * self._flops / (self._peak * jax.device_count())
-        if self._log is not None:
-            self._log.write(step, logged)
+        if self._log is not None:  # JSON knows no NaN: the spike log tells
+            self._log.write(step, {n: value for n, value in logged.items() if math.isfinite(value)})
         self._progress.show(step, f"loss {values['loss']:.4f}  {rate:,.0f} tokens/s")
 
     def close(self) -> None:

@@ -55,6 +55,7 @@ def split_microbatches(targets_BT: jax.Array, microbatches: int) -> jax.Array:
 def train_step(
     state: TrainState,
     batch: Batch,
+    skip_above: jax.Array | None = None,
     *,
     model: Decoder,
     optimizer: optax.GradientTransformation,
@@ -65,9 +66,12 @@ def train_step(
     """One update by the mean gradient over the batch's tokens.
 
     `seed` draws the positions, where the model resamples them: one draw for the whole batch.
+    With `skip_above`, a float32 scalar, an update is left out whose loss is above it or whose loss
+    or gradient is not finite: then the step alone is counted.
 
     Metrics, float32 scalars: `loss` (nats per token, without z-loss), `grad_norm` (before
-    clipping), `tokens` (scored in this batch), and those of the encoding.
+    clipping), `tokens` (scored in this batch), `skipped` (1 if the update was left out; only with
+    `skip_above`), and those of the encoding.
     """
     gradient = jax.value_and_grad(summed_loss, has_aux=True)
     targets_BT = batch["targets"]
@@ -93,4 +97,12 @@ def train_step(
     params = optax.apply_updates(state.params, updates)
     metrics = {"loss": nll / divisor, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
     metrics |= position_metrics(model, state.params)
+    if skip_above is not None:
+        keep = jnp.isfinite(metrics["grad_norm"]) & (metrics["loss"] <= skip_above)
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(keep, new, old),
+            (params, opt_state),
+            (state.params, state.opt_state),
+        )
+        metrics["skipped"] = 1.0 - keep.astype(jnp.float32)
     return TrainState(state.step + 1, params, opt_state), metrics

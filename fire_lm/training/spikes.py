@@ -1,0 +1,92 @@
+"""What a run does about a step gone wrong: a loss that is not finite, or that jumps.
+
+The limit of a step comes from the losses up to two steps before it, because the host works one
+step ahead of the losses that it reads. It is kept with the counters of a checkpoint, so that a
+resumed run judges as an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from etils import epath
+
+_Array = TypeVar("_Array")
+
+_WINDOW = 100  # losses that say what is usual
+_LEAST = 20  # of them, before anything counts as a spike
+
+
+@dataclasses.dataclass(frozen=True)
+class Spikes:
+    """When a loss counts as a spike, and how many updates a run may leave out.
+
+    Every spike becomes a line of `spikes.jsonl` in the run directory.
+
+    Attributes:
+      deviations: a spike lies this many standard deviations above the median of the last hundred
+        losses; the deviation is 1.4826 times the median absolute one, which spikes do not move.
+      skips_allowed: updates that may be left out, in the whole run, for a loss or gradient that
+        is not finite; the next one stops the run. 0 stops at the first.
+      skip_finite: leave out the updates of spikes too; they count as well.
+    """
+
+    deviations: float = 10.0
+    skips_allowed: int = 0
+    skip_finite: bool = False
+
+    def limit(self, losses: list[float]) -> float:
+        """The loss, in nats per token, above which a step after these is a spike."""
+        if len(losses) < _LEAST:
+            return math.inf
+        middle = statistics.median(losses)
+        deviation = 1.4826 * statistics.median(abs(loss - middle) for loss in losses)
+        return middle + self.deviations * deviation
+
+    def skip_above(self, losses: list[float]) -> float:
+        """The loss above which the next update is left out, if any ever is (see `guard`)."""
+        return self.limit(losses) if self.skip_finite else math.inf
+
+    def guard(self, skip_above: _Array) -> tuple[_Array, ...]:
+        """What the training step takes besides state and batch: nothing where it need not judge."""
+        return (skip_above,) if self.skips_allowed else ()
+
+
+def remember(losses: list[float], loss: float) -> list[float]:
+    """A new list: a checkpoint that is still being written may hold the old one."""
+    return [*losses, loss][-_WINDOW:]
+
+
+class SpikeLog:
+    """`spikes.jsonl`; lines after `resume_step` are dropped, as those of the metrics are."""
+
+    def __init__(self, workdir: str | epath.Path, resume_step: int):
+        self._path = epath.Path(workdir) / "spikes.jsonl"
+        self._lines: list[str] = []
+        if self._path.exists():
+            whole = [line for line in self._path.read_text().splitlines() if line.endswith("}")]
+            self._lines = [line for line in whole if json.loads(line)["step"] <= resume_step]
+            self._write()
+
+    def add(self, facts: Mapping[str, Any]) -> None:
+        """`facts` are plain numbers; NaN and infinities are written as words, as JSON has none."""
+        self._lines.append(
+            json.dumps(
+                {
+                    name: str(value) if isinstance(value, float) and not math.isfinite(value)
+                    else value
+                    for name, value in facts.items()
+                }
+            )
+        )  # fmt: skip
+        self._write()
+
+    def _write(self) -> None:
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text("".join(f"{line}\n" for line in self._lines))
+        temporary.replace(self._path)
