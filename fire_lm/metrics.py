@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from etils import epath
 
@@ -92,33 +93,64 @@ class MetricsLog:
 
     def __init__(self, workdir: str | epath.Path, resume_step: int):
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._path = epath.Path(workdir) / "metrics.jsonl"
+        self._workdir, self._path = str(workdir), epath.Path(workdir) / "metrics.jsonl"
         kept = [line for step, line in _read(self._path) if step <= resume_step]
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text("".join(kept))
         temporary.replace(self._path)
         self._file = self._path.open("a")
-        self._events = EventFileWriter(str(workdir))
+        self._events: Any = None
+        self._failing = False
         # Tells TensorBoard to drop what it has of later steps.
         start = SessionLog(status=SessionLog.START)
-        self._events.add_event(Event(step=resume_step + 1, session_log=start))
+        self._add(Event(step=resume_step + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One object in the file, one scalar each in TensorBoard."""
+        """One object in the file, one scalar each in TensorBoard.
+
+        A full disk is told, and is no reason to stop: lines wait for the next time, scalars of
+        TensorBoard are lost.
+        """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         event = Event(step=step, wall_time=time.time(), summary=Summary(value=scalars))
-        self._events.add_event(event)
+        line = json.dumps({"step": step, **values}) + "\n"
+        with self._tolerant(f"the metrics of step {step}"):
+            self._file.write(line)
+            self._file.flush()
+            self._add(event)
+
+    def _add(self, event: Any) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        if self._events is None:
+            self._events = EventFileWriter(self._workdir)
+        try:
+            self._events.add_event(event)
+        except OSError:
+            self._events = None  # it takes no more: the next one gets a new file
+            raise
+
+    @contextmanager
+    def _tolerant(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._failing:
+                print(f"\n{what} cannot be written yet: {error}", file=sys.stderr)
+            self._failing = True
+        else:
+            self._failing = False
 
     def close(self) -> None:
-        self._file.close()
-        self._events.close()
+        with self._tolerant("the last metrics"):
+            self._file.close()
+        if self._events is not None:
+            with self._tolerant("the last metrics"):
+                self._events.close()
 
 
 def _read(path: epath.Path) -> Iterator[tuple[int, str]]:

@@ -177,7 +177,7 @@ def test_updates_left_out_are_bounded(copy, data_dir, capsys):
 def test_updates_left_out_are_the_same_after_a_restart(data_dir, tmp_path):
     """Those of losses above the usual, some of each half of the run."""
     more = ["TRAIN_STEPS=60", "Spikes.deviations=0.5", "Spikes.skips_allowed=60"]
-    more += ["Spikes.skip_finite=True", "AdamW.learning_rate=1e-4", "Checkpointing.keep_last=99"]
+    more += ["Spikes.skip_finite=True", "AdamW.learning_rate=1e-9", "Checkpointing.keep_last=99"]
     arguments = [f"--gin.{binding}" for binding in more]
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert main(command(data_dir, whole, *arguments)) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 from etils import epath
@@ -60,15 +61,21 @@ def choose_step(workdir: str | epath.Path, step: int | None) -> int:
 
 
 def unreadable(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
-    # Orbax abandons its other reads, whose clean-up may print tracebacks over our message.
-    before = sys.unraisablehook
-    sys.unraisablehook = lambda found: (
-        None if "Event loop is closed" in str(found.exc_value) else before(found)
-    )
+    hush_abandoned_work()
     return RunFailed(
         f"checkpoint {step} of {workdir} does not fit or cannot be read: {first_line(error)}\n"
         "another model needs another --workdir; if it is damaged, move "
         f"{checkpoint_directory(workdir) / str(step)} away to go on from the one before it"
+    )
+
+
+@functools.cache
+def hush_abandoned_work() -> None:
+    """After an error Orbax abandons its other reads and writes, whose ends would print tracebacks
+    over our message, for as long as the process lives."""
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda found: (
+        None if "Event loop is closed" in str(found.exc_value) else before(found)
     )
 
 

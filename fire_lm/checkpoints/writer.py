@@ -19,6 +19,7 @@ from fire_lm.checkpoints.layout import (
     available_steps,
     checkpoint_directory,
     first_line,
+    hush_abandoned_work,
     unreadable,
 )
 from fire_lm.checkpoints.manifest import MANIFEST, damage, write_manifest
@@ -180,6 +181,7 @@ class Checkpoints:
     def _fail(self, step: int, error: Exception) -> None:
         whole = available_steps(self.workdir)
         self._failures += 1
+        hush_abandoned_work()
         # Orbax would raise this error again at a later save, or at the end.
         with contextlib.suppress(Exception):
             self._orbax.close()

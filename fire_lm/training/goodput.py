@@ -13,6 +13,7 @@ from typing import Any
 from etils import epath
 
 import fire_lm
+from fire_lm.errors import RunFailed
 from fire_lm.metrics import duration
 
 START, COMPILE = "starting", "compiling"
@@ -27,7 +28,7 @@ class Goodput:
 
     def __init__(self, workdir: str, quiet: bool):
         folder = epath.Path(workdir) / "goodput"
-        self._file, self._earlier = None, []
+        self._workdir, self._file, self._earlier = workdir, None, []
         if not quiet:
             folder.mkdir(exist_ok=True)
             self._earlier = _starts(workdir)
@@ -58,11 +59,24 @@ class Goodput:
         self.write()
 
     def write(self) -> None:
+        """Called by itself.
+
+        Raises:
+          RunFailed: the run directory is gone.
+        """
         self._written = time.monotonic()
         if self._file is not None and len(self._seconds) > 1:  # more than to find nothing to do
             temporary = self._file.with_suffix(".tmp")
-            temporary.write_text(json.dumps(self._facts()))
-            temporary.replace(self._file)
+            try:
+                temporary.write_text(json.dumps(self._facts()))
+                temporary.replace(self._file)
+            except FileNotFoundError:
+                raise RunFailed(
+                    f"{self._workdir} has been removed or renamed under its run: stopped\n"
+                    "where it is now, the same command resumes from the last checkpoint"
+                ) from None
+            except OSError:  # a full disk: what matters more, such as checkpoints, tells
+                return
 
     def _facts(self) -> dict[str, Any]:
         return {

@@ -250,6 +250,7 @@ def run_steps(
             if step % save_every == 0 or step == train_steps or stopping:
                 reporter.flush()  # never save a step whose loss is not known to be finite
                 goodput.enter(SAVE)
+                goodput.write()  # tells a run directory that is gone; a save would make a new one
                 writer.save(step, state, batches.get_state(), reporter.counters)
                 reporter.last_saved = step
                 goodput.saved(step)
