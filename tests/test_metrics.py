@@ -1,6 +1,8 @@
 """fire_lm.metrics: FLOPs by the stated convention, the progress line, the log that resumes."""
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -111,3 +113,29 @@ def test_a_new_log_keeps_nothing_of_a_run_without_checkpoint(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     metrics.MetricsLog(tmp_path, 0).close()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+FULL_DISK = """
+import resource, sys
+from fire_lm.metrics import MetricsLog
+
+log = MetricsLog(sys.argv[1], 0)
+before = resource.getrlimit(resource.RLIMIT_FSIZE)
+for step in range(1, 7):
+    if step == 3:  # as on a full disk: no file may grow any more
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
+    if step == 5:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    log.write(step, {"loss": 1.0 / step})
+log.close()
+"""
+
+
+def test_lines_wait_while_the_disk_is_full(tmp_path):
+    arguments = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("cannot be written yet") == 1
+    assert "the metrics of step 3 cannot be written yet" in done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]

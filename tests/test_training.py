@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import jax
@@ -157,6 +158,26 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(copy, data_dir, capsys):
     assert available_steps(copy)[-1] == STEPS + 1
     assert all(np.isfinite(leaf).all() for leaf in saved_state(copy, STEPS + 1).values())
     assert [row["step"] for row in logged(copy)] == list(range(1, STEPS + 2))
+
+
+def test_a_run_directory_that_is_gone_stops_the_run(data_dir, tmp_path, monkeypatch, capsys):
+    """And no save makes a new one in its place, without what was in it."""
+    workdir, pending = tmp_path / "run", Reporter.pending
+
+    def pending_and_gone(self: Reporter, step: int, *arguments: object) -> None:
+        pending(self, step, *arguments)
+        if step == 9:
+            while available_steps(workdir) != [SAVE_EVERY]:  # its save has ended
+                time.sleep(0.01)
+            workdir.rename(tmp_path / "renamed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reporter, "pending", pending_and_gone)
+        assert main(command(data_dir, workdir)) == 1
+    error = capsys.readouterr().err
+    assert f"{workdir} has been removed or renamed under its run: stopped" in error
+    assert not workdir.exists() and available_steps(tmp_path / "renamed") == [SAVE_EVERY]
+    assert main(command(data_dir, tmp_path / "renamed")) == 0
 
 
 def test_updates_left_out_are_bounded(copy, data_dir, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 
 from etils import epath
@@ -73,6 +74,7 @@ def unreadable(workdir: str | epath.Path, step: int, error: Exception) -> RunFai
 def hush_abandoned_work() -> None:
     """After an error Orbax abandons its other reads and writes, whose ends would print tracebacks
     over our message, for as long as the process lives."""
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     before = sys.unraisablehook
     sys.unraisablehook = lambda found: (
         None if "Event loop is closed" in str(found.exc_value) else before(found)
