@@ -62,6 +62,11 @@ def meaning(line: str) -> list[str]:
     ]
 
 
+def names(configuration: str) -> list[str]:
+    """What the printed configuration sets: a slip changes a value, never what there is to set."""
+    return re.findall(r"^(\S+) = ", configuration, re.MULTILINE)
+
+
 def slips(draw: random.Random) -> Iterator[tuple[str | None, str, str]]:
     """(file or None for the command line, a line of it, the line with a slip)."""
     lines = [(None, flag) for flag in FLAGS[2:]]
@@ -119,6 +124,7 @@ def wrongly_treated(folder: Path, capsys: pytest.CaptureFixture[str], count: int
         lines = error.strip().splitlines()
         plain = len(lines) <= 3 and "Traceback" not in error
         seen = configuration != expected or meaning(wrong) == meaning(line)
+        seen &= names(configuration) == names(expected)
         if not (verdict == "refused" and lines and plain or verdict == "accepted" and seen):
             found.append(f"{name}: {line!r} -> {wrong!r}: {verdict}; {error}")
     return found
@@ -132,4 +138,4 @@ def test_five_hundred_slips_are_told_or_seen(folder, capsys):
 @pytest.mark.ci
 def test_without_a_check_some_bindings_do_nothing(folder, capsys, monkeypatch):
     monkeypatch.setattr(checks, "check_macros", lambda program: None)
-    assert wrongly_treated(folder, capsys, 300)
+    assert wrongly_treated(folder, capsys, 60)

@@ -16,7 +16,9 @@ from fire_lm.checkpoints import available_steps
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def start_together(arguments: list[str], processes: int) -> list[subprocess.Popen[str]]:
+def start_together(
+    arguments: list[str], processes: int, module: tuple[str, ...] = ("-m", "fire_lm")
+) -> list[subprocess.Popen[str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -24,7 +26,7 @@ def start_together(arguments: list[str], processes: int) -> list[subprocess.Pope
     environment |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "fire_lm", *arguments],
+            [sys.executable, *module, *arguments],
             cwd=ROOT,
             env=environment | {"JAX_PROCESS_ID": str(index)},
             stdout=subprocess.PIPE,
@@ -112,3 +114,32 @@ def test_a_killed_process_is_named_and_the_same_command_resumes(tmp_path):
     assert time.monotonic() - began < 90 and started[0].returncode != 0
     assert f"pid {started[1].pid})" in output.splitlines()[-2], output[-3000:]
     run_together(arguments, 2)
+
+
+LATE = """
+import sys, time
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from fire_lm.sharding import initialize_distributed, wait_for_all
+
+initialize_distributed()
+split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+total = jax.jit(lambda x: x.sum()).lower(jax.ShapeDtypeStruct((2,), "float32", sharding=split))
+total = total.compile()
+if jax.process_index() == 1:
+    time.sleep(40)  # as if it compiled that much longer
+if sys.argv[1] == "wait":
+    wait_for_all("compiled")
+ones = jax.make_array_from_process_local_data(split, np.ones(1, np.float32))
+print(float(total(ones)))
+"""
+
+
+@pytest.mark.ci
+def test_one_that_compiles_much_longer_holds_up_but_does_not_end_the_job():
+    """Without the barrier the first collective gives up after half a minute."""
+    waiting = start_together(["-c", LATE, "wait"], 2, module=())
+    hasty = start_together(["-c", LATE, "do not"], 2, module=())
+    assert [output.split()[-1] for output in finish(waiting)] == ["2.0", "2.0"]
+    finish(hasty)
+    assert any(process.returncode != 0 for process in hasty)

@@ -29,13 +29,13 @@ def data_dir(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text") / "data")
 
 
-def start(arguments: list[str]) -> subprocess.Popen[str]:
+def start(arguments: list[str], stdout: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return subprocess.Popen(
         [sys.executable, "-m", "fire_lm", *arguments],
         cwd=ROOT,
         env=environment,
-        stdout=subprocess.DEVNULL,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -141,8 +141,11 @@ def killed_and_whole(
             kill_at(arguments, workdir, at, draw.uniform(0, 0.1))
         assert_each_step_once(workdir)
     terminate_at(arguments, workdir, max(steps_logged(workdir)) + 20)
-    finish(start(arguments))
-    wall = time.time() - began
+    last = start(arguments, stdout=subprocess.PIPE)
+    assert last.stdout is not None
+    assert any(line.startswith("done: ") for line in last.stdout), last.communicate()[1]
+    wall = time.time() - began  # without what Python takes to clear up
+    finish(last)
     finish(whole)
 
     assert_each_step_once(workdir)
