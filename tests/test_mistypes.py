@@ -69,12 +69,12 @@ def names(configuration: str) -> list[str]:
 
 def slips(draw: random.Random) -> Iterator[tuple[str | None, str, str]]:
     """(file or None for the command line, a line of it, the line with a slip)."""
-    lines = [(None, flag) for flag in FLAGS[2:]]
-    for name in FILES:
-        text = (ROOT / "configs" / name).read_text()
-        lines += [(name, line) for line in text.splitlines() if re.match(r"\w", line)]
+    lines: list[tuple[str | None, str]] = [(None, flag) for flag in FLAGS[2:]]
     overruled = [flag.removeprefix("--gin.").partition("=")[0] for flag in FLAGS]
-    lines = [(name, line) for name, line in lines if line.partition(" = ")[0] not in overruled]
+    for file in FILES:
+        for line in (ROOT / "configs" / file).read_text().splitlines():
+            if re.match(r"\w", line) and line.partition(" = ")[0] not in overruled:
+                lines.append((file, line))
     while True:
         name, line = draw.choice(lines)
         wrong = slip(line, draw)
@@ -82,8 +82,8 @@ def slips(draw: random.Random) -> Iterator[tuple[str | None, str, str]]:
             yield name, line, wrong
 
 
-def outcome(folder: Path, name: str | None, line: str, wrong: str) -> str | None:
-    """What is wrong with how the slip is treated; None if nothing."""
+def outcome(folder: Path, name: str | None, line: str, wrong: str) -> str:
+    """How the command ends with the slip in its place."""
     flags = FLAGS
     if name is None:
         flags = [wrong if flag == line else flag for flag in FLAGS]
@@ -109,7 +109,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def wrongly_treated(folder: Path, capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
-    def shown(name: str | None, line: str, wrong: str) -> tuple[str | None, str, str]:
+    def shown(name: str | None, line: str, wrong: str) -> tuple[str, str, str]:
         verdict = outcome(folder, name, line, wrong)
         printed = capsys.readouterr()
         configuration, _, _ = printed.out.partition("\nparameters\n")
