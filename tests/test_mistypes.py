@@ -138,4 +138,4 @@ def test_five_hundred_slips_are_told_or_seen(folder, capsys):
 @pytest.mark.ci
 def test_without_a_check_some_bindings_do_nothing(folder, capsys, monkeypatch):
     monkeypatch.setattr(checks, "check_macros", lambda program: None)
-    assert wrongly_treated(folder, capsys, 60)
+    assert wrongly_treated(folder, capsys, 200)
