@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from etils import epath
@@ -84,6 +84,35 @@ def phase(name: str, quiet: bool = False) -> Iterator[None]:
         print(f"{time.monotonic() - start:.1f} s", flush=True)
 
 
+_failing: set[str] = set()
+
+
+@contextmanager
+def tolerating(what: str) -> Iterator[None]:
+    """Storage that refuses a run's books is told, once, and is no reason to stop.
+
+    Any error: those of a bucket are TensorFlow's.
+    """
+    try:
+        yield
+    except Exception as error:
+        if what not in _failing:
+            print(f"\n{what} cannot be written: {error}; training goes on", file=sys.stderr)
+        _failing.add(what)
+    else:
+        _failing.discard(what)
+
+
+def whole_lines(path: epath.Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """(object, line) of each line of a JSON lines file; what a kill or a crash has torn is left
+    out."""
+    for line in path.read_bytes().decode(errors="replace").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            facts = json.loads(line)
+            if isinstance(facts, dict):
+                yield facts, f"{line}\n"
+
+
 class MetricsLog:
     """`metrics.jsonl` and TensorBoard events of a run; lines after `resume_step` are dropped.
 
@@ -95,13 +124,12 @@ class MetricsLog:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self._workdir, self._path = str(workdir), epath.Path(workdir) / "metrics.jsonl"
-        kept = [line for step, line in _read(self._path) if step <= resume_step]
+        kept = [line for facts, line in whole_lines(self._path) if facts["step"] <= resume_step]
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text("".join(kept))
         temporary.replace(self._path)
         self._file = self._path.open("a")
         self._events: Any = None
-        self._failing = False
         # Tells TensorBoard to drop what it has of later steps.
         start = SessionLog(status=SessionLog.START)
         self._add(Event(step=resume_step + 1, session_log=start))
@@ -118,7 +146,7 @@ class MetricsLog:
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         event = Event(step=step, wall_time=time.time(), summary=Summary(value=scalars))
         line = json.dumps({"step": step, **values}) + "\n"
-        with self._tolerant(f"the metrics of step {step}"):
+        with tolerating("metrics.jsonl"):
             self._file.write(line)
             self._file.flush()
             self._add(event)
@@ -130,31 +158,13 @@ class MetricsLog:
             self._events = EventFileWriter(self._workdir)
         try:
             self._events.add_event(event)
-        except OSError:
+        except Exception:
             self._events = None  # it takes no more: the next one gets a new file
             raise
 
-    @contextmanager
-    def _tolerant(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if not self._failing:
-                print(f"\n{what} cannot be written yet: {error}", file=sys.stderr)
-            self._failing = True
-        else:
-            self._failing = False
-
     def close(self) -> None:
-        with self._tolerant("the last metrics"):
+        with tolerating("metrics.jsonl"):
             self._file.close()
         if self._events is not None:
-            with self._tolerant("the last metrics"):
+            with tolerating("TensorBoard events"):
                 self._events.close()
-
-
-def _read(path: epath.Path) -> Iterator[tuple[int, str]]:
-    """(step, line) for each whole line; a line cut short by a kill is left out."""
-    for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
-        if line.endswith("}\n"):
-            yield json.loads(line)["step"], line

@@ -16,7 +16,13 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fire_lm import checkpoints
-from fire_lm.checkpoints import Checkpointing, Checkpoints, available_steps, restore_params
+from fire_lm.checkpoints import (
+    Checkpointing,
+    Checkpoints,
+    available_steps,
+    manifest,
+    restore_params,
+)
 from fire_lm.errors import FireLMError, RunFailed, UserError
 from fire_lm.training.step import TrainState
 
@@ -176,29 +182,97 @@ def test_forty_damages_are_forty_detections(tmp_path, capsys):
     assert recovered(whole) == 5
     for number in range(40):
         run = shutil.copytree(whole, tmp_path / str(number))
-        damaged = run / draw.choice(files).relative_to(whole)
+        damaged = run / files[number % len(files)].relative_to(whole)  # every one has its turn
         draw.choice([flip, flip, cut, remove])(damaged, draw)
         with pytest.raises(RunFailed if damaged.exists() else FireLMError):
             checkpoints.choose_step(run, 5)
         assert checkpoints.choose_step(run, None) == 3
         capsys.readouterr()
         assert recovered(run) == 3
+        error = capsys.readouterr().err
         if (run / "checkpoints" / "5.damaged").exists():
-            error = capsys.readouterr().err
             assert str(damaged.relative_to(run / "checkpoints" / "5")) in error, damaged
-        saved(run, 5, make=one_array)
-        assert recovered(run) == 5 and (run / "checkpoints" / "5").exists()
+        else:
+            assert damaged.name == "manifest.sha256" and "kept as 5.unfinished" in error
+    saved(run, 5, make=one_array)
+    assert recovered(run) == 5 and (run / "checkpoints" / "5").exists()
 
 
 def test_every_checkpoint_damaged(tmp_path, capsys):
-    folder = saved(tmp_path, 3, make=one_array) / "checkpoints"
-    for _ in range(2):
-        truncate_arrays(folder / "3")
-        with pytest.raises(RunFailed, match=r"every checkpoint of .* is damaged: \[3\]"):
-            checkpoints.choose_step(tmp_path, None)
-        assert recovered(tmp_path) == 0
-        saved(tmp_path, 3, make=one_array)
-    assert sorted(path.name for path in folder.iterdir()) == ["3", "3.damaged", "3.damaged_2"]
+    """Never begins again in silence: that would drop what the run has logged."""
+    folder = saved(tmp_path, 3, 5, make=one_array) / "checkpoints"
+    for step in (3, 5):
+        truncate_arrays(folder / str(step))
+    with pytest.raises(RunFailed, match=r"every checkpoint of .* is damaged: \[3, 5\]"):
+        checkpoints.choose_step(tmp_path, None)
+    with pytest.raises(RunFailed, match=r"no checkpoint of .* is whole \(5: .*; 3: .*\nto begin"):
+        recovered(tmp_path)
+    assert checkpoints.available_steps(tmp_path) == [3, 5], "nothing has been moved"
+
+
+def test_a_first_save_that_never_ended_is_set_aside(tmp_path, capsys):
+    folder = saved(tmp_path, 5, make=one_array) / "checkpoints"
+    (folder / "5" / "manifest.sha256").unlink()
+    assert recovered(tmp_path) == 0
+    assert [path.name for path in folder.iterdir()] == ["5.unfinished"]
+    assert "its save never ended; kept as 5.unfinished" in capsys.readouterr().err
+
+
+def test_what_others_keep_there_is_left_alone(tmp_path):
+    folder = saved(tmp_path, 5, make=one_array) / "checkpoints"
+    (folder / "2024").mkdir()
+    (folder / "2024" / "thesis.txt").write_text("mine")
+    (folder / "7").write_text("mine too")
+    assert recovered(tmp_path) == 5
+    saved(tmp_path, 6, 8, 9, make=one_array, keep_last=1)
+    assert (folder / "2024" / "thesis.txt").exists() and (folder / "7").exists()
+
+
+def test_a_block_that_cannot_be_read_is_damage(tmp_path, monkeypatch, capsys):
+    folder = saved(tmp_path, 3, 5, make=one_array) / "checkpoints"
+    broken = str(folder / "5" / "info")
+    fingerprint = manifest._fingerprint
+
+    def with_bad_block(path):
+        if str(path).startswith(broken):
+            raise OSError(5, "Input/output error")
+        return fingerprint(path)
+
+    monkeypatch.setattr(manifest, "_fingerprint", with_bad_block)
+    assert recovered(tmp_path) == 3
+    assert "it cannot be read: [Errno 5] Input/output error" in capsys.readouterr().err
+
+
+def test_a_failed_save_is_never_told_as_success(tmp_path, monkeypatch):
+    """Also if the storage refuses to say what it has."""
+
+    def refuse(*_: object) -> Any:
+        raise OSError("refused")
+
+    with pytest.raises(RunFailed, match="checkpoint 5 of .* could not be saved: refused"):
+        with contextlib.closing(Checkpoints(tmp_path, Checkpointing())) as writer:
+            monkeypatch.setattr("fire_lm.checkpoints.writer.write_manifest", refuse)
+            monkeypatch.setattr("fire_lm.checkpoints.writer.available_steps", refuse)
+            monkeypatch.setattr("fire_lm.checkpoints.writer.is_checkpoint", refuse)
+            writer.save(5, state(4), POSITION, INFO)
+
+
+def test_the_end_of_a_save_does_not_hide_another_failure(tmp_path, monkeypatch):
+    with pytest.raises(ZeroDivisionError):
+        with contextlib.closing(Checkpoints(tmp_path, Checkpointing())) as writer:
+            monkeypatch.setattr("fire_lm.checkpoints.writer.write_manifest", lambda step: 1 / 0)
+            writer.save(5, state(4), POSITION, INFO)
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["save_every=0", "keep_last=0", "keep_every=0", "keep_best=-1", "failures_allowed=-1"],
+)
+def test_a_policy_that_cannot_work(setting):
+    name, _, value = setting.partition("=")
+    with pytest.raises(UserError, match=f"Checkpointing.{name} is"):
+        Checkpointing(**{name: int(value)})
 
 
 def test_a_file_that_nobody_wrote_is_no_damage(tmp_path):
@@ -236,8 +310,8 @@ save(5, 7, full=True)
 save(9, full=False)
 save(11, 13, full=True)
 save(15, full=False)
-save(17, 19, 21, full=True)
-for last in (lambda: save(23, full=False), writer.close):
+save(17, 19, full=True)
+for last in (lambda: save(21, full=True), writer.close):
     try:
         last()
     except RunFailed as error:
@@ -246,7 +320,7 @@ for last in (lambda: save(23, full=False), writer.close):
 
 
 def test_saves_on_a_full_disk(tmp_path):
-    """Training goes on after two in a row, not after three."""
+    """Training goes on after two in a row, not after three, and says so at once."""
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
     )
@@ -254,7 +328,7 @@ def test_saves_on_a_full_disk(tmp_path):
     assert available_steps(tmp_path) == [3, 9, 15]
     folder = tmp_path / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["15", "3", "9"]
-    for step, newest in ((5, 3), (7, 3), (11, 9), (13, 9), (17, 15), (19, 15), (21, 15)):
+    for step, newest in ((5, 3), (7, 3), (11, 9), (13, 9), (17, 15), (19, 15)):
         first = f"checkpoint {step} of {tmp_path} could not be saved: "
         second = f"\nthe newest whole one is {newest}; training goes on"
         assert re.search(f"{re.escape(first)}.*{second}", done.stderr)

@@ -154,7 +154,7 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(copy, data_dir, capsys):
     assert main(command(data_dir, copy, *absurd, "--allow_config_change")) == 1
     first, second = capsys.readouterr().err.strip().splitlines()
     assert first.endswith(f"nan at step {STEPS + 2}: stopped")
-    assert f"finite loss and gradient: step {STEPS + 1}; --gin.Spikes.skips_allowed=" in second
+    assert f"of a step with finite loss: {STEPS + 1}; --gin.Spikes.skips_allowed=" in second
     assert available_steps(copy)[-1] == STEPS + 1
     assert all(np.isfinite(leaf).all() for leaf in saved_state(copy, STEPS + 1).values())
     assert [row["step"] for row in logged(copy)] == list(range(1, STEPS + 2))
@@ -182,6 +182,7 @@ def test_a_run_directory_that_is_gone_stops_the_run(data_dir, tmp_path, monkeypa
 
 def test_updates_left_out_are_bounded(copy, data_dir, capsys):
     bindings = ["AdamW.learning_rate=1e30", "TRAIN_STEPS=20", "Spikes.skips_allowed=3"]
+    bindings += ["Checkpointing.save_every=1", "Checkpointing.keep_last=1"]
     absurd = [f"--gin.{binding}" for binding in bindings]
     assert main(command(data_dir, copy, *absurd, "--allow_config_change")) == 1
     first, second = capsys.readouterr().err.strip().splitlines()
@@ -192,6 +193,23 @@ def test_updates_left_out_are_bounded(copy, data_dir, capsys):
     assert all(spike["loss"] == "nan" and spike["skipped"] for spike in spikes)
     assert [row["updates_skipped"] for row in logged(copy)[STEPS:]] == [0, 1, 2, 3]
     assert "loss" not in logged(copy)[-1], "JSON has no NaN"
+    assert available_steps(copy) == [STEPS + 1], "no broken state takes the place of a sound one"
+
+
+def test_a_damaged_checkpoint_is_left_for_the_one_before(finished, data_dir, tmp_path, capsys):
+    """Through the command, to the same bits."""
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    array = max((run / "checkpoints" / str(STEPS)).glob("state/**/d/*"), key=os.path.getsize)
+    content = bytearray(array.read_bytes())
+    content[len(content) // 2] ^= 1
+    array.write_bytes(content)
+    assert main(command(data_dir, run)) == 0
+    told = capsys.readouterr()
+    assert f"checkpoint {STEPS} of {run} is damaged: " in told.err and "from 10" in told.err
+    assert "resuming from step 10" in told.out
+    assert logged(run) == logged(finished)
+    assert_same_state(run, finished)
+    assert (run / "checkpoints" / f"{STEPS}.damaged").is_dir()
 
 
 @pytest.mark.ci
@@ -252,6 +270,7 @@ def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
             counters=counters,
             spikes=Spikes(),
             goodput=Goodput(str(workdir), quiet=True),
+            newest_saved=lambda: 0,
             quiet=False,
         )
         with contextlib.closing(reporter):

@@ -30,10 +30,24 @@ def checkpoint_directory(workdir: str | epath.Path) -> epath.Path:
 def available_steps(workdir: str | epath.Path) -> list[int]:
     """Steps of a run whose save has ended, ascending."""
     directory = checkpoint_directory(workdir)
+    return [step for step in written_steps(workdir) if (directory / str(step) / MANIFEST).exists()]
+
+
+def written_steps(workdir: str | epath.Path) -> list[int]:
+    """Steps of a run that are there, whole or not, ascending."""
+    directory = checkpoint_directory(workdir)
     if not directory.is_dir():
         return []
-    numbered = [path for path in directory.iterdir() if path.name.isdigit()]
-    return sorted(int(path.name) for path in numbered if (path / MANIFEST).exists())
+    return sorted(
+        int(path.name)
+        for path in directory.iterdir()
+        if path.name.isdigit() and is_checkpoint(path)
+    )
+
+
+def is_checkpoint(path: epath.Path) -> bool:
+    """Whether Orbax or we have written it: people put other things beside."""
+    return any((path / name).exists() for name in (MANIFEST, "_CHECKPOINT_METADATA", "state"))
 
 
 def choose_step(workdir: str | epath.Path, step: int | None) -> int:

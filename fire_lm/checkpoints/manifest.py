@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from etils import epath
 
 MANIFEST = "manifest.sha256"
+NEVER_ENDED = "its save never ended"
 _CHUNK_BYTES = 2**24
 
 
@@ -32,16 +33,21 @@ def damage(step: epath.Path, part: int = 0, parts: int = 1) -> str | None:
     Of every `parts` files one is read, that of number `part`, so that processes can share the
     work. Files that are not in the manifest are nobody's.
     """
-    written = (step / MANIFEST).read_bytes().decode(errors="replace")
-    *lines, last = written.splitlines(keepends=True) or [""]
-    if last != f"{_sha256(''.join(lines))}\n":
-        return f"{MANIFEST} is not what was written"
-    for line in lines[part::parts]:
-        digest, size, name = line.rstrip("\n").split(" ", 2)
-        if not (step / name).exists():
-            return f"{name} is missing"
-        if _fingerprint(step / name) != f"{digest} {size}":
-            return f"{name} is not what was written"
+    try:
+        if not (step / MANIFEST).exists():
+            return NEVER_ENDED
+        written = (step / MANIFEST).read_bytes().decode(errors="replace")
+        *lines, last = written.splitlines(keepends=True) or [""]
+        if last != f"{_sha256(''.join(lines))}\n":
+            return f"{MANIFEST} is not what was written"
+        for line in lines[part::parts]:
+            digest, size, name = line.rstrip("\n").split(" ", 2)
+            if not (step / name).exists():
+                return f"{name} is missing"
+            if _fingerprint(step / name) != f"{digest} {size}":
+                return f"{name} is not what was written"
+    except OSError as error:  # as of a bad block
+        return f"it cannot be read: {error}"
     return None
 
 

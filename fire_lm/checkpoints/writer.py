@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +21,18 @@ from fire_lm.checkpoints.layout import (
     checkpoint_directory,
     first_line,
     hush_abandoned_work,
+    is_checkpoint,
     unreadable,
+    written_steps,
 )
-from fire_lm.checkpoints.manifest import MANIFEST, damage, write_manifest
+from fire_lm.checkpoints.manifest import MANIFEST, NEVER_ENDED, damage, write_manifest
 from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
 from fire_lm.errors import RunFailed, UserError
 
 _PATIENCE_MS = 3_600_000  # for the slowest reader of a checkpoint
+_WRITING_SECONDS = 900  # after which a process that has not written its part has failed
+_UNFINISHED = ".orbax-checkpoint-tmp"
+_round = itertools.count()  # of what the processes tell each other; they all count alike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +53,19 @@ class Checkpointing:
     keep_best: int = 0
     failures_allowed: int = 2
 
+    def __post_init__(self) -> None:
+        for name, least in {"save_every": 1, "keep_last": 1, "keep_every": 1}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"Checkpointing.{name} is {value}: it must be {least} or more")
+        for name in ("keep_best", "failures_allowed"):
+            if getattr(self, name) < 0:
+                raise UserError(f"Checkpointing.{name} is negative: it must be 0 or more")
+
 
 class Checkpoints:
     """Of several processes, all call each method; process 0 alone writes the manifest, removes
-    what is not kept, and speaks.
+    what is not kept, and speaks. A save that fails in one of them has failed in all.
     """
 
     def __init__(
@@ -69,44 +84,52 @@ class Checkpoints:
         self._failure = ""  # the last of them, told
 
     def recover(self) -> int:
-        """The newest whole step, verified; 0 if there is none.
+        """The newest whole step, verified; 0 if none has ever been saved.
 
-        Damaged steps above it are set aside as `<step>.damaged`, so that they can be saved again;
-        saves that never ended are removed.
+        What lies above it is told and set aside, so that the step can be saved again: damaged
+        steps as `<step>.damaged`, those whose save never ended as `<step>.unfinished`. What a
+        kill left of a save under way is removed.
+
+        Raises:
+          RunFailed: there are steps, but none is whole.
         """
-        newest = 0
-        for step in reversed(available_steps(self.workdir)):
-            problem = _any_process(
-                step, damage(self._directory / str(step), jax.process_index(), jax.process_count())
-            )
+        problems: dict[int, str] = {}
+        for step in reversed(written_steps(self.workdir)):
+            found = damage(self._directory / str(step), jax.process_index(), jax.process_count())
+            problem = _first_told(next(_round), found)
             if not problem:
-                newest = step
                 break
-            if self._leads:
-                aside = self._set_aside(step)
+            problems[step] = problem
+        else:
+            step = 0
+        if not step and problems and list(problems.values()) != [NEVER_ENDED]:
+            told = "; ".join(f"{number}: {problem}" for number, problem in problems.items())
+            raise RunFailed(
+                f"no checkpoint of {self.workdir} is whole ({told})\n"
+                f"to begin again, move {self._directory} away"
+            )
+        if self._leads:
+            for number, problem in problems.items():
+                aside = self._set_aside(number, problem)
                 print(
-                    f"checkpoint {step} of {self.workdir} is damaged: {problem}; kept as "
-                    f"{aside.name}, going on from the one before",
+                    f"checkpoint {number} of {self.workdir} is damaged: {problem}; kept as "
+                    f"{aside.name}, going on from {step or 'the beginning'}",
                     file=sys.stderr,
                 )
-        if self._leads:
             self._remove_unfinished()
-        if jax.process_count() > 1:
-            client: Any = distributed.global_state.client
-            client.wait_at_barrier("fire_lm/recovered", _PATIENCE_MS)
-        return newest
+        return step
 
     def save(self, step: int, state: Any, position: bytes, info: Mapping[str, Any]) -> None:
         """Starts an asynchronous save; `state` may be donated once this returns.
 
-        A save that fails is told and training may go on: the newest whole checkpoint stays.
+        A save that fails is told and training may go on: the newest whole checkpoint stays. When
+        no more may fail, this waits for the end of the save.
 
         Raises:
           RunFailed: more saves in a row have failed than are allowed.
         """
         self.settle()
-        if self._failures > self._policy.failures_allowed:
-            raise RunFailed(self._failure)
+        error: Exception | None = None
         try:
             self._orbax.save(
                 self._directory / str(step),
@@ -116,11 +139,15 @@ class Checkpoints:
                     info=ocp.args.JsonSave(dict(info)),
                 ),
             )
-        except Exception as error:  # a bucket's errors are of many classes
-            self._fail(step, error)
-            return
-        self._finishing = threading.Thread(target=self._finish, args=(step,))
+        except Exception as found:  # a bucket's errors are of many classes
+            error = found
+        last_chance = self._failures == self._policy.failures_allowed
+        self._finishing = threading.Thread(target=self._finish, args=(step, next(_round), error))
         self._finishing.start()
+        if last_chance:
+            self.settle()
+            if self._failures:
+                raise RunFailed(self._failure)
 
     def restore(self, step: int, like: Any) -> tuple[Any, bytes, dict[str, Any]]:
         """(state, position, info) of a step; `like` has the shapes and shardings of the state."""
@@ -149,28 +176,10 @@ class Checkpoints:
         """Whether the processes of this job have agreed to stop after `step`."""
         return jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step)
 
-    def close(self) -> None:
-        """Returns once every started save is on disk.
-
-        Raises:
-          RunFailed: the last one is not.
-        """
+    def newest(self) -> int:
+        """The newest whole step, once the save under way has ended; 0 if there is none."""
         self.settle()
-        self._orbax.close()
-        if self._failures:
-            raise RunFailed(self._failure)
-
-    def _finish(self, step: int) -> None:
-        """In a thread: waits until Orbax is done, and makes the step a whole one."""
-        try:
-            self._orbax.wait_until_finished()
-            if self._leads:
-                write_manifest(self._directory / str(step))
-                self._prune()
-        except Exception as error:
-            self._fail(step, error)
-        else:
-            self._failures = 0
+        return max(available_steps(self.workdir), default=0)
 
     def settle(self) -> None:
         """Waits for the save that is under way."""
@@ -178,21 +187,59 @@ class Checkpoints:
             self._finishing.join()
             self._finishing = None
 
-    def _fail(self, step: int, error: Exception) -> None:
-        whole = available_steps(self.workdir)
+    def close(self) -> None:
+        """Returns once every started save is on disk.
+
+        Raises:
+          RunFailed: the last one is not, and this is not the end of another failure.
+        """
+        self.settle()
+        self._orbax.close()
+        if self._failures and sys.exc_info()[0] is None:
+            raise RunFailed(self._failure)
+
+    def _finish(self, step: int, number: int, error: Exception | None) -> None:
+        """In a thread: waits until Orbax is done, and makes the step a whole one."""
+        try:
+            if error is None:
+                self._orbax.wait_until_finished()
+                if self._leads:
+                    write_manifest(self._directory / str(step))
+        except Exception as found:
+            error = found
+        try:
+            problem = _first_told(number, None if error is None else first_line(error))
+        except jax.errors.JaxRuntimeError as found:  # a process has not told in time
+            problem = first_line(found)
+        if problem:
+            self._fail(step, problem)
+            return
+        self._failures = 0
+        if self._leads:
+            try:
+                self._prune()
+            except Exception as found:
+                print(f"no checkpoint removed: {first_line(found)}", file=sys.stderr)
+
+    def _fail(self, step: int, problem: str) -> None:
         self._failures += 1
+        self._failure = f"checkpoint {step} of {self.workdir} could not be saved: {problem}"
         hush_abandoned_work()
-        # Orbax would raise this error again at a later save, or at the end.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # Orbax would raise this error again at a later save
             self._orbax.close()
         self._orbax = _checkpointer()
-        self._failure = (
-            f"checkpoint {step} of {self.workdir} could not be saved: {first_line(error)}\n"
-            f"the newest whole one is {whole[-1] if whole else 'none'}"
-        )
-        if self._leads:
+        if not self._leads:
+            return
+        with contextlib.suppress(Exception):  # the storage may refuse this as well
+            self._failure += (
+                f"\nthe newest whole one is {max(available_steps(self.workdir), default='none')}"
+            )
+        if self._failures <= self._policy.failures_allowed:
             print(f"{self._failure}; training goes on", file=sys.stderr)
+        with contextlib.suppress(Exception):
             self._remove_unfinished()  # what was written may fill the disk
+            if is_checkpoint(self._directory / str(step)):
+                _remove(self._directory / str(step))
 
     def _prune(self) -> None:
         """Removes what the policy does not keep; never the newest."""
@@ -201,34 +248,28 @@ class Checkpoints:
         if every is not None:
             kept |= {step for step in steps if step % every == 0}
         if self._policy.keep_best:
-            try:
-                ranked = [step for step in self._ranked() if step in steps]
-            except Exception as error:  # a broken table of results is no reason to lose one
-                print(f"no checkpoint removed: {first_line(error)}", file=sys.stderr)
-                return
+            ranked = [step for step in self._ranked() if step in steps]
             kept |= set(ranked[: self._policy.keep_best])
         for step in set(steps) - kept:
             _remove(self._directory / str(step))
 
-    def _set_aside(self, step: int) -> epath.Path:
-        aside, copies = self._directory / f"{step}.damaged", 1
+    def _set_aside(self, step: int, problem: str) -> epath.Path:
+        name = f"{step}.{'unfinished' if problem == NEVER_ENDED else 'damaged'}"
+        aside, copies = self._directory / name, 1
         while aside.exists():
             copies += 1
-            aside = self._directory / f"{step}.damaged_{copies}"
+            aside = self._directory / f"{name}_{copies}"
         return (self._directory / str(step)).rename(aside)
 
     def _remove_unfinished(self) -> None:
-        """Saves that never ended: Orbax's temporary folders, and steps without manifest."""
-        if not self._directory.is_dir():
-            return
-        for path in self._directory.iterdir():
-            step, _, rest = path.name.partition(".orbax-checkpoint-tmp")
-            if step.isdigit() and (rest or path.name != step or not (path / MANIFEST).exists()):
+        """Orbax's temporary folders: saves that were under way when the process died."""
+        for path in self._directory.glob(f"*{_UNFINISHED}*") if self._directory.is_dir() else ():
+            if path.name.partition(_UNFINISHED)[0].isdigit():
                 _remove(path)
 
 
 def _checkpointer() -> ocp.AsyncCheckpointer:
-    return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+    return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), timeout_secs=_WRITING_SECONDS)
 
 
 def _remove(step: epath.Path) -> None:
@@ -237,16 +278,16 @@ def _remove(step: epath.Path) -> None:
     step.rmtree()
 
 
-def _any_process(step: int, problem: str | None) -> str:
+def _first_told(number: int, problem: str | None) -> str:
     """The problem of the first process that has one, the same on all; empty if none has.
 
-    Told through JAX's coordination service: some may read for minutes longer than others, which
-    a collective does not survive (see `sharding.wait_for_all`).
+    Told through JAX's coordination service: some may take minutes longer than others, which a
+    collective does not survive (see `sharding.wait_for_all`).
     """
     if jax.process_count() == 1:
         return problem or ""
     client: Any = distributed.global_state.client
-    key = f"fire_lm/damage/{step}"
+    key = f"fire_lm/checkpoints/{number}"
     client.key_value_set(f"{key}/{jax.process_index()}", f"={problem or ''}")
     said = [
         client.blocking_key_value_get(f"{key}/{index}", _PATIENCE_MS)

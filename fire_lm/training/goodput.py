@@ -7,6 +7,7 @@ kill loses what came after its last writing, a few seconds at most; that counts 
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
@@ -14,13 +15,13 @@ from etils import epath
 
 import fire_lm
 from fire_lm.errors import RunFailed
-from fire_lm.metrics import duration
+from fire_lm.metrics import duration, tolerating, whole_lines
 
 START, COMPILE = "starting", "compiling"
 DATA, DEVICES, SAVE = "waiting for data", "waiting for the devices", "saving"
 STEPS = (DATA, DEVICES, SAVE)
 LOST, STOPPED = "steps done again", "stopped"
-_PERIOD = 2.0  # seconds between two writings
+_PERIOD = 2.0  # seconds between two writings; in a bucket, one at each save
 
 
 class Goodput:
@@ -29,10 +30,12 @@ class Goodput:
     def __init__(self, workdir: str, quiet: bool):
         folder = epath.Path(workdir) / "goodput"
         self._workdir, self._file, self._earlier = workdir, None, []
+        self._period = math.inf if "://" in workdir else _PERIOD
         if not quiet:
             folder.mkdir(exist_ok=True)
             self._earlier = _starts(workdir)
-            self._file = folder / f"{len(self._earlier):05d}.json"
+            taken = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()]
+            self._file = folder / f"{max(taken, default=-1) + 1:05d}.json"
         now = time.monotonic()
         self.stage = START
         self._since, self._written = fire_lm.STARTED, now
@@ -49,7 +52,7 @@ class Goodput:
         now = time.monotonic()
         self._seconds[self.stage] = self._seconds.get(self.stage, 0.0) + now - self._since
         self.stage, self._since = stage, now
-        if now - self._written > _PERIOD:
+        if now - self._written > self._period:
             self.write()
 
     def saved(self, step: int) -> None:
@@ -59,24 +62,18 @@ class Goodput:
         self.write()
 
     def write(self) -> None:
-        """Called by itself.
-
-        Raises:
-          RunFailed: the run directory is gone.
-        """
         self._written = time.monotonic()
-        if self._file is not None and len(self._seconds) > 1:  # more than to find nothing to do
+        if self._file is None or len(self._seconds) < 2:  # to find nothing to do is no start
+            return
+        if not self._file.parent.is_dir():
+            raise RunFailed(
+                f"{self._workdir} has been removed or renamed under its run: stopped\n"
+                "where it is now, the same command resumes from the last checkpoint"
+            )
+        with tolerating("goodput"):
             temporary = self._file.with_suffix(".tmp")
-            try:
-                temporary.write_text(json.dumps(self._facts()))
-                temporary.replace(self._file)
-            except FileNotFoundError:
-                raise RunFailed(
-                    f"{self._workdir} has been removed or renamed under its run: stopped\n"
-                    "where it is now, the same command resumes from the last checkpoint"
-                ) from None
-            except OSError:  # a full disk: what matters more, such as checkpoints, tells
-                return
+            temporary.write_text(json.dumps(self._facts()))
+            temporary.replace(self._file)
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -115,7 +112,7 @@ def account(workdir: str) -> dict[str, float]:
 
 def _starts(workdir: str) -> list[dict[str, Any]]:
     files = sorted((epath.Path(workdir) / "goodput").glob("*.json"))
-    return [json.loads(file.read_text()) for file in files]
+    return [facts for file in files for facts, _ in whole_lines(file)]
 
 
 def _account(starts: list[dict[str, Any]]) -> dict[str, float]:

@@ -19,7 +19,7 @@ def only_writer(workdir: str) -> Iterator[None]:
     """Holds the run directory, which exists, until the block ends, or the process dies.
 
     The operating system lets go of the lock with the process, so a kill leaves nothing behind.
-    Buckets have no such locks: there the user must see to it.
+    Buckets and some shared file systems have no such locks: there the user must see to it.
 
     Raises:
       UserError: another process holds it.
@@ -36,6 +36,8 @@ def only_writer(workdir: str) -> Iterator[None]:
                 f"{workdir} is being written by {file.read().strip()}\n"
                 "wait until that ends, or choose another --workdir"
             ) from None
+        except OSError:  # a file system without locks, as some shared ones are
+            pass
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()

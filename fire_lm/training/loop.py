@@ -28,7 +28,7 @@ from fire_lm.checkpoints import (
     split_run,
 )
 from fire_lm.data import TextData
-from fire_lm.errors import Preempted, UserError
+from fire_lm.errors import Preempted, RunFailed, UserError
 from fire_lm.metrics import phase
 from fire_lm.models import Decoder, encoding_names
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
@@ -96,8 +96,6 @@ def pretrain(
         train_length=train_length,
         microbatches=microbatches,
         log_every=log_every,
-        save_every=checkpoints.save_every,
-        keep_last=checkpoints.keep_last,
     )
     if seed < 0:
         raise UserError(f"SEED is {seed}: it must be 0 or more")
@@ -126,7 +124,9 @@ def pretrain(
     with (
         only_writer(workdir),
         contextlib.closing(Goodput(workdir, quiet)) as goodput,
+        sigterm_flag() as stop,  # until the last save is on disk
         contextlib.closing(Checkpoints(workdir, checkpoints, ranked)) as writer,
+        watchdog.watching(workdir, goodput) as watch,
     ):
         with phase("verifying checkpoints", quiet):
             start = writer.recover()
@@ -205,17 +205,23 @@ def pretrain(
             counters=counters,
             spikes=spikes,
             goodput=goodput,
+            newest_saved=writer.newest,
             quiet=quiet,
         )
-        with contextlib.closing(reporter), watchdog.watching(workdir, goodput) as watch:
-            run_steps(
+        with contextlib.closing(reporter):
+            stopped = run_steps(
                 step_fn, state, batches, device_mesh, writer, reporter, watch, goodput, spikes,
-                start, train_steps, checkpoints.save_every,
+                stop, start, train_steps, checkpoints.save_every,
             )  # fmt: skip
-    if reporter.last_saved < train_steps:
+    newest = writer.newest()
+    if stopped:
         raise Preempted(
-            f"stopped by SIGTERM after step {reporter.last_saved}, which is saved\n"
-            "the same command resumes"
+            f"stopped by SIGTERM after step {newest}, which is saved\nthe same command resumes"
+        )
+    if newest < train_steps:
+        raise RunFailed(
+            f"the loss of step {train_steps} is not finite, so it is not saved; the newest "
+            f"checkpoint is {newest}\nmore TRAIN_STEPS go on from there"
         )
     if not quiet:
         print(f"done: {train_steps} steps, run in {workdir}\n{table(workdir)}")
@@ -231,32 +237,38 @@ def run_steps(
     watch: Watch,
     goodput: Goodput,
     spikes: Spikes,
+    stop: StopFlag,
     start: int,
     train_steps: int,
     save_every: int,
-) -> None:
-    """Steps `start + 1` to `train_steps`, or until SIGTERM; the last one is saved."""
-    with sigterm_flag() as stop:
-        for step in range(start + 1, train_steps + 1):
-            goodput.enter(DATA)
-            batch = next(batches)
-            skipped = int(batch.pop("skipped"))
-            goodput.enter(DEVICES)
-            limit = spikes.skip_above(reporter.counters["recent_losses"])
-            guard = spikes.guard(sharding.put_scalar(limit, mesh))
-            state, metrics = step_fn(state, sharding.put_batch(batch, mesh), *guard)
-            reporter.pending(step, metrics, skipped)
-            stopping = stop.requested or writer.reached_preemption(step)
-            if step % save_every == 0 or step == train_steps or stopping:
-                reporter.flush()  # never save a step whose loss is not known to be finite
+) -> bool:
+    """Steps `start + 1` to `train_steps`, or until SIGTERM; whether that came. The last step is
+    saved, but none whose loss is not finite: what made it so may be in the state."""
+    due = False
+    for step in range(start + 1, train_steps + 1):
+        goodput.enter(DATA)
+        batch = next(batches)
+        skipped = int(batch.pop("skipped"))
+        goodput.enter(DEVICES)
+        limit = spikes.skip_above(reporter.counters["recent_losses"])
+        guard = spikes.guard(sharding.put_scalar(limit, mesh))
+        state, metrics = step_fn(state, sharding.put_batch(batch, mesh), *guard)
+        reporter.pending(step, metrics, skipped)
+        watch.finished(step)
+        stopping = stop.requested or writer.reached_preemption(step)
+        due = due or step % save_every == 0 or step == train_steps or stopping
+        if due:
+            reporter.flush()  # never save a step whose loss is not known to be finite
+            if reporter.sound:
                 goodput.enter(SAVE)
                 goodput.write()  # tells a run directory that is gone; a save would make a new one
                 writer.save(step, state, batches.get_state(), reporter.counters)
-                reporter.last_saved = step
                 goodput.saved(step)
-            watch.finished(step)
-            if stopping:
-                return
+                watch.saved()
+                due = False
+        if stopping:
+            return True
+    return False
 
 
 def compile_step(
@@ -339,15 +351,15 @@ def check_vocabulary(data: TextData, vocab_size: int) -> None:
         )
 
 
-class _StopFlag:
+class StopFlag:
     requested = False
 
 
 @contextlib.contextmanager
-def sigterm_flag() -> Iterator[_StopFlag]:
+def sigterm_flag() -> Iterator[StopFlag]:
     """Turns SIGTERM into a flag. With several processes JAX's preemption service agrees on a
     step instead, and a flag of one process alone would let them part."""
-    flag = _StopFlag()
+    flag = StopFlag()
     if jax.process_count() > 1:
         yield flag
         return

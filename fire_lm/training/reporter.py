@@ -48,13 +48,14 @@ class Reporter:
         counters: dict[str, Any],
         spikes: Spikes,
         goodput: Goodput,
+        newest_saved: Callable[[], int],
         quiet: bool,
     ):
         self._log = None if quiet else MetricsLog(workdir, start)
         self._spike_log = None if quiet else SpikeLog(workdir, start)
-        self._spikes, self._goodput = spikes, goodput
+        self._spikes, self._goodput, self._newest_saved = spikes, goodput, newest_saved
+        self.sound = True  # whether loss and gradient of the step read last are finite
         self._progress = Progress(train_steps, start, quiet)
-        self.last_saved = start
         self._last_step, self._log_every = train_steps, log_every
         self._schedule, self._flops, self.counters = schedule, flops, counters
         self._peak = peak_flops(jax.devices()[0].device_kind)
@@ -74,6 +75,8 @@ class Reporter:
         self._waiting = None
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         skipped_update = values.pop("skipped", 0.0) > 0
+        # A skipped update leaves the optimizer's count of updates as it is.
+        learning_rate = float(self._schedule(step - 1 - self.counters["updates_skipped"]))
         self._judge(step, values, skipped_update)
         largest = self.counters["largest"]
         # A new dict: a checkpoint that is still being written may hold the old one.
@@ -85,7 +88,7 @@ class Reporter:
         self.counters["tokens"] += int(values["tokens"])
         self.counters["documents_skipped"] += skipped
         if step % self._log_every == 0 or step in (1, self._last_step):
-            self._write(step, values)
+            self._write(step, values, learning_rate)
 
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
         """Logs a spike; stops a run that has gone wrong beyond what is allowed."""
@@ -95,6 +98,7 @@ class Reporter:
         if not finite or loss > limit or skipped:
             if self._spike_log is not None:
                 self._spike_log.add({"step": step, **values, "limit": limit, "skipped": skipped})
+        self.sound = finite
         if finite and not skipped:
             self.counters["recent_losses"] = remember(losses, loss)
             return
@@ -102,18 +106,18 @@ class Reporter:
         if skipped and count <= allowed:
             return
         name = "loss" if finite or not math.isfinite(loss) else "grad_norm"
-        kept = f"step {self.last_saved}" if self.last_saved else "none"
         bound = (
             f"{count} updates have been left out, {allowed} are allowed"
             if allowed
             else "--gin.Spikes.skips_allowed=10 with --allow_config_change leaves such updates out"
         )
+        newest = self._newest_saved() or "none"
         raise RunFailed(
             f"{name} is {values[name]} at step {step}: stopped\n"
-            f"last checkpoint saved with finite loss and gradient: {kept}; {bound}"
+            f"newest checkpoint, of a step with finite loss: {newest}; {bound}"
         )
 
-    def _write(self, step: int, values: dict[str, float]) -> None:
+    def _write(self, step: int, values: dict[str, float], learning_rate: float) -> None:
         now, tokens = time.monotonic(), self.counters["tokens"]
         rate = (tokens - self._since[1]) / max(now - self._since[0], 1e-9)
         self._since = (now, tokens)
@@ -121,8 +125,7 @@ class Reporter:
             "tokens": tokens,
             "loss": values["loss"],
             "grad_norm": values["grad_norm"],
-            # A skipped update leaves the optimizer's count of updates as it is.
-            "learning_rate": float(self._schedule(step - 1 - self.counters["updates_skipped"])),
+            "learning_rate": learning_rate,
             "tokens_per_second": rate,
             "documents_skipped": self.counters["documents_skipped"],
             "updates_skipped": self.counters["updates_skipped"],

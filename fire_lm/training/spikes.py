@@ -16,6 +16,9 @@ from typing import Any, TypeVar
 
 from etils import epath
 
+from fire_lm.errors import UserError
+from fire_lm.metrics import tolerating, whole_lines
+
 _Array = TypeVar("_Array")
 
 _WINDOW = 100  # losses that say what is usual
@@ -39,6 +42,15 @@ class Spikes:
     deviations: float = 10.0
     skips_allowed: int = 0
     skip_finite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.skips_allowed < 0 or not self.deviations > 0:
+            raise UserError(
+                f"Spikes: skips_allowed is {self.skips_allowed} and deviations {self.deviations}; "
+                "they must be 0 or more, and more than 0"
+            )
+        if self.skip_finite and not self.skips_allowed:
+            raise UserError("Spikes.skip_finite needs Spikes.skips_allowed: how many at most")
 
     def limit(self, losses: list[float]) -> float:
         """The loss, in nats per token, above which a step after these is a spike."""
@@ -67,26 +79,22 @@ class SpikeLog:
 
     def __init__(self, workdir: str | epath.Path, resume_step: int):
         self._path = epath.Path(workdir) / "spikes.jsonl"
-        self._lines: list[str] = []
-        if self._path.exists():
-            whole = [line for line in self._path.read_text().splitlines() if line.endswith("}")]
-            self._lines = [line for line in whole if json.loads(line)["step"] <= resume_step]
+        found = list(whole_lines(self._path))
+        self._lines = [line for facts, line in found if facts["step"] <= resume_step]
+        if len(self._lines) < len(found):
             self._write()
 
     def add(self, facts: Mapping[str, Any]) -> None:
         """`facts` are plain numbers; NaN and infinities are written as words, as JSON has none."""
-        self._lines.append(
-            json.dumps(
-                {
-                    name: str(value) if isinstance(value, float) and not math.isfinite(value)
-                    else value
-                    for name, value in facts.items()
-                }
-            )
-        )  # fmt: skip
-        self._write()
+        words = {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in facts.items()
+        }
+        self._lines.append(json.dumps(words) + "\n")
+        with tolerating(self._path.name):
+            self._write()
 
     def _write(self) -> None:
         temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in self._lines))
+        temporary.write_text("".join(self._lines))
         temporary.replace(self._path)

@@ -17,6 +17,7 @@ import os
 import socket
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,9 +27,11 @@ import jax
 from etils import epath
 from jax._src import distributed
 
-from fire_lm.training.goodput import DEVICES, Goodput
+from fire_lm.errors import UserError
+from fire_lm.training.goodput import DEVICES, SAVE, STEPS, Goodput
 
 _PERIOD = 1.0  # seconds between two looks
+_SAVE_SECONDS = 1800.0  # that a step may wait for storage; saves have limits of their own
 _PREFIX = "fire_lm/watchdog/"
 
 
@@ -45,6 +48,11 @@ class Watchdog:
     multiple: float = 30.0
     least_seconds: float = 300.0
     silence_seconds: float = 45.0
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if not value > 0:
+                raise UserError(f"Watchdog.{name} is {value}: it must be positive")
 
     @contextlib.contextmanager
     def watching(self, workdir: str, goodput: Goodput) -> Iterator[Watch]:
@@ -80,6 +88,10 @@ class Watch:
         self._durations.append(now - self._since)
         self._step, self._since = step, now
 
+    def saved(self) -> None:
+        """What a save takes is not part of a step."""
+        self._since = time.monotonic()
+
     def limit(self) -> float:
         """Seconds that a step may take."""
         typical = statistics.median(self._durations) if self._durations else 0.0
@@ -88,37 +100,45 @@ class Watch:
     def run(self) -> None:
         """The thread."""
         while not self.stop.wait(_PERIOD):
-            taken = time.monotonic() - self._since
+            stage, taken = self._goodput.stage, time.monotonic() - self._since
             if self._peers is not None:
-                self._peers.tell(self._step, self._goodput.stage)
+                self._peers.tell(self._step, stage)
                 lost = self._peers.lost(self._settings.silence_seconds)
                 if lost and not self.stop.is_set():
                     self._end(f"{lost} at step {self._step + 1}")
-            if taken > self.limit():
-                late = f"this process is {self._goodput.stage}"
-                if self._peers is not None:
-                    late = self._peers.late()
+            if stage not in STEPS:  # starting and compiling take what they take
+                self._since = time.monotonic()
+                continue
+            limit = max(self.limit(), _SAVE_SECONDS if stage == SAVE else 0.0)
+            if taken > limit:
+                late = self._peers.late() if self._peers is not None else ""
                 self._end(
-                    f"step {self._step + 1} has taken {taken:.0f} s, more than "
-                    f"{self.limit():.0f}: {late}"
+                    f"step {self._step + 1} has taken {taken:.0f} s, more than {limit:.0f}: "
+                    f"{late or f'this process is {stage}'}"
                 )
 
     def _end(self, why: str) -> None:
         """There is no way to interrupt a thread that waits in a collective."""
-        name = f"stacks_{jax.process_index():04d}.txt"
-        with open(os.path.join("/tmp", f"fire_lm_{os.getpid()}_{name}"), "w+") as file:
+        try:
+            name = f"stacks_{jax.process_index():04d}.txt"
+            print(
+                f"\n{why}: stopped\nwhat its threads were doing is in {self._workdir}/{name}; "
+                "the same command resumes",
+                file=sys.stderr,
+                flush=True,
+            )
+            # It may be the storage that stands still.
+            writing = threading.Thread(target=self._write_stacks, args=(name,), daemon=True)
+            writing.start()
+            writing.join(10.0)
+        finally:
+            os._exit(1)
+
+    def _write_stacks(self, name: str) -> None:
+        with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
-            with contextlib.suppress(Exception):
-                (epath.Path(self._workdir) / name).write_text(file.read())
-        print(
-            f"\n{why}: stopped\nwhat its threads were doing is in {self._workdir}/{name}; "
-            "the same command resumes",
-            file=sys.stderr,
-            flush=True,
-        )
-        sys.stdout.flush()
-        os._exit(1)
+            (epath.Path(self._workdir) / name).write_text(file.read())
 
 
 class _Peers:
@@ -130,7 +150,6 @@ class _Peers:
         self._name = f"process {self._index} ({socket.gethostname()}, pid {os.getpid()})"
         self._beats = 0
         self._heard: dict[int, tuple[str, float]] = {}  # last words, and when they were new
-        self._unreachable: str | None = None
 
     def tell(self, step: int, doing: str) -> None:
         self._beats += 1
@@ -162,6 +181,8 @@ class _Peers:
     def late(self) -> str:
         """Who holds up the others."""
         told = [said.split("|", 3) for said, _ in self._heard.values()]
+        if not told:
+            return ""
         behind = min(int(step) for _, step, _, _ in told)
         candidates = [(name, doing) for _, step, name, doing in told if int(step) == behind]
         busy = [entry for entry in candidates if entry[1] != DEVICES] or candidates
