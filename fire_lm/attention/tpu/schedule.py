@@ -1,0 +1,155 @@
+"""What the kernels are told before they start: tiles, blocks, skewed slab, live segments.
+
+Shapes: N heads, P positions and distances (padded to whole blocks), K kinks, M slabs (N or 1),
+R = 128 rows of a skewed slab, Q = P / 128 chunks, X tiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.attention.common_bias import CommonBias
+from fire_lm.errors import UserError
+
+LANES = 128
+LARGEST_BLOCK = 512
+LARGEST_BATCH = 8
+HEAD_DIMS = (64, 128)
+DTYPES = ("bfloat16", "float32")
+# On-chip memory (VMEM) of a v4 core, less what the compiler takes for itself.
+VMEM_BYTES = 14 * 2**20
+
+Order = Literal["by_query", "by_key"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """How attention is cut: `tokens` queries by as many keys, for `batch` sequences at a time."""
+
+    tokens: int
+    batch: int
+    padded_length: int
+
+    @property
+    def strips(self) -> int:
+        """Strips of 128 tokens in a block."""
+        return self.tokens // LANES
+
+
+def choose_blocks(
+    length: int, batch: int, head_dim: int, dtype: jnp.dtype, block_size: int | None
+) -> Blocks:
+    """The largest blocks that fit a v4 core; a `block_size` that does not fit is refused."""
+    if head_dim not in HEAD_DIMS:
+        raise UserError(
+            f"the TPU kernel takes a head dim of 64 or 128, not {head_dim}: "
+            "choose another size, or attention implementation 'blockwise'"
+        )
+    if dtype.name not in DTYPES:
+        raise UserError(
+            f"the TPU kernel takes bfloat16 or float32, not {dtype.name}: "
+            "choose another dtype, or attention implementation 'blockwise'"
+        )
+    if block_size is None:
+        count = -(-length // LARGEST_BLOCK)
+        tokens = _round_up(-(-length // count), LANES)
+    elif block_size % LANES or block_size < LANES:
+        raise UserError(f"the TPU kernel's block is {block_size} tokens, not a multiple of 128")
+    else:
+        tokens = block_size
+    sizes = [size for size in range(1, LARGEST_BATCH + 1) if batch % size == 0]
+    fitting = [size for size in sizes if vmem_bytes(tokens, size, head_dim, dtype) <= VMEM_BYTES]
+    if not fitting:
+        smaller = tokens - LANES
+        while smaller > LANES and vmem_bytes(smaller, 1, head_dim, dtype) > VMEM_BYTES:
+            smaller -= LANES
+        raise UserError(
+            f"the TPU kernel needs {vmem_bytes(tokens, 1, head_dim, dtype) / 2**20:.1f} MiB for a "
+            f"block of {tokens} tokens of a {head_dim}-wide {dtype.name} head, and a core has "
+            f"{VMEM_BYTES / 2**20:.0f}: a block of {smaller} fits"
+        )
+    return Blocks(tokens, fitting[-1], _round_up(length, tokens))
+
+
+def vmem_bytes(tokens: int, batch: int, head_dim: int, dtype: jnp.dtype) -> int:
+    """What the backward kernel, the larger one, holds at a time."""
+    block = tokens * head_dim
+    # Inputs q, k, v, do and outputs dk, dv twice, for the next step's copies; sums of dk, dv, dq.
+    per_sequence = 2 * 6 * block * dtype.itemsize + 3 * block * 4
+    tile = tokens * tokens * 4
+    # The bias and its gradient, what the compiler spills, and windows of the skewed slab.
+    return batch * per_sequence + 3 * tile + 6 * LANES * tokens * 4
+
+
+def _round_up(x: int, multiple: int) -> int:
+    return -(-x // multiple) * multiple
+
+
+def tiles(blocks: Blocks, order: Order) -> np.ndarray:
+    """Query block and key block of every tile on or below the diagonal, int32 `[2, X]`.
+
+    By query, a row of tiles ends on the diagonal; by key, a column starts there.
+    """
+    count = blocks.padded_length // blocks.tokens
+    if order == "by_query":
+        pairs = [(query, key) for query in range(count) for key in range(query + 1)]
+    else:
+        pairs = [(query, key) for key in range(count) for query in range(key, count)]
+    return np.asarray(pairs, np.int32).T
+
+
+def skew(slab_MP: jax.Array) -> jax.Array:
+    """`[M, R, P]` with `out[m, r, w] = slab[m, w - r]`, 0 before its start.
+
+    The 8 by 128 values of a register, those of keys j .. j + 7 and queries i .. i + 127, lie
+    together in it, at a multiple of 8 and of 128 where i and j - r are such: a kernel only loads.
+    """
+    heads, positions = slab_MP.shape
+    # Every row is one shorter than what it is cut from, so it starts one later than the last.
+    rows = jnp.pad(slab_MP, ((0, 0), (0, LANES)))[:, None]
+    rows = jnp.broadcast_to(rows, (heads, LANES, positions + LANES)).reshape(heads, -1)
+    rows = rows[:, : LANES * (positions + LANES - 1)]
+    return rows.reshape(heads, LANES, positions + LANES - 1)[:, :, :positions]
+
+
+def live_segments(bias: CommonBias, blocks: Blocks, order: Order) -> jax.Array:
+    """First and last segment that each 128 x 128 part of each tile can meet, int32.
+
+    `[X, 1, 2 S S]` for S strips in a block; of the part of query strip c and key strip a, at
+    2 (c S + a). Bounds, not more: taken from the extremes of the slab and of the rows.
+    """
+    if not bias.kink_K.size:
+        return jnp.zeros((tiles(blocks, order).shape[1], 1, 2 * blocks.strips**2), jnp.int32)
+    slab_QR = bias.slab_MP[0].reshape(-1, LANES)
+    row_QR = bias.row_P.reshape(-1, LANES)
+    # A part at a distance of m strips has distances from both sides of 128 m.
+    low_Q, high_Q = (
+        pick(ends_Q, jnp.concatenate([ends_Q[:1], ends_Q[:-1]]))
+        for pick, ends_Q in (
+            (jnp.minimum, jnp.min(slab_QR, axis=1)),
+            (jnp.maximum, jnp.max(slab_QR, axis=1)),
+        )
+    )
+    strip_S = np.arange(blocks.strips)
+    query_X, key_X = tiles(blocks, order)
+    query_XS = query_X[:, None] * blocks.strips + strip_S
+    key_XS = key_X[:, None] * blocks.strips + strip_S
+    distance_XSS = np.maximum(query_XS[:, :, None] - key_XS[:, None, :], 0)
+    row_2XS = jnp.stack([jnp.min(row_QR, axis=1), jnp.max(row_QR, axis=1)])[:, query_XS]
+    slab_2XSS = jnp.stack([low_Q, high_Q])[:, distance_XSS]
+    x_22XSS = slab_2XSS[:, None] * row_2XS[None, :, :, :, None]
+    x_2XSS = jnp.stack([jnp.min(x_22XSS, axis=(0, 1)), jnp.max(x_22XSS, axis=(0, 1))], axis=-1)
+    bounds_K = bias.kink_K.reshape((1,) * x_2XSS.ndim + (-1,))
+    passed = jnp.sum((bounds_K < x_2XSS[..., None]).astype(jnp.int32), axis=-1)
+    return passed.reshape(passed.shape[0], 1, -1)
+
+
+def log2_scale(head_dim: int) -> float:
+    """On q k: the softmax's base is 2, which saves the kernels a product."""
+    return math.log2(math.e) / math.sqrt(head_dim)
