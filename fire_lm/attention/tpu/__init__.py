@@ -82,6 +82,10 @@ def _in_base_2(bias: CommonBias, length: int, padded_length: int) -> CommonBias:
         widths = [(0, 0)] * (table.ndim - 1) + [(0, padded_length - length)]
         return jnp.pad(table[..., :length], widths, mode="edge")
 
+    if bias.kink_K.size % 2:  # the kernels take kinks in pairs
+        tables = (bias.kink_K, bias.slope_KN, bias.offset_KN)
+        kink_K, slope_KN, offset_KN = (jnp.concatenate([x, x[-1:]]) for x in tables)
+        bias = bias._replace(kink_K=kink_K, slope_KN=slope_KN, offset_KN=offset_KN)
     return bias._replace(
         slab_MP=pad(bias.slab_MP),
         row_P=pad(bias.row_P),

@@ -27,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.common_bias import CommonBias
-from fire_lm.attention.tpu.bias_tile import BiasRefs, GradientRefs, add_gradient
+from fire_lm.attention.tpu.bias_tile import BiasRefs, GradientRefs, add_gradient, build
 from fire_lm.attention.tpu.forward import (
     KEYS_BY_QUERIES,
     causal,
@@ -182,7 +182,7 @@ def _to_tables(tables: CommonBias, sums: dict[str, jax.Array]) -> CommonBias:
             by_segment = by_segment - jnp.pad(beyond, ((0, 0), (0, 0), (0, 1)))
             by_segment = by_segment + jnp.pad(beyond, ((0, 0), (0, 0), (1, 0)))
         found["offset_KN"], found["slope_KN"] = by_segment[:, 0].T, by_segment[:, 1].T
-    return tables._replace(**found, exact=None)
+    return tables._replace(**found, exact=None)  # type: ignore[arg-type]  # of a bool
 
 
 def _kernel(
@@ -224,14 +224,22 @@ def _kernel(
         jax.lax.fori_loop(0, batch, lambda b, _: run(b), None)
 
     @pl.when(index > 0)
+    @jax.named_scope("wait.later_tile")
     def _() -> None:  # the last tile's, also where this tile reads the same again
         for_all(lambda b: writing(b).wait())
 
     @pl.when(key_block > 0)
+    @jax.named_scope("fetch.later_key")
     def _() -> None:
         for_all(lambda b: reading(b).start())
 
+    @pl.when(key_block == 0)
+    @jax.named_scope("clear.first_key")
+    def _() -> None:
+        d_q[...] = jnp.zeros_like(d_q)
+
     @pl.when(diagonal)
+    @jax.named_scope("clear.diagonal")
     def _() -> None:
         d_k_sum[...] = jnp.zeros_like(d_k_sum)
         d_v_sum[...] = jnp.zeros_like(d_v_sum)
@@ -239,48 +247,58 @@ def _kernel(
     gradients = None
     if sums:
         assert d_tile is not None
-        d_tile[...] = jnp.zeros_like(d_tile)
+        with jax.named_scope("clear_tile"):
+            d_tile[...] = jnp.zeros_like(d_tile)
         gradients = GradientRefs(
             **{name: found.get(name) for name in ("segment", "kink", "row", "gain", "slab")},
             skewed=skewed,
         )
-        pl.when(index == 0)(gradients.clear)
+        pl.when(index == 0)(jax.named_scope("clear.first_tile")(gradients.clear))
 
     def attend(b: jax.Array, masked: bool) -> None:
-        s = logits(q.at[0, b], k.at[0, b], segments and [ref.at[b] for ref in segments])
-        if tile is not None:
-            s = s + tile[...]
-        elif masked:
-            s = causal(s)
-        p = jnp.exp2(s - log_sum[0, b])
-        d_s = p * (product(v[0, b], d_out[0, b], KEYS_BY_QUERIES) - mean[0, b])
-        d_s_rounded = d_s.astype(k.dtype)
-        d_v_sum[b] += product(d_out[0, b], p.astype(k.dtype), OVER_QUERIES)
-        d_k_sum[b] += product(q[0, b], d_s_rounded, OVER_QUERIES)
-        d_q_part = product(k[0, b], d_s_rounded)
-        if d_tile is not None:
-            d_tile[...] += d_s
-
-        @pl.when(key_block > 0)
-        def _() -> None:
-            reading(b).wait()
-            d_q[b] += d_q_part
-
-        @pl.when(key_block == 0)
-        def _() -> None:
-            d_q[b] = d_q_part
-
+        for queries in _halves(block):
+            s = logits(
+                q.at[0, b, :, queries],
+                k.at[0, b],
+                segments and [segments[0].at[b, :, queries], segments[1].at[b]],
+            )
+            if tile is not None:
+                s = s + tile[:, queries]
+            if masked:
+                s = causal(s, queries.start)
+            p = jnp.exp2(s - log_sum[0, b, :, queries])
+            d_out_b, mean_b = d_out[0, b, :, queries], mean[0, b, :, queries]
+            d_s = p * (product(v[0, b], d_out_b, KEYS_BY_QUERIES) - mean_b)
+            d_s_rounded = d_s.astype(k.dtype)
+            d_v_sum[b] += product(d_out_b, p.astype(k.dtype), OVER_QUERIES)
+            d_k_sum[b] += product(q[0, b, :, queries], d_s_rounded, OVER_QUERIES)
+            d_q_part = product(k[0, b], d_s_rounded)
+            if d_tile is not None:
+                d_tile[:, queries] += d_s
+            if queries.start == 0:
+                pl.when(key_block > 0)(lambda: reading(b).wait())
+            d_q[b, :, queries] += d_q_part
         writing(b).start()
 
-    for_each_sequence(batch, attend, bias, tile, diagonal)
-    if gradients is not None:
+    if bias is not None:
+        build(bias, tile, diagonal)
+    for_each_sequence(batch, diagonal, attend)
+    if bias is not None and gradients is not None:
         add_gradient(bias, gradients, d_tile, query_block, key_block)
 
     @pl.when(query_block == blocks_of_queries - 1)
+    @jax.named_scope("finish.last_query")
     def _() -> None:
         d_k[0] = d_k_sum[...].astype(d_k.dtype)
         d_v[0] = d_v_sum[...].astype(d_v.dtype)
 
     @pl.when(last)
+    @jax.named_scope("wait.last_tile")
     def _() -> None:
         for_all(lambda b: writing(b).wait())
+
+
+def _halves(block: int) -> list[slice]:
+    """Of the queries of a block: of less at a time, the compiler spills less."""
+    half = block // 2 if block % (2 * LANES) == 0 else block
+    return [slice(start, start + half) for start in range(0, block, half)]

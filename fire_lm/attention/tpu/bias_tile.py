@@ -116,48 +116,62 @@ def _strip(index: int) -> slice:
 
 
 def build(refs: BiasRefs, tile: Ref, on_diagonal: jax.Array) -> None:
-    """Fills `tile` [keys, queries], the causal mask included."""
-    _either(on_diagonal, lambda diagonal: _build(refs, tile, diagonal))
+    """Fills `tile` [keys, queries], but for parts that no query sees."""
+    either("bias", on_diagonal, lambda diagonal: _build(refs, tile, diagonal))
 
 
-def _either(on_diagonal: jax.Array, run: Callable[[bool], None]) -> None:
-    pl.when(on_diagonal)(lambda: run(True))
-    pl.when(jnp.logical_not(on_diagonal))(lambda: run(False))
+def either(name: str, on_diagonal: jax.Array, run: Callable[[bool], None]) -> None:
+    """`run` of whether the tile is on the diagonal, in scope `name`.diagonal or `name`.below."""
+    for diagonal, place in ((True, "diagonal"), (False, "below")):
+
+        @pl.when(on_diagonal == diagonal)
+        @jax.named_scope(f"{name}.{place}")
+        def _(diagonal: bool = diagonal) -> None:
+            run(diagonal)
 
 
 def _build(refs: BiasRefs, tile: Ref, on_diagonal: bool) -> None:
     block = tile.shape[0]
-    if on_diagonal:
-        for key in range(1, block // LANES):  # keys behind all these queries
-            tile[_strip(key), : key * LANES] = jnp.full((LANES, key * LANES), MASKED, jnp.float32)
     for part in parts(block, on_diagonal):
         first, last = _segments_of(refs, part)
         row, gain = refs.row[:, part.queries], refs.gain[:, part.queries]
         slab = _slab_of(refs, part)
         bias = slab * (row * gain * refs.slope[0, 0, first]) + gain * refs.offset[0, 0, last]
-        tile[part.keys, part.queries] = _masked(bias, on_diagonal and part.offset == 0)
-    if refs.kink is None:
-        return
+        tile[part.keys, part.queries] = bias
     for part in parts(block, on_diagonal):
         _add_bends(refs, tile, part)
 
 
 def _add_bends(refs: BiasRefs, tile: Ref, part: Part) -> None:
+    kinks, changes = refs.kink, refs.change
+    if kinks is None or changes is None:
+        return
+
+    def add(k: jax.Array) -> None:
+        row, gain = refs.row[:, part.queries], refs.gain[:, part.queries]
+        x = _slab_of(refs, part) * row
+        bends = [gain * changes[0, 0, one] * jnp.maximum(x, kinks[0, 0, one]) for one in (k, k + 1)]
+        tile[part.keys, part.queries] += bends[0] + bends[1]
+
+    _for_pairs(refs, part, add)
+
+
+def _for_pairs(refs: BiasRefs, part: Part, run: Callable[[jax.Array], None]) -> None:
+    """`run` for every other kink that the part may meet, to do that one and the next.
+
+    In pairs, since a part is too large to stay in registers between one kink and the next.
+    """
     first, last = _segments_of(refs, part)
 
     @pl.when(first < last)
+    @jax.named_scope(f"bends.{part.index}")
     def _() -> None:
-        x = _slab_of(refs, part) * refs.row[:, part.queries]
-
-        def add(k: jax.Array, bends: jax.Array) -> jax.Array:
-            return bends + refs.change[0, 0, k] * jnp.maximum(x, refs.kink[0, 0, k])
-
-        bends = jax.lax.fori_loop(first, last, add, jnp.zeros_like(x))
-        # Where masked, this changes nothing that matters.
-        tile[part.keys, part.queries] += refs.gain[:, part.queries] * bends
+        pairs = (last - first) >> 1  # `//` has a sign, which libtpu's compiler asks a TPU about
+        jax.lax.fori_loop(0, pairs, lambda pair, _: run(first + 2 * pair), None)
 
 
 def _segments_of(refs: BiasRefs, part: Part) -> tuple[jax.Array, jax.Array]:
+    """First and last that the part may meet."""
     if refs.live is None:
         return jnp.int32(0), jnp.int32(0)
     return refs.live[0, 0, 2 * part.index], refs.live[0, 0, 2 * part.index + 1]
@@ -168,13 +182,6 @@ def _slab_of(refs: BiasRefs, part: Part) -> jax.Array:
     if part.offset >= 0:
         return refs.slab[0, :, _strip(part.offset)]
     return refs.slab_before[0, :, _strip(block // LANES + part.offset)]
-
-
-def _masked(x: jax.Array, on_diagonal: bool) -> jax.Array:
-    if not on_diagonal:
-        return x
-    key, query = (jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) for axis in (0, 1))
-    return jnp.where(key <= query, x, MASKED)
 
 
 def add_gradient(
@@ -193,9 +200,10 @@ def add_gradient(
         for part in parts(d_tile.shape[0], diagonal):
             _add_part(refs, sums, d_tile, part, query_block * strips)
 
-    _either(query_block == key_block, of_parts)
-    if sums.skewed is not None:
-        _add_skewed(sums.skewed, sums.slab, (query_block - key_block) * strips)
+    either("bias_gradient", query_block == key_block, of_parts)
+    if sums.skewed is not None and sums.slab is not None:
+        with jax.named_scope("slab_gradient"):
+            _add_skewed(sums.skewed, sums.slab, (query_block - key_block) * strips)
 
 
 def _add_part(
@@ -206,40 +214,46 @@ def _add_part(
     slope, offset = refs.slope[0, 0, first], refs.offset[0, 0, first]
     chunk = first_chunk + part.queries.start // LANES
 
-    def add(d_bias: jax.Array, slope: jax.Array, offset: jax.Array, place: Any) -> None:
-        """For values whose bias is g (slope x + offset), or has that beside other terms."""
-        values, by_slab = _sum_keys(d_bias), _sum_keys(d_bias * _slab_of(refs, part))
-        if place is not None:
-            place[0] += gain * values
-            place[1] += gain * row * by_slab
+    def add(terms: list[tuple[jax.Array, jax.Array, jax.Array, Any]]) -> None:
+        """(gradient, slope, offset, place) of terms g (slope x + offset) of the bias."""
+        row, gain = refs.row[:, part.queries], refs.gain[:, part.queries]
+        d_row, d_gain = jnp.zeros_like(row), jnp.zeros_like(gain)
+        for d_bias, slope, offset, place in terms:
+            values, by_slab = _sum_keys(d_bias), _sum_keys(d_bias * _slab_of(refs, part))
+            if place is not None:
+                place[0] += gain * values
+                place[1] += gain * row * by_slab
+            d_gain += slope * row * by_slab + offset * values
+            d_row += slope * by_slab
         if sums.gain is not None:
-            sums.gain[0, chunk] += slope * row * by_slab + offset * values
+            sums.gain[0, chunk] += d_gain
         if sums.row is not None:
-            sums.row[0, chunk] += gain * slope * by_slab
+            sums.row[0, chunk] += gain * d_row
 
     place = None if sums.segment is None else sums.segment.at[0, :, first]
-    add(d_tile[part.keys, part.queries], slope, offset, place)
+    add([(d_tile[part.keys, part.queries], slope, offset, place)])
     skewed = None
     if sums.skewed is not None:
         skewed = sums.skewed.at[:, _skewed_strip(part, d_tile.shape[0])]
         skewed[...] += d_tile[part.keys, part.queries] * (gain * row * slope)
-    if refs.kink is None:
+    kinks, changes = refs.kink, refs.change
+    if kinks is None or changes is None:
         return
 
-    @pl.when(first < last)
-    def _() -> None:
-        x = _slab_of(refs, part) * row
-
-        def bend(k: jax.Array, d_x: jax.Array) -> jax.Array:
-            kink, change = refs.kink[0, 0, k], refs.change[0, 0, k]
-            beyond = jnp.where(x > kink, d_tile[part.keys, part.queries], 0.0)
-            place = None if sums.kink is None else sums.kink.at[0, :, k]
-            add(beyond, change, -kink * change, place)
-            return d_x + change * beyond
-
-        d_x = jax.lax.fori_loop(first, last, bend, jnp.zeros_like(x))
+    def bend(k: jax.Array) -> None:
+        row, gain = refs.row[:, part.queries], refs.gain[:, part.queries]
+        x, d_bias = _slab_of(refs, part) * row, d_tile[part.keys, part.queries]
+        pair = []
+        for one in (k, k + 1):
+            kink, change = kinks[0, 0, one], changes[0, 0, one]
+            place = None if sums.kink is None else sums.kink.at[0, :, one]
+            pair.append((jnp.where(x > kink, d_bias, 0.0), change, -kink * change, place))
+        add(pair)
         if skewed is not None:
-            skewed[...] += d_x * (gain * row)
+            scale = gain * row
+            skewed[...] += sum(beyond * (scale * change) for beyond, change, *_ in pair)
+
+    _for_pairs(refs, part, bend)
 
 
 def _sum_keys(x: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ Shapes: N heads, B batch, H head dim, P positions (padded).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from fire_lm.attention.tpu.bias_tile import MASKED, BiasRefs, build
+from fire_lm.attention.tpu.bias_tile import MASKED, BiasRefs, build, either
 from fire_lm.attention.tpu.operands import Bias, Operands
 from fire_lm.attention.tpu.schedule import Blocks
 
@@ -83,6 +84,7 @@ def _kernel(query_X: Ref, key_X: Ref, *refs: Ref, packed: bool, tables: int) -> 
     diagonal = query_block == key_block
 
     @pl.when(key_block == 0)
+    @jax.named_scope("clear.first_key")
     def _() -> None:
         largest[...] = jnp.full_like(largest, MASKED)
         total[...] = jnp.zeros_like(total)
@@ -92,7 +94,7 @@ def _kernel(query_X: Ref, key_X: Ref, *refs: Ref, packed: bool, tables: int) -> 
         s = logits(q.at[0, b], k.at[0, b], segments and [ref.at[b] for ref in segments])
         if tile is not None:
             s = s + tile[...]
-        elif masked:
+        if masked:
             s = causal(s)
         m = jnp.maximum(largest[b], jnp.max(s, axis=0, keepdims=True))
         p = jnp.exp2(s - m)
@@ -101,9 +103,12 @@ def _kernel(query_X: Ref, key_X: Ref, *refs: Ref, packed: bool, tables: int) -> 
         total[b] = rescale * total[b] + jnp.sum(p, axis=0, keepdims=True)
         mean[b] = rescale * mean[b] + product(v[0, b], p.astype(v.dtype))
 
-    for_each_sequence(q.shape[1], attend, bias, tile, diagonal)
+    if bias is not None:
+        build(bias, tile, diagonal)
+    for_each_sequence(q.shape[1], diagonal, attend)
 
     @pl.when(diagonal)
+    @jax.named_scope("finish.diagonal")
     def _() -> None:
         def finish(b: jax.Array, _: None) -> None:
             out[0, b] = (mean[b] / total[b]).astype(out.dtype)
@@ -112,20 +117,13 @@ def _kernel(query_X: Ref, key_X: Ref, *refs: Ref, packed: bool, tables: int) -> 
         jax.lax.fori_loop(0, q.shape[1], finish, None)
 
 
-def for_each_sequence(
-    batch: int, run: Any, bias: BiasRefs | None, tile: Ref | None, diagonal: jax.Array
-) -> None:
-    """`run(b, masked)` for all sequences of a block; with a bias, its tile holds the mask."""
+def for_each_sequence(batch: int, diagonal: jax.Array, run: Callable[[Any, bool], None]) -> None:
+    """`run(b, masked)` for all sequences of a block."""
 
     def loop(masked: bool) -> None:
         jax.lax.fori_loop(0, batch, lambda b, _: run(b, masked), None)
 
-    if bias is not None:
-        build(bias, tile, diagonal)
-        loop(False)
-    else:
-        pl.when(diagonal)(lambda: loop(True))
-        pl.when(jnp.logical_not(diagonal))(lambda: loop(False))
+    either("sequences", diagonal, loop)
 
 
 def logits(q: Ref, k: Ref, segments: list[Ref] | None) -> jax.Array:
@@ -139,10 +137,10 @@ def logits(q: Ref, k: Ref, segments: list[Ref] | None) -> jax.Array:
     return jnp.where(key == query, s, MASKED)
 
 
-def causal(s: jax.Array) -> jax.Array:
+def causal(s: jax.Array, first_query: int = 0) -> jax.Array:
     """The logits of a tile on the diagonal, without those of keys after the query."""
     key, query = (jax.lax.broadcasted_iota(jnp.int32, s.shape, axis) for axis in (0, 1))
-    return jnp.where(key <= query, s, MASKED)
+    return jnp.where(key <= query + first_query, s, MASKED)
 
 
 def product(a: jax.Array, b: jax.Array, contract: Any = (((1,), (0,)), ((), ()))) -> jax.Array:

@@ -123,6 +123,7 @@ def live_segments(bias: CommonBias, blocks: Blocks, order: Order) -> jax.Array:
 
     `[X, 1, 2 S S]` for S strips in a block; of the part of query strip c and key strip a, at
     2 (c S + a). Bounds, not more: taken from the extremes of the slab and of the rows.
+    As far apart as an even number.
     """
     if not bias.kink_K.size:
         return jnp.zeros((tiles(blocks, order).shape[1], 1, 2 * blocks.strips**2), jnp.int32)
@@ -145,8 +146,16 @@ def live_segments(bias: CommonBias, blocks: Blocks, order: Order) -> jax.Array:
     slab_2XSS = jnp.stack([low_Q, high_Q])[:, distance_XSS]
     x_22XSS = slab_2XSS[:, None] * row_2XS[None, :, :, :, None]
     x_2XSS = jnp.stack([jnp.min(x_22XSS, axis=(0, 1)), jnp.max(x_22XSS, axis=(0, 1))], axis=-1)
-    bounds_K = bias.kink_K.reshape((1,) * x_2XSS.ndim + (-1,))
+    # Beyond the last real kink are only those that fill the table; a key before the first token,
+    # which is in the first part's bounds, would pass them.
+    bends_K = jnp.any(jnp.diff(bias.slope_KN, axis=0) != 0, axis=1)
+    real_K = jax.lax.cummax(bends_K.astype(jnp.int32), reverse=True) > 0
+    bounds_K = jnp.where(real_K, bias.kink_K, jnp.inf).reshape((1,) * x_2XSS.ndim + (-1,))
     passed = jnp.sum((bounds_K < x_2XSS[..., None]).astype(jnp.int32), axis=-1)
+    # The kernels take kinks in pairs: as bounds may be wide, one more.
+    odd = (passed[..., 1] - passed[..., 0]) % 2
+    low = jnp.where(passed[..., 1] == bias.kink_K.size, passed[..., 0] - odd, passed[..., 0])
+    passed = jnp.stack([low, low + (passed[..., 1] - passed[..., 0] + odd)], axis=-1)
     return passed.reshape(passed.shape[0], 1, -1)
 
 
