@@ -35,7 +35,6 @@ def tpu_attention(
     logit_scale_BT: jax.Array | None = None,
     segment_BT: jax.Array | None = None,
     block_size: int | None = None,
-    interpret: bool = False,
 ) -> jax.Array:
     """Causal attention of tokens to themselves, the position of each its place, `[B, T, N, H]`.
 
@@ -45,7 +44,6 @@ def tpu_attention(
       logit_scale_BT: factor on q k, or None; B or 1.
       segment_BT: int32, which document a token is of, or None; B or 1.
       block_size: queries and keys of a tile, a multiple of 128; None: what suits the length.
-      interpret: without a TPU, slowly, for tests.
 
     Raises:
       UserError: a head dim or dtype that the kernels do not have, or blocks that do not fit.
@@ -67,7 +65,6 @@ def tpu_attention(
         segments = jnp.broadcast_to(padded_BT[:, None], (batch, 1, blocks.padded_length))
     out_NBHP = _attention(
         blocks,
-        interpret,
         *(to_blocks(x) for x in (q_BTNH, k_BTNH, v_BTNH)),
         None if bias is None else _in_base_2(bias, length, blocks.padded_length),
         segments,
@@ -95,10 +92,9 @@ def _in_base_2(bias: CommonBias, length: int, padded_length: int) -> CommonBias:
     )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(
     blocks: Blocks,
-    interpret: bool,
     q_NBHP: jax.Array,
     k_NBHP: jax.Array,
     v_NBHP: jax.Array,
@@ -106,26 +102,24 @@ def _attention(
     segments: jax.Array | None,
 ) -> jax.Array:
     bias = None if tables is None else Bias.of(tables)
-    return forward(q_NBHP, k_NBHP, v_NBHP, bias, segments, blocks, interpret)[0]
+    return forward(q_NBHP, k_NBHP, v_NBHP, bias, segments, blocks)[0]
 
 
-def _attention_forward(blocks: Blocks, interpret: bool, *inputs: Any) -> tuple[Any, Residuals]:
+def _attention_forward(blocks: Blocks, *inputs: Any) -> tuple[Any, Residuals]:
     wanted = Wanted.of(inputs[3])
     values = jax.tree.map(lambda x: x.value, inputs, is_leaf=lambda x: hasattr(x, "perturbed"))
     q_NBHP, k_NBHP, v_NBHP, tables, segments = values
     bias = None if tables is None else Bias.of(tables)
-    out, log_sum = forward(q_NBHP, k_NBHP, v_NBHP, bias, segments, blocks, interpret)
+    out, log_sum = forward(q_NBHP, k_NBHP, v_NBHP, bias, segments, blocks)
     return out, (*values, out, log_sum, wanted)
 
 
-def _attention_backward(
-    blocks: Blocks, interpret: bool, residuals: Residuals, d_out: Any
-) -> tuple[Any, ...]:
+def _attention_backward(blocks: Blocks, residuals: Residuals, d_out: Any) -> tuple[Any, ...]:
     q_NBHP, k_NBHP, v_NBHP, tables, segments, out, log_sum, wanted = residuals
     d_out = jnp.zeros_like(out) if not isinstance(d_out, jax.Array) else d_out
     bias = None if tables is None else Bias.of(tables)
     inputs = (q_NBHP, k_NBHP, v_NBHP, out, d_out, log_sum)
-    return *backward(*inputs, bias, segments, wanted, blocks, interpret), None
+    return *backward(*inputs, bias, segments, wanted, blocks), None
 
 
 _attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)

@@ -80,7 +80,6 @@ def backward(
     segments_B1P: jax.Array | None,
     wanted: Wanted,
     blocks: Blocks,
-    interpret: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array, CommonBias | None]:
     """The gradients to queries, keys, values and tables."""
     heads, batch, width, length = q_NBHP.shape
@@ -130,7 +129,6 @@ def backward(
         out_specs=out_specs,
         scratch=scratch,
         name="fire_lm_attention_backward",
-        interpret=interpret,
     )
     ln_2 = math.log(2)
     d_tables = None

@@ -37,7 +37,6 @@ def forward(
     bias: Bias | None,
     segments_B1P: jax.Array | None,
     blocks: Blocks,
-    interpret: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """The output `[N, B, H, P]`, and log2 of the sum of 2^logit, `[N, B, 1, P]` float32."""
     heads, batch, width, length = q_NBHP.shape
@@ -68,7 +67,6 @@ def forward(
         out_specs=[by_query, operands.by_query(1)],
         scratch=scratch,
         name="fire_lm_attention_forward",
-        interpret=interpret,
     )
 
 

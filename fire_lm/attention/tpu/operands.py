@@ -9,6 +9,7 @@ Shapes: N heads, B batch, P positions and distances (padded), K kinks, M slabs, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -109,24 +110,34 @@ class Operands:
         out_specs: list[pl.BlockSpec],
         scratch: list[Any],
         name: str,
-        interpret: bool,
     ) -> Any:
+        """Runs `kernel`; on a CPU step by step in XLA, for tests."""
         heads, batch = ins[0].shape[:2]
         query_X, key_X = tiles(self.blocks, self.order)
         grid = (batch // self.blocks.batch, heads, query_X.size)
-        return pl.pallas_call(
-            kernel,
-            grid_spec=pltpu.PrefetchScalarGridSpec(
-                num_scalar_prefetch=2,
-                grid=grid,
-                in_specs=in_specs,
-                out_specs=out_specs,
-                scratch_shapes=scratch,
-            ),
-            out_shape=out_shape,
-            compiler_params=pltpu.CompilerParams(
-                dimension_semantics=("parallel", "parallel", "arbitrary")
-            ),
-            name=name,
-            interpret=interpret,
-        )(jnp.asarray(query_X), jnp.asarray(key_X), *ins)
+        tables = (jnp.asarray(query_X), jnp.asarray(key_X))
+
+        def run(*arrays: jax.Array, interpret: bool) -> Any:
+            return pl.pallas_call(
+                kernel,
+                grid_spec=pltpu.PrefetchScalarGridSpec(
+                    num_scalar_prefetch=2,
+                    grid=grid,
+                    in_specs=in_specs,
+                    out_specs=out_specs,
+                    scratch_shapes=scratch,
+                ),
+                out_shape=out_shape,
+                compiler_params=pltpu.CompilerParams(
+                    dimension_semantics=("parallel", "parallel", "arbitrary")
+                ),
+                name=name,
+                interpret=interpret,
+            )(*arrays)
+
+        return jax.lax.platform_dependent(
+            *tables,
+            *ins,
+            cpu=functools.partial(run, interpret=True),
+            default=functools.partial(run, interpret=False),
+        )

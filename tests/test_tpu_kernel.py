@@ -1,0 +1,486 @@
+"""The TPU kernels, step by step on a CPU, against dense attention; what the compiler makes of them.
+
+On a CPU every step of the grid runs as the TPU would run it, but for what only the compiler can
+refuse: that is in the tests marked `ci`, which compile for v4, v5e and v6e.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from fire_lm.attention import CommonBias, attend
+from fire_lm.attention.dense import dense_attention
+from fire_lm.attention.tpu import tpu_attention
+from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, live_segments, skew, tiles
+from fire_lm.bench.bundles import Stretch, longest, parse
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.models import Decoder, ModelSize
+from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.alibi import ALiBi
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.kerple import KERPLELog
+from fire_lm.positions.log_n import LogN
+from fire_lm.positions.nope import NoPE
+from fire_lm.positions.sandwich import Sandwich
+from fire_lm.positions.t5 import T5
+
+# Half the time for programs that run once.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+BATCH, HEADS, WIDTH, BLOCK = 2, 2, 64, 128
+# Not a multiple of the block; three blocks, so that dq comes from up to three columns of tiles.
+LENGTH = 300
+ENCODINGS: dict[str, Any] = {
+    "nope": NoPE,
+    "fire": functools.partial(FIRE, init_L=100.0),
+    "fire_g": functools.partial(FIRE, init_L=60.0, init_gamma=0.7, hidden_layers=1),
+    "alibi": ALiBi,
+    "kerple": KERPLELog,
+    "t5": T5,
+    "sandwich": Sandwich,
+}
+
+
+def encoding_of(name: str, width: int = WIDTH, length: int = LENGTH) -> PositionalEncoding:
+    return ENCODINGS[name](HEADS, width, length, HEADS * width)
+
+
+def content(length: int = LENGTH, width: int = WIDTH, dtype: Any = jnp.float32) -> Any:
+    """Queries, keys, values, and what the output is multiplied with for a loss."""
+    shape = (4, BATCH, length, HEADS, width)
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
+
+
+def documents(length: int = LENGTH) -> jax.Array:
+    """Segments of other lengths in each example, also across the blocks' edges."""
+    ends = np.array([[length // 3, length // 3 + 1, length], [length // 2, length, length]])
+    starts = np.arange(length)[None, :, None] >= ends[:, None, :]
+    return jnp.asarray(starts.sum(axis=2), jnp.int32)
+
+
+def by_kernel(bias: CommonBias | None, x: jax.Array, scale: Any, segment: Any) -> jax.Array:
+    return tpu_attention(
+        *x[:3], bias=bias, logit_scale_BT=scale, segment_BT=segment, block_size=BLOCK
+    )
+
+
+def by_dense(bias: Any, x: jax.Array, scale: Any, segment: Any) -> jax.Array:
+    pos = jnp.arange(x.shape[2])[None]
+    return dense_attention(
+        *x[:3],
+        q_pos_BT=pos,
+        k_pos_BS=pos,
+        bias=bias,
+        logit_scale_BT=scale,
+        q_segment_BT=segment,
+        k_segment_BS=segment,
+    )
+
+
+def outputs_and_gradients(function: Any, *arguments: Any) -> Any:
+    """Of `function(params, x, scale)`, by all of them."""
+
+    def loss(*arguments: Any) -> Any:
+        out = function(*arguments)
+        return jnp.sum(out.astype(jnp.float32) * arguments[1][3].astype(jnp.float32)), out
+
+    argnums = tuple(range(len(arguments)))
+    return quick_jit(jax.grad(loss, argnums, has_aux=True))(*arguments)
+
+
+def assert_close(ours: Any, wanted: Any, relative: float) -> None:
+    """Leaf by leaf, to its largest value; what is 0 but for rounding, to a tenth of the tree's."""
+    largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(wanted))
+
+    def check(path: Any, ours: jax.Array, wanted: jax.Array) -> None:
+        scale = max(float(jnp.max(jnp.abs(wanted))), 0.1 * largest)
+        error = float(jnp.max(jnp.abs(ours.astype(jnp.float32) - wanted.astype(jnp.float32))))
+        assert error <= relative * scale, (jax.tree_util.keystr(path), error, scale)
+
+    jax.tree_util.tree_map_with_path(check, ours, wanted)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_kernels_are_dense_attention(name):
+    """Outputs to 1e-5 and all gradients to 1e-4, in float32; half with documents and scales."""
+    encoding = encoding_of(name)
+    params = encoding.init(jax.random.key(1))
+    packed = name in ("nope", "t5", "fire_g")
+    segment = documents() if packed else None
+    scale = jnp.linspace(0.5, 1.5, LENGTH)[None] if packed else None
+
+    def kernel(params: Any, x: jax.Array, scale: Any) -> jax.Array:
+        tables = encoding.common_bias(params, LENGTH, LENGTH)
+        return by_kernel(tables, x, scale, segment)
+
+    def dense(params: Any, x: jax.Array, scale: Any) -> jax.Array:
+        bias = functools.partial(encoding.bias, params, context_length=LENGTH)
+        return by_dense(lambda q, k: bias(q, k), x, scale, segment)
+
+    (ours, out), (wanted, oracle) = (
+        outputs_and_gradients(function, params, content(), scale) for function in (kernel, dense)
+    )
+    np.testing.assert_allclose(out, oracle, atol=1e-5)
+    assert_close(ours, wanted, 1e-4)
+
+
+def fire_tables(length: int = LENGTH) -> CommonBias:
+    encoding = encoding_of("fire_g", length=length)
+    tables = encoding.common_bias(encoding.init(jax.random.key(1)), length, length)
+    assert tables is not None
+    return tables
+
+
+def test_gradients_reach_every_table():
+    """Against those of the tables as a function of positions; all of them, and a few alone."""
+    tables = fire_tables()
+    floats = {name: getattr(tables, name) for name in CommonBias._fields if name != "exact"}
+    del floats["kink_K"]  # its gradient is that of the offsets: the bias is continuous
+
+    def of(attention: Any, names: tuple[str, ...]) -> Any:
+        def function(chosen: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+            return attention(tables._replace(**chosen), x, None, None)
+
+        chosen = {name: floats[name] for name in names}
+        return outputs_and_gradients(function, chosen, content())
+
+    everything = of(by_dense, tuple(floats))
+    for names in (tuple(floats), ("row_P", "slope_KN")):
+        (ours, _), out = of(by_kernel, names)
+        np.testing.assert_allclose(out, everything[1], atol=1e-5)
+        assert_close(ours, {name: everything[0][0][name] for name in names}, 1e-4)
+
+
+@pytest.mark.parametrize(
+    "table, index",
+    [("slab_MP", (0, 5)), ("row_P", (200,)), ("gain_P", (299,)), ("slope_KN", (0, 1))],
+)
+def test_a_wrong_table_is_seen(table, index):
+    """The comparisons above are not blind to them. (Equal offsets of all keys change nothing.)"""
+    tables, x = fire_tables(), content()
+    wrong = tables._replace(**{table: getattr(tables, table).at[index].add(0.5)})
+    attention = jax.jit(by_kernel)
+    right, ours = (attention(bias, x, None, None) for bias in (tables, wrong))
+    assert float(jnp.max(jnp.abs(right - ours))) > 1e-3
+
+
+@pytest.mark.parametrize("name, width", [("fire", 64), ("nope", 128)])
+def test_bfloat16(name, width):
+    """Products round their operands, and sums are float32, as in dense attention."""
+    encoding = encoding_of(name, width)
+    params = encoding.init(jax.random.key(1))
+
+    def kernel(params: Any, x: jax.Array) -> jax.Array:
+        return by_kernel(encoding.common_bias(params, LENGTH, LENGTH), x, None, None)
+
+    def dense(params: Any, x: jax.Array) -> jax.Array:
+        bias = functools.partial(encoding.bias, params, context_length=LENGTH)
+        return by_dense(lambda q, k: bias(q, k), x, None, None)
+
+    half = content(width=width, dtype=jnp.bfloat16)
+    ours, out = outputs_and_gradients(kernel, params, half)
+    assert out.dtype == jnp.bfloat16 and ours[1].dtype == jnp.bfloat16
+    wanted, oracle = outputs_and_gradients(dense, params, half.astype(jnp.float32))
+    np.testing.assert_allclose(out.astype(jnp.float32), oracle, atol=4e-2)
+    assert_close(ours[1], wanted[1], 4e-2)
+    # Of parameters all together: that to the last offsets is 0 but for rounding.
+    error = optax.tree.norm(jax.tree.map(jnp.subtract, ours[0], wanted[0]))
+    assert error <= 6e-2 * optax.tree.norm(wanted[0])
+
+
+def test_attend_falls_back_where_tables_do_not_hold():
+    """Positions that are not 0, 1, 2, ..., and too many kinks: blocks, with the own bias."""
+    encoding = encoding_of("fire", length=140)
+    params, x, pos = encoding.init(jax.random.key(1)), content(140), jnp.arange(140)[None]
+
+    @jax.jit
+    def attended(pos: jax.Array, exact: jax.Array) -> jax.Array:
+        tables = encoding.common_bias(params, 140, 140)
+        assert tables is not None
+        broken = tables._replace(slope_KN=3 * tables.slope_KN, exact=exact)
+        return attend(
+            *x[:3],
+            q_pos_BT=pos,
+            k_pos_BS=pos,
+            bias=lambda q, k: encoding.bias(params, q, k, 140),
+            in_order=True,
+            tables=broken,
+            implementation="tpu",
+        )
+
+    def dense(pos: jax.Array) -> jax.Array:
+        bias = functools.partial(encoding.bias, params, context_length=140)
+        return dense_attention(*x[:3], q_pos_BT=pos, k_pos_BS=pos, bias=lambda q, k: bias(q, k))
+
+    np.testing.assert_allclose(attended(3 * pos, jnp.bool_(True)), dense(3 * pos), atol=1e-5)
+    np.testing.assert_allclose(attended(pos, jnp.bool_(False)), dense(pos), atol=1e-5)
+    # And the tables are what is used otherwise: these are broken.
+    assert np.max(np.abs(attended(pos, jnp.bool_(True)) - dense(pos))) > 1e-2
+
+
+@pytest.mark.parametrize(
+    "changed, told",
+    [
+        ({"in_order": False}, "same tokens"),
+        ({"tables": None}, "common form"),
+        ({"width": 32}, "width 64 or 128 in bfloat16 or float32, not 32 in float32"),
+        ({"dtype": jnp.float16}, "not 64 in float16"),
+        ({"pos": jnp.linspace(0, 9, 20)[None]}, "integer positions"),
+    ],
+)
+def test_attend_says_why_the_kernel_cannot_run(changed, told):
+    given = {"in_order": True, "width": 64, "dtype": jnp.float32, "pos": jnp.arange(20)[None]}
+    given |= {"tables": fire_tables(20)} | changed
+    x = content(20, given["width"], given["dtype"])
+    with pytest.raises(UserError, match=f"'tpu' .*{told}.*: choose 'auto'"):
+        attend(
+            *x[:3],
+            q_pos_BT=given["pos"],
+            k_pos_BS=given["pos"],
+            bias=lambda q, k: jnp.zeros((1, HEADS, q.shape[1], k.shape[1])),
+            in_order=given["in_order"],
+            tables=given["tables"],
+            implementation="tpu",
+        )
+
+
+def test_blocks():
+    """As few tokens as the length allows, as many sequences as fit; what does not is told."""
+    half = jnp.dtype(jnp.bfloat16)
+    assert choose_blocks(2048, 8, 64, half, None) == Blocks(512, 8, 2048)
+    assert choose_blocks(2048, 6, 128, half, None) == Blocks(512, 3, 2048)
+    assert choose_blocks(600, 1, 64, half, None) == Blocks(384, 1, 768)
+    assert choose_blocks(1, 7, 64, half, None) == Blocks(128, 7, 128)
+    with pytest.raises(UserError, match="needs .* MiB for a block of 1024 tokens .* of 896 fits"):
+        choose_blocks(2048, 2, 64, half, 1024)
+    with pytest.raises(UserError, match="100 tokens, not a multiple of 128"):
+        choose_blocks(2048, 2, 64, half, 100)
+    with pytest.raises(UserError, match="head dim of 64 or 128, not 80"):
+        choose_blocks(2048, 2, 80, half, None)
+    with pytest.raises(UserError, match="bfloat16 or float32, not float16"):
+        choose_blocks(2048, 2, 64, jnp.dtype(jnp.float16), None)
+
+
+def test_skew():
+    slab = np.random.default_rng(0).normal(size=(2, 256)).astype(np.float32)
+    skewed = np.asarray(skew(jnp.asarray(slab)))
+    row, place = np.indices((128, 256))
+    wanted = np.where(place >= row, slab[:, np.maximum(place - row, 0)], 0)
+    np.testing.assert_array_equal(skewed, wanted)
+
+
+@pytest.mark.parametrize("order", ["by_query", "by_key"])
+def test_live_segments_hold_those_of_every_value(order):
+    """And far from the diagonal no more than a few."""
+    blocks = Blocks(256, 1, 1024)
+    tables = fire_tables(1024)
+    live = np.asarray(live_segments(tables, blocks, order))
+    row, slab = np.asarray(tables.row_P), np.asarray(tables.slab_MP[0])
+    for tile, (query_block, key_block) in enumerate(tiles(blocks, order).T):
+        for part in range(4):
+            query = query_block * 256 + part // 2 * 128 + np.arange(128)[None]
+            key = key_block * 256 + part % 2 * 128 + np.arange(128)[:, None]
+            seen = query >= key
+            x = np.where(seen, slab[np.maximum(query - key, 0)] * row[query], np.nan)
+            segment = np.searchsorted(np.asarray(tables.kink_K), x[seen])
+            first, last = live[tile, 0, 2 * part : 2 * part + 2]
+            assert 0 <= first <= last <= tables.kink_K.size and (last - first) % 2 == 0
+            if segment.size:
+                assert first <= segment.min() and segment.max() <= last
+    far = np.flatnonzero(np.subtract(*tiles(blocks, order)) == 3)
+    assert np.max(live[far, 0, 1::2] - live[far, 0, ::2]) <= 4
+
+
+@pytest.mark.ci
+def test_decoder_with_kernels_is_the_dense_one():
+    """Logits and gradients, with what all layers share (FIRE-S), log n and a scan over layers."""
+    size = ModelSize(num_layers=2, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
+                     init_std=0.02)  # fmt: skip
+    encoding = FIRE(1, 64, train_length=130, hidden_size=64, init_L=40.0)
+    tokens, pos = jnp.arange(130)[None] % 7, jnp.arange(130)[None]
+    found = []
+    for attention in ("dense", "tpu"):
+        model = Decoder(
+            size, (encoding,), 8, attention=attention, log_n=LogN(on="both"), share_position=True
+        )
+        if attention == "dense":
+            params = quick_jit(model.init)(jax.random.key(0), tokens, pos)["params"]
+
+        def loss(params: Any, model: Decoder = model) -> Any:
+            logits: Any = model.apply({"params": params}, tokens, pos)
+            return jnp.sum(jnp.sin(logits)), logits
+
+        found.append(quick_jit(jax.grad(loss, has_aux=True))(params))
+    (wanted, oracle), (ours, logits) = found
+    np.testing.assert_allclose(logits, oracle, atol=1e-5)
+    assert_close(ours, wanted, 1e-3)
+
+
+def test_every_device_runs_its_sequences_and_heads():
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"),
+                axis_types=(AxisType.Auto,) * 2)  # fmt: skip
+    split = NamedSharding(mesh, PartitionSpec("data", None, "tensor", None))
+    encoding, pos = encoding_of("kerple", length=130), jnp.arange(130)[None]
+    params = encoding.init(jax.random.key(1))
+
+    def attended(sharding: NamedSharding | None, params: Any, x: jax.Array) -> jax.Array:
+        if sharding is not None:
+            x = jax.lax.with_sharding_constraint(
+                x, NamedSharding(mesh, PartitionSpec(None, "data", None, "tensor", None))
+            )
+        return attend(
+            *x[:3],
+            q_pos_BT=pos,
+            k_pos_BS=pos,
+            bias=lambda q, k: encoding.bias(params, q, k, 130),
+            in_order=True,
+            tables=encoding.common_bias(params, 130, 130),
+            sharding=sharding,
+            implementation="tpu",
+        )
+
+    (ours, out), (wanted, whole) = (
+        outputs_and_gradients(functools.partial(attended, sharding), params, content(130))
+        for sharding in (split, None)
+    )
+    assert "tensor" in str(out.sharding)
+    np.testing.assert_allclose(out, whole, atol=1e-6)
+    assert_close(ours, wanted, 1e-5)
+
+
+SCHEDULE = """
+     0   :  { %s1 = sld [smem:[#allocation0]] }
+   0x1 LB: > { %s2 = sadd }
+   0x2   : > { %s3 = vtrace 30 /* TraceMeStart(bias.below) [ */ } /* Start region 1 */
+hlo: fwd.1
+   0x3   : > { %v1 = vld ;;  %v2 = vadd }
+   0x4   : > { %703 = sbr.rel (!%p7) target = $region204 }
+   0x5 LB: >> { %v3 = vmul }
+   0x6   : >> { %v3 = vmul }
+   0x7   : > { %s3 = vtrace 33 /* ] TraceMeEnd(bias.below) */ }
+0x1008   : > { %s4 = sadd }
+"""
+
+
+def test_reads_the_schedule():
+    assert parse(SCHEDULE) == [
+        Stretch((), 0, 1),
+        Stretch((), 1, 2),
+        Stretch(("bias.below",), 1, 2),
+        Stretch(("bias.below",), 2, 2),
+        Stretch(("bias.below",), 1, 1),
+        Stretch((), 1, 1),
+    ]
+    assert longest(parse(SCHEDULE)) == 2
+    with pytest.raises(RunFailed, match="scope bias.below that is not open"):
+        parse(SCHEDULE.replace("TraceMeStart", "Other"))
+
+
+COMPILE = """
+import itertools, sys
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+from fire_lm.attention.tpu import tpu_attention
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.kerple import KERPLELog
+from fire_lm.positions.nope import NoPE
+import functools
+
+v4 = dict(chip_config_name="megacore", chips_per_host_bounds=(2, 2, 1))
+for name, more in (("v4:2x2x1", v4), ("v5e:2x2", {}), ("v6e:2x2", {})):
+    device = topologies.get_topology_desc(name, platform="tpu", **more).devices[0]
+    for encoding, batch, length, width, dtype, packed in [
+        (NoPE, 8, 2048, 64, "bfloat16", False),
+        (FIRE, 8, 2048, 64, "bfloat16", True),
+        (functools.partial(FIRE, init_gamma=0.5), 2, 1100, 128, "bfloat16", False),
+        (KERPLELog, 2, 1100, 64, "float32", False),
+        (FIRE, 8, 2048, 128, "float32", True),
+    ]:
+        encoding = encoding(4, width, 2048, 4 * width)
+        def gradients(params, q, k, v, d_out, segment):
+            def attended(params, q, k, v):
+                tables = encoding.common_bias(params, length, length)
+                return tpu_attention(
+                    q, k, v, bias=tables, segment_BT=segment if packed else None
+                )
+            return jax.vjp(attended, params, q, k, v)[1](d_out)
+        x = jax.ShapeDtypeStruct((batch, length, 4, width), dtype)
+        arguments = (
+            jax.eval_shape(encoding.init, jax.random.key(0)), x, x, x, x,
+            jax.ShapeDtypeStruct((batch, length), jnp.int32),
+        )
+        arguments = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(
+                a.shape, a.dtype, sharding=SingleDeviceSharding(device)
+            ),
+            arguments,
+        )
+        text = jax.jit(gradients).lower(*arguments).compile().as_text()
+        assert "fire_lm_attention_forward" in text and "fire_lm_attention_backward" in text
+        print("compiled", name, type(encoding).__name__, width, dtype)
+"""
+
+STEP = """
+import functools
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import NamedSharding
+from fire_lm import sharding
+from fire_lm.models import build_decoder, size_125m
+from fire_lm.positions import encodings
+from fire_lm.training.loop import compile_step
+from fire_lm.training.optimizer import AdamW
+from fire_lm.training.step import init_state, train_step
+
+slice_ = topologies.get_topology_desc(
+    "v4:2x2x1", platform="tpu", chip_config_name="megacore", chips_per_host_bounds=(2, 2, 1)
+)
+mesh = sharding.mesh_of((4, 1, 1), slice_.devices)
+model = build_decoder(
+    size_125m(), encodings()["FIRE"], 32128, 2048, dtype="bfloat16", remat="full", attention="tpu"
+).clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
+optimizer = AdamW().build(600_000)
+abstract = jax.eval_shape(functools.partial(init_state, model, optimizer), jax.random.key(0))
+compiled = compile_step(
+    functools.partial(
+        train_step, model=model, optimizer=optimizer, seed=0, z_loss=0.0, microbatches=1
+    ),
+    sharding.with_shardings(abstract, mesh),
+    jax.ShapeDtypeStruct((8, 8192), jnp.int32, sharding=NamedSharding(mesh, sharding.BATCH)),
+)
+print("GiB", compiled.memory_analysis().temp_size_in_bytes / 2**30)
+assert "fire_lm_attention_backward" in compiled.as_text()
+"""
+
+
+def compile_on(script: str) -> str:
+    """Standard output of `script`, in a process that may load libtpu."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    environment.pop("XLA_FLAGS", None)
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout
+
+
+@pytest.mark.ci
+def test_kernels_compile_for_v4_v5e_and_v6e():
+    """Head dims, dtypes, documents, lengths within and beyond a block, gradients."""
+    assert compile_on(COMPILE).count("compiled") == 15
+
+
+@pytest.mark.ci
+def test_step_of_125m_at_8192_fits_a_v4_chip():
+    """Two sequences a chip, FIRE, on four chips."""
+    figures = dict(line.split() for line in compile_on(STEP).splitlines())
+    assert 0 < float(figures["GiB"]) <= 8
