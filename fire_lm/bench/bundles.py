@@ -9,6 +9,7 @@ the depth of its loops.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import NamedTuple
 
 from fire_lm.errors import RunFailed
 
-# Before libtpu is loaded, in LIBTPU_INIT_ARGS.
 FLAGS = (
     "--xla_jf_dump_to={folder}",
     "--xla_jf_dump_llo_text=true",
@@ -27,6 +27,14 @@ FLAGS = (
 _BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s*(?:L[BHE]|P[BF]|CT)?\s*:\s*([> ]*)\{")
 _MARK = re.compile(r"TraceMe(Start|End)\(([^)]*)\)")
 _BRANCH = re.compile(r"\bsbr\.")
+
+
+def ask(folder: str) -> None:
+    """Has the compiler write its schedules to `folder`; before libtpu is loaded."""
+    flags = " ".join(FLAGS).format(folder=folder)
+    os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip()
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 
 
 class Stretch(NamedTuple):

@@ -66,13 +66,13 @@ def tpu_attention(
     out_NBHP = _attention(
         blocks,
         *(to_blocks(x) for x in (q_BTNH, k_BTNH, v_BTNH)),
-        None if bias is None else _in_base_2(bias, length, blocks.padded_length),
+        None if bias is None else in_base_2(bias, length, blocks.padded_length),
         segments,
     )
     return jnp.transpose(out_NBHP, (1, 3, 0, 2))[:, :length]
 
 
-def _in_base_2(bias: CommonBias, length: int, padded_length: int) -> CommonBias:
+def in_base_2(bias: CommonBias, length: int, padded_length: int) -> CommonBias:
     """Of the kernels' logits, whose softmax has base 2; what is padded belongs to no key seen."""
 
     def pad(table: jax.Array) -> jax.Array:
