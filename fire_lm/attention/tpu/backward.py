@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -27,7 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.common_bias import CommonBias
-from fire_lm.attention.tpu.bias_tile import BiasRefs, GradientRefs, add_gradient, build
+from fire_lm.attention.tpu.bias_tile import BiasRefs, Sums, add_gradient, build
 from fire_lm.attention.tpu.forward import (
     KEYS_BY_QUERIES,
     causal,
@@ -102,8 +103,9 @@ def backward(
         jax.ShapeDtypeStruct(v_NBHP.shape, v_NBHP.dtype),
     ]
     out_specs = [pl.BlockSpec(memory_space=pl.ANY), by_key, by_key]
-    sums = _sums(bias, wanted, batch // blocks.batch, heads, length)
-    for shape in sums.values():
+    starts, rows = _sums(bias, wanted, length)
+    if starts:
+        shape = (batch // blocks.batch, heads, rows, 1, LANES)
         out_shape.append(jax.ShapeDtypeStruct(shape, jnp.float32))
         out_specs.append(operands.of_head(shape))
     block = (blocks.batch, width, blocks.tokens)
@@ -121,7 +123,7 @@ def backward(
             blocks_of_queries=length // blocks.tokens,
             packed=segments_B1P is not None,
             tables=tables,
-            sums=tuple(sums),
+            starts=starts,
         ),
         ins,
         specs,
@@ -133,53 +135,59 @@ def backward(
     ln_2 = math.log(2)
     d_tables = None
     if bias is not None:
-        # Over groups of sequences and over lanes.
-        totals = {name: ln_2 * jnp.sum(x, axis=0) for name, x in zip(sums, found, strict=True)}
-        d_tables = _to_tables(bias.tables, totals)
+        sums_NR = jnp.zeros((heads, 0))
+        if starts:  # over groups of sequences
+            sums_NR = ln_2 * jnp.sum(found[0], axis=0).reshape(heads, rows, LANES)
+        d_tables = _to_tables(bias.tables, sums_NR, starts)
     d_k = (d_k.astype(jnp.float32) * ln_2).astype(k_NBHP.dtype)
     return (d_q * ln_2).astype(q_NBHP.dtype), d_k, d_v, d_tables
 
 
-def _sums(
-    bias: Bias | None, wanted: Wanted, groups: int, heads: int, length: int
-) -> dict[str, tuple[int, ...]]:
-    """Shapes of the sums of `GradientRefs`, `[G, N, ...]`, as far as they are wanted."""
+def _sums(bias: Bias | None, wanted: Wanted, length: int) -> tuple[dict[str, int], int]:
+    """First rows of the sums that are wanted (`bias_tile.Sums`), and how many rows there are."""
     if bias is None:
-        return {}
+        return {}, 0
     kinks, chunks = bias.tables.kink_K.size, length // LANES
-    shapes: dict[str, tuple[int, ...]] = {}
+    sizes: dict[str, int] = {}
     if wanted.segment:
-        shapes["segment"] = (groups, heads, 2, kinks + 1, 1, LANES)
+        sizes |= {"offset": kinks + 1, "slope": kinks + 1}
         if kinks:
-            shapes["kink"] = (groups, heads, 2, kinks, 1, LANES)
-    for name in ("row", "gain", "slab"):
-        if getattr(wanted, name):
-            shapes[name] = (groups, heads, chunks, 1, LANES)
-    return shapes
+            sizes |= {"kink_offset": kinks, "kink_slope": kinks}
+    sizes |= {name: chunks for name in ("row", "gain", "slab") if getattr(wanted, name)}
+    ends = list(itertools.accumulate(sizes.values(), initial=0))
+    return dict(zip(sizes, ends, strict=False)), ends[-1]
 
 
-def _to_tables(tables: CommonBias, sums: dict[str, jax.Array]) -> CommonBias:
-    """The cotangent of `tables`; zeros where a sum was not wanted."""
+def _to_tables(tables: CommonBias, sums_NXR: jax.Array, starts: dict[str, int]) -> CommonBias:
+    """The cotangent of `tables`, zeros where it was not wanted; X rows of all sums."""
     found: dict[str, Any] = {
         name: jnp.zeros_like(getattr(tables, name))
         for name in ("slab_MP", "row_P", "gain_P", "kink_K", "slope_KN", "offset_KN")
     }
+
+    def sum_of(name: str, size: int) -> jax.Array:
+        return jax.lax.slice_in_dim(sums_NXR, starts[name], starts[name] + size, axis=1)
+
+    positions, heads = tables.row_P.size, sums_NXR.shape[0]
     for name in ("row", "gain"):
-        if name in sums:
-            found[f"{name}_P"] = jnp.sum(sums[name], axis=0).ravel()
-    if "slab" in sums:
-        d_slab_NP = sums["slab"].reshape(sums["slab"].shape[0], -1)
+        if name in starts:
+            found[f"{name}_P"] = jnp.sum(sum_of(name, positions // LANES), axis=0).ravel()
+    if "slab" in starts:
+        d_slab_NP = sum_of("slab", positions // LANES).reshape(heads, positions)
         if tables.slab_MP.shape[0] == 1:
             d_slab_NP = jnp.sum(d_slab_NP, axis=0, keepdims=True)
         found["slab_MP"] = d_slab_NP
-    if "segment" in sums:
-        by_segment = jnp.sum(sums["segment"], axis=(3, 4))  # [N, 2, K + 1]
-        if "kink" in sums:
-            beyond = jnp.sum(sums["kink"], axis=(3, 4))
+    for name in ("offset", "slope"):
+        if name not in starts:
+            continue
+        kinks = tables.kink_K.size
+        d_NK = jnp.sum(sum_of(name, kinks + 1), axis=2)
+        if kinks:
+            beyond_NK = jnp.sum(sum_of(f"kink_{name}", kinks), axis=2)
             # What is beyond kink k is not of segment k, but of k + 1 if not beyond the next.
-            by_segment = by_segment - jnp.pad(beyond, ((0, 0), (0, 0), (0, 1)))
-            by_segment = by_segment + jnp.pad(beyond, ((0, 0), (0, 0), (1, 0)))
-        found["offset_KN"], found["slope_KN"] = by_segment[:, 0].T, by_segment[:, 1].T
+            d_NK = d_NK - jnp.pad(beyond_NK, ((0, 0), (0, 1)))
+            d_NK = d_NK + jnp.pad(beyond_NK, ((0, 0), (1, 0)))
+        found[f"{name}_KN"] = d_NK.T
     return tables._replace(**found, exact=None)  # type: ignore[arg-type]  # of a bool
 
 
@@ -190,18 +198,18 @@ def _kernel(
     blocks_of_queries: int,
     packed: bool,
     tables: int,
-    sums: tuple[str, ...],
+    starts: dict[str, int],
 ) -> None:
     rest = iter(refs)
     q, k, v, d_out, log_sum, mean = (next(rest) for _ in range(6))
     segments = [next(rest), next(rest)] if packed else None
     bias = BiasRefs(*(next(rest) for _ in range(tables))) if tables else None
     d_q_hbm, d_k, d_v = (next(rest) for _ in range(3))
-    found = {name: next(rest).at[0] for name in sums}
+    sums_ref = next(rest).at[0] if starts else None
     d_q, d_k_sum, d_v_sum, copied = (next(rest) for _ in range(4))
     tile = next(rest) if bias else None
-    d_tile = next(rest) if sums else None
-    skewed = next(rest) if "slab" in sums else None
+    d_tile = next(rest) if starts else None
+    skewed = next(rest) if "slab" in starts else None
     group, head, index = (pl.program_id(axis) for axis in range(3))
     query_block, key_block = query_X[index], key_X[index]
     diagonal = query_block == key_block
@@ -242,47 +250,38 @@ def _kernel(
         d_k_sum[...] = jnp.zeros_like(d_k_sum)
         d_v_sum[...] = jnp.zeros_like(d_v_sum)
 
-    gradients = None
-    if sums:
-        assert d_tile is not None
+    if sums_ref is not None and d_tile is not None:
         with jax.named_scope("clear_tile"):
             d_tile[...] = jnp.zeros_like(d_tile)
-        gradients = GradientRefs(
-            **{name: found.get(name) for name in ("segment", "kink", "row", "gain", "slab")},
-            skewed=skewed,
-        )
-        pl.when(index == 0)(jax.named_scope("clear.first_tile")(gradients.clear))
+
+        @pl.when(index == 0)
+        @jax.named_scope("clear.first_tile")
+        def _() -> None:
+            sums_ref[...] = jnp.zeros_like(sums_ref)
 
     def attend(b: jax.Array, masked: bool) -> None:
-        for queries in _halves(block):
-            s = logits(
-                q.at[0, b, :, queries],
-                k.at[0, b],
-                segments and [segments[0].at[b, :, queries], segments[1].at[b]],
-            )
-            if tile is not None:
-                s = s + tile[:, queries]
-            if masked:
-                s = causal(s, queries.start)
-            p = jnp.exp2(s - log_sum[0, b, :, queries])
-            d_out_b, mean_b = d_out[0, b, :, queries], mean[0, b, :, queries]
-            d_s = p * (product(v[0, b], d_out_b, KEYS_BY_QUERIES) - mean_b)
-            d_s_rounded = d_s.astype(k.dtype)
-            d_v_sum[b] += product(d_out_b, p.astype(k.dtype), OVER_QUERIES)
-            d_k_sum[b] += product(q[0, b, :, queries], d_s_rounded, OVER_QUERIES)
-            d_q_part = product(k[0, b], d_s_rounded)
-            if d_tile is not None:
-                d_tile[:, queries] += d_s
-            if queries.start == 0:
-                pl.when(key_block > 0)(lambda: reading(b).wait())
-            d_q[b, :, queries] += d_q_part
+        # First, since what follows is best scheduled as one piece; it was asked for long before.
+        pl.when(key_block > 0)(lambda: reading(b).wait())
+        s = logits(q.at[0, b], k.at[0, b], segments and [ref.at[b] for ref in segments])
+        if tile is not None:
+            s = s + tile[...]
+        if masked:
+            s = causal(s)
+        p = jnp.exp2(s - log_sum[0, b])
+        d_s = p * (product(v[0, b], d_out[0, b], KEYS_BY_QUERIES) - mean[0, b])
+        d_s_rounded = d_s.astype(k.dtype)
+        d_v_sum[b] += product(d_out[0, b], p.astype(k.dtype), OVER_QUERIES)
+        d_k_sum[b] += product(q[0, b], d_s_rounded, OVER_QUERIES)
+        d_q[b] += product(k[0, b], d_s_rounded)
+        if d_tile is not None:
+            d_tile[...] += d_s
         writing(b).start()
 
     if bias is not None:
         build(bias, tile, diagonal)
     for_each_sequence(batch, diagonal, attend)
-    if bias is not None and gradients is not None:
-        add_gradient(bias, gradients, d_tile, query_block, key_block)
+    if bias is not None and sums_ref is not None:
+        add_gradient(bias, Sums(sums_ref, starts, skewed), d_tile, query_block, key_block)
 
     @pl.when(query_block == blocks_of_queries - 1)
     @jax.named_scope("finish.last_query")
@@ -294,9 +293,3 @@ def _kernel(
     @jax.named_scope("wait.last_tile")
     def _() -> None:
         for_all(lambda b: writing(b).wait())
-
-
-def _halves(block: int) -> list[slice]:
-    """Of the queries of a block: of less at a time, the compiler spills less."""
-    half = block // 2 if block % (2 * LANES) == 0 else block
-    return [slice(start, start + half) for start in range(0, block, half)]

@@ -19,6 +19,7 @@ Shapes: S strips of 128 in a block, K kinks, N heads, Q chunks of 128 positions 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,53 +38,65 @@ Ref = Any
 
 @dataclasses.dataclass(frozen=True)
 class BiasRefs:
-    """The tables of one head, as far as a tile needs them.
+    """The tables of one head, as far as a tile needs them; few, as each costs time at every step.
 
     Attributes:
-      slope, offset: `[1, 1, K + 1]` in scalar memory.
-      slab, slab_before: windows of the skewed slab `[1, R, block]`: distances from that of the
-        blocks on, and those below.
-      row, gain: `[1, block]` of the queries.
-      kink, change: `[1, 1, K]` in scalar memory; None where there are no kinks.
-      live: `[1, 1, 2 S S]` in scalar memory, see `schedule.live_segments`; None likewise.
+      scalars: `[1, 4, K + 1]` in scalar memory: kinks, slopes, changes of slope, offsets.
+      slab: `[1, R, 2 block]`, a window of the skewed slab: distances from one block below that of
+        the tile's blocks on.
+      rows: `[2, block]`, r and g of the queries.
+      live: `[1, 1, 2 S S]` in scalar memory, see `schedule.live_segments`; None without kinks.
     """
 
-    slope: Ref
-    offset: Ref
+    scalars: Ref
     slab: Ref
-    slab_before: Ref
-    row: Ref
-    gain: Ref
-    kink: Ref | None = None
-    change: Ref | None = None
+    rows: Ref
     live: Ref | None = None
+
+    def kink(self, k: jax.Array) -> jax.Array:
+        return self.scalars[0, 0, k]
+
+    def slope(self, segment: jax.Array) -> jax.Array:
+        return self.scalars[0, 1, segment]
+
+    def change(self, k: jax.Array) -> jax.Array:
+        return self.scalars[0, 2, k]
+
+    def offset(self, segment: jax.Array) -> jax.Array:
+        return self.scalars[0, 3, segment]
+
+    def row_and_gain(self, part: Part) -> tuple[jax.Array, jax.Array]:
+        return self.rows[0:1, part.queries], self.rows[1:2, part.queries]
+
+    def slab_of(self, part: Part) -> jax.Array:
+        return self.slab[0, :, part.distances]
+
+    def segments_of(self, part: Part) -> tuple[jax.Array, jax.Array]:
+        """First and last that the part may meet."""
+        if self.live is None:
+            return jnp.int32(0), jnp.int32(0)
+        return self.live[0, 0, 2 * part.index], self.live[0, 0, 2 * part.index + 1]
 
 
 @dataclasses.dataclass(frozen=True)
-class GradientRefs:
-    """Sums over a head's tiles, float32, of which XLA sums the lanes; None where nobody asks.
+class Sums:
+    """Sums over a head's tiles, float32, of which XLA sums the lanes.
 
     Attributes:
-      segment: `[1, 2, K + 1, 1, R]`, to offset and slope, by first segment of a part.
-      kink: `[1, 2, K, 1, R]`, the same of the values beyond each kink.
-      row, gain: `[1, Q, 1, R]` by query.
-      slab: `[1, Q, 1, R]` by distance.
+      ref: `[1, rows, 1, R]`.
+      starts: the first row of each sum; those that nobody asks for are not there. "offset" and
+        "slope" by the first segment of a part, "kink_offset" and "kink_slope" the same of values
+        beyond each kink, "row" and "gain" by chunk of queries, "slab" by chunk of distances.
       skewed: scratch `[R, 2 block]`, the gradient to the slab of one tile.
     """
 
-    segment: Ref | None
-    kink: Ref | None
-    row: Ref | None
-    gain: Ref | None
-    slab: Ref | None
+    ref: Ref
+    starts: dict[str, int]
     skewed: Ref | None
 
-    def clear(self) -> None:
-        """At a head's first tile."""
-        for field in dataclasses.fields(self):
-            ref = getattr(self, field.name)
-            if ref is not None:
-                ref[...] = jnp.zeros_like(ref)
+    def add(self, name: str, index: Any, value: jax.Array) -> None:
+        if name in self.starts:
+            self.ref[0, self.starts[name] + index] += value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +105,13 @@ class Part:
 
     Attributes:
       keys, queries: their slices of the tile.
-      offset: queries' strip less keys' strip, both within their block.
+      distances: of them, in `BiasRefs.slab` and `Sums.skewed`.
       index: of its pair of entries in `BiasRefs.live`.
     """
 
     keys: slice
     queries: slice
-    offset: int
+    distances: slice
     index: int
 
 
@@ -108,7 +121,8 @@ def parts(block: int, on_diagonal: bool) -> Iterator[Part]:
     for query in range(strips):
         for key in range(strips):
             if query >= key or not on_diagonal:
-                yield Part(_strip(key), _strip(query), query - key, query * strips + key)
+                distances = _strip(strips + query - key)
+                yield Part(_strip(key), _strip(query), distances, query * strips + key)
 
 
 def _strip(index: int) -> slice:
@@ -133,27 +147,20 @@ def either(name: str, on_diagonal: jax.Array, run: Callable[[bool], None]) -> No
 def _build(refs: BiasRefs, tile: Ref, on_diagonal: bool) -> None:
     block = tile.shape[0]
     for part in parts(block, on_diagonal):
-        first, last = _segments_of(refs, part)
-        row, gain = refs.row[:, part.queries], refs.gain[:, part.queries]
-        slab = _slab_of(refs, part)
-        bias = slab * (row * gain * refs.slope[0, 0, first]) + gain * refs.offset[0, 0, last]
-        tile[part.keys, part.queries] = bias
+        first, last = refs.segments_of(part)
+        row, gain = refs.row_and_gain(part)
+        scale, offset = row * gain * refs.slope(first), gain * refs.offset(last)
+        tile[part.keys, part.queries] = refs.slab_of(part) * scale + offset
     for part in parts(block, on_diagonal):
-        _add_bends(refs, tile, part)
+        _for_pairs(refs, part, functools.partial(_add_bends, refs, tile, part))
 
 
-def _add_bends(refs: BiasRefs, tile: Ref, part: Part) -> None:
-    kinks, changes = refs.kink, refs.change
-    if kinks is None or changes is None:
-        return
-
-    def add(k: jax.Array) -> None:
-        row, gain = refs.row[:, part.queries], refs.gain[:, part.queries]
-        x = _slab_of(refs, part) * row
-        bends = [gain * changes[0, 0, one] * jnp.maximum(x, kinks[0, 0, one]) for one in (k, k + 1)]
-        tile[part.keys, part.queries] += bends[0] + bends[1]
-
-    _for_pairs(refs, part, add)
+def _add_bends(refs: BiasRefs, tile: Ref, part: Part, k: jax.Array) -> None:
+    """Of kink k and the next."""
+    row, gain = refs.row_and_gain(part)
+    x = refs.slab_of(part) * row
+    bends = [gain * refs.change(one) * jnp.maximum(x, refs.kink(one)) for one in (k, k + 1)]
+    tile[part.keys, part.queries] += bends[0] + bends[1]
 
 
 def _for_pairs(refs: BiasRefs, part: Part, run: Callable[[jax.Array], None]) -> None:
@@ -161,7 +168,9 @@ def _for_pairs(refs: BiasRefs, part: Part, run: Callable[[jax.Array], None]) -> 
 
     In pairs, since a part is too large to stay in registers between one kink and the next.
     """
-    first, last = _segments_of(refs, part)
+    if refs.live is None:
+        return
+    first, last = refs.segments_of(part)
 
     @pl.when(first < last)
     @jax.named_scope(f"bends.{part.index}")
@@ -170,26 +179,8 @@ def _for_pairs(refs: BiasRefs, part: Part, run: Callable[[jax.Array], None]) -> 
         jax.lax.fori_loop(0, pairs, lambda pair, _: run(first + 2 * pair), None)
 
 
-def _segments_of(refs: BiasRefs, part: Part) -> tuple[jax.Array, jax.Array]:
-    """First and last that the part may meet."""
-    if refs.live is None:
-        return jnp.int32(0), jnp.int32(0)
-    return refs.live[0, 0, 2 * part.index], refs.live[0, 0, 2 * part.index + 1]
-
-
-def _slab_of(refs: BiasRefs, part: Part) -> jax.Array:
-    block = refs.slab.shape[2]
-    if part.offset >= 0:
-        return refs.slab[0, :, _strip(part.offset)]
-    return refs.slab_before[0, :, _strip(block // LANES + part.offset)]
-
-
 def add_gradient(
-    refs: BiasRefs,
-    sums: GradientRefs,
-    d_tile: Ref,
-    query_block: jax.Array,
-    key_block: jax.Array,
+    refs: BiasRefs, sums: Sums, d_tile: Ref, query_block: jax.Array, key_block: jax.Array
 ) -> None:
     """Adds what `d_tile`, the gradient to the tile's bias, is to each table."""
     strips = d_tile.shape[0] // LANES
@@ -201,71 +192,54 @@ def add_gradient(
             _add_part(refs, sums, d_tile, part, query_block * strips)
 
     either("bias_gradient", query_block == key_block, of_parts)
-    if sums.skewed is not None and sums.slab is not None:
-        with jax.named_scope("slab_gradient"):
-            _add_skewed(sums.skewed, sums.slab, (query_block - key_block) * strips)
-
-
-def _add_part(
-    refs: BiasRefs, sums: GradientRefs, d_tile: Ref, part: Part, first_chunk: jax.Array
-) -> None:
-    first, last = _segments_of(refs, part)
-    row, gain = refs.row[:, part.queries], refs.gain[:, part.queries]
-    slope, offset = refs.slope[0, 0, first], refs.offset[0, 0, first]
-    chunk = first_chunk + part.queries.start // LANES
-
-    def add(terms: list[tuple[jax.Array, jax.Array, jax.Array, Any]]) -> None:
-        """(gradient, slope, offset, place) of terms g (slope x + offset) of the bias."""
-        row, gain = refs.row[:, part.queries], refs.gain[:, part.queries]
-        d_row, d_gain = jnp.zeros_like(row), jnp.zeros_like(gain)
-        for d_bias, slope, offset, place in terms:
-            values, by_slab = _sum_keys(d_bias), _sum_keys(d_bias * _slab_of(refs, part))
-            if place is not None:
-                place[0] += gain * values
-                place[1] += gain * row * by_slab
-            d_gain += slope * row * by_slab + offset * values
-            d_row += slope * by_slab
-        if sums.gain is not None:
-            sums.gain[0, chunk] += d_gain
-        if sums.row is not None:
-            sums.row[0, chunk] += gain * d_row
-
-    place = None if sums.segment is None else sums.segment.at[0, :, first]
-    add([(d_tile[part.keys, part.queries], slope, offset, place)])
-    skewed = None
     if sums.skewed is not None:
-        skewed = sums.skewed.at[:, _skewed_strip(part, d_tile.shape[0])]
-        skewed[...] += d_tile[part.keys, part.queries] * (gain * row * slope)
-    kinks, changes = refs.kink, refs.change
-    if kinks is None or changes is None:
-        return
+        with jax.named_scope("slab_gradient"):
+            _add_skewed(sums, sums.skewed, (query_block - key_block) * strips)
 
-    def bend(k: jax.Array) -> None:
-        row, gain = refs.row[:, part.queries], refs.gain[:, part.queries]
-        x, d_bias = _slab_of(refs, part) * row, d_tile[part.keys, part.queries]
-        pair = []
-        for one in (k, k + 1):
-            kink, change = kinks[0, 0, one], changes[0, 0, one]
-            place = None if sums.kink is None else sums.kink.at[0, :, one]
-            pair.append((jnp.where(x > kink, d_bias, 0.0), change, -kink * change, place))
-        add(pair)
-        if skewed is not None:
-            scale = gain * row
-            skewed[...] += sum(beyond * (scale * change) for beyond, change, *_ in pair)
 
-    _for_pairs(refs, part, bend)
+def _add_part(refs: BiasRefs, sums: Sums, d_tile: Ref, part: Part, first_chunk: jax.Array) -> None:
+    chunk = first_chunk + part.queries.start // LANES
+    first, _ = refs.segments_of(part)
+    row, gain = refs.row_and_gain(part)
+    slope, offset = refs.slope(first), refs.offset(first)
+    d_bias = d_tile[part.keys, part.queries]
+    values, by_slab = _sum_keys(d_bias), _sum_keys(d_bias * refs.slab_of(part))
+    sums.add("offset", first, gain * values)
+    sums.add("slope", first, gain * row * by_slab)
+    sums.add("gain", chunk, slope * row * by_slab + offset * values)
+    sums.add("row", chunk, gain * slope * by_slab)
+    if sums.skewed is not None:
+        sums.skewed[:, part.distances] += d_bias * (gain * row * slope)
+    _for_pairs(refs, part, functools.partial(_add_beyond, refs, sums, d_tile, part, chunk))
+
+
+def _add_beyond(
+    refs: BiasRefs, sums: Sums, d_tile: Ref, part: Part, chunk: jax.Array, k: jax.Array
+) -> None:
+    """Of the values beyond kink k, and beyond the next, where the slope is another."""
+    row, gain = refs.row_and_gain(part)
+    slab, d_bias = refs.slab_of(part), d_tile[part.keys, part.queries]
+    d_row, d_gain, d_slab = jnp.zeros_like(row), jnp.zeros_like(row), jnp.zeros_like(slab)
+    for one in (k, k + 1):
+        kink, change = refs.kink(one), refs.change(one)
+        beyond = jnp.where(slab * row > kink, d_bias, 0.0)
+        values, by_slab = _sum_keys(beyond), _sum_keys(beyond * slab)
+        sums.add("kink_offset", one, gain * values)
+        sums.add("kink_slope", one, gain * row * by_slab)
+        d_gain += change * (row * by_slab - kink * values)
+        d_row += change * by_slab
+        d_slab += beyond * (gain * row * change)
+    sums.add("gain", chunk, d_gain)
+    sums.add("row", chunk, gain * d_row)
+    if sums.skewed is not None:
+        sums.skewed[:, part.distances] += d_slab
 
 
 def _sum_keys(x: jax.Array) -> jax.Array:
     return jnp.sum(x, axis=0, keepdims=True)
 
 
-def _skewed_strip(part: Part, block: int) -> slice:
-    """Where a part's distances are in `skewed`, which starts `block` before the tile's own."""
-    return _strip(part.offset + block // LANES)
-
-
-def _add_skewed(skewed: Ref, slab: Ref, first_chunk: jax.Array) -> None:
+def _add_skewed(sums: Sums, skewed: Ref, first_chunk: jax.Array) -> None:
     """Adds the sums over equal distances, w - r in row r, of `skewed`; the rows meet in pairs."""
     rows, width = skewed.shape
     x = skewed[...]
@@ -280,7 +254,7 @@ def _add_skewed(skewed: Ref, slab: Ref, first_chunk: jax.Array) -> None:
     for chunk in range(2 * strips):
         # The first strips are those of distances below the tile's; on the diagonal, of none.
         place = jnp.maximum(first_chunk + chunk - strips, 0)
-        slab[0, place] += x[:1, _strip(chunk)]
+        sums.add("slab", place, x[:1, _strip(chunk)])
 
 
 def _left(x: jax.Array, by: int) -> jax.Array:

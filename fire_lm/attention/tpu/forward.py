@@ -135,10 +135,10 @@ def logits(q: Ref, k: Ref, segments: list[Ref] | None) -> jax.Array:
     return jnp.where(key == query, s, MASKED)
 
 
-def causal(s: jax.Array, first_query: int = 0) -> jax.Array:
+def causal(s: jax.Array) -> jax.Array:
     """The logits of a tile on the diagonal, without those of keys after the query."""
     key, query = (jax.lax.broadcasted_iota(jnp.int32, s.shape, axis) for axis in (0, 1))
-    return jnp.where(key <= query + first_query, s, MASKED)
+    return jnp.where(key <= query, s, MASKED)
 
 
 def product(a: jax.Array, b: jax.Array, contract: Any = (((1,), (0,)), ((), ()))) -> jax.Array:

@@ -66,38 +66,50 @@ class Operands:
         """Arrays and blocks in the order of `BiasRefs`."""
         tables, skewed_MRP = bias
         tokens, shared = self.blocks.tokens, skewed_MRP.shape[0] == 1
-
-        def window(before: int) -> pl.BlockSpec:
-            return pl.BlockSpec(
-                (1, LANES, tokens),
+        kinks = tables.kink_K.size
+        kink_KN = jnp.broadcast_to(tables.kink_K[:, None], (kinks, tables.slope_KN.shape[1]))
+        to_segments = ((0, 1), (0, 0))
+        change_KN = jnp.diff(tables.slope_KN, axis=0)
+        scalars_4KN = jnp.stack(
+            [
+                jnp.pad(kink_KN, to_segments),
+                tables.slope_KN,
+                jnp.pad(change_KN, to_segments),
+                tables.offset_KN,
+            ]
+        )
+        arrays = [
+            jnp.transpose(scalars_4KN, (2, 0, 1)),
+            # A window of two blocks ends with the distances of its tile; before 0, nobody looks.
+            jnp.pad(skewed_MRP, ((0, 0), (0, 0), (tokens, 0))),
+            jnp.stack([tables.row_P, tables.gain_P]),
+        ]
+        specs = [
+            pl.BlockSpec(
+                (1, 4, kinks + 1),
+                lambda g, n, x, query, key: (n, 0, 0),
+                memory_space=pltpu.SMEM,
+            ),
+            pl.BlockSpec(
+                (pl.Element(1), pl.Element(LANES), pl.Element(2 * tokens)),
                 lambda g, n, x, query, key: (
                     0 if shared else n,
                     0,
-                    jnp.maximum(query[x] - key[x] - before, 0),
+                    pl.multiple_of((query[x] - key[x]) * tokens, LANES),
                 ),
-            )
-
-        def scalars(width: int, index: Callable[..., Any]) -> pl.BlockSpec:
-            return pl.BlockSpec((1, 1, width), index, memory_space=pltpu.SMEM)
-
-        kinks = tables.kink_K.size
-        of_head = scalars(kinks + 1, lambda g, n, x, query, key: (n, 0, 0))
-        row = pl.BlockSpec((1, tokens), lambda g, n, x, query, key: (0, query[x]))
-        arrays = [tables.slope_KN.T[:, None], tables.offset_KN.T[:, None]]
-        arrays += [skewed_MRP, skewed_MRP, tables.row_P[None], tables.gain_P[None]]
-        specs = [of_head, of_head, window(0), window(1), row, row]
+            ),
+            pl.BlockSpec((2, tokens), lambda g, n, x, query, key: (0, query[x])),
+        ]
         if kinks:
             live = live_segments(tables, self.blocks, self.order)
-            arrays += [
-                tables.kink_K[None, None],
-                jnp.diff(tables.slope_KN, axis=0).T[:, None],
-                live,
-            ]
-            specs += [
-                scalars(kinks, lambda g, n, x, query, key: (0, 0, 0)),
-                scalars(kinks, lambda g, n, x, query, key: (n, 0, 0)),
-                scalars(live.shape[2], lambda g, n, x, query, key: (x, 0, 0)),
-            ]
+            arrays.append(live)
+            specs.append(
+                pl.BlockSpec(
+                    (1, 1, live.shape[2]),
+                    lambda g, n, x, query, key: (x, 0, 0),
+                    memory_space=pltpu.SMEM,
+                )
+            )
         return arrays, specs
 
     def call(
