@@ -101,7 +101,7 @@ def _attention(
     tables: CommonBias | None,
     segments: jax.Array | None,
 ) -> jax.Array:
-    bias = None if tables is None else Bias.of(tables)
+    bias = None if tables is None else Bias.of(tables, blocks)
     return forward(q_NBHP, k_NBHP, v_NBHP, bias, segments, blocks)[0]
 
 
@@ -109,7 +109,7 @@ def _attention_forward(blocks: Blocks, *inputs: Any) -> tuple[Any, Residuals]:
     wanted = Wanted.of(inputs[3])
     values = jax.tree.map(lambda x: x.value, inputs, is_leaf=lambda x: hasattr(x, "perturbed"))
     q_NBHP, k_NBHP, v_NBHP, tables, segments = values
-    bias = None if tables is None else Bias.of(tables)
+    bias = None if tables is None else Bias.of(tables, blocks)
     out, log_sum = forward(q_NBHP, k_NBHP, v_NBHP, bias, segments, blocks)
     return out, (*values, out, log_sum, wanted)
 
@@ -117,7 +117,7 @@ def _attention_forward(blocks: Blocks, *inputs: Any) -> tuple[Any, Residuals]:
 def _attention_backward(blocks: Blocks, residuals: Residuals, d_out: Any) -> tuple[Any, ...]:
     q_NBHP, k_NBHP, v_NBHP, tables, segments, out, log_sum, wanted = residuals
     d_out = jnp.zeros_like(out) if not isinstance(d_out, jax.Array) else d_out
-    bias = None if tables is None else Bias.of(tables)
+    bias = None if tables is None else Bias.of(tables, blocks)
     inputs = (q_NBHP, k_NBHP, v_NBHP, out, d_out, log_sum)
     return *backward(*inputs, bias, segments, wanted, blocks), None
 

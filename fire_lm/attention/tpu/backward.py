@@ -28,7 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.common_bias import CommonBias
-from fire_lm.attention.tpu.bias_tile import BiasRefs, Sums, add_gradient, build
+from fire_lm.attention.tpu.bias_tile import BY_SEGMENT, BiasRefs, Sums, add_gradient, build
 from fire_lm.attention.tpu.forward import (
     KEYS_BY_QUERIES,
     causal,
@@ -103,7 +103,9 @@ def backward(
         jax.ShapeDtypeStruct(v_NBHP.shape, v_NBHP.dtype),
     ]
     out_specs = [pl.BlockSpec(memory_space=pl.ANY), by_key, by_key]
-    starts, rows = _sums(bias, wanted, length)
+    sizes = _sizes(bias, wanted, length)
+    *ends, rows = itertools.accumulate(sizes.values(), initial=0)
+    starts = dict(zip(sizes, ends, strict=True))
     if starts:
         shape = (batch // blocks.batch, heads, rows, 1, LANES)
         out_shape.append(jax.ShapeDtypeStruct(shape, jnp.float32))
@@ -115,6 +117,9 @@ def backward(
         scratch.append(pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32))
     if wanted.any:
         scratch.append(pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32))
+    if wanted.segment:
+        by_segment = sum(size for name, size in sizes.items() if name in BY_SEGMENT)
+        scratch.append(pltpu.VMEM((by_segment, 8, LANES), jnp.float32))
     if wanted.slab:
         scratch.append(pltpu.VMEM((LANES, 2 * blocks.tokens), jnp.float32))
     d_q, d_k, d_v, *found = operands.call(
@@ -143,19 +148,16 @@ def backward(
     return (d_q * ln_2).astype(q_NBHP.dtype), d_k, d_v, d_tables
 
 
-def _sums(bias: Bias | None, wanted: Wanted, length: int) -> tuple[dict[str, int], int]:
-    """First rows of the sums that are wanted (`bias_tile.Sums`), and how many rows there are."""
+def _sizes(bias: Bias | None, wanted: Wanted, length: int) -> dict[str, int]:
+    """Rows of the sums that are wanted, see `bias_tile.Sums`."""
     if bias is None:
-        return {}, 0
+        return {}
     kinks, chunks = bias.tables.kink_K.size, length // LANES
     sizes: dict[str, int] = {}
     if wanted.segment:
         sizes |= {"offset": kinks + 1, "slope": kinks + 1}
-        if kinks:
-            sizes |= {"kink_offset": kinks, "kink_slope": kinks}
-    sizes |= {name: chunks for name in ("row", "gain", "slab") if getattr(wanted, name)}
-    ends = list(itertools.accumulate(sizes.values(), initial=0))
-    return dict(zip(sizes, ends, strict=False)), ends[-1]
+        sizes |= {"kink_offset": kinks, "kink_slope": kinks} if kinks else {}
+    return sizes | {name: chunks for name in ("row", "gain", "slab") if getattr(wanted, name)}
 
 
 def _to_tables(tables: CommonBias, sums_NXR: jax.Array, starts: dict[str, int]) -> CommonBias:
@@ -209,7 +211,9 @@ def _kernel(
     d_q, d_k_sum, d_v_sum, copied = (next(rest) for _ in range(4))
     tile = next(rest) if bias else None
     d_tile = next(rest) if starts else None
+    by_segment = next(rest) if "offset" in starts else None
     skewed = next(rest) if "slab" in starts else None
+    sums = Sums(sums_ref, starts, by_segment, skewed) if starts else None
     group, head, index = (pl.program_id(axis) for axis in range(3))
     query_block, key_block = query_X[index], key_X[index]
     diagonal = query_block == key_block
@@ -250,14 +254,11 @@ def _kernel(
         d_k_sum[...] = jnp.zeros_like(d_k_sum)
         d_v_sum[...] = jnp.zeros_like(d_v_sum)
 
-    if sums_ref is not None and d_tile is not None:
+    if sums is not None and d_tile is not None:
         with jax.named_scope("clear_tile"):
             d_tile[...] = jnp.zeros_like(d_tile)
 
-        @pl.when(index == 0)
-        @jax.named_scope("clear.first_tile")
-        def _() -> None:
-            sums_ref[...] = jnp.zeros_like(sums_ref)
+        pl.when(index == 0)(jax.named_scope("clear.first_tile")(sums.clear))
 
     def attend(b: jax.Array, masked: bool) -> None:
         # First, since what follows is best scheduled as one piece; it was asked for long before.
@@ -280,8 +281,9 @@ def _kernel(
     if bias is not None:
         build(bias, tile, diagonal)
     for_each_sequence(batch, diagonal, attend)
-    if bias is not None and sums_ref is not None:
-        add_gradient(bias, Sums(sums_ref, starts, skewed), d_tile, query_block, key_block)
+    if bias is not None and sums is not None:
+        add_gradient(bias, sums, d_tile, query_block, key_block)
+        pl.when(last)(jax.named_scope("finish.last_tile")(sums.finish))
 
     @pl.when(query_block == blocks_of_queries - 1)
     @jax.named_scope("finish.last_query")

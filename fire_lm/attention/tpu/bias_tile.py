@@ -78,25 +78,48 @@ class BiasRefs:
         return self.live[0, 0, 2 * part.index], self.live[0, 0, 2 * part.index + 1]
 
 
+# Sums whose place is known in the kernel alone: they stay in scratch, as whole registers.
+BY_SEGMENT = ("offset", "slope", "kink_offset", "kink_slope")
+
+
 @dataclasses.dataclass(frozen=True)
 class Sums:
     """Sums over a head's tiles, float32, of which XLA sums the lanes.
 
     Attributes:
       ref: `[1, rows, 1, R]`.
-      starts: the first row of each sum; those that nobody asks for are not there. "offset" and
-        "slope" by the first segment of a part, "kink_offset" and "kink_slope" the same of values
-        beyond each kink, "row" and "gain" by chunk of queries, "slab" by chunk of distances.
+      starts: the first row of each sum; those that nobody asks for are not there. First those
+        `BY_SEGMENT`: "offset" and "slope" by the first segment of a part, "kink_offset" and
+        "kink_slope" the same of values beyond each kink; then "row" and "gain" by chunk of
+        queries, "slab" by chunk of distances.
+      by_segment: scratch `[rows, 8, R]`, the first of `ref` until the head's last tile.
       skewed: scratch `[R, 2 block]`, the gradient to the slab of one tile.
     """
 
     ref: Ref
     starts: dict[str, int]
+    by_segment: Ref | None
     skewed: Ref | None
 
     def add(self, name: str, index: Any, value: jax.Array) -> None:
-        if name in self.starts:
-            self.ref[0, self.starts[name] + index] += value
+        """`value` `[8, R]`, of which `ref` has the sum."""
+        if name not in self.starts:
+            return
+        if name in BY_SEGMENT:
+            assert self.by_segment is not None
+            self.by_segment[self.starts[name] + index] += value
+        else:
+            self.ref[0, self.starts[name] + index] += jnp.sum(value, axis=0, keepdims=True)
+
+    def clear(self) -> None:
+        self.ref[...] = jnp.zeros_like(self.ref)
+        if self.by_segment is not None:
+            self.by_segment[...] = jnp.zeros_like(self.by_segment)
+
+    def finish(self) -> None:
+        if self.by_segment is not None:
+            rows = self.by_segment.shape[0]
+            self.ref[0, :rows] = jnp.sum(self.by_segment[...], axis=1, keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +226,7 @@ def _add_part(refs: BiasRefs, sums: Sums, d_tile: Ref, part: Part, first_chunk: 
     row, gain = refs.row_and_gain(part)
     slope, offset = refs.slope(first), refs.offset(first)
     d_bias = d_tile[part.keys, part.queries]
-    values, by_slab = _sum_keys(d_bias), _sum_keys(d_bias * refs.slab_of(part))
+    values, by_slab = _to_8_keys(d_bias), _to_8_keys(d_bias * refs.slab_of(part))
     sums.add("offset", first, gain * values)
     sums.add("slope", first, gain * row * by_slab)
     sums.add("gain", chunk, slope * row * by_slab + offset * values)
@@ -219,24 +242,26 @@ def _add_beyond(
     """Of the values beyond kink k, and beyond the next, where the slope is another."""
     row, gain = refs.row_and_gain(part)
     slab, d_bias = refs.slab_of(part), d_tile[part.keys, part.queries]
-    d_row, d_gain, d_slab = jnp.zeros_like(row), jnp.zeros_like(row), jnp.zeros_like(slab)
+    d_slab = jnp.zeros_like(slab)
+    d_row = d_gain = jnp.zeros((8, LANES), jnp.float32)
     for one in (k, k + 1):
         kink, change = refs.kink(one), refs.change(one)
         beyond = jnp.where(slab * row > kink, d_bias, 0.0)
-        values, by_slab = _sum_keys(beyond), _sum_keys(beyond * slab)
+        values, by_slab = _to_8_keys(beyond), _to_8_keys(beyond * slab)
         sums.add("kink_offset", one, gain * values)
         sums.add("kink_slope", one, gain * row * by_slab)
         d_gain += change * (row * by_slab - kink * values)
-        d_row += change * by_slab
+        d_row += gain * change * by_slab
         d_slab += beyond * (gain * row * change)
     sums.add("gain", chunk, d_gain)
-    sums.add("row", chunk, gain * d_row)
+    sums.add("row", chunk, d_row)
     if sums.skewed is not None:
         sums.skewed[:, part.distances] += d_slab
 
 
-def _sum_keys(x: jax.Array) -> jax.Array:
-    return jnp.sum(x, axis=0, keepdims=True)
+def _to_8_keys(x: jax.Array) -> jax.Array:
+    """Sums over keys as far as they are sums of registers."""
+    return jnp.sum(x.reshape(-1, 8, x.shape[1]), axis=0)
 
 
 def _add_skewed(sums: Sums, skewed: Ref, first_chunk: jax.Array) -> None:
@@ -254,7 +279,7 @@ def _add_skewed(sums: Sums, skewed: Ref, first_chunk: jax.Array) -> None:
     for chunk in range(2 * strips):
         # The first strips are those of distances below the tile's; on the diagonal, of none.
         place = jnp.maximum(first_chunk + chunk - strips, 0)
-        sums.add("slab", place, x[:1, _strip(chunk)])
+        sums.ref[0, sums.starts["slab"] + place] += x[:1, _strip(chunk)]
 
 
 def _left(x: jax.Array, by: int) -> jax.Array:

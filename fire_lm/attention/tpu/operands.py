@@ -29,8 +29,9 @@ class Bias(NamedTuple):
     skewed_MRP: jax.Array
 
     @classmethod
-    def of(cls, tables: CommonBias) -> Bias:
-        return cls(tables, skew(tables.slab_MP))
+    def of(cls, tables: CommonBias, blocks: Blocks) -> Bias:
+        # A window of two blocks ends with the distances of its tile; before 0, nobody looks.
+        return cls(tables, skew(jnp.pad(tables.slab_MP, ((0, 0), (blocks.tokens, 0)))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +81,7 @@ class Operands:
         )
         arrays = [
             jnp.transpose(scalars_4KN, (2, 0, 1)),
-            # A window of two blocks ends with the distances of its tile; before 0, nobody looks.
-            jnp.pad(skewed_MRP, ((0, 0), (0, 0), (tokens, 0))),
+            skewed_MRP,
             jnp.stack([tables.row_P, tables.gain_P]),
         ]
         specs = [
