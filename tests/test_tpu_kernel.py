@@ -21,6 +21,7 @@ from fire_lm.attention import CommonBias, attend
 from fire_lm.attention.dense import dense_attention
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, live_segments, skew, tiles
+from fire_lm.bench import tpu_kernels
 from fire_lm.bench.bundles import Stretch, longest, parse
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.models import Decoder, ModelSize
@@ -384,6 +385,26 @@ def test_reads_the_schedule():
         parse(SCHEDULE.replace("TraceMeStart", "Other"))
 
 
+@pytest.mark.parametrize(
+    "scopes, depth, often",
+    [
+        ((), 0, [1, 0, 0, 0, 0, 0]),
+        ((), 1, [1] * 6),
+        (("sequences.below",), 2, [0, 2, 0, 2, 2, 0]),
+        (("sequences.diagonal",), 1, [1, 0, 1, 0, 0, 1]),
+        (("fetch.later_key",), 2, [0, 0, 2, 0, 2, 2]),
+        # Of live segments 0 to 4 on the diagonal and 2 to 2 below: two pairs, and none.
+        (("bias.diagonal", "bends.0"), 2, [2, 0, 2, 0, 0, 2]),
+        (("bias.below", "bends.0"), 1, [0] * 6),
+    ],
+)
+def test_how_often_a_stretch_is_run(scopes, depth, often):
+    """Three blocks, two sequences at a time; tiles (0, 0), (1, 0), (1, 1), (2, 0), ..."""
+    live = np.array([[0, 4], [2, 2], [0, 4], [2, 2], [2, 2], [0, 4]])
+    found = tpu_kernels.times(Stretch(scopes, depth, 9), Blocks(128, 2, 384), "by_query", live)
+    assert list(found) == often
+
+
 COMPILE = """
 import itertools, sys
 import jax, jax.numpy as jnp
@@ -484,3 +505,23 @@ def test_step_of_125m_at_8192_fits_a_v4_chip():
     """Two sequences a chip, FIRE, on four chips."""
     figures = dict(line.split() for line in compile_on(STEP).splitlines())
     assert 0 < float(figures["GiB"]) <= 8
+
+
+@pytest.mark.ci
+def test_bench_of_the_schedule():
+    """What is reached of the goals for v4 stays reached."""
+    text = compile_on(
+        "from fire_lm.cli import main; main(['bench', 'attention', '--tpu=v4-8', '--debug'])"
+    )
+    figures = {
+        name.strip(): float(figure.split()[0])
+        for name, _, figure in (line.rpartition("  ") for line in text.splitlines()[1:])
+        if not figure.startswith("forward")
+    }
+    assert figures["NoPE / JAX's flash attention"] < 0.55
+    assert figures["KERPLE-log / NoPE, B=8 n=2048"] < 1.25
+    assert figures["FIRE at initialisation / NoPE, B=8 n=8192"] < 1.35
+    assert figures["FIRE at initialisation / NoPE, B=8 n=2048"] < 1.55
+    for length, most in ((8192, 64), (32768, 64)):
+        name = f"FIRE's temporary memory beyond NoPE's, B=1 n={length}"
+        assert figures[name] <= most
