@@ -83,8 +83,10 @@ def vmem_bytes(tokens: int, batch: int, head_dim: int, dtype: jnp.dtype) -> int:
     # Inputs q, k, v, do and outputs dk, dv twice, for the next step's copies; sums of dk, dv, dq.
     per_sequence = 2 * 6 * block * dtype.itemsize + 3 * block * 4
     tile = tokens * tokens * 4
-    # The bias and its gradient, what the compiler spills, windows of the skewed slab, and sums.
-    return batch * per_sequence + 3 * tile + 6 * LANES * tokens * 4 + 2**20
+    # The bias and its gradient, what the compiler spills (float32 operands go to the MXU in three
+    # parts each), windows of the skewed slab, and sums.
+    tiles = 3 if dtype == jnp.bfloat16 else 6
+    return batch * per_sequence + tiles * tile + 6 * LANES * tokens * 4 + 2**20
 
 
 def _round_up(x: int, multiple: int) -> int:
