@@ -22,8 +22,8 @@ LARGEST_BLOCK = 512
 LARGEST_BATCH = 8
 HEAD_DIMS = (64, 128)
 DTYPES = ("bfloat16", "float32")
-# On-chip memory (VMEM) of a v4 core, less what the compiler takes for itself.
-VMEM_BYTES = 15 * 2**20
+# On-chip memory (VMEM) of a v4 core; on later chips, what a kernel gets without asking.
+VMEM_BYTES = 16 * 2**20
 
 Order = Literal["by_query", "by_key"]
 
@@ -63,30 +63,36 @@ def choose_blocks(
         raise UserError(f"the TPU kernel's block is {block_size} tokens, not a multiple of 128")
     else:
         tokens = block_size
+
+    def needed(tokens: int, batch: int) -> int:
+        return vmem_bytes(tokens, batch, length, head_dim, dtype)
+
     sizes = [size for size in range(1, LARGEST_BATCH + 1) if batch % size == 0]
-    fitting = [size for size in sizes if vmem_bytes(tokens, size, head_dim, dtype) <= VMEM_BYTES]
+    fitting = [size for size in sizes if needed(tokens, size) <= VMEM_BYTES]
     if not fitting:
         smaller = tokens - LANES
-        while smaller > LANES and vmem_bytes(smaller, 1, head_dim, dtype) > VMEM_BYTES:
+        while smaller > LANES and needed(smaller, 1) > VMEM_BYTES:
             smaller -= LANES
         raise UserError(
-            f"the TPU kernel needs {vmem_bytes(tokens, 1, head_dim, dtype) / 2**20:.1f} MiB for a "
-            f"block of {tokens} tokens of a {head_dim}-wide {dtype.name} head, and a core has "
+            f"the TPU kernel needs {needed(tokens, 1) / 2**20:.1f} MiB for a block of {tokens} "
+            f"tokens of a {head_dim}-wide {dtype.name} head, and a core has "
             f"{VMEM_BYTES / 2**20:.0f}: a block of {smaller} fits"
         )
     return Blocks(tokens, fitting[-1], _round_up(length, tokens))
 
 
-def vmem_bytes(tokens: int, batch: int, head_dim: int, dtype: jnp.dtype) -> int:
-    """What the backward kernel, the larger one, holds at a time."""
+def vmem_bytes(tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.dtype) -> int:
+    """What the backward kernel, the larger one, holds at a time; by trial, a little more."""
     block = tokens * head_dim
     # Inputs q, k, v, do and outputs dk, dv twice, for the next step's copies; sums of dk, dv, dq.
     per_sequence = 2 * 6 * block * dtype.itemsize + 3 * block * 4
     tile = tokens * tokens * 4
-    # The bias and its gradient, what the compiler spills (float32 operands go to the MXU in three
-    # parts each), windows of the skewed slab, and sums.
-    tiles = 3 if dtype == jnp.bfloat16 else 6
-    return batch * per_sequence + tiles * tile + 6 * LANES * tokens * 4 + 2**20
+    # The bias and its gradient, and what the compiler spills: float32 operands go to the MXU in
+    # three parts each.
+    of_tiles = (4 if dtype == jnp.bfloat16 else 7) * tile
+    # Windows of the skewed slab, sums by segment, and sums by query and distance.
+    of_tables = 6 * LANES * tokens * 4 + 2**20 + 6 * length * 4
+    return batch * per_sequence + of_tiles + of_tables
 
 
 def _round_up(x: int, multiple: int) -> int:
