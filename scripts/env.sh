@@ -114,7 +114,8 @@ make_environment() {  # PYTHON
 
 install() {  # pip's or uv's arguments
   if with_uv; then
-    uv pip install --python "$VENV/bin/python" "$@"
+    # As pip does: else every process compiles TensorFlow anew where bytecode may not be written.
+    uv pip install --compile-bytecode --python "$VENV/bin/python" "$@"
   else
     "$VENV/bin/python" -m pip --disable-pip-version-check --no-input install --progress-bar off "$@"
   fi

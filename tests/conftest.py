@@ -2,7 +2,8 @@
 
 Four fake CPU devices, no implicit dtype promotion, no implicit rank promotion; warnings are errors
 (pyproject.toml). The environment variables reach the processes that a test starts, the JAX
-settings do not: users run without those.
+settings do not: users run without those. That goes for the cache of compiled programs too: many
+tests train the same small model.
 """
 
 import os
@@ -18,6 +19,15 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 
 import jax  # noqa: E402  (the variables above must be set first)
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compile_once(tmp_path_factory):
+    """Compiled programs are kept for the session; by each of pytest-xdist's workers for itself."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

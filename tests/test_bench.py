@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from fire_lm import bench, cli
-from fire_lm.bench import attention, rounds, tables
+from fire_lm.attention import attend
+from fire_lm.bench import attention, one_attention, rounds, tables
 from fire_lm.bench.rounds import Times
-from fire_lm.bench.tables import Cost, Machine, MemoryRow, PeerRow, Report, Row
+from fire_lm.bench.tables import AccuracyRow, Cost, Machine, MemoryRow, PeerRow, Report, Row
 from fire_lm.models import changes, size_tiny
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +51,7 @@ def report_from(text: str) -> Report:
         rows=rows,
         peers=[PeerRow(**row) for row in data["peers"]],
         memory=[MemoryRow(**row) for row in data["memory"]],
+        accuracy=[AccuracyRow(**row) for row in data["accuracy"]],
     )
 
 
@@ -73,7 +75,8 @@ def test_the_report_of_a_small_model(hasty, tmp_path, capsys):
     assert nope.forward.x_nope == nope.train.x_nope == 1 != fire.train.x_nope
     assert report.peers == [] and report.machine.matmul_gflops["jax"] > 0
 
-    blockwise, dense = report.memory, list(attention.fire_memory([256, 512], "dense", TINY))
+    dense = list(one_attention.memory([256, 512], "dense", TINY, say=attention.say))
+    blockwise = report.memory
     for first, second in (dense, blockwise):
         assert (first.length, second.length) == (256, 512)
         assert first.forward_growth is None and first.gradient_growth is None
@@ -82,11 +85,25 @@ def test_the_report_of_a_small_model(hasty, tmp_path, capsys):
         assert first.gradient_bytes > first.forward_bytes
     assert dense[1].forward_growth > 3 > 2.5 > blockwise[1].forward_growth
 
+    (accuracy,) = report.accuracy
+    assert accuracy.output_error < 1e-5 and accuracy.gradient_error < 1e-4
+
     shown = capsys.readouterr()
     assert shown.out == tables.text(report) + "\n"
     assert "round 2 of 2: fire_lm fire_s blockwise 8 train" in shown.err
     again = report_from(path.read_text())
     assert again == report and tables.text(again) == tables.text(report)
+
+
+@pytest.mark.ci
+def test_accuracy_tells_a_wrong_attention(monkeypatch):
+    def wrong_in_blocks(q, *args, implementation, **kwargs):
+        q = q * 1.001 if implementation == "blockwise" else q
+        return attend(q, *args, implementation=implementation, **kwargs)
+
+    monkeypatch.setattr(one_attention, "attend", wrong_in_blocks)
+    row = one_attention.accuracy("blockwise", TINY)
+    assert row.output_error > 1e-5 and row.gradient_error > 1e-4
 
 
 def test_a_row_is_the_best_round_over_that_of_the_same_nope():

@@ -139,6 +139,7 @@ def test_contract_in_bfloat16_keeps_the_kernel_gradient_in_float32():
     np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.ci
 def test_no_gradient_of_a_bfloat16_model_is_rounded_to_bfloat16():
     """Neither kernels nor biases, so that the sum over the mesh is float32."""
     model = build_decoder(SMALL, FIRE, 32, train_length=64, dtype="bfloat16")

@@ -80,6 +80,15 @@ def has_finite_values_far_out(encoding: PositionalEncoding) -> None:
     assert np.all(np.isfinite(out))
 
 
+def largest_error(found: Any, expected: Any, floor: float = 0.0) -> float:
+    """Over the leaves, relative to each one's largest: what cancels leaves its rounding behind."""
+
+    def error(found: jax.Array, expected: jax.Array) -> float:
+        return float(np.max(np.abs(found - expected)) / max(np.max(np.abs(expected)), floor))
+
+    return max(jax.tree.leaves(jax.tree.map(error, found, expected)), default=0.0)
+
+
 def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
     """Values, and gradients to q, k, v and the encoding's parameters, of every implementation."""
     pos = jnp.arange(300)[None]
@@ -104,10 +113,12 @@ def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
         quick_jit(functools.partial(gradient, implementation=name, in_order=in_order))(inputs)
         for name, in_order in (("dense", False), ("blockwise", False), ("blockwise", True))
     )
-    for blocks in others:
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), dense, blocks
-        )
+    (dense_params, *dense_qkv), dense_out = dense
+    for (in_params, *in_qkv), out in others:
+        assert largest_error(out, dense_out) < 1e-5
+        assert largest_error(in_qkv, dense_qkv) < 1e-4
+        # All of a gradient can cancel: no softmax sees FIRE's last bias.
+        assert largest_error(in_params, dense_params, floor=1.0) < 1e-4
 
 
 def has_no_view_of_the_future(encoding: PositionalEncoding) -> None:

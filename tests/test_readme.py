@@ -51,8 +51,8 @@ class WalkThrough:
         blocks = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
         self.code, self.gin, commands = blocks
         self.files = {
-            re.search(r"`(fire_lm/positions/(?!base)\w+\.py)`", text)[1]: self.code,  # type: ignore[index]
-            re.search(r"`(configs/positions/\w+\.gin)`", text)[1]: self.gin,  # type: ignore[index]
+            re.findall(r"`(fire_lm/positions/(?!base)\w+\.py)`", text)[0]: self.code,
+            re.findall(r"`(configs/positions/\w+\.gin)`", text)[0]: self.gin,
         }
         lines = commands.replace("\\\n", " ").splitlines()
         self.pretrain, self.sweep, self.test = (shlex.split(line) for line in lines)

@@ -1,5 +1,6 @@
 """`fire-lm pretrain` in this process: what a run leaves, how it goes on, how it refuses."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -24,7 +25,7 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
 from fire_lm.data import c4_writer
 from fire_lm.training import loop
-from fire_lm.training.reporter import Reporter
+from fire_lm.training.reporter import Reporter, new_counters
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +174,39 @@ def test_dense_and_blockwise_train_alike(data_dir, tmp_path):
     assert len(losses["dense"]) == 20 and losses["dense"][-1] < losses["dense"][0] - 0.3
     np.testing.assert_allclose(losses["blockwise"], losses["dense"], atol=1e-4)
     assert losses["blockwise"] != losses["dense"], "two implementations, not one twice"
+
+
+def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
+    """The largest since the last line of the log, also if a restart lies between."""
+    watched = {2: 7.0, 5: 9.0}  # 9 at step 5, between the lines of steps 4 and 8
+
+    def report(workdir, start, last, counters):
+        workdir.mkdir(exist_ok=True)
+        reporter = Reporter(
+            workdir=str(workdir),
+            start=start,
+            train_steps=8,
+            log_every=4,
+            schedule=lambda step: 0.0,
+            flops=1.0,
+            counters=counters,
+            quiet=False,
+        )
+        with contextlib.closing(reporter):
+            for step in range(start + 1, last + 1):
+                metrics = {"loss": 1.0, "grad_norm": 1.0, "tokens": 3.0}
+                reporter.pending(step, {**metrics, "seen": watched.get(step, 1.0)}, 0)
+            reporter.flush()
+        return json.loads(json.dumps(reporter.counters))
+
+    report(tmp_path / "whole", 0, 8, new_counters())
+    saved = report(tmp_path / "parts", 0, 6, new_counters())
+    report(tmp_path / "parts", 6, 8, saved)
+    assert [row["seen"] for row in logged(tmp_path / "whole")] == [1.0, 7.0, 9.0]
+    assert logged(tmp_path / "parts") == logged(tmp_path / "whole")
+    report(tmp_path / "broken", 0, 6, new_counters())
+    report(tmp_path / "broken", 6, 8, {**saved, "largest": {}})
+    assert logged(tmp_path / "broken") != logged(tmp_path / "whole")
 
 
 # --- From another run.

@@ -29,19 +29,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention import Implementation, attend
+from fire_lm.attention import Implementation
 from fire_lm.bench import tables
+from fire_lm.bench.one_attention import TRAIN_LENGTH, accuracy, memory, temp_bytes
 from fire_lm.bench.rounds import Clock, Times, race
-from fire_lm.bench.tables import Cost, Entry, Machine, MemoryRow, PeerRow, Report, Row
+from fire_lm.bench.tables import Cost, Entry, Machine, PeerRow, Report, Row
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, ModelSize, build_decoder, size_125m, token_losses
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.alibi import ALiBi
-from fire_lm.positions.base import Params
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.kerple import KERPLELog
 from fire_lm.positions.nope import NoPE
-from fire_lm.positions.resampling import Resampling
 from fire_lm.positions.rope import RoPE
 from fire_lm.positions.sandwich import Sandwich
 from fire_lm.positions.t5 import T5
@@ -62,7 +61,6 @@ ENCODINGS: dict[str, tuple[Callable[..., PositionalEncoding], bool]] = {
 }
 SIZE = size_125m(num_layers=2)
 VOCAB_SIZE = 256
-TRAIN_LENGTH = 2048  # the paper's; FIRE's threshold comes from it, whatever length is measured
 LEARNING_RATE = 1e-3
 MATMUL_SIZE = 2048
 DESCRIPTION = (
@@ -119,8 +117,9 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSiz
         rows=rows,
         peers=[] if peer is None else list(against(peer.NAME, rows, logits)),
         memory=[
-            row for name in implementations for row in fire_memory(arguments.memory, name, size)
+            row for name in implementations for row in memory(arguments.memory, name, size, say)
         ],
+        accuracy=[accuracy(name, size) for name in implementations],
     )
     print(tables.text(report))
     if arguments.json:
@@ -234,12 +233,6 @@ def ours(name: str, model: Decoder, state: dict[str, Any], length: int) -> Conte
     )
 
 
-def temp_bytes(compiled: jax.stages.Compiled) -> int | None:
-    """Memory that a call takes beside its arguments and results."""
-    memory = compiled.memory_analysis()
-    return None if memory is None else memory.temp_size_in_bytes
-
-
 def matmul_calls(peer: ModuleType | None) -> dict[str, Callable[[], object]]:
     """A product of two square float32 matrices by each library."""
     square = jax.random.normal(jax.random.key(0), (MATMUL_SIZE, MATMUL_SIZE), jnp.float32)
@@ -323,48 +316,3 @@ def cpu_model() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())
-
-
-def fire_memory(
-    lengths: Sequence[int], implementation: Implementation, size: ModelSize
-) -> Iterator[MemoryRow]:
-    """What one attention with FIRE's bias is compiled to take; nothing is run."""
-    last: tuple[int | None, int | None] = (None, None)
-    for length in sorted(set(lengths)):
-        say(f"compiling one FIRE attention {implementation} {length}")
-        forward, gradient = one_attention(length, implementation, size)
-        yield MemoryRow(
-            *(implementation, length, forward, gradient),
-            forward_growth=forward / last[0] if forward and last[0] else None,
-            gradient_growth=gradient / last[1] if gradient and last[1] else None,
-        )
-        last = forward, gradient
-
-
-def one_attention(
-    length: int, implementation: Implementation, size: ModelSize
-) -> tuple[int | None, int | None]:
-    """Temporary bytes of its output, and of its gradients by queries, keys, values and FIRE."""
-    fire = FIRE(size.num_heads, size.head_dim, TRAIN_LENGTH, size.hidden_size)
-    x_BTNH = jax.ShapeDtypeStruct((1, length, size.num_heads, size.head_dim), jnp.float32)
-    arguments = (jax.eval_shape(fire.init, jax.random.key(0)), x_BTNH, x_BTNH, x_BTNH)
-
-    def forward(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        pos_BT = Resampling().evaluation_positions(length)
-        prepared = fire.prepare(params)
-        return attend(
-            *(q, k, v),
-            q_pos_BT=pos_BT,
-            k_pos_BS=pos_BT,
-            bias=lambda q_pos, k_pos: fire.bias(prepared, q_pos, k_pos, length),
-            in_order=True,
-            implementation=implementation,
-        )
-
-    def gradient(out_BTNH: jax.Array, *inputs: Any) -> Any:
-        return jax.vjp(forward, *inputs)[1](out_BTNH)
-
-    return (
-        temp_bytes(jax.jit(forward).lower(*arguments).compile()),
-        temp_bytes(jax.jit(gradient).lower(x_BTNH, *arguments).compile()),
-    )

@@ -95,12 +95,24 @@ class MemoryRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class AccuracyRow:
+    """One FIRE attention against `dense`, relative: its output, and the worst of the gradients by
+    queries, keys, values and FIRE's parameters."""
+
+    implementation: str
+    length: int
+    output_error: float
+    gradient_error: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     description: str
     machine: Machine
     rows: list[Row]
     peers: list[PeerRow]
     memory: list[MemoryRow]
+    accuracy: list[AccuracyRow]
 
 
 def text(report: Report) -> str:
@@ -112,6 +124,8 @@ def text(report: Report) -> str:
         parts.append(_peers(report.peers))
     if report.memory:
         parts.append(_memory(report.memory))
+    if report.accuracy:
+        parts.append(_accuracy(report.accuracy))
     return "\n\n".join(parts)
 
 
@@ -172,6 +186,16 @@ def _memory(memory: Sequence[MemoryRow]) -> str:
         for row in memory
     ]
     return f"{_columns(header, rows, 1)}\nTemporary memory, float32, batch 1."
+
+
+def _accuracy(accuracy: Sequence[AccuracyRow]) -> str:
+    header = ["one FIRE attention", "length", "output error", "gradient error"]
+    rows = [
+        [row.implementation, str(row.length)]
+        + [f"{row.output_error:.0e}", f"{row.gradient_error:.0e}"]
+        for row in accuracy
+    ]
+    return f"{_columns(header, rows, 1)}\nAgainst dense, relative, float32."
 
 
 def _mebibytes(size: int | None) -> str:

@@ -33,7 +33,7 @@ from fire_lm.errors import Preempted, UserError
 from fire_lm.metrics import phase
 from fire_lm.models import Decoder, encoding_names
 from fire_lm.training.optimizer import POSITION, AdamW
-from fire_lm.training.reporter import Reporter
+from fire_lm.training.reporter import Reporter, new_counters
 from fire_lm.training.step import TrainState, init_state, train_step
 from fire_lm.training.summary import describe, model_flops_per_token
 
@@ -139,12 +139,12 @@ def pretrain(
 
     # --- State: fresh, from another run, or from where this run stopped.
     writer = Checkpoints(workdir, checkpoints)
-    counters = {"tokens": 0, "documents_skipped": 0}
+    counters = new_counters()
     if start:
         with phase(f"resuming from step {start}", quiet):
             state, position, info = writer.restore(start, like)
             batches.set_state(position)
-            counters = {name: info[name] for name in counters}
+            counters = {name: info.get(name, start_value) for name, start_value in counters.items()}
     else:
         with phase("initialising parameters", quiet):
             init = functools.partial(init_state, model, transformation)

@@ -16,6 +16,14 @@ from fire_lm.errors import RunFailed
 from fire_lm.metrics import MetricsLog, Progress, peak_flops
 
 
+def new_counters() -> dict[str, Any]:
+    """What a run counts, as its checkpoints keep it: plain JSON.
+
+    `largest` holds the metrics of the encoding since the last line of the log.
+    """
+    return {"tokens": 0, "documents_skipped": 0, "largest": {}}
+
+
 class Reporter:
     """Reads the metrics of each step once the next one is under way; stops a run gone wrong."""
 
@@ -28,7 +36,7 @@ class Reporter:
         log_every: int,
         schedule: Callable[[Any], Any],
         flops: float,
-        counters: dict[str, int],
+        counters: dict[str, Any],
         quiet: bool,
     ):
         self._log = None if quiet else MetricsLog(workdir, start)
@@ -37,7 +45,6 @@ class Reporter:
         self._last_step, self._log_every = train_steps, log_every
         self._schedule, self._flops, self.counters = schedule, flops, counters
         self._peak = peak_flops(jax.devices()[0].device_kind)
-        self._largest: dict[str, float] = {}  # since the last line
         self._waiting: tuple[int, Any, int] | None = None
         self._since = (time.monotonic(), counters["tokens"])
 
@@ -60,8 +67,13 @@ class Reporter:
                     f"{name} is {values[name]} at step {step}: stopped\n"
                     f"last checkpoint saved with finite loss and gradient: {kept}"
                 )
-        for name in values.keys() - {"loss", "grad_norm", "tokens"}:  # the encoding's: none unseen
-            self._largest[name] = max(values[name], self._largest.get(name, -math.inf))
+        largest = self.counters["largest"]
+        # A new dict: a checkpoint that is still being written may hold the old one.
+        self.counters["largest"] = {
+            name: max(value, largest.get(name, value))
+            for name, value in values.items()
+            if name not in ("loss", "grad_norm", "tokens")
+        }
         self.counters["tokens"] += int(values["tokens"])
         self.counters["documents_skipped"] += skipped
         if step % self._log_every == 0 or step in (1, self._last_step):
@@ -79,8 +91,8 @@ class Reporter:
             "tokens_per_second": rate,
             "documents_skipped": self.counters["documents_skipped"],
         }
-        logged |= self._largest
-        self._largest = {}
+        logged |= self.counters["largest"]
+        self.counters["largest"] = {}
         if self._peak is not None:
             logged["mfu"] = rate * self._flops / (self._peak * jax.device_count())
         if self._log is not None:

@@ -1,0 +1,116 @@
+"""One attention with FIRE's bias, by itself: the memory it takes, and how near it is to `dense`.
+
+Shapes: B batch, T positions, N heads, H head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fire_lm.attention import Implementation, attend
+from fire_lm.bench.tables import AccuracyRow, MemoryRow
+from fire_lm.models import ModelSize
+from fire_lm.positions.base import Params
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.resampling import Resampling
+
+TRAIN_LENGTH = 2048  # the paper's; FIRE's threshold comes from it, whatever length is measured
+# Where accuracy is measured: positions on both sides of the threshold, and `dense` still fits.
+ACCURACY_LENGTH = 1024
+
+Call = Callable[..., Any]
+
+
+def memory(
+    lengths: Sequence[int],
+    implementation: Implementation,
+    size: ModelSize,
+    say: Callable[[str], None],
+) -> Iterator[MemoryRow]:
+    """What forward and gradient are compiled to take; nothing is run."""
+    last: tuple[int | None, int | None] = (None, None)
+    for length in sorted(set(lengths)):
+        say(f"compiling one FIRE attention {implementation} {length}")
+        inputs = jax.eval_shape(lambda: _inputs(length, size))  # noqa: B023
+        forward, gradient = (
+            temp_bytes(jax.jit(call).lower(*inputs).compile())
+            for call in _calls(length, implementation, size)
+        )
+        yield MemoryRow(
+            *(implementation, length, forward, gradient),
+            forward_growth=forward / last[0] if forward and last[0] else None,
+            gradient_growth=gradient / last[1] if gradient and last[1] else None,
+        )
+        last = forward, gradient
+
+
+def accuracy(implementation: Implementation, size: ModelSize) -> AccuracyRow:
+    """Runs it and `dense` on the same random inputs, float32."""
+    inputs = _inputs(ACCURACY_LENGTH, size)
+    (out, gradients), (dense_out, dense_gradients) = (
+        tuple(jax.jit(call)(*inputs) for call in _calls(ACCURACY_LENGTH, name, size))
+        for name in (implementation, "dense")
+    )
+    return AccuracyRow(
+        implementation,
+        ACCURACY_LENGTH,
+        output_error=_relative_error(out, dense_out),
+        gradient_error=max(map(_relative_error, gradients, dense_gradients)),
+    )
+
+
+def temp_bytes(compiled: jax.stages.Compiled) -> int | None:
+    """Memory that a call takes beside its arguments and results."""
+    memory = compiled.memory_analysis()
+    return None if memory is None else memory.temp_size_in_bytes
+
+
+def _relative_error(found: Any, expected: Any) -> float:
+    """Of a tree taken as one vector, by its length."""
+
+    def length(tree: Any) -> float:
+        return float(jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree))))
+
+    return length(jax.tree.map(jnp.subtract, found, expected)) / length(expected)
+
+
+def _fire(size: ModelSize) -> FIRE:
+    return FIRE(size.num_heads, size.head_dim, TRAIN_LENGTH, size.hidden_size)
+
+
+def _inputs(length: int, size: ModelSize) -> tuple[Any, ...]:
+    """A gradient `[1, T, N, H]` of the output, FIRE's parameters, and q, k, v."""
+    rng, *rngs = jax.random.split(jax.random.key(0), 5)
+    shape = (1, length, size.num_heads, size.head_dim)
+    d_out, *qkv = (jax.random.normal(key, shape) for key in rngs)
+    return d_out, _fire(size).init(rng), *qkv
+
+
+def _calls(length: int, implementation: Implementation, size: ModelSize) -> tuple[Call, Call]:
+    """Of `_inputs`: the output; its gradients by FIRE's parameters, queries, keys and values."""
+    fire = _fire(size)
+
+    def forward(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        pos_BT = Resampling().evaluation_positions(length)
+        prepared = fire.prepare(params)
+        return attend(
+            *(q, k, v),
+            q_pos_BT=pos_BT,
+            k_pos_BS=pos_BT,
+            bias=lambda q_pos, k_pos: fire.bias(prepared, q_pos, k_pos, length),
+            in_order=True,
+            implementation=implementation,
+        )
+
+    def output(d_out_BTNH: jax.Array, *inputs: Any) -> jax.Array:
+        del d_out_BTNH
+        return forward(*inputs)
+
+    def gradients(d_out_BTNH: jax.Array, *inputs: Any) -> Any:
+        return jax.vjp(forward, *inputs)[1](d_out_BTNH)
+
+    return output, gradients
