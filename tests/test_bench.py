@@ -106,6 +106,17 @@ def test_accuracy_tells_a_wrong_attention(monkeypatch):
     assert row.output_error > 1e-5 and row.gradient_error > 1e-4
 
 
+@pytest.mark.ci
+def test_accuracy_tells_one_gradient_that_is_nan(monkeypatch):
+    def wrong_in_blocks(q, k, *args, implementation, **kwargs):
+        k = k + 0 * jax.numpy.sqrt(0 * k) if implementation == "blockwise" else k
+        return attend(q, k, *args, implementation=implementation, **kwargs)
+
+    monkeypatch.setattr(one_attention, "attend", wrong_in_blocks)
+    row = one_attention.accuracy("blockwise", TINY)
+    assert row.output_error < 1e-5 and np.isnan(row.gradient_error)
+
+
 def test_a_row_is_the_best_round_over_that_of_the_same_nope():
     def contestant(library: str, encoding: str, length: int) -> attention.Contestant:
         calls: dict[str, Any] = dict.fromkeys(("logits", "forward", "train"))
@@ -210,6 +221,8 @@ def test_a_missing_torch_is_told_and_a_broken_one_is_not_hidden(monkeypatch, cap
     message = capsys.readouterr().err
     assert "pip install torch" in message and len(message.strip().splitlines()) == 1
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    for name in ("torch.nn", "torch.nn.functional"):  # of a whole one, if another test has it
+        monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ModuleNotFoundError, match=r"torch\.nn"):
         bench.load_peer("torch")
 

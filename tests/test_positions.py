@@ -81,12 +81,16 @@ def has_finite_values_far_out(encoding: PositionalEncoding) -> None:
 
 
 def largest_error(found: Any, expected: Any, floor: float = 0.0) -> float:
-    """Over the leaves, relative to each one's largest: what cancels leaves its rounding behind."""
+    """Over the leaves, relative to each one's largest: what cancels leaves its rounding behind.
+
+    NaN if any is: Python's `max` would lose it.
+    """
 
     def error(found: jax.Array, expected: jax.Array) -> float:
         return float(np.max(np.abs(found - expected)) / max(np.max(np.abs(expected)), floor))
 
-    return max(jax.tree.leaves(jax.tree.map(error, found, expected)), default=0.0)
+    errors = jax.tree.leaves(jax.tree.map(error, found, expected))
+    return float(np.max(errors, initial=0.0))
 
 
 def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
@@ -330,6 +334,13 @@ def passes(check: Check, encoding: PositionalEncoding) -> bool:
 def test_encoding(check, name):
     for encoding in configured(name).encodings:
         assert passes(check, encoding)
+
+
+@pytest.mark.parametrize("wrong, error", [(1.0, 0.0), (1.5, 0.5), (np.nan, np.nan)])
+def test_largest_error_is_that_of_the_worst_leaf(wrong, error):
+    expected = {"first": np.ones(2), "second": np.ones(2), "third": np.ones(2)}
+    found = expected | {"second": np.array([1.0, wrong])}
+    np.testing.assert_equal(largest_error(found, expected), error)
 
 
 BROKEN = [(check, kind) for check, kinds in PROPERTIES.items() for kind in kinds]

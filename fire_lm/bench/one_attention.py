@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fire_lm.attention import Implementation, attend
 from fire_lm.bench.tables import AccuracyRow, MemoryRow
@@ -59,7 +60,8 @@ def accuracy(implementation: Implementation, size: ModelSize) -> AccuracyRow:
         implementation,
         ACCURACY_LENGTH,
         output_error=_relative_error(out, dense_out),
-        gradient_error=max(map(_relative_error, gradients, dense_gradients)),
+        # Not Python's `max`, which would lose a NaN.
+        gradient_error=float(np.max(list(map(_relative_error, gradients, dense_gradients)))),
     )
 
 
@@ -70,7 +72,7 @@ def temp_bytes(compiled: jax.stages.Compiled) -> int | None:
 
 
 def _relative_error(found: Any, expected: Any) -> float:
-    """Of a tree taken as one vector, by its length."""
+    """Length of the difference over that of what is expected, a tree taken as one vector."""
 
     def length(tree: Any) -> float:
         return float(jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree))))
