@@ -17,7 +17,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fire_lm.attention import CommonBias, attend
+from fire_lm.attention import CommonBias, announce, attend
 from fire_lm.attention.dense import dense_attention
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, live_segments, skew, tiles
@@ -31,6 +31,7 @@ from fire_lm.positions.fire import FIRE
 from fire_lm.positions.kerple import KERPLELog
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.nope import NoPE
+from fire_lm.positions.resampling import RandomizedPositions, Resampling
 from fire_lm.positions.sandwich import Sandwich
 from fire_lm.positions.t5 import T5
 
@@ -39,6 +40,7 @@ quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimizati
 BATCH, HEADS, WIDTH, BLOCK = 2, 2, 64, 128
 # Not a multiple of the block; three blocks, so that dq comes from up to three columns of tiles.
 LENGTH = 300
+IN_CI = ("alibi", "sandwich")  # the same kernels as with KERPLE
 ENCODINGS: dict[str, Any] = {
     "nope": NoPE,
     "fire": functools.partial(FIRE, init_L=100.0),
@@ -61,20 +63,31 @@ def content(length: int = LENGTH, width: int = WIDTH, dtype: Any = jnp.float32) 
 
 
 def documents(length: int = LENGTH) -> jax.Array:
-    """Segments of other lengths in each example, also across the blocks' edges."""
-    ends = np.array([[length // 3, length // 3 + 1, length], [length // 2, length, length]])
+    """Segments in one example, also across the blocks' edges; the other is one document."""
+    ends = np.array([[length // 3, length // 3 + 1, 7 * length // 8], [length] * 3])
     starts = np.arange(length)[None, :, None] >= ends[:, None, :]
     return jnp.asarray(starts.sum(axis=2), jnp.int32)
 
 
-def by_kernel(bias: CommonBias | None, x: jax.Array, scale: Any, segment: Any) -> jax.Array:
+def restarting(segment: jax.Array) -> jax.Array:
+    """Positions that begin at 0 in every document."""
+    place = jnp.arange(segment.shape[1])[None]
+    begins = jnp.diff(segment, axis=1, prepend=-1) != 0
+    return place - jax.lax.cummax(jnp.where(begins, place, 0), axis=1)
+
+
+def by_kernel(
+    bias: CommonBias | None, x: jax.Array, scale: Any = None, segment: Any = None, pos: Any = None
+) -> jax.Array:
     return tpu_attention(
-        *x[:3], bias=bias, logit_scale_BT=scale, segment_BT=segment, block_size=BLOCK
+        *x[:3], bias=bias, logit_scale_BT=scale, segment_BT=segment, pos_BT=pos, block_size=BLOCK
     )
 
 
-def by_dense(bias: Any, x: jax.Array, scale: Any, segment: Any) -> jax.Array:
-    pos = jnp.arange(x.shape[2])[None]
+def by_dense(
+    bias: Any, x: jax.Array, scale: Any = None, segment: Any = None, pos: Any = None
+) -> jax.Array:
+    pos = jnp.arange(x.shape[2])[None] if pos is None else pos
     return dense_attention(
         *x[:3],
         q_pos_BT=pos,
@@ -109,22 +122,26 @@ def assert_close(ours: Any, wanted: Any, relative: float) -> None:
     jax.tree_util.tree_map_with_path(check, ours, wanted)
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.ci if name in IN_CI else ()) for name in ENCODINGS],
+)
 def test_kernels_are_dense_attention(name):
-    """Outputs to 1e-5 and all gradients to 1e-4, in float32; half with documents and scales."""
+    """Outputs to 1e-5 and all gradients to 1e-4, in float32; some with documents and scales."""
     encoding = encoding_of(name)
     params = encoding.init(jax.random.key(1))
     packed = name in ("nope", "t5", "fire_g")
     segment = documents() if packed else None
     scale = jnp.linspace(0.5, 1.5, LENGTH)[None] if packed else None
+    pos = restarting(documents()) if name == "fire_g" else None
 
     def kernel(params: Any, x: jax.Array, scale: Any) -> jax.Array:
         tables = encoding.common_bias(params, LENGTH, LENGTH)
-        return by_kernel(tables, x, scale, segment)
+        return by_kernel(tables, x, scale, segment, pos)
 
     def dense(params: Any, x: jax.Array, scale: Any) -> jax.Array:
         bias = functools.partial(encoding.bias, params, context_length=LENGTH)
-        return by_dense(lambda q, k: bias(q, k), x, scale, segment)
+        return by_dense(lambda q, k: bias(q, k), x, scale, segment, pos)
 
     (ours, out), (wanted, oracle) = (
         outputs_and_gradients(function, params, content(), scale) for function in (kernel, dense)
@@ -148,7 +165,7 @@ def test_gradients_reach_every_table():
 
     def of(attention: Any, names: tuple[str, ...]) -> Any:
         def function(chosen: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-            return attention(tables._replace(**chosen), x, None, None)
+            return attention(tables._replace(**chosen), x)
 
         chosen = {name: floats[name] for name in names}
         return outputs_and_gradients(function, chosen, content())
@@ -169,7 +186,7 @@ def test_a_wrong_table_is_seen(table, index):
     tables, x = fire_tables(), content()
     wrong = tables._replace(**{table: getattr(tables, table).at[index].add(0.5)})
     attention = jax.jit(by_kernel)
-    right, ours = (attention(bias, x, None, None) for bias in (tables, wrong))
+    right, ours = (attention(bias, x) for bias in (tables, wrong))
     assert float(jnp.max(jnp.abs(right - ours))) > 1e-3
 
 
@@ -180,11 +197,11 @@ def test_bfloat16(name, width):
     params = encoding.init(jax.random.key(1))
 
     def kernel(params: Any, x: jax.Array) -> jax.Array:
-        return by_kernel(encoding.common_bias(params, LENGTH, LENGTH), x, None, None)
+        return by_kernel(encoding.common_bias(params, LENGTH, LENGTH), x)
 
     def dense(params: Any, x: jax.Array) -> jax.Array:
         bias = functools.partial(encoding.bias, params, context_length=LENGTH)
-        return by_dense(lambda q, k: bias(q, k), x, None, None)
+        return by_dense(lambda q, k: bias(q, k), x)
 
     half = content(width=width, dtype=jnp.bfloat16)
     ours, out = outputs_and_gradients(kernel, params, half)
@@ -198,12 +215,13 @@ def test_bfloat16(name, width):
 
 
 def test_attend_falls_back_where_tables_do_not_hold():
-    """Positions that are not 0, 1, 2, ..., and too many kinks: blocks, with the own bias."""
+    """Positions with gaps, negative or beyond the tables, and too many kinks: blocks, own bias."""
     encoding = encoding_of("fire", length=140)
-    params, x, pos = encoding.init(jax.random.key(1)), content(140), jnp.arange(140)[None]
+    params, x, place = encoding.init(jax.random.key(1)), content(140), jnp.arange(140)[None]
+    documents_BT = documents(140)
 
-    @jax.jit
-    def attended(pos: jax.Array, exact: jax.Array) -> jax.Array:
+    @functools.partial(quick_jit, static_argnums=3)
+    def attended(pos: jax.Array, segment: Any, exact: jax.Array, implementation: Any) -> jax.Array:
         tables = encoding.common_bias(params, 140, 140)
         assert tables is not None
         broken = tables._replace(slope_KN=3 * tables.slope_KN, exact=exact)
@@ -212,19 +230,31 @@ def test_attend_falls_back_where_tables_do_not_hold():
             q_pos_BT=pos,
             k_pos_BS=pos,
             bias=lambda q, k: encoding.bias(params, q, k, 140),
+            q_segment_BT=segment,
+            k_segment_BS=segment,
             in_order=True,
             tables=broken,
-            implementation="tpu",
+            implementation=implementation,
         )
 
-    def dense(pos: jax.Array) -> jax.Array:
-        bias = functools.partial(encoding.bias, params, context_length=140)
-        return dense_attention(*x[:3], q_pos_BT=pos, k_pos_BS=pos, bias=lambda q, k: bias(q, k))
-
-    np.testing.assert_allclose(attended(3 * pos, jnp.bool_(True)), dense(3 * pos), atol=1e-5)
-    np.testing.assert_allclose(attended(pos, jnp.bool_(False)), dense(pos), atol=1e-5)
-    # And the tables are what is used otherwise: these are broken.
-    assert np.max(np.abs(attended(pos, jnp.bool_(True)) - dense(pos))) > 1e-2
+    yes = jnp.bool_(True)
+    own_BT, taken_up_BT = restarting(documents_BT), documents_BT % 2
+    for pos, segment, exact, falls_back in (
+        (place, None, yes, False),
+        (place, None, ~yes, True),
+        (3 * place, None, yes, True),
+        (own_BT, documents_BT, yes, False),
+        (own_BT, documents_BT, ~yes, True),
+        (own_BT.at[0, 139].add(1), documents_BT, yes, True),
+        (own_BT - 1, documents_BT, yes, True),
+        (own_BT + 100, documents_BT, yes, True),
+        # Documents that go on after another one.
+        (place + 0 * own_BT, taken_up_BT, yes, False),
+        (own_BT, taken_up_BT, yes, True),
+    ):
+        ours, dense = (attended(pos, segment, exact, name) for name in ("tpu", "dense"))
+        # The tables are broken, so that their use is seen.
+        assert (np.max(np.abs(ours - dense)) < 1e-5) == falls_back, (pos, segment, exact)
 
 
 @pytest.mark.parametrize(
@@ -253,6 +283,35 @@ def test_attend_says_why_the_kernel_cannot_run(changed, told):
         )
 
 
+def test_what_runs_in_blocks_on_a_tpu_is_announced(monkeypatch, caplog):
+    """By attention where its kernel cannot run, and by a model whose positions are drawn."""
+    announce.cache_clear()
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    x, pos = content(130), jnp.arange(130)[None]
+    for _ in range(2):  # told once
+        out = attend(
+            *x[:3],
+            q_pos_BT=pos,
+            k_pos_BS=pos,
+            bias=lambda q, k: jnp.zeros((1, HEADS, q.shape[1], k.shape[1])),
+            in_order=True,
+        )
+    np.testing.assert_allclose(out, by_dense(lambda q, k: None, x), atol=1e-5)
+    assert [record.message for record in caplog.records] == [
+        "attention is computed in blocks, since the TPU kernel takes a bias that has the common "
+        "form, as FIRE has with ReLU"
+    ]
+    size = ModelSize(num_layers=1, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
+                     init_std=0.02)  # fmt: skip
+    for resampling in (Resampling(), RandomizedPositions()):
+        model = Decoder(size, (ALiBi(1, 64, 130, 64),), 8, resampling=resampling)
+        jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 130), jnp.int32), pos)
+    assert [record.message for record in caplog.records[1:]] == [
+        "RandomizedPositions: with a bias, attention at positions other than 0, 1, 2, ... is "
+        "computed in blocks, not by the TPU kernel"
+    ]
+
+
 def test_blocks():
     """As few tokens as the length allows, as many sequences as fit; what does not is told."""
     half = jnp.dtype(jnp.bfloat16)
@@ -260,8 +319,11 @@ def test_blocks():
     assert choose_blocks(2048, 6, 128, half, None) == Blocks(512, 3, 2048)
     assert choose_blocks(600, 1, 64, half, None) == Blocks(384, 1, 768)
     assert choose_blocks(1, 7, 64, half, None) == Blocks(128, 7, 128)
-    with pytest.raises(UserError, match="needs .* MiB for a block of 1024 tokens .* of 768 fits"):
+    with pytest.raises(UserError, match="needs .* MiB for a block of 1024 of .* of 768 fits"):
         choose_blocks(2048, 2, 64, half, 1024)
+    assert choose_blocks(2048, 2, 64, half, 768) == Blocks(768, 2, 2304)
+    with pytest.raises(UserError, match="of 1000000 tokens .*: choose implementation 'blockwise'"):
+        choose_blocks(1_000_000, 1, 64, half, None)
     with pytest.raises(UserError, match="100 tokens, not a multiple of 128"):
         choose_blocks(2048, 2, 64, half, 100)
     with pytest.raises(UserError, match="head dim of 64 or 128, not 80"):
@@ -283,7 +345,8 @@ def test_live_segments_hold_those_of_every_value(order):
     """And far from the diagonal no more than a few."""
     blocks = Blocks(256, 1, 1024)
     tables = fire_tables(1024)
-    live = np.asarray(live_segments(tables, blocks, order))
+    bounds = (tables.slab_MP[0], tables.row_P, tables.kink_K, tables.slope_KN)
+    live = np.asarray(live_segments(*bounds, blocks, order))
     row, slab = np.asarray(tables.row_P), np.asarray(tables.slab_MP[0])
     for tile, (query_block, key_block) in enumerate(tiles(blocks, order).T):
         for part in range(4):
@@ -420,20 +483,18 @@ v4 = dict(chip_config_name="megacore", chips_per_host_bounds=(2, 2, 1))
 for name, more in (("v4:2x2x1", v4), ("v5e:2x2", {}), ("v6e:2x2", {})):
     device = topologies.get_topology_desc(name, platform="tpu", **more).devices[0]
     for encoding, batch, length, width, dtype, packed in [
-        (NoPE, 8, 2048, 64, "bfloat16", False),
-        (FIRE, 8, 2048, 64, "bfloat16", True),
-        (functools.partial(FIRE, init_gamma=0.5), 2, 1100, 128, "bfloat16", False),
-        (KERPLELog, 2, 1100, 64, "float32", False),
-        (FIRE, 8, 2048, 128, "float32", True),
-        (functools.partial(FIRE, init_gamma=0.5), 8, 32768, 64, "bfloat16", True),
+        (NoPE, 8, 2048, 64, "bfloat16", ()),
+        (FIRE, 8, 2048, 64, "bfloat16", ("segment_BT",)),
+        (functools.partial(FIRE, init_gamma=0.5), 2, 1100, 128, "bfloat16", ()),
+        (KERPLELog, 2, 1100, 64, "float32", ()),
+        (FIRE, 8, 2048, 128, "float32", ("segment_BT", "pos_BT")),
+        (functools.partial(FIRE, init_gamma=0.5), 8, 32768, 64, "bfloat16", ("pos_BT",)),
     ]:
         encoding = encoding(4, width, 2048, 4 * width)
-        def gradients(params, q, k, v, d_out, segment):
+        def gradients(params, q, k, v, d_out, by_token):
             def attended(params, q, k, v):
                 tables = encoding.common_bias(params, length, length)
-                return tpu_attention(
-                    q, k, v, bias=tables, segment_BT=segment if packed else None
-                )
+                return tpu_attention(q, k, v, bias=tables, **dict.fromkeys(packed, by_token))
             return jax.vjp(attended, params, q, k, v)[1](d_out)
         x = jax.ShapeDtypeStruct((batch, length, 4, width), dtype)
         arguments = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any, Literal, get_args
 
 import jax
@@ -62,7 +64,8 @@ def attend(
       q_segment_BT, k_segment_BS: int32, which document a token is of; a query sees the keys of its
         own. Both or neither.
       in_order: queries and keys are the same tokens, and positions increase along the array (of a
-        segment), so that implementations may leave out what is behind a query in the array.
+        segment; padding is one too), so that implementations may leave out what is behind a query
+        in the array. "tpu" is quick where those of a segment follow one another.
       tables: `bias` for positions 0 .. T - 1, or None; "tpu" needs them.
       sharding: of q_BTNH, where it is split over a mesh; "tpu" needs to know.
       implementation: see `choose_implementation`.
@@ -108,7 +111,14 @@ def attend(
             raise UserError(
                 f"attention implementation 'tpu' {obstacle}: choose 'auto' or 'blockwise'"
             )
+        announce(f"attention is computed in blocks, since the TPU kernel {obstacle}")
     return blockwise_attention(q_BTNH, k_BSNH, v_BSNH, **inputs, in_order=in_order)
+
+
+@functools.cache
+def announce(text: str) -> None:
+    """A warning, once: what runs is slower than what could be expected."""
+    logging.getLogger(__name__).warning(text)
 
 
 def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_order: bool) -> None:
@@ -130,4 +140,11 @@ def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_ord
         )
 
 
-__all__ = ["BiasFn", "CommonBias", "Implementation", "attend", "choose_implementation"]
+__all__ = [
+    "BiasFn",
+    "CommonBias",
+    "Implementation",
+    "announce",
+    "attend",
+    "choose_implementation",
+]

@@ -22,8 +22,9 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from fire_lm.attention.tpu import in_base_2, tpu_attention
-from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, live_segments, tiles
+from fire_lm.attention.tpu import tpu_attention
+from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
+from fire_lm.attention.tpu.tables import Tables
 from fire_lm.bench import bundles
 from fire_lm.bench.bundles import Stretch
 from fire_lm.positions import PositionalEncoding
@@ -82,11 +83,10 @@ def compare(compiler: Compiler) -> Iterator[tuple[str, str]]:
             yield "JAX's flash attention, bundles a tile", _both(stock)
             yield "NoPE / JAX's flash attention", _ratio(ours, stock)
     for length in MEMORY_LENGTHS:
-        nope_bytes, fire_bytes = (
-            compiler.temp_bytes(kind, Setting(1, length)) for kind in (NoPE, FIRE)
-        )
-        extra = (fire_bytes - nope_bytes) / 2**20
-        yield f"FIRE's temporary memory beyond NoPE's, B=1 n={length}", f"{extra:.1f} MiB"
+        nope_bytes = compiler.temp_bytes(NoPE, Setting(1, length))
+        for name, kind in (("FIRE", FIRE), ("KERPLE-log", KERPLELog)):
+            extra = (compiler.temp_bytes(kind, Setting(1, length)) - nope_bytes) / 2**20
+            yield f"{name}'s temporary memory beyond NoPE's, B=1 n={length}", f"{extra:.1f} MiB"
 
 
 def _per_tile(count: dict[str, float], batch: int, length: int) -> dict[str, float]:
@@ -172,10 +172,10 @@ class Compiler:
         for name, order in KERNELS:
             live = None
             if params is not None:
-                tables = _encoding(kind).common_bias(params, setting.length, setting.length)
-                assert tables is not None and bool(tables.exact)
-                tables = in_base_2(tables, setting.length, blocks.padded_length)
-                live = np.asarray(live_segments(tables, blocks, order))[:, 0]
+                bias = _encoding(kind).common_bias(params, setting.length, setting.length)
+                assert bias is not None and bool(bias.exact)
+                tables = Tables.of(bias, None, blocks, setting.length)
+                live = np.asarray(tables.live_segments(blocks, order))[0, :, 0]
             groups = setting.batch // blocks.batch
             found[name] = groups * sum(
                 stretch.bundles * np.sum(times(stretch, blocks, order, live))

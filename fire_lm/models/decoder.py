@@ -21,7 +21,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fire_lm.attention import CommonBias, Implementation, attend, choose_implementation
+from fire_lm.attention import (
+    CommonBias,
+    Implementation,
+    announce,
+    attend,
+    choose_implementation,
+)
 from fire_lm.models.layers import contract, layer_norm
 from fire_lm.models.sizes import ModelSize
 from fire_lm.positions import PositionalEncoding
@@ -199,6 +205,11 @@ class Decoder(nn.Module):
         table_shape = (self.vocab_size, self.size.hidden_size)
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
         shared = self._shared_positions(tokens_BT.shape[1])
+        kernel = choose_implementation(self.attention, tokens_BT.shape[1]) == "tpu"
+        if kernel and self.resampling != Resampling():
+            name = type(self.resampling).__name__
+            announce(f"{name}: with a bias, attention at positions other than 0, 1, 2, ... is "
+                     "computed in blocks, not by the TPU kernel")  # fmt: skip
 
         # Looked up from the whole table: the compiler finds no efficient way from a lookup in a
         # split one to activations that are split by the batch.

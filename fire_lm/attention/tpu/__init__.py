@@ -4,14 +4,12 @@ Logits and bias never leave the chip's VMEM: memory is O(n). The kernels see a b
 `CommonBias` and return gradients to each of them, from where XLA goes on to the parameters. The
 tile of a bias is built once for all sequences of a batch, which is what makes it cheap.
 
-Shapes: B batch, T tokens, N heads, H head dim, P positions (padded to whole blocks), K kinks, M
-slabs (N or 1).
+Shapes: B batch, T tokens, N heads, H head dim, P places (padded to whole blocks).
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -20,8 +18,8 @@ import jax.numpy as jnp
 from fire_lm.attention.common_bias import CommonBias
 from fire_lm.attention.tpu.backward import Wanted, backward
 from fire_lm.attention.tpu.forward import forward
-from fire_lm.attention.tpu.operands import Bias
 from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, log2_scale
+from fire_lm.attention.tpu.tables import Tables
 
 Residuals = tuple[Any, ...]
 
@@ -34,22 +32,26 @@ def tpu_attention(
     bias: CommonBias | None,
     logit_scale_BT: jax.Array | None = None,
     segment_BT: jax.Array | None = None,
+    pos_BT: jax.Array | None = None,
     block_size: int | None = None,
 ) -> jax.Array:
-    """Causal attention of tokens to themselves, the position of each its place, `[B, T, N, H]`.
+    """Causal attention of tokens to themselves, `[B, T, N, H]`.
 
     Args:
       q_BTNH, k_BTNH, v_BTNH: bfloat16 or float32, H 64 or 128.
-      bias: with tables of T positions at least; taken as exact.
+      bias: with tables of T positions at least, and of all in `pos_BT`; taken as exact.
       logit_scale_BT: factor on q k, or None; B or 1.
       segment_BT: int32, which document a token is of, or None; B or 1.
+      pos_BT: int32, positions for the bias, B or 1; None: 0 .. T - 1. Those of a document follow
+        one another. Where they differ by example, so does the bias: it is built for each.
       block_size: queries and keys of a tile, a multiple of 128; None: what suits the length.
 
     Raises:
       UserError: a head dim or dtype that the kernels do not have, or blocks that do not fit.
     """
     batch, length, _, width = q_BTNH.shape
-    blocks = choose_blocks(length, batch, width, q_BTNH.dtype, block_size)
+    alike = bias is None or pos_BT is None or pos_BT.shape[0] == 1
+    blocks = choose_blocks(length, batch if alike else 1, width, q_BTNH.dtype, block_size)
     scale = jnp.float32(log2_scale(width))
     if logit_scale_BT is not None:
         scale = scale * logit_scale_BT[:, :, None, None]
@@ -66,30 +68,10 @@ def tpu_attention(
     out_NBHP = _attention(
         blocks,
         *(to_blocks(x) for x in (q_BTNH, k_BTNH, v_BTNH)),
-        None if bias is None else in_base_2(bias, length, blocks.padded_length),
+        None if bias is None else Tables.of(bias, pos_BT, blocks, length),
         segments,
     )
     return jnp.transpose(out_NBHP, (1, 3, 0, 2))[:, :length]
-
-
-def in_base_2(bias: CommonBias, length: int, padded_length: int) -> CommonBias:
-    """Of the kernels' logits, whose softmax has base 2; what is padded belongs to no key seen."""
-
-    def pad(table: jax.Array) -> jax.Array:
-        widths = [(0, 0)] * (table.ndim - 1) + [(0, padded_length - length)]
-        return jnp.pad(table[..., :length], widths, mode="edge")
-
-    if bias.kink_K.size % 2:  # the kernels take kinks in pairs
-        tables = (bias.kink_K, bias.slope_KN, bias.offset_KN)
-        kink_K, slope_KN, offset_KN = (jnp.concatenate([x, x[-1:]]) for x in tables)
-        bias = bias._replace(kink_K=kink_K, slope_KN=slope_KN, offset_KN=offset_KN)
-    return bias._replace(
-        slab_MP=pad(bias.slab_MP),
-        row_P=pad(bias.row_P),
-        gain_P=pad(bias.gain_P),
-        slope_KN=bias.slope_KN * math.log2(math.e),
-        offset_KN=bias.offset_KN * math.log2(math.e),
-    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -98,28 +80,25 @@ def _attention(
     q_NBHP: jax.Array,
     k_NBHP: jax.Array,
     v_NBHP: jax.Array,
-    tables: CommonBias | None,
+    tables: Tables | None,
     segments: jax.Array | None,
 ) -> jax.Array:
-    bias = None if tables is None else Bias.of(tables, blocks)
-    return forward(q_NBHP, k_NBHP, v_NBHP, bias, segments, blocks)[0]
+    return forward(q_NBHP, k_NBHP, v_NBHP, tables, segments, blocks)[0]
 
 
 def _attention_forward(blocks: Blocks, *inputs: Any) -> tuple[Any, Residuals]:
     wanted = Wanted.of(inputs[3])
     values = jax.tree.map(lambda x: x.value, inputs, is_leaf=lambda x: hasattr(x, "perturbed"))
     q_NBHP, k_NBHP, v_NBHP, tables, segments = values
-    bias = None if tables is None else Bias.of(tables, blocks)
-    out, log_sum = forward(q_NBHP, k_NBHP, v_NBHP, bias, segments, blocks)
+    out, log_sum = forward(q_NBHP, k_NBHP, v_NBHP, tables, segments, blocks)
     return out, (*values, out, log_sum, wanted)
 
 
 def _attention_backward(blocks: Blocks, residuals: Residuals, d_out: Any) -> tuple[Any, ...]:
     q_NBHP, k_NBHP, v_NBHP, tables, segments, out, log_sum, wanted = residuals
     d_out = jnp.zeros_like(out) if not isinstance(d_out, jax.Array) else d_out
-    bias = None if tables is None else Bias.of(tables, blocks)
     inputs = (q_NBHP, k_NBHP, v_NBHP, out, d_out, log_sum)
-    return *backward(*inputs, bias, segments, wanted, blocks), None
+    return *backward(*inputs, tables, segments, wanted, blocks), None
 
 
 _attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)

@@ -10,8 +10,8 @@ block comes back for each column, and is added to where it lies in HBM, always i
 is summed over the sequences first, and the bias's part done once (`bias_tile.add_gradient`). The
 derivative of 2^s has a factor ln 2, which is left to the end.
 
-Shapes: N heads, B batch, G groups of it, H head dim, P positions (padded), K kinks, M slabs, Q
-chunks of R = 128 positions or distances.
+Shapes: N heads, B batch, G groups of it, E examples whose positions differ (or 1), H head dim, P
+places (padded), K kinks, M slabs, Q chunks of R = 128 places or distances, X rows of all sums.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from fire_lm.attention.common_bias import CommonBias
 from fire_lm.attention.tpu.bias_tile import BY_SEGMENT, BiasRefs, Sums, add_gradient, build
 from fire_lm.attention.tpu.forward import (
     KEYS_BY_QUERIES,
@@ -36,8 +35,9 @@ from fire_lm.attention.tpu.forward import (
     logits,
     product,
 )
-from fire_lm.attention.tpu.operands import Bias, Operands
+from fire_lm.attention.tpu.operands import Operands
 from fire_lm.attention.tpu.schedule import LANES, Blocks
+from fire_lm.attention.tpu.tables import Tables
 
 Ref = Any
 OVER_QUERIES = (((1,), (1,)), ((), ()))  # [H, queries], [keys, queries]
@@ -60,8 +60,8 @@ class Wanted:
             return cls()
         return cls(
             segment=tables.slope_KN.perturbed or tables.offset_KN.perturbed,
-            row=tables.row_P.perturbed,
-            gain=tables.gain_P.perturbed,
+            row=tables.row_EP.perturbed,
+            gain=tables.gain_EP.perturbed,
             slab=tables.slab_MP.perturbed,
         )
 
@@ -77,11 +77,11 @@ def backward(
     out_NBHP: jax.Array,
     d_out_NBHP: jax.Array,
     log_sum_NB1P: jax.Array,
-    bias: Bias | None,
+    bias: Tables | None,
     segments_B1P: jax.Array | None,
     wanted: Wanted,
     blocks: Blocks,
-) -> tuple[jax.Array, jax.Array, jax.Array, CommonBias | None]:
+) -> tuple[jax.Array, jax.Array, jax.Array, Tables | None]:
     """The gradients to queries, keys, values and tables."""
     heads, batch, width, length = q_NBHP.shape
     operands = Operands(blocks, "by_key")
@@ -140,19 +140,17 @@ def backward(
     ln_2 = math.log(2)
     d_tables = None
     if bias is not None:
-        sums_NR = jnp.zeros((heads, 0))
-        if starts:  # over groups of sequences
-            sums_NR = ln_2 * jnp.sum(found[0], axis=0).reshape(heads, rows, LANES)
-        d_tables = _to_tables(bias.tables, sums_NR, starts)
+        sums_GNXR = ln_2 * found[0][:, :, :, 0] if starts else jnp.zeros((1, heads, 0, LANES))
+        d_tables = _to_tables(bias, sums_GNXR, starts)
     d_k = (d_k.astype(jnp.float32) * ln_2).astype(k_NBHP.dtype)
     return (d_q * ln_2).astype(q_NBHP.dtype), d_k, d_v, d_tables
 
 
-def _sizes(bias: Bias | None, wanted: Wanted, length: int) -> dict[str, int]:
+def _sizes(bias: Tables | None, wanted: Wanted, length: int) -> dict[str, int]:
     """Rows of the sums that are wanted, see `bias_tile.Sums`."""
     if bias is None:
         return {}
-    kinks, chunks = bias.tables.kink_K.size, length // LANES
+    kinks, chunks = bias.kink_K.size, length // LANES
     sizes: dict[str, int] = {}
     if wanted.segment:
         sizes |= {"offset": kinks + 1, "slope": kinks + 1}
@@ -160,29 +158,28 @@ def _sizes(bias: Bias | None, wanted: Wanted, length: int) -> dict[str, int]:
     return sizes | {name: chunks for name in ("row", "gain", "slab") if getattr(wanted, name)}
 
 
-def _to_tables(tables: CommonBias, sums_NXR: jax.Array, starts: dict[str, int]) -> CommonBias:
-    """The cotangent of `tables`, zeros where it was not wanted; X rows of all sums."""
-    found: dict[str, Any] = {
-        name: jnp.zeros_like(getattr(tables, name))
-        for name in ("slab_MP", "row_P", "gain_P", "kink_K", "slope_KN", "offset_KN")
-    }
+def _to_tables(tables: Tables, sums_GNXR: jax.Array, starts: dict[str, int]) -> Tables:
+    """The cotangent of `tables`, zeros where it was not wanted."""
+    found = {name: jnp.zeros_like(getattr(tables, name)) for name in Tables._fields}
+    sums_NXR = jnp.sum(sums_GNXR, axis=0)
+    chunks, kinks = tables.row_EP.shape[1] // LANES, tables.kink_K.size
 
-    def sum_of(name: str, size: int) -> jax.Array:
-        return jax.lax.slice_in_dim(sums_NXR, starts[name], starts[name] + size, axis=1)
+    def sum_of(name: str, size: int, sums: jax.Array = sums_NXR) -> jax.Array:
+        return jax.lax.slice_in_dim(sums, starts[name], starts[name] + size, axis=-2)
 
-    positions, heads = tables.row_P.size, sums_NXR.shape[0]
     for name in ("row", "gain"):
         if name in starts:
-            found[f"{name}_P"] = jnp.sum(sum_of(name, positions // LANES), axis=0).ravel()
+            d_GP = jnp.sum(sum_of(name, chunks, sums_GNXR), axis=1).reshape(-1, chunks * LANES)
+            shared = tables.row_EP.shape[0] == 1
+            found[f"{name}_EP"] = jnp.sum(d_GP, axis=0, keepdims=True) if shared else d_GP
     if "slab" in starts:
-        d_slab_NP = sum_of("slab", positions // LANES).reshape(heads, positions)
+        d_slab_NP = sum_of("slab", chunks).reshape(-1, chunks * LANES)
         if tables.slab_MP.shape[0] == 1:
             d_slab_NP = jnp.sum(d_slab_NP, axis=0, keepdims=True)
         found["slab_MP"] = d_slab_NP
     for name in ("offset", "slope"):
         if name not in starts:
             continue
-        kinks = tables.kink_K.size
         d_NK = jnp.sum(sum_of(name, kinks + 1), axis=2)
         if kinks:
             beyond_NK = jnp.sum(sum_of(f"kink_{name}", kinks), axis=2)
@@ -190,7 +187,7 @@ def _to_tables(tables: CommonBias, sums_NXR: jax.Array, starts: dict[str, int]) 
             d_NK = d_NK - jnp.pad(beyond_NK, ((0, 0), (0, 1)))
             d_NK = d_NK + jnp.pad(beyond_NK, ((0, 0), (1, 0)))
         found[f"{name}_KN"] = d_NK.T
-    return tables._replace(**found, exact=None)  # type: ignore[arg-type]  # of a bool
+    return Tables(**found)
 
 
 def _kernel(

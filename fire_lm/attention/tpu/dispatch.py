@@ -1,8 +1,8 @@
 """From what `attend` is given to the kernels: when they can run, on each device of a mesh.
 
-The kernels take token i to be at position i, and a bias to be its tables. Whether that is so can
-depend on numbers that are known at run time alone: then the step holds `blockwise_attention` too,
-and takes it when it must.
+The kernels take the tokens of a document to be at positions that follow one another, and a bias to
+be its tables. Whether that is so depends on numbers that are known at run time alone: so the step
+holds `blockwise_attention` too, and takes it when it must.
 
 Shapes: B batch, T tokens, N heads, H head dim.
 """
@@ -61,7 +61,10 @@ def attend_on_tpu(
     sharding: NamedSharding | None,
 ) -> jax.Array:
     """`attend` of tokens to themselves, where there is no `obstacle`."""
-    kernel = functools.partial(_on_each_device, sharding, tables, logit_scale_BT, segment_BT)
+    by_place = segment_BT is None and pos_BT.shape[0] == 1
+    pos_of_bias = None if by_place or tables is None else pos_BT
+    by_token = (logit_scale_BT, segment_BT, pos_of_bias)
+    kernel = functools.partial(_on_each_device, sharding, tables, by_token)
     if tables is None:  # positions order the tokens, and do no more
         return kernel(q_BTNH, k_BTNH, v_BTNH)
 
@@ -78,26 +81,50 @@ def attend_on_tpu(
             # Without in_order: its groups of blocks, each a program, take minutes to compile.
         )
 
-    places_1T = jnp.arange(pos_BT.shape[1], dtype=pos_BT.dtype)[None]
-    in_place = jnp.all(pos_BT == places_1T) & tables.exact
-    return jax.lax.cond(in_place, kernel, in_blocks, q_BTNH, k_BTNH, v_BTNH)
+    if by_place:
+        in_tables = jnp.all(pos_BT == _places(pos_BT))
+    else:
+        in_tables = _follow_one_another(pos_BT, segment_BT)
+    return jax.lax.cond(in_tables & tables.exact, kernel, in_blocks, q_BTNH, k_BTNH, v_BTNH)
+
+
+def _follow_one_another(pos_BT: jax.Array, segment_BT: jax.Array | None) -> jax.Array:
+    """Whether tokens of a document are as far apart by position as by place, and in the tables."""
+    shift_BT = pos_BT - _places(pos_BT)
+    if segment_BT is None:
+        segment_BT = jnp.zeros_like(pos_BT)
+    by_document = jax.lax.sort(jnp.broadcast_arrays(segment_BT, shift_BT), num_keys=1)
+    next_segment, next_shift = (jnp.diff(x_BT) != 0 for x_BT in by_document)
+    in_tables_BT = (pos_BT >= 0) & (pos_BT < pos_BT.shape[1])
+    return jnp.all(next_segment | ~next_shift) & jnp.all(in_tables_BT)
+
+
+def _places(pos_BT: jax.Array) -> jax.Array:
+    return jnp.arange(pos_BT.shape[1], dtype=pos_BT.dtype)[None]
 
 
 def _on_each_device(
     sharding: NamedSharding | None,
     tables: CommonBias | None,
-    logit_scale_BT: jax.Array | None,
-    segment_BT: jax.Array | None,
+    by_token: tuple[jax.Array | None, ...],
     *qkv_BTNH: jax.Array,
 ) -> jax.Array:
-    """The kernel, on every device's sequences and heads: XLA cannot split it by itself."""
+    """The kernel, on every device's sequences and heads: XLA cannot split it by itself.
 
-    def run(qkv_BTNH: Any, tables: Any, logit_scale_BT: Any, segment_BT: Any) -> jax.Array:
+    `by_token`: factor on q k, segment and position of each, or None; B or 1.
+    """
+
+    def run(qkv_BTNH: Any, tables: Any, by_token: Any) -> jax.Array:
+        scale_BT, segment_BT, pos_BT = by_token
         return tpu_attention(
-            *qkv_BTNH, bias=tables, logit_scale_BT=logit_scale_BT, segment_BT=segment_BT
+            *qkv_BTNH,
+            bias=tables,
+            logit_scale_BT=scale_BT,
+            segment_BT=segment_BT,
+            pos_BT=pos_BT,
         )
 
-    arguments = (qkv_BTNH, tables, logit_scale_BT, segment_BT)
+    arguments = (qkv_BTNH, tables, by_token)
     if sharding is None or sharding.mesh.size == 1:
         return run(*arguments)
     batch, heads = (_axis(sharding, axis, qkv_BTNH[0].shape[axis]) for axis in (0, 2))
@@ -117,7 +144,7 @@ def _on_each_device(
     return jax.shard_map(
         run,
         mesh=sharding.mesh,
-        in_specs=(by_example, of_tables, rows(logit_scale_BT), rows(segment_BT)),
+        in_specs=(by_example, of_tables, tuple(map(rows, by_token))),
         out_specs=by_example,
         check_vma=False,
     )(*arguments)

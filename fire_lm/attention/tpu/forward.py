@@ -23,8 +23,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.tpu.bias_tile import MASKED, BiasRefs, build, either
-from fire_lm.attention.tpu.operands import Bias, Operands
+from fire_lm.attention.tpu.operands import Operands
 from fire_lm.attention.tpu.schedule import Blocks
+from fire_lm.attention.tpu.tables import Tables
 
 Ref = Any
 KEYS_BY_QUERIES = (((0,), (0,)), ((), ()))  # [H, keys], [H, queries]: both contract their first
@@ -34,7 +35,7 @@ def forward(
     q_NBHP: jax.Array,
     k_NBHP: jax.Array,
     v_NBHP: jax.Array,
-    bias: Bias | None,
+    bias: Tables | None,
     segments_B1P: jax.Array | None,
     blocks: Blocks,
 ) -> tuple[jax.Array, jax.Array]:

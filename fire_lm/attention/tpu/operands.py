@@ -3,7 +3,8 @@
 The grid is (groups of sequences, heads, tiles); which blocks a tile joins stands in two tables
 that the kernels are started with, so that tiles above the diagonal do not exist.
 
-Shapes: N heads, B batch, P positions and distances (padded), K kinks, M slabs, X tiles, R = 128.
+Shapes: N heads, B batch, E examples whose positions differ (or 1), P places and distances (padded),
+K kinks, M slabs, X tiles, R = 128.
 """
 
 from __future__ import annotations
@@ -11,27 +12,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from fire_lm.attention.common_bias import CommonBias
-from fire_lm.attention.tpu.schedule import LANES, Blocks, Order, live_segments, skew, tiles
-
-
-class Bias(NamedTuple):
-    """`CommonBias` in base 2, padded to whole blocks, with the skewed slab beside it."""
-
-    tables: CommonBias
-    skewed_MRP: jax.Array
-
-    @classmethod
-    def of(cls, tables: CommonBias, blocks: Blocks) -> Bias:
-        # A window of two blocks ends with the distances of its tile; before 0, nobody looks.
-        return cls(tables, skew(jnp.pad(tables.slab_MP, ((0, 0), (blocks.tokens, 0)))))
+from fire_lm.attention.tpu.schedule import LANES, Blocks, Order, tiles
+from fire_lm.attention.tpu.tables import Tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +52,11 @@ class Operands:
             pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, key[x])),
         ]
 
-    def bias(self, bias: Bias) -> tuple[list[jax.Array], list[pl.BlockSpec]]:
-        """Arrays and blocks in the order of `BiasRefs`."""
-        tables, skewed_MRP = bias
+    def bias(self, tables: Tables) -> tuple[list[jax.Array], list[pl.BlockSpec]]:
+        """Arrays and blocks in the order of `BiasRefs`; with E examples, each is a group."""
+        skewed_MRP = tables.skewed(self.blocks)
         tokens, shared = self.blocks.tokens, skewed_MRP.shape[0] == 1
-        kinks = tables.kink_K.size
+        kinks, alike = tables.kink_K.size, tables.row_EP.shape[0] == 1
         kink_KN = jnp.broadcast_to(tables.kink_K[:, None], (kinks, tables.slope_KN.shape[1]))
         to_segments = ((0, 1), (0, 0))
         change_KN = jnp.diff(tables.slope_KN, axis=0)
@@ -82,7 +71,7 @@ class Operands:
         arrays = [
             jnp.transpose(scalars_4KN, (2, 0, 1)),
             skewed_MRP,
-            jnp.stack([tables.row_P, tables.gain_P]),
+            jnp.stack([tables.row_EP, tables.gain_EP], axis=1),
         ]
         specs = [
             pl.BlockSpec(
@@ -98,15 +87,16 @@ class Operands:
                     pl.multiple_of((query[x] - key[x]) * tokens, LANES),
                 ),
             ),
-            pl.BlockSpec((2, tokens), lambda g, n, x, query, key: (0, query[x])),
+            pl.BlockSpec(
+                (None, 2, tokens), lambda g, n, x, query, key: (0 if alike else g, 0, query[x])
+            ),
         ]
         if kinks:
-            live = live_segments(tables, self.blocks, self.order)
-            arrays.append(live)
+            arrays.append(tables.live_segments(self.blocks, self.order))
             specs.append(
                 pl.BlockSpec(
-                    (1, 1, live.shape[2]),
-                    lambda g, n, x, query, key: (x, 0, 0),
+                    (None, 1, 1, 2 * self.blocks.strips**2),
+                    lambda g, n, x, query, key: (0 if alike else g, x, 0, 0),
                     memory_space=pltpu.SMEM,
                 )
             )

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention.common_bias import CommonBias
 from fire_lm.errors import UserError
 
 LANES = 128
@@ -71,12 +70,15 @@ def choose_blocks(
     fitting = [size for size in sizes if needed(tokens, size) <= VMEM_BYTES]
     if not fitting:
         smaller = tokens - LANES
-        while smaller > LANES and needed(smaller, 1) > VMEM_BYTES:
+        while smaller > 0 and needed(smaller, 1) > VMEM_BYTES:
             smaller -= LANES
+        instead = (
+            f"a block of {smaller} fits" if smaller > 0 else "choose implementation 'blockwise'"
+        )
         raise UserError(
-            f"the TPU kernel needs {needed(tokens, 1) / 2**20:.1f} MiB for a block of {tokens} "
-            f"tokens of a {head_dim}-wide {dtype.name} head, and a core has "
-            f"{VMEM_BYTES / 2**20:.0f}: a block of {smaller} fits"
+            f"the TPU kernel needs {needed(tokens, 1) / 2**20:.1f} MiB for a block of {tokens} of "
+            f"{length} tokens of a {head_dim}-wide {dtype.name} head, and a core has "
+            f"{VMEM_BYTES / 2**20:.0f}: {instead}"
         )
     return Blocks(tokens, fitting[-1], _round_up(length, tokens))
 
@@ -126,17 +128,21 @@ def skew(slab_MP: jax.Array) -> jax.Array:
     return rows.reshape(heads, LANES, positions + LANES - 1)[:, :, :positions]
 
 
-def live_segments(bias: CommonBias, blocks: Blocks, order: Order) -> jax.Array:
+def live_segments(
+    slab_P: jax.Array,
+    row_P: jax.Array,
+    kink_K: jax.Array,
+    slope_KN: jax.Array,
+    blocks: Blocks,
+    order: Order,
+) -> jax.Array:
     """First and last segment that each 128 x 128 part of each tile can meet, int32.
 
     `[X, 1, 2 S S]` for S strips in a block; of the part of query strip c and key strip a, at
     2 (c S + a). Bounds, not more: taken from the extremes of the slab and of the rows.
-    As far apart as an even number.
+    As far apart as an even number. Of the tables of `CommonBias` by place, one example's.
     """
-    if not bias.kink_K.size:
-        return jnp.zeros((tiles(blocks, order).shape[1], 1, 2 * blocks.strips**2), jnp.int32)
-    slab_QR = bias.slab_MP[0].reshape(-1, LANES)
-    row_QR = bias.row_P.reshape(-1, LANES)
+    slab_QR, row_QR = slab_P.reshape(-1, LANES), row_P.reshape(-1, LANES)
     # A part at a distance of m strips has distances from both sides of 128 m.
     low_Q, high_Q = (
         pick(ends_Q, jnp.concatenate([ends_Q[:1], ends_Q[:-1]]))
@@ -156,13 +162,13 @@ def live_segments(bias: CommonBias, blocks: Blocks, order: Order) -> jax.Array:
     x_2XSS = jnp.stack([jnp.min(x_22XSS, axis=(0, 1)), jnp.max(x_22XSS, axis=(0, 1))], axis=-1)
     # Beyond the last real kink are only those that fill the table; a key before the first token,
     # which is in the first part's bounds, would pass them.
-    bends_K = jnp.any(jnp.diff(bias.slope_KN, axis=0) != 0, axis=1)
+    bends_K = jnp.any(jnp.diff(slope_KN, axis=0) != 0, axis=1)
     real_K = jax.lax.cummax(bends_K.astype(jnp.int32), reverse=True) > 0
-    bounds_K = jnp.where(real_K, bias.kink_K, jnp.inf).reshape((1,) * x_2XSS.ndim + (-1,))
+    bounds_K = jnp.where(real_K, kink_K, jnp.inf).reshape((1,) * x_2XSS.ndim + (-1,))
     passed = jnp.sum((bounds_K < x_2XSS[..., None]).astype(jnp.int32), axis=-1)
     # The kernels take kinks in pairs: as bounds may be wide, one more.
     odd = (passed[..., 1] - passed[..., 0]) % 2
-    low = jnp.where(passed[..., 1] == bias.kink_K.size, passed[..., 0] - odd, passed[..., 0])
+    low = jnp.where(passed[..., 1] == kink_K.size, passed[..., 0] - odd, passed[..., 0])
     passed = jnp.stack([low, low + (passed[..., 1] - passed[..., 0] + odd)], axis=-1)
     return passed.reshape(passed.shape[0], 1, -1)
 
