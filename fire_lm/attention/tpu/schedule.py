@@ -120,12 +120,16 @@ def skew(slab_MP: jax.Array) -> jax.Array:
     The 8 by 128 values of a register, those of keys j .. j + 7 and queries i .. i + 127, lie
     together in it, at a multiple of 8 and of 128 where i and j - r are such: a kernel only loads.
     """
-    heads, positions = slab_MP.shape
-    # Every row is one shorter than what it is cut from, so it starts one later than the last.
-    rows = jnp.pad(slab_MP, ((0, 0), (0, LANES)))[:, None]
-    rows = jnp.broadcast_to(rows, (heads, LANES, positions + LANES)).reshape(heads, -1)
-    rows = rows[:, : LANES * (positions + LANES - 1)]
-    return rows.reshape(heads, LANES, positions + LANES - 1)[:, :, :positions]
+
+    def of_head(slab_P: jax.Array) -> jax.Array:
+        positions = slab_P.size
+        # Every row is one shorter than what it is cut from, so it starts one later than the last.
+        rows = jnp.broadcast_to(jnp.pad(slab_P, (0, LANES))[None], (LANES, positions + LANES))
+        rows = rows.ravel()[: LANES * (positions + LANES - 1)]
+        return rows.reshape(LANES, positions + LANES - 1)[:, :positions]
+
+    # One after the other: what lies between is three times as large as what comes out.
+    return jax.lax.map(of_head, slab_MP)
 
 
 def live_segments(
