@@ -68,6 +68,11 @@ def build_parser() -> argparse.ArgumentParser:
         )
     bench.add_argument("--rounds", type=_number, default=3, help="the best one counts")
     bench.add_argument("--peer", choices=["torch"], help="the same model in another library")
+    bench.add_argument(
+        "--tpu",
+        choices=["v4-8"],
+        help="no times: the kernels as compiled for this slice, on a machine without a TPU",
+    )
     bench.add_argument("--json", metavar="FILE", help="the results for programs")
     return parser
 

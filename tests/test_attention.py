@@ -263,11 +263,11 @@ def test_choice_of_implementation(monkeypatch):
     assert choose_implementation("auto", 64) == "dense"
     assert choose_implementation("auto", 65) == "blockwise"
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert choose_implementation("auto", 1024) == "dense"
-    assert choose_implementation("auto", 1025) == "blockwise"
+    assert choose_implementation("auto", 127) == "dense"
+    assert choose_implementation("auto", 128) == "tpu"
     assert choose_implementation("dense", 99_999) == "dense"
     assert choose_implementation("blockwise", 2) == "blockwise"
-    with pytest.raises(UserError, match="'flash' is not one of auto, dense, blockwise"):
+    with pytest.raises(UserError, match="'flash' is not one of auto, dense, blockwise, tpu"):
         attend(**content(2), q_pos_BT=None, k_pos_BS=None, bias=no_bias, implementation="flash")  # type: ignore[arg-type]
 
 

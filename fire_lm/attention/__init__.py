@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.common_bias import CommonBias
 from fire_lm.attention.dense import BiasFn, dense_attention
 from fire_lm.errors import UserError
 
-Implementation = Literal["auto", "dense", "blockwise"]
+Implementation = Literal["auto", "dense", "blockwise", "tpu"]
 
 # Up to this many keys `auto` is dense. A CPU is quicker with blocks as soon as there are two (five
-# times at 256 keys: they stay in its caches); elsewhere they are for the memory of the logits.
-LONGEST_DENSE = {"cpu": 64}
+# times at 256 keys: they stay in its caches); a TPU's kernels take 128 at a time; elsewhere blocks
+# are for the memory of the logits.
+LONGEST_DENSE = {"cpu": 64, "tpu": 127}
 LONGEST_DENSE_ELSEWHERE = 1024
 
 
@@ -27,7 +31,9 @@ def choose_implementation(requested: Implementation, num_keys: int) -> Implement
         raise UserError(f"attention implementation '{requested}' is not one of {known}")
     if requested == "auto":
         longest = LONGEST_DENSE.get(jax.default_backend(), LONGEST_DENSE_ELSEWHERE)
-        return "dense" if num_keys <= longest else "blockwise"
+        if num_keys <= longest:
+            return "dense"
+        return "tpu" if jax.default_backend() == "tpu" else "blockwise"
     return requested
 
 
@@ -43,6 +49,8 @@ def attend(
     q_segment_BT: jax.Array | None = None,
     k_segment_BS: jax.Array | None = None,
     in_order: bool = False,
+    tables: CommonBias | None = None,
+    sharding: NamedSharding | None = None,
     implementation: Implementation = "auto",
 ) -> jax.Array:
     """Causal softmax attention, `[B, T, N, H]` in q's dtype.
@@ -55,8 +63,11 @@ def attend(
       logit_scale_BT: factor on q·k, or None.
       q_segment_BT, k_segment_BS: int32, which document a token is of; a query sees the keys of its
         own. Both or neither.
-      in_order: queries and keys are the same tokens, and none sees a key behind it in the array,
-        so that implementations may leave those out.
+      in_order: queries and keys are the same tokens, and positions increase along the array (of a
+        segment; padding is one too), so that implementations may leave out what is behind a query
+        in the array. "tpu" is quick where those of a segment follow one another.
+      tables: `bias` for positions 0 .. T - 1, or None; "tpu" needs them.
+      sharding: of q_BTNH, where it is split over a mesh; "tpu" needs to know.
       implementation: see `choose_implementation`.
     """
     check_inputs(q_BTNH, k_BSNH, v_BSNH, in_order)
@@ -79,9 +90,35 @@ def attend(
         "q_segment_BT": q_segment_BT,
         "k_segment_BS": k_segment_BS,
     }
-    if choose_implementation(implementation, k_BSNH.shape[1]) == "dense":
+    chosen = choose_implementation(implementation, k_BSNH.shape[1])
+    if chosen == "dense":
         return dense_attention(q_BTNH, k_BSNH, v_BSNH, **inputs)
+    if chosen == "tpu":
+        from fire_lm.attention.tpu import dispatch  # Pallas takes a while to import
+
+        obstacle = dispatch.obstacle(q_BTNH, q_pos_BT, bias, tables, in_order)
+        if obstacle is None:
+            return dispatch.attend_on_tpu(
+                *(q_BTNH, k_BSNH, v_BSNH),
+                pos_BT=q_pos_BT,
+                bias=bias,
+                tables=tables,
+                logit_scale_BT=logit_scale_BT,
+                segment_BT=q_segment_BT,
+                sharding=sharding,
+            )
+        if implementation == "tpu":
+            raise UserError(
+                f"attention implementation 'tpu' {obstacle}: choose 'auto' or 'blockwise'"
+            )
+        announce(f"attention is computed in blocks, since the TPU kernel {obstacle}")
     return blockwise_attention(q_BTNH, k_BSNH, v_BSNH, **inputs, in_order=in_order)
+
+
+@functools.cache
+def announce(text: str) -> None:
+    """A warning, once: what runs is slower than what could be expected."""
+    logging.getLogger(__name__).warning(text)
 
 
 def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_order: bool) -> None:
@@ -103,4 +140,11 @@ def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_ord
         )
 
 
-__all__ = ["BiasFn", "CommonBias", "Implementation", "attend", "choose_implementation"]
+__all__ = [
+    "BiasFn",
+    "CommonBias",
+    "Implementation",
+    "announce",
+    "attend",
+    "choose_implementation",
+]

@@ -7,7 +7,10 @@ they are compared at equal means and a busy machine disturbs them little.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import tempfile
+from pathlib import Path
 from types import ModuleType
 
 from fire_lm.errors import UserError
@@ -15,6 +18,9 @@ from fire_lm.errors import UserError
 
 def run(arguments: argparse.Namespace) -> None:
     """`fire-lm bench attention`: times and memory of the encodings, as a table and as JSON."""
+    if arguments.tpu:
+        compile_for_tpu(arguments)
+        return
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     ask_for_one_thread()
     # The last of the cores that we may use (`taskset` chooses): the first serves interrupts.
@@ -27,6 +33,20 @@ def run(arguments: argparse.Namespace) -> None:
         attention.bench(arguments, load_peer(arguments.peer))
     finally:
         bind(cores)
+
+
+def compile_for_tpu(arguments: argparse.Namespace) -> None:
+    """With `--tpu`: what the compiler says of the kernels, on any machine that has libtpu."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError("--tpu needs the TPU's compiler: `pip install 'jax[tpu]'`")
+    with tempfile.TemporaryDirectory(prefix="fire_lm_bundles_") as folder:
+        from fire_lm.bench import bundles
+
+        bundles.ask(folder)
+        from fire_lm.bench import tpu_kernels
+
+        tpu_kernels.bench(arguments.tpu, Path(folder))
 
 
 def ask_for_one_thread() -> None:

@@ -105,6 +105,7 @@ def _calls(length: int, implementation: Implementation, size: ModelSize) -> tupl
             k_pos_BS=pos_BT,
             bias=lambda q_pos, k_pos: fire.bias(prepared, q_pos, k_pos, length),
             in_order=True,
+            tables=fire.common_bias(prepared, length, length),
             implementation=implementation,
         )
 

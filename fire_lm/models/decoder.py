@@ -14,14 +14,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fire_lm.attention import Implementation, attend
+from fire_lm.attention import (
+    CommonBias,
+    Implementation,
+    announce,
+    attend,
+    choose_implementation,
+)
 from fire_lm.models.layers import contract, layer_norm
 from fire_lm.models.sizes import ModelSize
 from fire_lm.positions import PositionalEncoding
@@ -30,8 +36,22 @@ from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import Resampling
 
 Remat = Literal["none", "dots", "full"]
+
+
+class Position(NamedTuple):
+    """What a layer needs of its encoding.
+
+    Attributes:
+      params: prepared.
+      tables: of its bias, where the attention kernel takes them.
+    """
+
+    params: Params
+    tables: CommonBias | None
+
+
 # For each of the encodings that take turns, what its layers share; None: each has its own.
-Shared = tuple[Params | None, ...]
+Shared = tuple[Position | None, ...]
 
 # What the forward pass of a layer keeps for the backward pass; the rest is computed again.
 _REMAT_POLICIES = {
@@ -79,16 +99,17 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, pos_BT: jax.Array, shared: Params | None
+        self, x_BTD: jax.Array, pos_BT: jax.Array, shared: Position | None
     ) -> tuple[jax.Array, None]:
         size = self.size
         width = (size.hidden_size,)
         residual_std = size.init_std / math.sqrt(2 * size.num_layers)
         encoding, log_n = self.encoding, self.log_n
+        length = x_BTD.shape[1]
         if shared is None:
-            params = encoding.prepare(init_position(self, encoding))
-        else:
-            params = shared
+            own = init_position(self, encoding)
+            shared = prepare_position(encoding, own, log_n, self.attention, length)
+        params, tables = shared
 
         x_BTD = constrain(x_BTD, self.activation_sharding)
         y_BTD = LayerNorm(name="attention_norm")(x_BTD)
@@ -97,7 +118,6 @@ class Block(nn.Module):
         q_BTNH = to_heads(heads, name="query")(y_BTD)
         k_BTNH = to_heads(heads, name="key")(y_BTD)
         v_BTNH = to_heads(heads, name="value")(y_BTD)
-        length = x_BTD.shape[1]
         q_BTNH, k_BTNH = encoding.rotate(params, q_BTNH, k_BTNH, pos_BT, pos_BT, length)
         scale_BT = encoding.logit_scale(params, pos_BT)
         if log_n is not None:
@@ -118,6 +138,8 @@ class Block(nn.Module):
             bias=bias,
             logit_scale_BT=scale_BT,
             in_order=True,
+            tables=tables,
+            sharding=heads_sharding(self.activation_sharding),
             implementation=self.attention,
         )
         from_heads = Linear("BTNH,NHD->BTD", width, residual_std, name="attention_out")
@@ -182,13 +204,18 @@ class Decoder(nn.Module):
             encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])
         table_shape = (self.vocab_size, self.size.hidden_size)
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
-        shared = self._shared_positions()
+        shared = self._shared_positions(tokens_BT.shape[1])
+        kernel = choose_implementation(self.attention, tokens_BT.shape[1]) == "tpu"
+        if kernel and self.resampling != Resampling():
+            name = type(self.resampling).__name__
+            announce(f"{name}: with a bias, attention at positions other than 0, 1, 2, ... is "
+                     "computed in blocks, not by the TPU kernel")  # fmt: skip
 
         # Looked up from the whole table: the compiler finds no efficient way from a lookup in a
         # split one to activations that are split by the batch.
         x_BTD = jnp.take(replicate(table_VD, self.activation_sharding), tokens_BT, axis=0)
         x_BTD = constrain(x_BTD.astype(self.dtype), self.activation_sharding)
-        x_BTD = self.encodings[0].embed(shared[0] or {}, x_BTD, pos_BT)
+        x_BTD = self.encodings[0].embed(shared[0].params if shared[0] else {}, x_BTD, pos_BT)
 
         block = Block
         if self.remat != "none":
@@ -215,16 +242,35 @@ class Decoder(nn.Module):
         x_BTD = LayerNorm(name="final_norm")(x_BTD)
         return contract("BTD,VD->BTV", x_BTD, table_VD)
 
-    def _shared_positions(self) -> Shared:
-        """The parameters that the layers of each encoding share, or Nones; equal ones share too."""
+    def _shared_positions(self, length: int) -> Shared:
+        """What the layers of each encoding share, or Nones; equal encodings share too."""
         if not self.share_position:
             return (None,) * len(self.encodings)
-        params: dict[PositionalEncoding, Params] = {}
+        positions: dict[PositionalEncoding, Position] = {}
         for turn, encoding in enumerate(self.encodings):
-            if encoding not in params:
-                name = f"position_{turn}" if turn else "position"
-                params[encoding] = encoding.prepare(init_position(self, encoding, name))
-        return tuple(params[encoding] for encoding in self.encodings)
+            if encoding not in positions:
+                own = init_position(self, encoding, f"position_{turn}" if turn else "position")
+                positions[encoding] = prepare_position(
+                    encoding, own, self.log_n, self.attention, length
+                )
+        return tuple(positions[encoding] for encoding in self.encodings)
+
+
+def prepare_position(
+    encoding: PositionalEncoding,
+    params: Params,
+    log_n: LogN | None,
+    attention: Implementation,
+    length: int,
+) -> Position:
+    """For inputs of `length` tokens."""
+    params = encoding.prepare(params)
+    tables = None
+    if choose_implementation(attention, length) == "tpu":
+        tables = encoding.common_bias(params, length, length)
+        if log_n is not None:
+            tables = log_n.scale_tables(tables, encoding.train_length)
+    return Position(params, tables)
 
 
 def init_position(
@@ -253,6 +299,15 @@ def position_metrics(model: Decoder, params: Any) -> dict[str, jax.Array]:
         for name, value in (measure(own) if own else {}).items():
             found.setdefault(name, []).append(jnp.max(value))
     return {name: functools.reduce(jnp.maximum, values) for name, values in found.items()}
+
+
+def heads_sharding(activations: NamedSharding | None) -> NamedSharding | None:
+    """Of queries, keys and values `[B, T, N, H]`: the heads are split as their weights are."""
+    if activations is None:
+        return None
+    batch = activations.spec[0]
+    heads = "tensor" if "tensor" in activations.mesh.shape else None  # as in fire_lm/sharding.py
+    return NamedSharding(activations.mesh, PartitionSpec(batch, None, heads, None))
 
 
 def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fire_lm.attention.common_bias import CommonBias
+
 
 @dataclasses.dataclass(frozen=True)
 class LogN:
@@ -50,6 +52,13 @@ class LogN:
         if self.on == "logits" or bias_BNTS is None:
             return bias_BNTS
         return bias_BNTS * self.factor(q_pos_BT, train_length)[:, None, :, None]
+
+    def scale_tables(self, tables: CommonBias | None, train_length: int) -> CommonBias | None:
+        """The same for the bias as tables."""
+        if self.on == "logits" or tables is None:
+            return tables
+        pos_1P = jnp.arange(tables.gain_P.size)[None]
+        return tables._replace(gain_P=tables.gain_P * self.factor(pos_1P, train_length)[0])
 
     def __str__(self) -> str:
         """Its name in the tables of results; two settings have two names."""

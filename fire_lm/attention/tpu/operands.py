@@ -1,0 +1,145 @@
+"""What forward and backward kernels share: grid, blocks of the arrays, tables of a bias.
+
+The grid is (groups of sequences, heads, tiles); which blocks a tile joins stands in two tables
+that the kernels are started with, so that tiles above the diagonal do not exist.
+
+Shapes: N heads, B batch, E examples whose positions differ (or 1), P places and distances (padded),
+K kinks, M slabs, X tiles, R = 128.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from fire_lm.attention.tpu.schedule import LANES, Blocks, Order, tiles
+from fire_lm.attention.tpu.tables import Tables
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """Blocks for a grid of `order`; index maps take (group, head, tile, query_X, key_X)."""
+
+    blocks: Blocks
+    order: Order
+
+    def by_query(self, width: int) -> pl.BlockSpec:
+        """Of `[N, B, width, P]`."""
+        shape = (1, self.blocks.batch, width, self.blocks.tokens)
+        return pl.BlockSpec(shape, lambda g, n, x, query, key: (n, g, 0, query[x]))
+
+    def by_key(self, width: int) -> pl.BlockSpec:
+        shape = (1, self.blocks.batch, width, self.blocks.tokens)
+        return pl.BlockSpec(shape, lambda g, n, x, query, key: (n, g, 0, key[x]))
+
+    def of_head(self, shape: tuple[int, ...]) -> pl.BlockSpec:
+        """Of `[G, N, ...]`, whole for all tiles of a head."""
+        zeros = (0,) * (len(shape) - 2)
+        return pl.BlockSpec((1, 1, *shape[2:]), lambda g, n, x, query, key: (g, n, *zeros))
+
+    def segments(self) -> list[pl.BlockSpec]:
+        """Of `[B, 1, P]`, once for the queries and once for the keys."""
+        shape = (self.blocks.batch, 1, self.blocks.tokens)
+        return [
+            pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, query[x])),
+            pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, key[x])),
+        ]
+
+    def bias(self, tables: Tables) -> tuple[list[jax.Array], list[pl.BlockSpec]]:
+        """Arrays and blocks in the order of `BiasRefs`; with E examples, each is a group."""
+        skewed_MRP = tables.skewed(self.blocks)
+        tokens, shared = self.blocks.tokens, skewed_MRP.shape[0] == 1
+        kinks, alike = tables.kink_K.size, tables.row_EP.shape[0] == 1
+        kink_KN = jnp.broadcast_to(tables.kink_K[:, None], (kinks, tables.slope_KN.shape[1]))
+        to_segments = ((0, 1), (0, 0))
+        change_KN = jnp.diff(tables.slope_KN, axis=0)
+        scalars_4KN = jnp.stack(
+            [
+                jnp.pad(kink_KN, to_segments),
+                tables.slope_KN,
+                jnp.pad(change_KN, to_segments),
+                tables.offset_KN,
+            ]
+        )
+        arrays = [
+            jnp.transpose(scalars_4KN, (2, 0, 1)),
+            skewed_MRP,
+            jnp.stack([tables.row_EP, tables.gain_EP], axis=1),
+        ]
+        specs = [
+            pl.BlockSpec(
+                (1, 4, kinks + 1),
+                lambda g, n, x, query, key: (n, 0, 0),
+                memory_space=pltpu.SMEM,
+            ),
+            pl.BlockSpec(
+                (pl.Element(1), pl.Element(LANES), pl.Element(2 * tokens)),
+                lambda g, n, x, query, key: (
+                    0 if shared else n,
+                    0,
+                    pl.multiple_of((query[x] - key[x]) * tokens, LANES),
+                ),
+            ),
+            pl.BlockSpec(
+                (None, 2, tokens), lambda g, n, x, query, key: (0 if alike else g, 0, query[x])
+            ),
+        ]
+        if kinks:
+            arrays.append(tables.live_segments(self.blocks, self.order))
+            specs.append(
+                pl.BlockSpec(
+                    (None, 1, 1, 2 * self.blocks.strips**2),
+                    lambda g, n, x, query, key: (0 if alike else g, x, 0, 0),
+                    memory_space=pltpu.SMEM,
+                )
+            )
+        return arrays, specs
+
+    def call(
+        self,
+        kernel: Callable[..., None],
+        ins: list[Any],
+        in_specs: list[pl.BlockSpec],
+        *,
+        out_shape: list[jax.ShapeDtypeStruct],
+        out_specs: list[pl.BlockSpec],
+        scratch: list[Any],
+        name: str,
+    ) -> Any:
+        """Runs `kernel`; on a CPU step by step in XLA, for tests."""
+        heads, batch = ins[0].shape[:2]
+        query_X, key_X = tiles(self.blocks, self.order)
+        grid = (batch // self.blocks.batch, heads, query_X.size)
+        tables = (jnp.asarray(query_X), jnp.asarray(key_X))
+
+        def run(*arrays: jax.Array, interpret: bool) -> Any:
+            return pl.pallas_call(
+                kernel,
+                grid_spec=pltpu.PrefetchScalarGridSpec(
+                    num_scalar_prefetch=2,
+                    grid=grid,
+                    in_specs=in_specs,
+                    out_specs=out_specs,
+                    scratch_shapes=scratch,
+                ),
+                out_shape=out_shape,
+                compiler_params=pltpu.CompilerParams(
+                    dimension_semantics=("parallel", "parallel", "arbitrary")
+                ),
+                name=name,
+                interpret=interpret,
+            )(*arrays)
+
+        return jax.lax.platform_dependent(
+            *tables,
+            *ins,
+            cpu=functools.partial(run, interpret=True),
+            default=functools.partial(run, interpret=False),
+        )

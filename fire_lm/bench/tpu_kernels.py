@@ -1,0 +1,251 @@
+"""What the compiler says of the attention kernels on a TPU: nothing is run, no TPU is needed.
+
+Bundles of the final schedule (`bench/bundles.py`) times how often each is run over the whole causal
+grid, for one head: once for each step of the grid, each sequence of a block, and each pair of kinks
+that a part of a tile can meet, counted from FIRE's parameters. Forward and backward pass of one
+attention with 12 heads of 64, bfloat16. Work of XLA around the kernels is not in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from fire_lm.attention.tpu import tpu_attention
+from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
+from fire_lm.attention.tpu.tables import Tables
+from fire_lm.bench import bundles
+from fire_lm.bench.bundles import Stretch
+from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.base import Params
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.kerple import KERPLELog
+from fire_lm.positions.nope import NoPE
+
+HEADS, WIDTH, TRAIN_LENGTH = 12, 64, 2048
+# Google's names of slices with one chip of each kind; a core of v4 is a half of one.
+TOPOLOGIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "v4-8": ("v4:2x2x1", {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}),
+}
+SETTINGS = ((8, 2048), (8, 8192), (2, 2048))
+MEMORY_LENGTHS = (8192, 32768)
+KERNELS: tuple[tuple[str, Order], ...] = (("forward", "by_query"), ("backward", "by_key"))
+# Draws of FIRE's MLP, of which the one with the most kinks stands for a trained one.
+DRAWS = 100
+TRAINED_L = 1400.0  # Appendix B of the paper: 1200 to 1600 at a training length of 2048
+
+
+class Setting(NamedTuple):
+    """What is compared, in its order of columns."""
+
+    batch: int
+    length: int
+
+
+def bench(slice_name: str, folder: Path) -> list[tuple[str, str]]:
+    """Prints measure and figure, and returns them; `folder` is where the compiler writes."""
+    compiler = Compiler(slice_name, folder)
+    version = importlib.metadata.version("libtpu")
+    rows = [(f"the compiler's estimates for {slice_name}", f"libtpu {version}")]
+    rows += list(compare(compiler))
+    width = max(len(name) for name, _ in rows)
+    print("\n".join(f"{name.ljust(width)}  {figure}" for name, figure in rows))
+    return rows
+
+
+def compare(compiler: Compiler) -> Iterator[tuple[str, str]]:
+    for batch, length in SETTINGS:
+        label = f"B={batch} n={length}"
+        nope = compiler.count(NoPE, Setting(batch, length), None)
+        yield f"NoPE, {label}, bundles a tile and sequence", _both(_per_tile(nope, batch, length))
+        for name, params in (
+            ("FIRE at initialisation", initial_fire()),
+            (f"FIRE, L = {TRAINED_L:.0f}, most kinks of {DRAWS} draws", trained_like_fire()),
+        ):
+            found = compiler.count(FIRE, Setting(batch, length), params)
+            yield f"{name} / NoPE, {label}", _ratio(found, nope)
+        kerple = compiler.count(KERPLELog, Setting(batch, length), None)
+        yield f"KERPLE-log / NoPE, {label}", _ratio(kerple, nope)
+        if (batch, length) == SETTINGS[0]:
+            stock = compiler.stock(length)
+            ours = _per_tile(nope, batch, length)
+            yield "JAX's flash attention, bundles a tile", _both(stock)
+            yield "NoPE / JAX's flash attention", _ratio(ours, stock)
+    for length in MEMORY_LENGTHS:
+        nope_bytes = compiler.temp_bytes(NoPE, Setting(1, length))
+        for name, kind in (("FIRE", FIRE), ("KERPLE-log", KERPLELog)):
+            extra = (compiler.temp_bytes(kind, Setting(1, length)) - nope_bytes) / 2**20
+            yield f"{name}'s temporary memory beyond NoPE's, B=1 n={length}", f"{extra:.1f} MiB"
+
+
+def _per_tile(count: dict[str, float], batch: int, length: int) -> dict[str, float]:
+    blocks = choose_blocks(length, batch, WIDTH, jnp.dtype(jnp.bfloat16), None)
+    per = batch * tiles(blocks, "by_query").shape[1]
+    return {name: value / per for name, value in count.items()}
+
+
+def _both(count: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.0f}" for name, value in count.items())
+
+
+def _ratio(count: dict[str, float], to: dict[str, float]) -> str:
+    parts = [f"{name} {count[name] / to[name]:.3f}" for name in count]
+    return f"{sum(count.values()) / sum(to.values()):.3f} ({', '.join(parts)})"
+
+
+def initial_fire(seed: int = 0) -> Params:
+    return _encoding(FIRE).init(jax.random.key(seed))
+
+
+def trained_like_fire() -> Params:
+    fire = _encoding(FIRE)
+    draws = jax.vmap(fire.init)(jax.random.split(jax.random.key(1), DRAWS))
+    kinks = jax.vmap(lambda params: fire.prepare(params)["kinks"])(draws)
+    params = jax.tree.map(lambda leaf: leaf[jnp.argmax(kinks)], draws)
+    return {**params, "L_multiplier": jnp.float32(TRAINED_L / (TRAIN_LENGTH / 4))}
+
+
+def _encoding(kind: Any) -> PositionalEncoding:
+    return kind(HEADS, WIDTH, TRAIN_LENGTH, HEADS * WIDTH)
+
+
+class Compiler:
+    """Compiles one attention for a TPU, and reads what the compiler wrote down of it."""
+
+    def __init__(self, name: str, folder: Path):
+        topology, more = TOPOLOGIES[name]
+        self.device = topologies.get_topology_desc(topology, platform="tpu", **more).devices[0]
+        self.folder = folder
+
+    def compile(self, function: Callable[..., Any], *arguments: Any) -> jax.stages.Compiled:
+        """Leaves the schedules of this program alone in the folder."""
+        for path in self.folder.iterdir():
+            path.unlink()
+        sharding = SingleDeviceSharding(self.device)
+        placed = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
+        )
+        return jax.jit(function).lower(*placed).compile()
+
+    @functools.cache  # noqa: B019  (one compiler a run)
+    def schedules(self, kind: Any, setting: Setting) -> dict[str, list[Stretch]]:
+        self.attention(kind, setting)
+        return {name: bundles.read(self.folder, f"fire_lm_attention_{name}") for name, _ in KERNELS}
+
+    def attention(self, kind: Any, setting: Setting) -> jax.stages.Compiled:
+        """Forward and backward pass."""
+        say(f"compiling {kind.__name__} B={setting.batch} n={setting.length}")
+        encoding = _encoding(kind)
+
+        def attended(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            tables = encoding.common_bias(params, setting.length, setting.length)
+            return tpu_attention(q, k, v, bias=tables)
+
+        def both(d_out: jax.Array, *inputs: Any) -> Any:
+            out, gradient = jax.vjp(attended, *inputs)
+            return out, gradient(d_out)
+
+        x = _array(setting.batch, setting.length, HEADS, WIDTH)
+        return self.compile(both, x, jax.eval_shape(encoding.init, jax.random.key(0)), x, x, x)
+
+    def temp_bytes(self, kind: Any, setting: Setting) -> int:
+        memory = self.attention(kind, setting).memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes
+
+    def count(self, kind: Any, setting: Setting, params: Params | None) -> dict[str, float]:
+        """Bundles of each kernel, for one head and all sequences."""
+        dtype = jnp.dtype(jnp.bfloat16)
+        blocks = choose_blocks(setting.length, setting.batch, WIDTH, dtype, None)
+        found = {}
+        for name, order in KERNELS:
+            live = None
+            if params is not None:
+                bias = _encoding(kind).common_bias(params, setting.length, setting.length)
+                assert bias is not None and bool(bias.exact)
+                tables = Tables.of(bias, None, blocks, setting.length)
+                live = np.asarray(tables.live_segments(blocks, order))[0, :, 0]
+            groups = setting.batch // blocks.batch
+            found[name] = groups * sum(
+                stretch.bundles * np.sum(times(stretch, blocks, order, live))
+                for stretch in self.schedules(kind, setting)[name]
+            )
+        return found
+
+    def stock(self, length: int) -> dict[str, float]:
+        """Bundles of a tile in the bodies of JAX's own kernels, of 512 tokens as ours."""
+        from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes, flash_attention
+
+        say("compiling JAX's flash attention")
+        names = inspect.signature(BlockSizes).parameters
+        sizes = BlockSizes(**{name: 1 if name == "block_b" else 512 for name in names})
+        attended = functools.partial(
+            flash_attention, causal=True, sm_scale=WIDTH**-0.5, block_sizes=sizes
+        )
+
+        def both(d_out: jax.Array, *qkv: jax.Array) -> Any:
+            out, gradient = jax.vjp(attended, *qkv)
+            return out, gradient(d_out)
+
+        self.compile(both, *[_array(1, HEADS, length, WIDTH)] * 4)
+        body = {
+            path.name: bundles.longest(bundles.parse(path.read_text()))
+            for path in self.folder.glob("*flash*-final_bundles.txt")
+            if "schedule-analysis" not in path.name
+        }
+        backward = sum(size for name, size in body.items() if "_bwd_" in name or "dq" in name)
+        return {"forward": sum(body.values()) - backward, "backward": backward}
+
+
+def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | None) -> np.ndarray:
+    """How often a stretch is run at each tile `[X]`; `live` as from `live_segments`.
+
+    A scope's name ends in when it is run; in a loop, for each sequence, but for bends.
+    """
+    query_X, key_X = tiles(blocks, order)
+    place_X = np.arange(query_X.size)
+    last_query = blocks.padded_length // blocks.tokens - 1
+    when = {
+        "": place_X >= 0,
+        "diagonal": query_X == key_X,
+        "below": query_X != key_X,
+        "first_key": key_X == 0,
+        "later_key": key_X > 0,
+        "last_query": query_X == last_query,
+        "first_tile": place_X == 0,
+        "later_tile": place_X > 0,
+        "last_tile": place_X == query_X.size - 1,
+    }
+    if stretch.depth == 0:
+        return (place_X == 0).astype(float)
+    run_X = np.ones(query_X.size)
+    each_X = np.full(query_X.size, blocks.batch)
+    for scope in stretch.scopes:
+        name, _, condition = scope.partition(".")
+        if name == "bends":
+            assert live is not None
+            first_X, last_X = live[:, 2 * int(condition)], live[:, 2 * int(condition) + 1]
+            run_X, each_X = run_X * (last_X > first_X), (last_X - first_X) // 2
+        else:
+            run_X = run_X * when[condition]
+    return run_X * each_X if stretch.depth > 1 else run_X
+
+
+def say(text: str) -> None:
+    """Progress, apart from the table."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _array(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)

@@ -1,0 +1,213 @@
+"""What the TPU's compiler makes of the kernels, on a machine without a TPU.
+
+They compile for v4, v5e and v6e, models with them for v4, and what the compiler tells of them
+(memory, the length of its schedule) stays what the README says. Nothing here runs on a TPU.
+"""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fire_lm.attention.tpu.schedule import Blocks
+from fire_lm.bench import tpu_kernels
+from fire_lm.bench.bundles import Stretch, longest, parse
+from fire_lm.errors import RunFailed
+
+SCHEDULE = """
+     0   :  { %s1 = sld [smem:[#allocation0]] }
+   0x1 LB: > { %s2 = sadd }
+   0x2   : > { %s3 = vtrace 30 /* TraceMeStart(bias.below) [ */ } /* Start region 1 */
+hlo: fwd.1
+   0x3   : > { %v1 = vld ;;  %v2 = vadd }
+   0x4   : > { %703 = sbr.rel (!%p7) target = $region204 }
+   0x5 LB: >> { %v3 = vmul }
+   0x6   : >> { %v3 = vmul }
+   0x7   : > { %s3 = vtrace 33 /* ] TraceMeEnd(bias.below) */ }
+0x1008   : > { %s4 = sadd }
+"""
+
+
+def test_reads_the_schedule():
+    assert parse(SCHEDULE) == [
+        Stretch((), 0, 1),
+        Stretch((), 1, 2),
+        Stretch(("bias.below",), 1, 2),
+        Stretch(("bias.below",), 2, 2),
+        Stretch(("bias.below",), 1, 1),
+        Stretch((), 1, 1),
+    ]
+    assert longest(parse(SCHEDULE)) == 2
+    with pytest.raises(RunFailed, match="scope bias.below that is not open"):
+        parse(SCHEDULE.replace("TraceMeStart", "Other"))
+
+
+@pytest.mark.parametrize(
+    "scopes, depth, often",
+    [
+        ((), 0, [1, 0, 0, 0, 0, 0]),
+        ((), 1, [1] * 6),
+        (("sequences.below",), 2, [0, 2, 0, 2, 2, 0]),
+        (("sequences.diagonal",), 1, [1, 0, 1, 0, 0, 1]),
+        (("fetch.later_key",), 2, [0, 0, 2, 0, 2, 2]),
+        # Of live segments 0 to 4 on the diagonal and 2 to 2 below: two pairs, and none.
+        (("bias.diagonal", "bends.0"), 2, [2, 0, 2, 0, 0, 2]),
+        (("bias.below", "bends.0"), 1, [0] * 6),
+    ],
+)
+def test_how_often_a_stretch_is_run(scopes, depth, often):
+    """Three blocks, two sequences at a time; tiles (0, 0), (1, 0), (1, 1), (2, 0), ..."""
+    live = np.array([[0, 4], [2, 2], [0, 4], [2, 2], [2, 2], [0, 4]])
+    found = tpu_kernels.times(Stretch(scopes, depth, 9), Blocks(128, 2, 384), "by_query", live)
+    assert list(found) == often
+
+
+COMPILE = """
+import itertools, sys
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+from fire_lm.attention.tpu import tpu_attention
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.kerple import KERPLELog
+from fire_lm.positions.nope import NoPE
+import functools
+
+v4 = dict(chip_config_name="megacore", chips_per_host_bounds=(2, 2, 1))
+for name, more in (("v4:2x2x1", v4), ("v5e:2x2", {}), ("v6e:2x2", {})):
+    device = topologies.get_topology_desc(name, platform="tpu", **more).devices[0]
+    for encoding, batch, length, width, dtype, packed in [
+        (NoPE, 8, 2048, 64, "bfloat16", ()),
+        (FIRE, 8, 2048, 64, "bfloat16", ("segment_BT",)),
+        (functools.partial(FIRE, init_gamma=0.5), 2, 1100, 128, "bfloat16", ()),
+        (KERPLELog, 2, 1100, 64, "float32", ()),
+        (FIRE, 8, 2048, 128, "float32", ("segment_BT", "pos_BT")),
+        (functools.partial(FIRE, init_gamma=0.5), 8, 32768, 64, "bfloat16", ("pos_BT",)),
+    ]:
+        encoding = encoding(4, width, 2048, 4 * width)
+        def gradients(params, q, k, v, d_out, by_token):
+            def attended(params, q, k, v):
+                tables = encoding.common_bias(params, length, length)
+                return tpu_attention(q, k, v, bias=tables, **dict.fromkeys(packed, by_token))
+            return jax.vjp(attended, params, q, k, v)[1](d_out)
+        x = jax.ShapeDtypeStruct((batch, length, 4, width), dtype)
+        arguments = (
+            jax.eval_shape(encoding.init, jax.random.key(0)), x, x, x, x,
+            jax.ShapeDtypeStruct((batch, length), jnp.int32),
+        )
+        arguments = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(
+                a.shape, a.dtype, sharding=SingleDeviceSharding(device)
+            ),
+            arguments,
+        )
+        text = jax.jit(gradients).lower(*arguments).compile().as_text()
+        assert "fire_lm_attention_forward" in text and "fire_lm_attention_backward" in text
+        print("compiled", name, type(encoding).__name__, width, dtype)
+"""
+
+MODEL = """
+import functools, sys
+import jax, jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import NamedSharding
+from fire_lm import sharding
+from fire_lm.models import build_decoder, sizes
+from fire_lm.models.loss import token_losses
+from fire_lm.positions import encodings
+from fire_lm.training.loop import compile_step
+from fire_lm.training.optimizer import AdamW
+from fire_lm.training.step import init_state, train_step
+
+size, what, length, batch = sys.argv[1:]
+slice_ = topologies.get_topology_desc(
+    "v4:2x2x1", platform="tpu", chip_config_name="megacore", chips_per_host_bounds=(2, 2, 1)
+)
+mesh = sharding.mesh_of((4, 1, 1), slice_.devices)
+model = build_decoder(
+    getattr(sizes, size)(), encodings()["FIRE"], 32128, 2048, dtype="bfloat16", remat="full",
+    attention="tpu",
+).clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
+optimizer = AdamW().build(600_000)
+abstract = jax.eval_shape(functools.partial(init_state, model, optimizer), jax.random.key(0))
+state = sharding.with_shardings(abstract, mesh)
+tokens = jax.ShapeDtypeStruct(
+    (int(batch), int(length)), jnp.int32, sharding=NamedSharding(mesh, sharding.BATCH)
+)
+if what == "train":
+    compiled = compile_step(
+        functools.partial(
+            train_step, model=model, optimizer=optimizer, seed=0, z_loss=0.0, microbatches=1
+        ),
+        state,
+        tokens,
+    )
+    assert "fire_lm_attention_backward" in compiled.as_text()
+else:
+    def score(params, tokens):
+        return token_losses(model, params, tokens, jnp.arange(int(length))[None])[0]
+    compiled = jax.jit(score).lower(state.params, tokens).compile()
+assert "fire_lm_attention_forward" in compiled.as_text()
+memory = compiled.memory_analysis()
+print("temp", memory.temp_size_in_bytes / 2**30)
+print("all", (memory.temp_size_in_bytes + memory.argument_size_in_bytes) / 2**30)
+"""
+
+
+def compile_on(script: str, *arguments: str) -> str:
+    """Standard output of `script`, in a process that may load libtpu."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    environment.pop("XLA_FLAGS", None)
+    result = subprocess.run(
+        [sys.executable, "-c", script, *arguments], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout
+
+
+@pytest.mark.ci
+def test_kernels_compile_for_v4_v5e_and_v6e():
+    """Head dims, dtypes, documents, lengths within and beyond a block, gradients."""
+    assert compile_on(COMPILE).count("compiled") == 18
+
+
+@pytest.mark.parametrize(
+    "size, what, length, batch, most",
+    [
+        pytest.param("size_125m", "train", 8192, 8, 8, marks=pytest.mark.ci),
+        pytest.param("size_350m", "train", 32768, 4, 30.75, marks=pytest.mark.slow),
+        pytest.param("size_125m", "score", 32768, 4, 8, marks=pytest.mark.ci),
+        pytest.param("size_350m", "score", 32768, 4, 8, marks=pytest.mark.ci),
+    ],
+)
+def test_models_fit_a_v4_chip(size, what, length, batch, most):
+    """With FIRE, on four chips; GiB of temporary memory, of all where it is what a chip has."""
+    out = compile_on(MODEL, size, what, str(length), str(batch))
+    figures = {name: float(figure) for name, figure in map(str.split, out.splitlines())}
+    assert 0 < figures["temp"] <= most and figures["all"] <= 30.75
+
+
+@pytest.mark.ci
+def test_bench_of_the_schedule():
+    """What is reached of the goals for v4 stays reached."""
+    text = compile_on(
+        "from fire_lm.cli import main; main(['bench', 'attention', '--tpu=v4-8', '--debug'])"
+    )
+    figures = {
+        name.strip(): float(figure.split()[0])
+        for name, _, figure in (line.rpartition("  ") for line in text.splitlines()[1:])
+        if not figure.startswith("forward")
+    }
+    assert figures["NoPE / JAX's flash attention"] < 0.55
+    assert figures["KERPLE-log / NoPE, B=8 n=2048"] < 1.25
+    assert figures["FIRE at initialisation / NoPE, B=8 n=8192"] < 1.35
+    assert figures["FIRE at initialisation / NoPE, B=8 n=2048"] < 1.55
+    for name, length, most in (
+        ("FIRE", 8192, 16),
+        ("FIRE", 32768, 64),
+        ("KERPLE-log", 8192, 64),
+        ("KERPLE-log", 32768, 256),
+    ):
+        assert figures[f"{name}'s temporary memory beyond NoPE's, B=1 n={length}"] <= most
