@@ -355,7 +355,7 @@ def test_vocabulary_files_that_cannot_serve(data_dir, sentencepiece_model, tmp_p
         ({"tfds_name": "c4/en:9.9.9"}, {}, r"No data set c4/en:9.9.9"),
         ({"tfds_name": "no_such_set"}, {}, r"No data set no_such_set"),
         ({"vocabulary": "/nonexistent.model"}, {}, "not found"),
-        ({"construction": "paste"}, {}, "'concat' or 'cut'"),
+        ({"construction": "paste"}, {}, "concat, cut, packed, long_documents"),
         ({"shuffle_buffer": 0}, {}, "at least 1"),
         ({}, {"length": 1}, "at least 2 tokens"),
         ({}, {"batch_size": 0}, "batches of 0"),
@@ -385,7 +385,7 @@ def test_text_that_cannot_be_trained_on(tmp_path):
 
     c4_writer.write(tmp_path, {"train": BAD})
     iterator = fire_lm.data.train_iterator(TextData(str(tmp_path)), length=4, batch_size=1, seed=0)
-    with pytest.raises(UserError, match="every document is empty or not UTF-8"):
+    with pytest.raises(UserError, match="every document is empty, huge or not UTF-8"):
         next(iterator)
     iterator = fire_lm.data.train_iterator(
         TextData(str(tmp_path)), length=4, batch_size=1, seed=0, shard_index=8, shard_count=9

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fire_lm.data import preprocessors, vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
-from fire_lm.data.text import TextData
+from fire_lm.data.text import CONSTRUCTIONS, TextData
 from fire_lm.errors import UserError
 
 # Files read at once. Few, so that the seed's order of the files decides which documents a short
@@ -26,8 +26,11 @@ def check(data: TextData, *, length: int, split: str) -> int:
     """
     if length < 2:
         raise UserError(f"A row has at least 2 tokens; the length asked for is {length}.")
-    if data.construction not in preprocessors.CONSTRUCTIONS:
-        raise UserError(f"TextData.construction is 'concat' or 'cut', not {data.construction!r}.")
+    if data.construction not in CONSTRUCTIONS:
+        raise UserError(
+            f"TextData.construction is {data.construction!r}: "
+            f"it must be one of {', '.join(CONSTRUCTIONS)}."
+        )
     if data.shuffle_buffer < 1:
         raise UserError(f"TextData.shuffle_buffer is at least 1, not {data.shuffle_buffer}.")
     vocabularies.load(data.vocabulary)

@@ -2,7 +2,7 @@
 
 Every length scores the same tokens: the text is read once in rows of the longest length, and a
 shorter length cuts each of these rows into equal parts, each seen in one forward pass from its own
-start. So the numbers differ by context alone, not by text or budget. The standard error is over
+start (where rows are packed, segments and positions start anew in each part). So the numbers differ by context alone, not by text or budget. The standard error is over
 those longest rows, which are the independent pieces of text at every length.
 
 Shapes: B batch, T tokens in a sequence, R rows of the longest length.
@@ -90,7 +90,7 @@ def length_sweep(
             continue
         if params is None:
             params = read_params(workdir, step, model, device_mesh)
-        nll_R = score(model, params, text.targets, length, tokens_per_batch, device_mesh, run)
+        nll_R = score(model, params, text, length, tokens_per_batch, device_mesh, run)
         result = summarize(nll_R, text, counts)
         if not math.isfinite(result[0]):
             raise RunFailed(f"{run}@{step}: the loss at length {length} is {result[0]}")
@@ -150,7 +150,7 @@ def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh
 def score(
     model: Decoder,
     params: Any,
-    targets: np.ndarray,
+    text: ScoringText,
     length: int,
     tokens_per_batch: int,
     mesh: jax.sharding.Mesh,
@@ -162,21 +162,27 @@ def score(
     batch_sharding = NamedSharding(mesh, sharding.BATCH)
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    def summed_nll(params: Any, targets_BT: jax.Array) -> jax.Array:
+    def summed_nll(params: Any, *sequences_BT: jax.Array) -> jax.Array:
+        """Of targets, and segments where there are any."""
+        targets_BT, *segments = sequences_BT
         pos_BT = model.resampling.evaluation_positions(length)
-        nll_BT, _, weight_BT = token_losses(model, params, targets_BT, pos_BT)
+        nll_BT, _, weight_BT = token_losses(model, params, targets_BT, pos_BT, *segments)
         return (nll_BT * weight_BT).sum(axis=1)
 
-    sequences = targets.reshape(-1, length)
+    sequences, *segments = (
+        rows.reshape(-1, length) for rows in (text.targets, text.segment_ids) if rows is not None
+    )
     results = []
     progress = Progress(len(sequences), quiet=jax.process_index() != 0)
-    for batch in _batches(sequences, batch_size):
-        placed = jax.make_array_from_callback(batch.shape, batch_sharding, batch.__getitem__)
-        results.append(np.asarray(summed_nll(params, placed), np.float64))
+    for batch in zip(*(_batches(x, batch_size) for x in (sequences, *segments)), strict=True):
+        placed = [
+            jax.make_array_from_callback(x.shape, batch_sharding, x.__getitem__) for x in batch
+        ]
+        results.append(np.asarray(summed_nll(params, *placed), np.float64))
         done = min(len(results) * batch_size, len(sequences))
         progress.show(done, f"{name} at length {length}")
     progress.close()
-    return np.concatenate(results)[: len(sequences)].reshape(len(targets), -1).sum(axis=1)
+    return np.concatenate(results)[: len(sequences)].reshape(len(text.targets), -1).sum(axis=1)
 
 
 def _batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:

@@ -177,10 +177,13 @@ def pretrain(
                     microbatches=microbatches,
                 ),
                 like,
-                jax.ShapeDtypeStruct(
-                    (batch_size, train_length),
-                    jnp.int32,
-                    sharding=NamedSharding(device_mesh, sharding.BATCH),
+                dict.fromkeys(
+                    data.features,
+                    jax.ShapeDtypeStruct(
+                        (batch_size, train_length),
+                        jnp.int32,
+                        sharding=NamedSharding(device_mesh, sharding.BATCH),
+                    ),
                 ),
             )
 
@@ -247,12 +250,12 @@ def run_steps(
 
 
 def compile_step(
-    step: Callable[..., Any], like: TrainState, targets_BT: jax.ShapeDtypeStruct
+    step: Callable[..., Any], like: TrainState, batch: dict[str, jax.ShapeDtypeStruct]
 ) -> Callable[..., Any]:
-    """The step for states and targets like these; it takes over the memory of the state."""
+    """The step for states and batches like these; it takes over the memory of the state."""
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     jitted = jax.jit(step, out_shardings=(state_shardings, None), donate_argnums=0)
-    return jitted.lower(like, {"targets": targets_BT}).compile()
+    return jitted.lower(like, batch).compile()
 
 
 def start_from(
