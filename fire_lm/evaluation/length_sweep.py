@@ -2,8 +2,9 @@
 
 Every length scores the same tokens: the text is read once in rows of the longest length, and a
 shorter length cuts each of these rows into equal parts, each seen in one forward pass from its own
-start (where rows are packed, segments and positions start anew in each part). So the numbers differ by context alone, not by text or budget. The standard error is over
-those longest rows, which are the independent pieces of text at every length.
+start (in packed rows, segments and positions start anew in each part). So the numbers differ by
+context alone, not by text or budget. The standard error is over those longest rows, which are the
+independent pieces of text at every length.
 
 Shapes: B batch, T tokens in a sequence, R rows of the longest length.
 """

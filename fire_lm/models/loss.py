@@ -26,7 +26,8 @@ def shift_right(targets_BT: jax.Array, segment_BT: jax.Array | None = None) -> j
 def segment_positions(row_pos_BT: jax.Array, segment_BT: jax.Array) -> jax.Array:
     """`[B, T]`: in each segment the positions that a row of its own has, from its first.
 
-    `row_pos_BT` `[B or 1, T]` are those of a row; `segment_BT` int32 changes where a segment starts.
+    `row_pos_BT` `[B or 1, T]` are those of a row; `segment_BT` int32 changes where a segment
+    starts.
     """
     index_BT = jnp.broadcast_to(jnp.arange(segment_BT.shape[1])[None], segment_BT.shape)
     start_BT = jax.lax.cummax(jnp.where(_starts(segment_BT), index_BT, 0), axis=1)
