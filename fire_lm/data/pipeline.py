@@ -82,7 +82,8 @@ class TrainIterator:
     def get_state(self) -> bytes:
         """The exact position after the batches handed out so far."""
         self._begin()
-        header = json.dumps({**self._identity(), "block": self._block, "used": self._used})
+        place = {"block": self._block, "used": self._used, "skipped": self._skipped}
+        header = json.dumps({**self._identity(), **place})
         buffer = io.BytesIO()
         arrays = {name: np.frombuffer(value, np.uint8) for name, value in self._start.items()}
         arrays["header"] = np.array(header)
@@ -113,7 +114,7 @@ class TrainIterator:
         self._advance()
         self._used = header["used"]
         self._read_ahead(self._used)
-        self._skipped = 0  # whatever was read again has been reported before
+        self._skipped = header.get("skipped", 0)  # the others that are read again were reported
 
     def _identity(self) -> dict[str, object]:
         data = self._data
