@@ -46,6 +46,8 @@ class TrainIterator:
                 f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}."
             )
         self._documents = tasks.check(data, length=length, split="train")
+        if data.mixture:
+            self._check_parts(data, length, shard_index, shard_count)
         self._data, self._length, self._batch_size = data, length, batch_size
         self._seed, self._shard_index, self._shard_count = seed, shard_index, shard_count
         self._reader = self._open_reader()
@@ -116,10 +118,29 @@ class TrainIterator:
         self._read_ahead(self._used)
         self._skipped = header.get("skipped", 0)  # the others that are read again were reported
 
+    @staticmethod
+    def _check_parts(data: TextData, length: int, shard_index: int, shard_count: int) -> None:
+        """Each must have a row, or the mixture would read it for ever in search of one."""
+        for part in data.parts:
+            shard = seqio.ShardInfo(shard_index, shard_count) if shard_count > 1 else None
+            groups = tasks.dataset(part, length=length, split="train", seed=None, shard=shard)
+            counts = dict.fromkeys(COUNTERS, 0)
+            for group in groups.as_numpy_iterator():
+                counts = {name: count + int(group[name]) for name, count in counts.items()}
+                if len(group["targets"]):
+                    break
+            else:
+                if counts["documents"] == counts["short"]:
+                    raise UserError(_nothing_to_read(part, "train", length, counts["short"]))
+                raise UserError(
+                    f"{part.tfds_name} in {part.data_dir} has less text than one row of {length} "
+                    f"tokens for shard {shard_index} of {shard_count}: leave it out of the mixture."
+                )
+
     def _identity(self) -> dict[str, object]:
         data = self._data
         return {
-            "tfds_name": data.tfds_name,
+            "tfds_name": data.title,
             "number of documents": self._documents,  # a rewritten data set is another text
             "vocabulary": os.path.basename(data.vocabulary),
             "construction": data.construction,
@@ -164,7 +185,7 @@ class TrainIterator:
                 group = next(self._reader)
             except StopIteration:
                 raise UserError(
-                    f"No document of {self._data.tfds_name} in {self._data.data_dir} is left for "
+                    f"No document of {self._data.title} in {self._data.data_dir} is left for "
                     f"shard {self._shard_index} of {self._shard_count}: use fewer processes."
                 ) from None
             except tf.errors.OpError as error:
@@ -200,12 +221,12 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 def _unreadable(data: TextData, error: tf.errors.OpError) -> RunFailed:
     return RunFailed(
-        f"Reading {data.tfds_name} in {data.data_dir} failed: {error.message.splitlines()[0]}"
+        f"Reading {data.title} in {data.data_dir} failed: {error.message.splitlines()[0]}"
     )
 
 
 def _nothing_to_read(data: TextData, split: str, length: int, short: int) -> str:
-    where = f"the split {split!r} of {data.tfds_name} in {data.data_dir}"
+    where = f"the split {split!r} of {data.title} in {data.data_dir}"
     if short:
         return (
             f"No document of {where} has the {length:,} tokens of a row.\n"
@@ -225,6 +246,10 @@ def scoring_text(
     """See `fire_lm.data.scoring_text`."""
     if num_sequences < 1:
         raise UserError(f"At least one sequence must be scored, not {num_sequences}.")
+    if data.mixture:
+        raise UserError(
+            f"A mixture ({data.title}) is scored one data set at a time, not as a whole."
+        )
     tasks.check(data, length=length, split=split)
     groups = tasks.dataset(data, length=length, split=split, seed=None, byte_counts=True)
     kept: list[dict[str, np.ndarray]] = []
@@ -243,7 +268,7 @@ def scoring_text(
         if counts["documents"] == counts["short"]:
             raise UserError(_nothing_to_read(data, split, length, counts["short"]))
         raise UserError(
-            f"The split {split!r} of {data.tfds_name} in {data.data_dir} has less text than one "
+            f"The split {split!r} of {data.title} in {data.data_dir} has less text than one "
             f"row of {length} tokens: score a shorter length."
         )
     chosen = np.arange(min(rows, num_sequences)) * rows // min(rows, num_sequences)

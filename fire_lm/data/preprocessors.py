@@ -164,6 +164,27 @@ def long_documents(dataset: tf.data.Dataset, sequence_length: Mapping[str, int])
     return dataset.map(select, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
+def single_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Groups to rows; a group's counts go with the first row that comes from then on.
+
+    So that a mixture draws rows, whatever the groups hold.
+    """
+    counts = {key: tf.constant(0) for key in COUNTERS}
+
+    def step(pending, group):
+        total = {key: pending[key] + group[key] for key in COUNTERS}
+        rows = tf.shape(group["targets"])[0]
+        first = tf.one_hot(0, rows, dtype=tf.int32)  # of no row: nothing
+        kept = tf.cast(rows == 0, tf.int32)
+        with_rows = {key: value for key, value in group.items() if key not in COUNTERS}
+        return (
+            {key: kept * total[key] for key in COUNTERS},
+            {**with_rows, **{key: first * total[key] for key in COUNTERS}},
+        )
+
+    return dataset.scan(counts, step).unbatch()
+
+
 def _per_token(dataset: tf.data.Dataset) -> list[str]:
     return [key for key in _PER_TOKEN if key in dataset.element_spec]
 

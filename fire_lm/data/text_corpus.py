@@ -91,6 +91,8 @@ def write_text_corpus(
         )
     if not 0 <= validation_percent < 100:
         raise UserError(f"--validation_percent is {validation_percent}: from 0 to below 100")
+    if (epath.Path(data_dir) / MANIFEST).exists():
+        raise UserError(f"{data_dir} holds the embedded text: name another --data_dir")
     settings = {
         "name": name,
         "text_field": text_field,

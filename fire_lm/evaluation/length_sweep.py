@@ -66,36 +66,45 @@ def length_sweep(
     lengths = tuple(sorted(set(lengths)))
     check_lengths(lengths)
     check_model_takes(model, lengths, run)
-    label = dataset_label(data)
-    text = read_scoring_text(
-        data, length=lengths[-1], num_sequences=max(1, tokens // lengths[-1]), split=split
-    )
-    scored = text.targets.size
-    if scored < tokens // lengths[-1] * lengths[-1] and jax.process_index() == 0:
-        print(
-            f"the {split} split of {label} has less text: {scored:,} tokens instead of {tokens:,}"
-        )
-    if text.skipped and jax.process_index() == 0:
-        print(f"{text.skipped:,} empty or undecodable documents of the {split} split were skipped")
     device_mesh = sharding.make_mesh(mesh)
     model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
     known = {row.key: row for row in finished}
     params = None
-    for length in lengths:
-        empty = (0, 0, 0, 0.0, 0.0, 0.0, 0.0)
-        place = (run, encoding, variant, step, label, split, data.construction, "full", length)
-        key = SweepRow(*place, *empty).key
-        counts = count(text, length)
-        if key in known:
-            check_same_budget(known[key], counts)
-            continue
-        if params is None:
-            params = read_params(workdir, step, model, device_mesh)
-        nll_R = score(model, params, text, length, tokens_per_batch, device_mesh, run)
-        result = summarize(nll_R, text, counts)
-        if not math.isfinite(result[0]):
-            raise RunFailed(f"{run}@{step}: the loss at length {length} is {result[0]}")
-        on_row(SweepRow(*place, *counts, *result))
+    for part in data.parts:
+        label = dataset_label(part)
+        text = read_text(part, label, lengths[-1], tokens, split)
+        for length in lengths:
+            empty = (0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+            place = (run, encoding, variant, step, label, split, data.construction, "full", length)
+            key = SweepRow(*place, *empty).key
+            counts = count(text, length)
+            if key in known:
+                check_same_budget(known[key], counts)
+                continue
+            if params is None:
+                params = read_params(workdir, step, model, device_mesh)
+            nll_R = score(model, params, text, length, tokens_per_batch, device_mesh, run)
+            result = summarize(nll_R, text, counts)
+            if not math.isfinite(result[0]):
+                raise RunFailed(f"{run}@{step}: the loss at length {length} is {result[0]}")
+            on_row(SweepRow(*place, *counts, *result))
+
+
+def read_text(data: TextData, label: str, longest: int, tokens: int, split: str) -> ScoringText:
+    """About `tokens` tokens in rows of the longest length; says what is amiss with them."""
+    text = read_scoring_text(
+        data, length=longest, num_sequences=max(1, tokens // longest), split=split
+    )
+    if jax.process_index() == 0:
+        scored = text.targets.size
+        if scored < tokens // longest * longest:
+            print(
+                f"the {split} split of {label} has less text: {scored:,} tokens instead of "
+                f"{tokens:,}"
+            )
+        if text.skipped:
+            print(f"{text.skipped:,} empty or undecodable documents of {label} were skipped")
+    return text
 
 
 def check_lengths(lengths: tuple[int, ...]) -> None:
