@@ -94,7 +94,8 @@ def add_corpus(corpus: argparse.ArgumentParser, debug: argparse.ArgumentParser) 
     check.add_argument(
         "--lengths", type=_numbers, default=lengths, metavar="A,B", help="(%(default)s)"
     )
-    check.add_argument("--output", metavar="FILE.png", help="the histogram as a picture")
+    check.add_argument("--documents", type=_number, default=100_000, help="a split (%(default)s)")
+    check.add_argument("--output", default="corpus_check.png", help="the picture (%(default)s)")
 
 
 def _number(text: str) -> int:

@@ -124,7 +124,7 @@ def test_the_conservation_check_can_fail(data_dir, construction):
 def test_invalid_utf8_is_found_as_python_finds_it():
     import tensorflow as tf
 
-    from fire_lm.data.preprocessors import _is_text
+    from fire_lm.data.preprocessors import is_text
 
     random = np.random.default_rng(0)
     alphabet = np.frombuffer(
@@ -141,7 +141,7 @@ def test_invalid_utf8_is_found_as_python_finds_it():
 
     expected = [decodes(sample) for sample in samples]
     assert 20 < sum(expected) < len(samples) - 20
-    assert _is_text(tf.constant(samples)).numpy().tolist() == expected
+    assert is_text(tf.constant(samples)).numpy().tolist() == expected
 
 
 def test_seed_decides_the_batches(data_dir):

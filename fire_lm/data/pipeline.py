@@ -17,11 +17,11 @@ import zipfile
 
 import numpy as np
 
-from fire_lm.data import tasks
+from fire_lm.data import tasks, vocabularies
 from fire_lm.data.preprocessors import COUNTERS
 from fire_lm.data.quiet_tensorflow import seqio, tf
 from fire_lm.data.text import ScoringText, TextData
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import UserError
 
 # Rows read for each row scored: taken evenly from them, so that a few rows of a small set do not
 # all come from one or two documents.
@@ -189,7 +189,7 @@ class TrainIterator:
                     f"shard {self._shard_index} of {self._shard_count}: use fewer processes."
                 ) from None
             except tf.errors.OpError as error:
-                raise _unreadable(self._data, error) from error
+                raise tasks.unreadable(self._data, error) from error
             skipped, short = int(group["skipped"]), int(group["short"])
             self._skipped += skipped
             fruitless = 0 if int(group["documents"]) > short else fruitless + skipped + short
@@ -217,12 +217,6 @@ class TrainIterator:
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _unreadable(data: TextData, error: tf.errors.OpError) -> RunFailed:
-    return RunFailed(
-        f"Reading {data.title} in {data.data_dir} failed: {error.message.splitlines()[0]}"
-    )
 
 
 def _nothing_to_read(data: TextData, split: str, length: int, short: int) -> str:
@@ -263,7 +257,7 @@ def scoring_text(
             if rows >= num_sequences * _SCORING_SPREAD:
                 break
     except tf.errors.OpError as error:
-        raise _unreadable(data, error) from error
+        raise tasks.unreadable(data, error) from error
     if not rows:
         if counts["documents"] == counts["short"]:
             raise UserError(_nothing_to_read(data, split, length, counts["short"]))
@@ -272,6 +266,10 @@ def scoring_text(
             f"row of {length} tokens: score a shorter length."
         )
     chosen = np.arange(min(rows, num_sequences)) * rows // min(rows, num_sequences)
+    arrays = {name: array[chosen] for name, array in _joined(kept).items()}
     return ScoringText(
-        **{name: array[chosen] for name, array in _joined(kept).items()}, skipped=counts["skipped"]
+        **arrays,
+        skipped=counts["skipped"],
+        unknown=vocabularies.unknowns(data.vocabulary, arrays["targets"])
+        / max(1, int((arrays["targets"] != 0).sum())),
     )

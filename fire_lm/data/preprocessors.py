@@ -41,7 +41,7 @@ class Tokenize:
 
     def _group(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
         found = tf.size(text)
-        text = tf.boolean_mask(text, _is_text(text))
+        text = tf.boolean_mask(text, is_text(text))
         group: dict[str, tf.RaggedTensor] = {}
         if self._byte_counts:
             tokenize = vocabularies.tokenizer_with_byte_counts(self._vocabulary)
@@ -66,7 +66,7 @@ class Tokenize:
         }
 
 
-def _is_text(text: tf.Tensor) -> tf.Tensor:
+def is_text(text: tf.Tensor) -> tf.Tensor:
     """bool [documents]: valid UTF-8 (Python's strict rule; tested), not blank, not huge."""
     fits = tf.strings.length(text) <= LONGEST_DOCUMENT
     text = tf.where(fits, text, "")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from etils import epath
 
 from fire_lm.data import preprocessors, vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
 from fire_lm.data.text import CONSTRUCTIONS, TextData
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
 
 # Files read at once. Few, so that the seed's order of the files decides which documents a short
 # run sees; documents within a file are in hash order already.
@@ -64,6 +62,11 @@ def _check_data_set(data: TextData, split: str) -> int:
             f"only {', '.join(sorted(info.features))}."
         )
     return info.splits[split].num_examples
+
+
+def splits(data: TextData) -> list[str]:
+    """The splits of a data set, the training split first."""
+    return sorted(_dataset_info(data).splits, key=lambda split: (split != "train", split))
 
 
 def data_sets(data_dir: str) -> list[str]:
@@ -131,23 +134,53 @@ def dataset(
     return rows.with_options(options)
 
 
-def _task(
-    data: TextData, split: str, byte_counts: bool, last: Sequence[Callable[..., Any]] = ()
-) -> seqio.Task:
-    """Not registered: two data directories in one process never collide."""
+def document_groups(data: TextData, split: str) -> Iterator[tuple[list[bytes], int]]:
+    """The texts of a split in the order of its files, some at a time, with the number of those
+    left out, which training skips too.
+
+    Raises:
+        UserError: as `check`. RunFailed: a damaged file.
+    """
+    _check_data_set(data, split)
+    source = seqio.TfdsDataSource(
+        data.tfds_name, tfds_data_dir=data.data_dir, splits=[split], read_only=True
+    )
+    with _read_config(), without_their_warnings():
+        texts = source.get_dataset(split, shuffle=False).map(lambda example: example["text"])
+    readable = texts.batch(preprocessors.DOCUMENTS_PER_GROUP).map(
+        lambda text: (text, preprocessors.is_text(text))
+    )
+    try:
+        for group, fit in readable.as_numpy_iterator():
+            yield group[fit].tolist(), int((~fit).sum())
+    except tf.errors.OpError as error:
+        raise unreadable(data, error) from error
+
+
+def unreadable(data: TextData, error: tf.errors.OpError) -> RunFailed:
+    return RunFailed(
+        f"Reading {data.title} in {data.data_dir} failed: {error.message.splitlines()[0]}"
+    )
+
+
+def _task(data: TextData, split: str, byte_counts: bool, in_mixture: str = "") -> seqio.Task:
+    """Gives groups, in a mixture (where names must differ) rows.
+
+    Not registered: two data directories in one process never collide.
+    """
     vocabulary = vocabularies.load(data.vocabulary)
     return seqio.Task(
-        re.sub(r"\W", "_", data.tfds_name),
+        f"fire_lm_text{in_mixture}",
         source=seqio.TfdsDataSource(
             data.tfds_name, tfds_data_dir=data.data_dir, splits=[split], read_only=True
         ),
         preprocessors=[
             preprocessors.Tokenize(vocabulary, byte_counts),
             preprocessors.CONSTRUCTIONS[data.construction],
-            *last,
+            *([preprocessors.single_rows] if in_mixture else []),
         ],
         output_features=dict.fromkeys(
-            data.features, seqio.Feature(vocabulary, rank=1 if last else 2)
+            data.features, seqio.Feature(vocabulary, rank=1 if in_mixture else 2)
         ),
         shuffle_buffer_size=1,  # rows are shuffled in pipeline.py, whose state stays small
     )
@@ -158,8 +191,8 @@ def _mixture(data: TextData, split: str) -> seqio.Mixture:
     return seqio.Mixture(
         "fire_lm_mixture",
         [
-            (_task(part, split, False, [preprocessors.single_rows]), float(rate))
-            for part, (_, rate) in zip(data.parts, data.mixture, strict=True)
+            (_task(part, split, False, f"_{number}"), float(rate))
+            for number, (part, (_, rate)) in enumerate(zip(data.parts, data.mixture, strict=True))
         ],
     )
 

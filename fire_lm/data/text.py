@@ -9,6 +9,8 @@ import numpy as np
 
 Construction = Literal["concat", "cut", "packed", "long_documents"]
 CONSTRUCTIONS: tuple[str, ...] = get_args(Construction)
+# Above this share of unknown tokens a loss says little about the text.
+UNKNOWN_SHARE = 0.01
 # What a batch holds, int32 [rows, length] each, where it is more than the tokens.
 _FEATURES = {"packed": ("targets", "segment_ids")}
 
@@ -61,6 +63,17 @@ class TextData:
         return " + ".join(f"{rate:g} {name}" for name, rate in self.mixture) or self.tfds_name
 
 
+def unknown_warning(share: float, split: str, data: TextData) -> str:
+    """What to tell the user, empty where few tokens are unknown."""
+    if share <= UNKNOWN_SHARE:
+        return ""
+    return (
+        f"warning: {share:.1%} of the {split} tokens of {data.title} are unknown to the vocabulary "
+        f"{data.vocabulary}: the loss leaves out what they say\n"
+        "`fire-lm corpus vocab` trains a vocabulary that knows all text"
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class ScoringText:
     """Fixed text to score.
@@ -70,10 +83,12 @@ class ScoringText:
         byte_counts: int32 [n, length]; bytes of the original text that each target stands for
             (0 for the end of a document and for padding).
         skipped: documents met while reading that were empty, undecodable or huge.
+        unknown: share of the scored tokens that the vocabulary does not know.
         segment_ids: int32 [n, length] as in training, or None where rows are not packed.
     """
 
     targets: np.ndarray
     byte_counts: np.ndarray
     skipped: int
+    unknown: float = 0.0
     segment_ids: np.ndarray | None = None

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm import sharding
 from fire_lm.checkpoints import restore_params
-from fire_lm.data import ScoringText, TextData, dataset_label, scoring_text
+from fire_lm.data import ScoringText, TextData, dataset_label, scoring_text, unknown_warning
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.metrics import Progress
 from fire_lm.models import Decoder, token_losses
@@ -104,6 +104,8 @@ def read_text(data: TextData, label: str, longest: int, tokens: int, split: str)
             )
         if text.skipped:
             print(f"{text.skipped:,} empty or undecodable documents of {label} were skipped")
+        if warning := unknown_warning(text.unknown, split, data):
+            print(warning)
     return text
 
 

@@ -27,7 +27,7 @@ from fire_lm.checkpoints import (
     restore_params,
     split_run,
 )
-from fire_lm.data import TextData
+from fire_lm.data import TextData, unknown_warning
 from fire_lm.errors import Preempted, UserError
 from fire_lm.metrics import phase
 from fire_lm.models import Decoder, encoding_names
@@ -138,6 +138,7 @@ def pretrain(
         with phase("opening the data (TensorFlow takes most of it)", quiet):
             shard_index, shard_count = sharding.process_shard(device_mesh, jax.process_index())
             check_vocabulary(data, model.vocab_size)
+            unknown = 0.0 if quiet else data_layer.unknown_share(data, "train")
             batches = data_layer.train_iterator(
                 data,
                 length=train_length,
@@ -146,6 +147,9 @@ def pretrain(
                 shard_index=shard_index,
                 shard_count=shard_count,
             )
+
+        if warning := unknown_warning(unknown, "train", data):
+            print(warning, flush=True)
 
         # --- State: from where this run stopped, or fresh, or from another run.
         counters = new_counters()
