@@ -69,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_corpus(corpus: argparse.ArgumentParser, debug: argparse.ArgumentParser) -> None:
+def add_corpus(corpus: _Parser, debug: _Parser) -> None:
     """The bundled text, or --from files, as a data set; parts of their own below."""
     corpus.description = "Without --from: the text that every machine has."
     corpus.add_argument("--data_dir", help="folder to write, for DATA_DIR")

@@ -89,7 +89,8 @@ def only_data_set(arguments: argparse.Namespace) -> TextData:
     held = [arguments.tfds_name] if arguments.tfds_name else data_sets(arguments.data_dir)
     if len(held) > 1:
         raise UserError(f"{arguments.data_dir} holds {', '.join(held)}: say --tfds_name=NAME")
-    return TextData(arguments.data_dir, **({"tfds_name": held[0]} if held else {}))
+    data = TextData(arguments.data_dir)
+    return dataclasses.replace(data, tfds_name=held[0]) if held else data
 
 
 def corpus_check(arguments: argparse.Namespace) -> None:
@@ -132,8 +133,8 @@ def contents_table(splits: Mapping[str, Contents]) -> str:
         documents, tokens = len(found.tokens), int(found.tokens.sum())
         lines.append(
             f"{split:>12}{documents:>12,}{found.skipped:>10,}{found.duplicates:>12,}{tokens:>15,}"
-            f"{found.bytes:>15,}{found.bytes / max(1, tokens):>13.2f}{found.unknown_share:>9.2%}"
-            + ("" if found.whole else "  (its first documents only)")
+            f"{found.text_bytes:>15,}{found.text_bytes / max(1, tokens):>13.2f}"
+            f"{found.unknown_share:>9.2%}" + ("" if found.whole else "  (its first documents only)")
         )
     for one, other in itertools.combinations(splits, 2):
         both = len(splits[one].digests & splits[other].digests)

@@ -12,7 +12,7 @@ import pytest
 from gin_files import CLASSES
 
 from fire_lm import verbs
-from fire_lm.data.text import CONSTRUCTIONS, TextData
+from fire_lm.data.text import CONSTRUCTIONS, Construction, TextData
 from fire_lm.models import token_losses
 from fire_lm.models.loss import segment_positions, shift_right
 
@@ -29,7 +29,7 @@ def random_documents(seed: int) -> list[bytes]:
     return [b"" if random.random() < 0.05 else document for document in documents]
 
 
-def build(construction: str, documents: list[bytes], length: int) -> Rows:
+def build(construction: Construction, documents: list[bytes], length: int) -> Rows:
     """All rows of a finite read, byte vocabulary."""
     from fire_lm.data import preprocessors, vocabularies
     from fire_lm.data.quiet_tensorflow import tf

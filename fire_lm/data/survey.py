@@ -19,7 +19,7 @@ class Contents:
 
     Attributes:
         tokens: int64 [documents], each with its end-of-document.
-        bytes: of text.
+        text_bytes: of the documents.
         unknown: tokens that stand for text which the vocabulary does not know.
         skipped: empty, huge or not UTF-8.
         digests: of their texts, for duplicates.
@@ -27,7 +27,7 @@ class Contents:
     """
 
     tokens: np.ndarray
-    bytes: int
+    text_bytes: int
     unknown: int
     skipped: int
     digests: frozenset[bytes]
@@ -57,7 +57,8 @@ def survey(
     vocabulary = vocabularies.load(data.vocabulary)
     tokenize = tf.function(vocabularies.tokenizer(vocabulary))
     total = min(most, tasks.check(data, length=2, split=split) or most)
-    tokens, digests = [np.zeros(0, np.int64)], set()
+    tokens = [np.zeros(0, np.int64)]
+    digests: set[bytes] = set()
     size = unknown = skipped = found = 0
     whole = True
     for texts, left_out in tasks.document_groups(data, split):

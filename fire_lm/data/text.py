@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 
 Construction = Literal["concat", "cut", "packed", "long_documents"]
-CONSTRUCTIONS: tuple[str, ...] = get_args(Construction)
+CONSTRUCTIONS: tuple[Construction, ...] = get_args(Construction)
 # Above this share of unknown tokens a loss says little about the text.
 UNKNOWN_SHARE = 0.01
 # What a batch holds, int32 [rows, length] each, where it is more than the tokens.

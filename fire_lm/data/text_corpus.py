@@ -217,7 +217,7 @@ def _summary(manifest: dict, written: bool) -> TextCorpus:
     )
 
 
-class _Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class _Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
     """Texts and where they were read."""
 
     VERSION = tfds.core.Version(VERSION)
