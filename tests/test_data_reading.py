@@ -396,12 +396,67 @@ def test_text_that_cannot_be_trained_on(tmp_path):
         next(iterator)
 
 
-def test_a_damaged_file_is_a_failure_while_running(tmp_path):
-    from fire_lm.data import c4_writer
+@pytest.mark.parametrize("damage", ["cut short", "a bit flipped", "no longer there"])
+def test_a_damaged_file_is_a_failure_while_running(tmp_path, damage):
+    """In training, scoring and `corpus check`; a flipped bit is seen by TFRecord's checksums."""
+    from fire_lm.data import c4_writer, survey
 
     c4_writer.write(tmp_path, {"train": GOOD["train"]})
     for file in tmp_path.glob("c4/en/3.1.0/*tfrecord*"):
-        file.write_bytes(file.read_bytes()[:-7])
-    iterator = fire_lm.data.train_iterator(TextData(str(tmp_path)), length=16, batch_size=9, seed=0)
-    with pytest.raises(RunFailed, match="Reading c4/en:3.1.0"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= damage == "a bit flipped"
+        file.write_bytes(content[: -7 if damage == "cut short" else None])
+        if damage == "no longer there":
+            file.unlink()
+    data = TextData(str(tmp_path))
+    with pytest.raises(RunFailed, match="Reading c4/en:3.1.0") as told:
+        iterator = fire_lm.data.train_iterator(data, length=16, batch_size=9, seed=0)
         [next(iterator) for _ in range(200)]
+    assert str(told.value).count("\n") == 0
+    with pytest.raises(RunFailed, match="Reading c4/en:3.1.0"):
+        fire_lm.data.scoring_text(data, length=16, num_sequences=10**6, split="train")
+    with pytest.raises(RunFailed, match="Reading c4/en:3.1.0"):
+        survey.survey(data, "train", 10**6)
+
+
+def test_a_data_set_of_another_schema(tmp_path):
+    from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
+
+    with without_their_warnings():
+        features = tfds.features.FeaturesDict({"body": tfds.features.Text()})
+        tfds.dataset_builders.store_as_tfds_dataset(
+            name="other", version="1.0.0", data_dir=str(tmp_path), features=features,
+            split_datasets={"train": [("1", {"body": "text"})]}, disable_shuffling=True,
+        )  # fmt: skip
+    data = TextData(str(tmp_path), tfds_name="other:1.0.0")
+    with pytest.raises(UserError, match="has no feature 'text', only body"):
+        fire_lm.data.train_iterator(data, length=16, batch_size=1, seed=0)
+
+
+def test_no_document_of_the_asked_length(data_dir):
+    data = TextData(data_dir, construction="long_documents")
+    with pytest.raises(
+        UserError, match="No document of the split 'validation' .* has the 1,000"
+    ) as e:
+        fire_lm.data.scoring_text(data, length=1000, num_sequences=1)
+    assert "long_documents" in str(e.value) and str(e.value).count("\n") == 1
+    iterator = fire_lm.data.train_iterator(data, length=1000, batch_size=1, seed=0)
+    with pytest.raises(UserError, match="No document of the split 'train' .* has the 1,000 tokens"):
+        next(iterator)
+
+
+def test_storage_that_refuses_is_told(data_dir, monkeypatch):
+    """As a bucket without permission does; the errors are TensorFlow's."""
+    from fire_lm.data import tasks
+    from fire_lm.data.quiet_tensorflow import tf, tfds
+
+    def refuse(*_, **__):
+        raise tf.errors.PermissionDeniedError(None, None, "403 on gs://bucket: no storage.get")
+
+    monkeypatch.setattr(tfds, "builder", refuse)
+    with pytest.raises(UserError, match=r"c4/en:3.1.0 .*(\n.*)+403 on gs://bucket") as told:
+        tasks.check(TextData(data_dir), length=16, split="train")
+    assert str(told.value).count("\n") <= 2
+    monkeypatch.setattr(tf.io.gfile, "exists", refuse)
+    with pytest.raises(UserError, match="Cannot look up the vocabulary gs://b/v.model: 403"):
+        fire_lm.data.vocabulary_size(TextData(data_dir, vocabulary="gs://b/v.model"))

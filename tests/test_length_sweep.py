@@ -96,6 +96,34 @@ def test_tokens_stand_where_the_model_evaluates_them():
     assert not np.allclose(scored_R, reference_nll(text, LONGEST), rtol=1e-4)
 
 
+def packed_text() -> ScoringText:
+    """Rows of three to five documents, some rows padded."""
+    text, random = random_text(6), np.random.default_rng(1)
+    segments = np.cumsum(random.random(text.targets.shape) < 0.1, axis=1).astype(np.int32) + 1
+    return dataclasses.replace(text, segment_ids=segments * (text.targets != 0))
+
+
+@pytest.mark.parametrize("length", [8, pytest.param(LONGEST, marks=pytest.mark.ci)])
+def test_packed_rows_score_each_document_alone(length):
+    """What of a document lies in a part of a row is scored as a row of its own."""
+    text = packed_text()
+    assert text.segment_ids is not None
+    rows, pieces = [], []
+    parts = zip(text.targets.reshape(-1, length), text.segment_ids.reshape(-1, length), strict=True)
+    for number, (targets, segments) in enumerate(parts):
+        for segment in set(segments[segments != 0]):
+            piece = targets[segments == segment]
+            pieces.append(np.pad(piece, (0, length - len(piece))))
+            rows.append(number * length // LONGEST)
+    alone = dataclasses.replace(text, targets=np.array(pieces), segment_ids=None)
+    expected_R = np.bincount(rows, reference_nll(alone, length), minlength=len(text.targets))
+    scored_R = module.score(MODEL, PARAMS, text, length, 4 * length, mesh_of(), "run")
+    np.testing.assert_allclose(scored_R, expected_R, rtol=1e-5)
+    joined = dataclasses.replace(text, segment_ids=None)
+    blind_R = module.score(MODEL, PARAMS, joined, length, 4 * length, mesh_of(), "run")
+    assert not np.allclose(blind_R, expected_R, rtol=1e-3)
+
+
 @dataclasses.dataclass
 class Sweep:
     """A sweep over synthetic text; collects its rows and the lengths that it computed."""

@@ -186,7 +186,7 @@ def score(
     )
     results = []
     progress = Progress(len(sequences), quiet=jax.process_index() != 0)
-    for batch in zip(*(_batches(x, batch_size) for x in (sequences, *segments)), strict=True):
+    for batch in zip(*(batches(x, batch_size) for x in (sequences, *segments)), strict=True):
         placed = [
             jax.make_array_from_callback(x.shape, batch_sharding, x.__getitem__) for x in batch
         ]
@@ -197,8 +197,11 @@ def score(
     return np.concatenate(results)[: len(sequences)].reshape(len(text.targets), -1).sum(axis=1)
 
 
-def _batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
-    """Batches of equal shape; the last is filled up with padding, which scores nothing."""
+def batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
+    """Batches of equal shape; the last is filled up with padding, which scores nothing.
+
+    Every process goes through the same batches and places its part of each.
+    """
     for start in range(0, len(sequences), batch_size):
         batch = sequences[start : start + batch_size]
         yield np.pad(batch, ((0, batch_size - len(batch)), (0, 0)))
