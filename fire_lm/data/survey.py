@@ -97,7 +97,8 @@ class Sweep:
     @property
     def padding(self) -> float:
         """Share of the sequences' places that hold none of the tokens."""
-        return 1 - self.tokens / max(1, self.sequences * self.length)
+        places = self.sequences * self.length
+        return 1 - self.tokens / places if places else 0.0
 
 
 def sweep_contents(
