@@ -3,6 +3,7 @@
 Random documents through the seqio preprocessors, against each construction in plain Python.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -13,8 +14,11 @@ from gin_files import CLASSES
 
 from fire_lm import verbs
 from fire_lm.data.text import CONSTRUCTIONS, Construction, TextData
-from fire_lm.models import token_losses
+from fire_lm.models import build_decoder, size_tiny, token_losses
 from fire_lm.models.loss import segment_positions, shift_right
+from fire_lm.positions.fire import FIRE
+from fire_lm.training.optimizer import AdamW
+from fire_lm.training.step import init_state, train_step
 
 EOS = 1
 Rows = dict[str, np.ndarray]
@@ -185,3 +189,29 @@ def test_packed_documents_have_the_losses_that_they_have_alone(position):
     del packed["segment_ids"]
     joined = np.concatenate(losses(position, packed))
     assert np.max(np.abs(joined - np.concatenate(expected))) > 0.05
+
+
+@pytest.mark.ci
+def test_a_step_on_packed_documents_is_a_step_on_separate_ones():
+    """Loss, gradient and count of tokens; also over microbatches."""
+    documents = random_documents(3)[:14]
+    packed, alone = (build(name, documents, 64) for name in ("packed", "cut"))
+    model = build_decoder(size_tiny(num_layers=2), FIRE, 259, train_length=64, dtype="float32")
+    optimizer = AdamW(learning_rate=1e-3, warmup_steps=0).build(train_steps=9)
+    state = jax.jit(functools.partial(init_state, model, optimizer))(jax.random.key(0))
+
+    def step(rows: Rows, microbatches: int) -> dict[str, float]:
+        batch = {}
+        for name in set(rows) & {"targets", "segment_ids"}:
+            filled = np.pad(rows[name], ((0, -len(rows[name]) % 4), (0, 0)))
+            batch[name] = jnp.asarray(filled)
+        settings = dict(seed=0, z_loss=1e-3, microbatches=microbatches)
+        run = functools.partial(train_step, model=model, optimizer=optimizer, **settings)
+        return {name: float(value) for name, value in jax.jit(run)(state, batch)[1].items()}
+
+    expected = step(alone, 1)
+    assert expected["tokens"] == (alone["targets"] != 0).sum() == (packed["targets"] != 0).sum()
+    assert step(packed, 1) == pytest.approx(expected, rel=1e-4)
+    assert step(packed, 2) == pytest.approx(expected, rel=1e-4)
+    del packed["segment_ids"]
+    assert step(packed, 1) != pytest.approx(expected, rel=1e-4)
