@@ -205,8 +205,14 @@ def test_a_step_on_packed_documents_is_a_step_on_separate_ones():
         for name in set(rows) & {"targets", "segment_ids"}:
             filled = np.pad(rows[name], ((0, -len(rows[name]) % 4), (0, 0)))
             batch[name] = jnp.asarray(filled)
-        settings = dict(seed=0, z_loss=1e-3, microbatches=microbatches)
-        run = functools.partial(train_step, model=model, optimizer=optimizer, **settings)
+        run = functools.partial(
+            train_step,
+            model=model,
+            optimizer=optimizer,
+            seed=0,
+            z_loss=1e-3,
+            microbatches=microbatches,
+        )
         return {name: float(value) for name, value in jax.jit(run)(state, batch)[1].items()}
 
     expected = step(alone, 1)
