@@ -61,6 +61,7 @@ def test_the_parts_are_disjoint_and_together_the_text(data_dir, hosts, construct
     assert min(sizes) >= len(DOCUMENTS) // hosts - len(DOCUMENTS) // 6
 
 
+@pytest.mark.ci
 def test_each_host_has_its_own_order_and_the_seed_decides_it(data_dir):
     def order(seed: int, index: int) -> bytes:
         iterator = fire_lm.data.train_iterator(

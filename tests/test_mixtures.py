@@ -60,15 +60,15 @@ def test_rows_come_at_their_rates_and_a_position_continues_exactly(data_dir, con
     data = TextData(data_dir, mixture=RATES, construction=construction, shuffle_buffer=50)
     arguments = dict(length=32, batch_size=8, seed=3)
     iterator = fire_lm.data.train_iterator(data, **arguments)
-    found = [next(iterator) for _ in range(120)]
-    # 960 rows: four standard errors.
-    assert share_of_a(found) == pytest.approx(0.75, abs=4 * np.sqrt(0.75 * 0.25 / 960))
+    found = [next(iterator) for _ in range(60)]
+    # 480 rows: four standard errors.
+    assert share_of_a(found) == pytest.approx(0.75, abs=4 * np.sqrt(0.75 * 0.25 / 480))
     state = iterator.get_state()
     assert len(state) < 20_000
-    expected = [next(iterator) for _ in range(30)]
+    expected = [next(iterator) for _ in range(15)]
     resumed = fire_lm.data.train_iterator(data, **arguments)
     resumed.set_state(state)
-    for ours, theirs in zip([next(resumed) for _ in range(30)], expected, strict=True):
+    for ours, theirs in zip([next(resumed) for _ in range(15)], expected, strict=True):
         for name in theirs:
             np.testing.assert_array_equal(ours[name], theirs[name])
 
