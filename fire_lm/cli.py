@@ -49,10 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     sweep.add_argument("--output", help="folder of the combined table and figure")
     sweep.add_argument("--dry_run", action="store_true", help="say what would be scored and stop")
 
-    corpus = verbs.add_parser(
-        "corpus", parents=[debug], help="write the bundled text as a data set"
-    )
-    corpus.add_argument("--data_dir", required=True, help="folder to write, for DATA_DIR")
+    add_corpus(verbs.add_parser("corpus", parents=[debug], help="write and check text"), debug)
 
     bench = verbs.add_parser("bench", parents=[debug], help="time and memory, side by side")
     bench.add_argument("subject", choices=["attention"], help="what to measure")
@@ -75,6 +72,35 @@ def build_parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--json", metavar="FILE", help="the results for programs")
     return parser
+
+
+def add_corpus(corpus: _Parser, debug: _Parser) -> None:
+    """The bundled text, or --from files, as a data set; parts of their own below."""
+    corpus.description = "Without --from: the text that every machine has."
+    corpus.add_argument("--data_dir", help="folder to write, for DATA_DIR")
+    corpus.add_argument("--from", dest="source", help="text, .jsonl, .parquet; also .gz, .zst")
+    corpus.add_argument("--name", help="of the data set: arxiv, github, ...")
+    corpus.add_argument("--text_field", help="of JSON and Parquet (text)")
+    corpus.add_argument("--whole_files", action="store_true", help="each file is a document")
+    corpus.add_argument("--validation_percent", type=float, help="of the documents (6)")
+    parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=_Parser)
+    written = _Parser(add_help=False)
+    written.add_argument("--data_dir", required=True, help="TFDS data directory")
+    written.add_argument("--tfds_name", help="data set in it, where there are several")
+
+    vocab = parts.add_parser("vocab", parents=[written, debug], help="train a vocabulary")
+    vocab.add_argument("--size", type=_number, default=32_000, help="pieces (%(default)s)")
+    vocab.add_argument("--output", required=True, metavar="FILE", help="for VOCABULARY")
+    vocab.add_argument("--megabytes", type=_number, default=64, help="of text (%(default)s)")
+
+    check = parts.add_parser("check", parents=[written, debug], help="what a data set holds")
+    check.add_argument("--vocabulary", default="bytes", help="as VOCABULARY (%(default)s)")
+    lengths = "512,1024,2048,4096,8192"
+    check.add_argument(
+        "--lengths", type=_numbers, default=lengths, metavar="A,B", help="(%(default)s)"
+    )
+    check.add_argument("--documents", type=_number, default=100_000, help="a split (%(default)s)")
+    check.add_argument("--output", default="corpus_check.png", help="the picture (%(default)s)")
 
 
 def _number(text: str) -> int:
@@ -122,6 +148,12 @@ def perform(parsed: argparse.Namespace) -> None:
         from fire_lm import bench
 
         bench.run(parsed)
+    elif parsed.verb == "corpus":
+        from fire_lm import corpus_verbs
+
+        if not parsed.data_dir:
+            raise UserError("corpus needs --data_dir=DIR, the folder of the data set")
+        getattr(corpus_verbs, f"corpus_{parsed.part}" if parsed.part else "corpus")(parsed)
     else:
         from fire_lm import verbs
 
@@ -138,7 +170,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         raise UserError(f"`fire-lm {parsed.verb}` takes no --gin. bindings")
     if unknown:
         flag = unknown[0].split("=")[0]
-        known = [f"--{name}" for name in vars(parsed) if name not in ("verb", "runs", "subject")]
+        known = [
+            f"--{name}".replace("--source", "--from")
+            for name in vars(parsed)
+            if name not in ("verb", "part", "runs", "subject")
+        ]
         near = difflib.get_close_matches(flag, known, 1)
         hint = f": did you mean {near[0]}?" if near else f"; `fire-lm {parsed.verb} --help`"
         raise UserError(f"unknown argument {flag}{hint}")

@@ -16,7 +16,7 @@ from etils import epath
 from fire_lm import config as gin
 from fire_lm import evaluation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, available_steps, choose_step, split_run
-from fire_lm.data import TextData, write_embedded_corpus
+from fire_lm.data import TextData
 from fire_lm.errors import UserError
 from fire_lm.reporting import SweepRow, ranked_steps, read_rows, write_rows
 from fire_lm.reporting import length_sweep as report
@@ -252,15 +252,6 @@ def find_runs(
     if len(set(folders)) == 1:
         return runs, folders[0]
     raise UserError("several runs: say --output=DIR, the folder for their table and figure")
-
-
-def corpus(arguments: argparse.Namespace) -> None:
-    """`fire-lm corpus`: the bundled text as a TFDS data set."""
-    summary = write_embedded_corpus(arguments.data_dir, lambda text: print(text, flush=True))
-    for split, documents in summary.documents.items():
-        print(f"{split}: {documents:,} documents, {summary.bytes[split] / 1e6:.1f} MB")
-    print(f"{summary.skipped:,} files left out (too short, too long or not UTF-8)")
-    print(f"read it with --gin.DATA_DIR={arguments.data_dir}")
 
 
 def _quiet_libraries() -> None:

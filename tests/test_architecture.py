@@ -38,8 +38,9 @@ ALLOWED: dict[str, set[str]] = {
     },
 }
 ALLOWED["verbs"] = set(ALLOWED)
+ALLOWED["corpus_verbs"] = {"data", "metrics", "reporting", "errors"}
 ALLOWED["bench"] = {"models", "positions", "attention", "sharding", "errors"}
-ALLOWED["cli"] = {"verbs", "bench", "errors"}
+ALLOWED["cli"] = {"verbs", "corpus_verbs", "bench", "errors"}
 ALLOWED["__init__"] = set()
 ALLOWED["__main__"] = {"cli"}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fire_lm import __version__, verbs
+from fire_lm import __version__, corpus_verbs
 from fire_lm.cli import main
 from fire_lm.data.corpus import write_corpus
 from fire_lm.errors import RunFailed
@@ -279,11 +279,11 @@ def test_storage_errors_are_told_plainly(monkeypatch, capsys):
     def fail(*_):
         raise PermissionError(13, "Permission denied", "gs://bucket")
 
-    monkeypatch.setattr(verbs, "corpus", fail)
+    monkeypatch.setattr(corpus_verbs, "corpus", fail)
     assert main(["corpus", "--data_dir=x"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("\nfire-lm: reading or writing failed: ") and "Traceback" not in error
-    monkeypatch.setattr(verbs, "corpus", lambda _: 1 / 0)  # a bug stays a traceback
+    monkeypatch.setattr(corpus_verbs, "corpus", lambda _: 1 / 0)  # a bug stays a traceback
     with pytest.raises(ZeroDivisionError):
         main(["corpus", "--data_dir=x"])
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fire_lm.data
-from fire_lm.data.text import TextData
+from fire_lm.data.text import CONSTRUCTIONS, TextData
 from fire_lm.errors import RunFailed, UserError
 
 EOS = 1
@@ -124,7 +124,7 @@ def test_the_conservation_check_can_fail(data_dir, construction):
 def test_invalid_utf8_is_found_as_python_finds_it():
     import tensorflow as tf
 
-    from fire_lm.data.preprocessors import _is_text
+    from fire_lm.data.preprocessors import is_text
 
     random = np.random.default_rng(0)
     alphabet = np.frombuffer(
@@ -141,7 +141,7 @@ def test_invalid_utf8_is_found_as_python_finds_it():
 
     expected = [decodes(sample) for sample in samples]
     assert 20 < sum(expected) < len(samples) - 20
-    assert _is_text(tf.constant(samples)).numpy().tolist() == expected
+    assert is_text(tf.constant(samples)).numpy().tolist() == expected
 
 
 def test_seed_decides_the_batches(data_dir):
@@ -192,8 +192,8 @@ def test_shards_are_disjoint_and_their_union_is_the_text(tmp_path, monkeypatch, 
     assert sorted(seen) == sorted(documents.values())
 
 
-@pytest.mark.parametrize("construction", ["concat", "cut"])
-@pytest.mark.parametrize("taken_after", [0, 1, 7, 52])  # 52: some epochs and blocks on
+@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+@pytest.mark.parametrize("taken_after", [0, 7, 52])  # 52: some epochs and blocks on
 def test_a_saved_position_continues_exactly(data_dir, construction, taken_after):
     data = TextData(data_dir, construction=construction, shuffle_buffer=30)
     arguments = dict(length=16, batch_size=5, seed=3)
@@ -210,7 +210,9 @@ def test_a_saved_position_continues_exactly(data_dir, construction, taken_after)
     assert resumed.get_state() == state
     got = [next(resumed) for _ in range(40)]
     for a, b in zip(expected, got, strict=True):
-        np.testing.assert_array_equal(a["targets"], b["targets"])
+        assert a.keys() == b.keys() == {*data.features, "skipped"}
+        for name in data.features:
+            np.testing.assert_array_equal(a[name], b[name])
     # To the document: a resumed run reports each skipped document exactly once.
     assert [int(b["skipped"]) for b in got] == [int(b["skipped"]) for b in expected]
     assert sum(int(b["skipped"]) for b in expected) > 0
@@ -355,7 +357,7 @@ def test_vocabulary_files_that_cannot_serve(data_dir, sentencepiece_model, tmp_p
         ({"tfds_name": "c4/en:9.9.9"}, {}, r"No data set c4/en:9.9.9"),
         ({"tfds_name": "no_such_set"}, {}, r"No data set no_such_set"),
         ({"vocabulary": "/nonexistent.model"}, {}, "not found"),
-        ({"construction": "paste"}, {}, "'concat' or 'cut'"),
+        ({"construction": "paste"}, {}, "concat, cut, packed, long_documents"),
         ({"shuffle_buffer": 0}, {}, "at least 1"),
         ({}, {"length": 1}, "at least 2 tokens"),
         ({}, {"batch_size": 0}, "batches of 0"),
@@ -385,7 +387,7 @@ def test_text_that_cannot_be_trained_on(tmp_path):
 
     c4_writer.write(tmp_path, {"train": BAD})
     iterator = fire_lm.data.train_iterator(TextData(str(tmp_path)), length=4, batch_size=1, seed=0)
-    with pytest.raises(UserError, match="every document is empty or not UTF-8"):
+    with pytest.raises(UserError, match="every document is empty, huge or not UTF-8"):
         next(iterator)
     iterator = fire_lm.data.train_iterator(
         TextData(str(tmp_path)), length=4, batch_size=1, seed=0, shard_index=8, shard_count=9
@@ -394,12 +396,67 @@ def test_text_that_cannot_be_trained_on(tmp_path):
         next(iterator)
 
 
-def test_a_damaged_file_is_a_failure_while_running(tmp_path):
-    from fire_lm.data import c4_writer
+@pytest.mark.parametrize("damage", ["cut short", "a bit flipped", "no longer there"])
+def test_a_damaged_file_is_a_failure_while_running(tmp_path, damage):
+    """In training, scoring and `corpus check`; a flipped bit is seen by TFRecord's checksums."""
+    from fire_lm.data import c4_writer, survey
 
     c4_writer.write(tmp_path, {"train": GOOD["train"]})
     for file in tmp_path.glob("c4/en/3.1.0/*tfrecord*"):
-        file.write_bytes(file.read_bytes()[:-7])
-    iterator = fire_lm.data.train_iterator(TextData(str(tmp_path)), length=16, batch_size=9, seed=0)
-    with pytest.raises(RunFailed, match="Reading c4/en:3.1.0"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= damage == "a bit flipped"
+        file.write_bytes(content[: -7 if damage == "cut short" else None])
+        if damage == "no longer there":
+            file.unlink()
+    data = TextData(str(tmp_path))
+    with pytest.raises(RunFailed, match="Reading c4/en:3.1.0") as told:
+        iterator = fire_lm.data.train_iterator(data, length=16, batch_size=9, seed=0)
         [next(iterator) for _ in range(200)]
+    assert str(told.value).count("\n") == 0
+    with pytest.raises(RunFailed, match="Reading c4/en:3.1.0"):
+        fire_lm.data.scoring_text(data, length=16, num_sequences=10**6, split="train")
+    with pytest.raises(RunFailed, match="Reading c4/en:3.1.0"):
+        survey.survey(data, "train", 10**6)
+
+
+def test_a_data_set_of_another_schema(tmp_path):
+    from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
+
+    with without_their_warnings():
+        features = tfds.features.FeaturesDict({"body": tfds.features.Text()})
+        tfds.dataset_builders.store_as_tfds_dataset(
+            name="other", version="1.0.0", data_dir=str(tmp_path), features=features,
+            split_datasets={"train": [("1", {"body": "text"})]}, disable_shuffling=True,
+        )  # fmt: skip
+    data = TextData(str(tmp_path), tfds_name="other:1.0.0")
+    with pytest.raises(UserError, match="has no feature 'text', only body"):
+        fire_lm.data.train_iterator(data, length=16, batch_size=1, seed=0)
+
+
+def test_no_document_of_the_asked_length(data_dir):
+    data = TextData(data_dir, construction="long_documents")
+    with pytest.raises(
+        UserError, match="No document of the split 'validation' .* has the 1,000"
+    ) as e:
+        fire_lm.data.scoring_text(data, length=1000, num_sequences=1)
+    assert "long_documents" in str(e.value) and str(e.value).count("\n") == 1
+    iterator = fire_lm.data.train_iterator(data, length=1000, batch_size=1, seed=0)
+    with pytest.raises(UserError, match="No document of the split 'train' .* has the 1,000 tokens"):
+        next(iterator)
+
+
+def test_storage_that_refuses_is_told(data_dir, monkeypatch):
+    """As a bucket without permission does; the errors are TensorFlow's."""
+    from fire_lm.data import tasks
+    from fire_lm.data.quiet_tensorflow import tf, tfds
+
+    def refuse(*_, **__):
+        raise tf.errors.PermissionDeniedError(None, None, "403 on gs://bucket: no storage.get")
+
+    monkeypatch.setattr(tfds, "builder", refuse)
+    with pytest.raises(UserError, match=r"c4/en:3.1.0 .*(\n.*)+403 on gs://bucket") as told:
+        tasks.check(TextData(data_dir), length=16, split="train")
+    assert str(told.value).count("\n") <= 2
+    monkeypatch.setattr(tf.io.gfile, "exists", refuse)
+    with pytest.raises(UserError, match="Cannot look up the vocabulary gs://b/v.model: 403"):
+        fire_lm.data.vocabulary_size(TextData(data_dir, vocabulary="gs://b/v.model"))

@@ -80,7 +80,7 @@ def test_score_is_the_loss_of_each_part_alone(length, axes):
     params = jax.device_put(PARAMS, sharding.tree_shardings(PARAMS, mesh))
     activations = jax.sharding.NamedSharding(mesh, sharding.ACTIVATIONS)
     model = MODEL.clone(activation_sharding=activations)
-    scored_R = module.score(model, params, text.targets, length, 4 * length, mesh, "run")
+    scored_R = module.score(model, params, text, length, 4 * length, mesh, "run")
     np.testing.assert_allclose(scored_R, reference_nll(text, length), rtol=1e-5)
     other_length = LONGEST + 8 - length
     assert not np.allclose(scored_R, reference_nll(text, other_length), rtol=1e-3)
@@ -90,10 +90,38 @@ def test_tokens_stand_where_the_model_evaluates_them():
     """Evenly over 8 times the length, as RandomizedPositions.evaluation = 'even' says."""
     text, mesh = random_text(5), mesh_of()
     model = MODEL.clone(resampling=RandomizedPositions(8 * LONGEST, "even"))
-    scored_R = module.score(model, PARAMS, text.targets, LONGEST, 4 * LONGEST, mesh, "run")
+    scored_R = module.score(model, PARAMS, text, LONGEST, 4 * LONGEST, mesh, "run")
     even = np.arange(LONGEST) * (8 * LONGEST - 1) // (LONGEST - 1)
     np.testing.assert_allclose(scored_R, reference_nll(text, LONGEST, even), rtol=1e-5)
     assert not np.allclose(scored_R, reference_nll(text, LONGEST), rtol=1e-4)
+
+
+def packed_text() -> ScoringText:
+    """Rows of three to five documents, some rows padded."""
+    text, random = random_text(6), np.random.default_rng(1)
+    segments = np.cumsum(random.random(text.targets.shape) < 0.1, axis=1).astype(np.int32) + 1
+    return dataclasses.replace(text, segment_ids=segments * (text.targets != 0))
+
+
+@pytest.mark.parametrize("length", [8, pytest.param(LONGEST, marks=pytest.mark.ci)])
+def test_packed_rows_score_each_document_alone(length):
+    """What of a document lies in a part of a row is scored as a row of its own."""
+    text = packed_text()
+    assert text.segment_ids is not None
+    rows, pieces = [], []
+    parts = zip(text.targets.reshape(-1, length), text.segment_ids.reshape(-1, length), strict=True)
+    for number, (targets, segments) in enumerate(parts):
+        for segment in set(segments[segments != 0]):
+            piece = targets[segments == segment]
+            pieces.append(np.pad(piece, (0, length - len(piece))))
+            rows.append(number * length // LONGEST)
+    alone = dataclasses.replace(text, targets=np.array(pieces), segment_ids=None)
+    expected_R = np.bincount(rows, reference_nll(alone, length), minlength=len(text.targets))
+    scored_R = module.score(MODEL, PARAMS, text, length, 4 * length, mesh_of(), "run")
+    np.testing.assert_allclose(scored_R, expected_R, rtol=1e-5)
+    joined = dataclasses.replace(text, segment_ids=None)
+    blind_R = module.score(MODEL, PARAMS, joined, length, 4 * length, mesh_of(), "run")
+    assert not np.allclose(blind_R, expected_R, rtol=1e-3)
 
 
 @dataclasses.dataclass
@@ -134,9 +162,9 @@ def sweep(monkeypatch) -> Sweep:
         assert length == LONGEST
         return random_text(num_sequences)
 
-    def two_nats(model, params, targets, length, *rest):
+    def two_nats(model, params, text, length, *rest):
         sweep.computed.append(length)
-        return 2.0 * (targets != 0).sum(axis=1)
+        return 2.0 * (text.targets != 0).sum(axis=1)
 
     monkeypatch.setattr(module, "read_scoring_text", text)
     monkeypatch.setattr(module, "read_params", lambda *_: PARAMS)
@@ -242,7 +270,7 @@ def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
     seqio = pathlib.Path(importlib.util.find_spec("seqio").origin).parent
     spm = seqio / "test_data" / "sentencepiece" / "sentencepiece.model"
     monkeypatch.setattr(module, "read_params", lambda *_: None)
-    monkeypatch.setattr(module, "score", lambda model, params, targets, *_: targets.sum(axis=1) / 9)
+    monkeypatch.setattr(module, "score", lambda model, params, text, *_: text.targets.sum(1) / 9)
     rows = []
     length_sweep(
         workdir="",

@@ -1,6 +1,7 @@
 """Table and figure of a length sweep: what a reader can tell from them."""
 
 import dataclasses
+import math
 import re
 
 import pytest
@@ -30,8 +31,9 @@ ROPE = curve("rope", {256: 2.5, 64: 1.7})
 
 
 def cells(text: str) -> list[list[str]]:
-    """The lines below the title, cut at the gaps between columns."""
-    return [re.split(r" {2,}", line.strip()) for line in text.splitlines()[1:]]
+    """The lines below the title, cut at the gaps between columns; without the bits per byte."""
+    nats = text.partition("\n\n")[0]
+    return [re.split(r" {2,}", line.strip()) for line in nats.splitlines()[1:]]
 
 
 def test_table_has_a_line_a_run_and_a_column_a_length():
@@ -44,7 +46,14 @@ def test_table_has_a_line_a_run_and_a_column_a_length():
         ["fire", "1.500 ± 0.015", "1.400 ± 0.014"],
         ["rope", "1.700 ± 0.017", "2.500 ± 0.025"],
     ]
-    assert len({len(line) for line in text.splitlines()[1:]}) == 1, "columns do not line up"
+    nats, bits = text.split("\n\n")
+    for part in (nats, bits):
+        assert len({len(line) for line in part.splitlines()[1:]}) == 1, "columns do not line up"
+    assert bits.splitlines()[0] == "bits per byte"
+    assert [line.split() for line in bits.splitlines()[2:]] == [
+        ["fire", "2.200", "2.200"],
+        ["rope", "2.200", "2.200"],
+    ]
 
 
 def test_table_of_two_training_lengths_gives_no_multiples():
@@ -106,6 +115,17 @@ def test_figure_has_a_line_a_run_with_error_bars_and_the_training_length(draw):
     assert [list(line.get_xdata()) for line in dotted] == [[64, 64]]
     assert [text.get_text() for text in axes.texts] == ["training length 64"]
     assert axes.get_ylabel() == "loss (nats per token)" and "tokens" in axes.get_xlabel()
+
+
+def test_figure_has_bits_per_byte_where_all_share_a_vocabulary(draw):
+    axes = draw([*FIRE, *ROPE], {"fire": 64, "rope": 64})
+    (right,) = axes.child_axes
+    axes.figure.draw_without_rendering()
+    assert right.get_ylabel() == "bits per byte"
+    ratio = 131072 / 130000 / math.log(2)
+    assert right.get_ylim() == pytest.approx([ratio * end for end in axes.get_ylim()])
+    other = curve("rope", {64: 1.7}, bytes=260_000)
+    assert draw([*FIRE, *other], {"fire": 64, "rope": 64}).child_axes == []
 
 
 def test_figure_marks_every_training_length(draw):

@@ -83,7 +83,7 @@ def prepare(mesh: Mesh, microbatches: int) -> tuple[Any, Any]:
         train_step, model=model, optimizer=optimizer, seed=0, z_loss=1e-3, microbatches=microbatches
     )
     rows = jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32, sharding=targets(mesh).sharding)
-    return state(jax.random.key(0)), compile_step(step, like, rows)
+    return state(jax.random.key(0)), compile_step(step, like, {"targets": rows})
 
 
 def train(mesh: Mesh, microbatches: int = 1) -> dict[str, np.ndarray]:
@@ -117,7 +117,9 @@ def test_one_device_and_four_compute_the_same(on_one_device, axes, microbatches)
     assert found["loss"][-1] < found["loss"][0] - 0.5  # it did train
 
 
-def mean_of_means(params: Any, model: Any, targets_BT: jax.Array, pos: Any, z_loss: float) -> Any:
+def mean_of_means(
+    params: Any, model: Any, targets_BT: jax.Array, pos: Any, z_loss: float, segments: Any
+) -> Any:
     """The classic mistake: each shard's mean, averaged as if all shards had as many tokens."""
     parts = jnp.split(targets_BT, model.activation_sharding.mesh.size)
     tokens = [jnp.sum(part != 0).astype(jnp.float32) for part in parts]

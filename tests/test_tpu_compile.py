@@ -36,7 +36,11 @@ compiled = compile_step(
         train_step, model=model, optimizer=optimizer, seed=0, z_loss=0.0, microbatches=1
     ),
     sharding.with_shardings(abstract, mesh),
-    jax.ShapeDtypeStruct((256, 2048), jnp.int32, sharding=NamedSharding(mesh, sharding.BATCH)),
+    {
+        "targets": jax.ShapeDtypeStruct(
+            (256, 2048), jnp.int32, sharding=NamedSharding(mesh, sharding.BATCH)
+        )
+    },
 )
 memory = compiled.memory_analysis()
 used = memory.argument_size_in_bytes + memory.temp_size_in_bytes

@@ -9,18 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fire_lm.data.corpus import CorpusSummary, dataset_label, write_embedded_corpus
-from fire_lm.data.text import ScoringText, TextData
+from fire_lm.data.text import CONSTRUCTIONS, ScoringText, TextData, unknown_warning
 
 if TYPE_CHECKING:
     from fire_lm.data.pipeline import TrainIterator
 
 __all__ = [
+    "CONSTRUCTIONS",
     "CorpusSummary",
     "ScoringText",
     "TextData",
     "dataset_label",
     "scoring_text",
     "train_iterator",
+    "unknown_share",
+    "unknown_warning",
     "vocabulary_size",
     "write_embedded_corpus",
 ]
@@ -46,9 +49,10 @@ def train_iterator(
         shard_count: usually the number of processes.
 
     Returns:
-        An iterator over dicts of numpy arrays: `targets`, int32 [batch_size, length] (0 is
-        padding), and `skipped`, int32 scalar: the empty or undecodable documents that were passed
-        over since the last batch. `get_state()` gives bytes, `set_state(bytes)` continues exactly.
+        An iterator over dicts of numpy arrays: those of `data.features`, `targets` (0 is padding)
+        and where rows are packed `segment_ids`, int32 [batch_size, length]; and `skipped`, int32
+        scalar: the empty, undecodable or huge documents passed over since the last batch.
+        `get_state()` gives bytes, `set_state(bytes)` continues exactly.
 
     Raises:
         UserError: data set or vocabulary missing or unfit, or less text than shards.
@@ -87,3 +91,14 @@ def vocabulary_size(data: TextData) -> int:
     from fire_lm.data import vocabularies
 
     return vocabularies.load(data.vocabulary).vocab_size
+
+
+def unknown_share(data: TextData, split: str) -> float:
+    """Share of the tokens of the split's first documents that the vocabulary does not know.
+
+    Raises:
+        UserError: as `train_iterator`.
+    """
+    from fire_lm.data import survey
+
+    return survey.unknown_share(data, split)

@@ -17,10 +17,11 @@ import zipfile
 
 import numpy as np
 
-from fire_lm.data import tasks
+from fire_lm.data import tasks, vocabularies
+from fire_lm.data.preprocessors import COUNTERS
 from fire_lm.data.quiet_tensorflow import seqio, tf
 from fire_lm.data.text import ScoringText, TextData
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import UserError
 
 # Rows read for each row scored: taken evenly from them, so that a few rows of a small set do not
 # all come from one or two documents.
@@ -45,15 +46,17 @@ class TrainIterator:
                 f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}."
             )
         self._documents = tasks.check(data, length=length, split="train")
+        if data.mixture:
+            self._check_parts(data, length, shard_index, shard_count)
         self._data, self._length, self._batch_size = data, length, batch_size
         self._seed, self._shard_index, self._shard_count = seed, shard_index, shard_count
         self._reader = self._open_reader()
         self._block = -1  # number of the current block
         self._used = 0  # its rows handed out
-        self._rows = np.zeros([0, length], np.int32)  # the current block, as read
+        self._rows: dict[str, np.ndarray] = {}  # the current block, as read, by feature
         self._order = np.zeros([0], np.int64)  # in which its rows are handed out
         self._start: dict[str, bytes] = {}  # the reader's position before the current block
-        self._next: list[np.ndarray] = []  # the next block so far
+        self._next: list[dict[str, np.ndarray]] = []  # the next block so far
         self._next_rows = 0
         self._next_start: dict[str, bytes] = {}
         self._skipped = 0  # not yet reported
@@ -63,25 +66,26 @@ class TrainIterator:
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        """targets: int32 [batch_size, length]; skipped: int32 scalar, documents skipped."""
+        """`TextData.features`, and skipped: int32 scalar, documents skipped."""
         self._begin()
         parts, missing = [], self._batch_size
         while missing:
-            if self._used == len(self._rows):
+            if self._used == len(self._order):
                 self._advance()
-            part = self._rows[self._order[self._used : self._used + missing]]
-            self._used += len(part)
-            missing -= len(part)
-            parts.append(part)
+            chosen = self._order[self._used : self._used + missing]
+            self._used += len(chosen)
+            missing -= len(chosen)
+            parts.append({name: rows[chosen] for name, rows in self._rows.items()})
             self._read_ahead(self._used)
-        batch = {"targets": np.concatenate(parts), "skipped": np.array(self._skipped, np.int32)}
+        batch = {**_joined(parts), "skipped": np.array(self._skipped, np.int32)}
         self._skipped = 0
         return batch
 
     def get_state(self) -> bytes:
         """The exact position after the batches handed out so far."""
         self._begin()
-        header = json.dumps({**self._identity(), "block": self._block, "used": self._used})
+        place = {"block": self._block, "used": self._used, "skipped": self._skipped}
+        header = json.dumps({**self._identity(), **place})
         buffer = io.BytesIO()
         arrays = {name: np.frombuffer(value, np.uint8) for name, value in self._start.items()}
         arrays["header"] = np.array(header)
@@ -112,12 +116,31 @@ class TrainIterator:
         self._advance()
         self._used = header["used"]
         self._read_ahead(self._used)
-        self._skipped = 0  # whatever was read again has been reported before
+        self._skipped = header.get("skipped", 0)  # the others that are read again were reported
+
+    @staticmethod
+    def _check_parts(data: TextData, length: int, shard_index: int, shard_count: int) -> None:
+        """Each must have a row, or the mixture would read it for ever in search of one."""
+        for part in data.parts:
+            shard = seqio.ShardInfo(shard_index, shard_count) if shard_count > 1 else None
+            groups = tasks.dataset(part, length=length, split="train", seed=None, shard=shard)
+            counts = dict.fromkeys(COUNTERS, 0)
+            for group in groups.as_numpy_iterator():
+                counts = {name: count + int(group[name]) for name, count in counts.items()}
+                if len(group["targets"]):
+                    break
+            else:
+                if counts["documents"] == counts["short"]:
+                    raise UserError(_nothing_to_read(part, "train", length, counts["short"]))
+                raise UserError(
+                    f"{part.tfds_name} in {part.data_dir} has less text than one row of {length} "
+                    f"tokens for shard {shard_index} of {shard_count}: leave it out of the mixture."
+                )
 
     def _identity(self) -> dict[str, object]:
         data = self._data
         return {
-            "tfds_name": data.tfds_name,
+            "tfds_name": data.title,
             "number of documents": self._documents,  # a rewritten data set is another text
             "vocabulary": os.path.basename(data.vocabulary),
             "construction": data.construction,
@@ -147,9 +170,9 @@ class TrainIterator:
         self._read_ahead(self._data.shuffle_buffer)
         self._block += 1
         self._start = self._next_start
-        self._rows = np.concatenate(self._next)
+        self._rows = _joined(self._next)
         random = np.random.default_rng([self._seed, self._shard_index, self._block])
-        self._order = random.permutation(len(self._rows))
+        self._order = random.permutation(len(self._rows["targets"]))
         self._used = 0
         self._next, self._next_rows = [], 0
         self._next_start = self._save_reader()
@@ -162,25 +185,18 @@ class TrainIterator:
                 group = next(self._reader)
             except StopIteration:
                 raise UserError(
-                    f"No document of {self._data.tfds_name} in {self._data.data_dir} is left for "
+                    f"No document of {self._data.title} in {self._data.data_dir} is left for "
                     f"shard {self._shard_index} of {self._shard_count}: use fewer processes."
                 ) from None
             except tf.errors.OpError as error:
-                raise RunFailed(
-                    f"Reading {self._data.tfds_name} in {self._data.data_dir} failed: "
-                    f"{error.message.splitlines()[0]}"
-                ) from error
-            targets = group["targets"].numpy()
-            skipped = int(group["skipped"])
+                raise tasks.unreadable(self._data, error) from error
+            skipped, short = int(group["skipped"]), int(group["short"])
             self._skipped += skipped
-            fruitless = 0 if int(group["documents"]) else fruitless + skipped
+            fruitless = 0 if int(group["documents"]) > short else fruitless + skipped + short
             if self._documents and fruitless > 2 * self._documents:
-                raise UserError(
-                    f"No readable text in {self._data.tfds_name} in {self._data.data_dir}: "
-                    "every document is empty or not UTF-8."
-                )
-            self._next.append(targets)
-            self._next_rows += len(targets)
+                raise UserError(_nothing_to_read(self._data, "train", self._length, short))
+            self._next.append({name: group[name].numpy() for name in self._data.features})
+            self._next_rows += len(self._next[-1]["targets"])
 
     def _save_reader(self) -> dict[str, bytes]:
         with tempfile.TemporaryDirectory() as folder:
@@ -199,6 +215,20 @@ class TrainIterator:
             checkpoint.read(os.path.join(folder, "reader")).assert_consumed()
 
 
+def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _nothing_to_read(data: TextData, split: str, length: int, short: int) -> str:
+    where = f"the split {split!r} of {data.title} in {data.data_dir}"
+    if short:
+        return (
+            f"No document of {where} has the {length:,} tokens of a row.\n"
+            "Choose a shorter length, or another TextData.construction than 'long_documents'."
+        )
+    return f"No readable text in {where}: every document is empty, huge or not UTF-8."
+
+
 def _read(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
@@ -210,25 +240,36 @@ def scoring_text(
     """See `fire_lm.data.scoring_text`."""
     if num_sequences < 1:
         raise UserError(f"At least one sequence must be scored, not {num_sequences}.")
+    if data.mixture:
+        raise UserError(
+            f"A mixture ({data.title}) is scored one data set at a time, not as a whole."
+        )
     tasks.check(data, length=length, split=split)
     groups = tasks.dataset(data, length=length, split=split, seed=None, byte_counts=True)
-    targets, byte_counts, rows, skipped = [], [], 0, 0
-    for group in groups.as_numpy_iterator():
-        targets.append(group["targets"])
-        byte_counts.append(group["byte_counts"])
-        rows += len(group["targets"])
-        skipped += int(group["skipped"])
-        if rows >= num_sequences * _SCORING_SPREAD:
-            break
+    kept: list[dict[str, np.ndarray]] = []
+    counts = dict.fromkeys(COUNTERS, 0)
+    rows = 0
+    try:
+        for group in groups.as_numpy_iterator():
+            kept.append({name: group[name] for name in (*data.features, "byte_counts")})
+            counts = {name: count + int(group[name]) for name, count in counts.items()}
+            rows += len(group["targets"])
+            if rows >= num_sequences * _SCORING_SPREAD:
+                break
+    except tf.errors.OpError as error:
+        raise tasks.unreadable(data, error) from error
     if not rows:
+        if counts["documents"] == counts["short"]:
+            raise UserError(_nothing_to_read(data, split, length, counts["short"]))
         raise UserError(
-            f"The split {split!r} of {data.tfds_name} in {data.data_dir} has less text than one "
+            f"The split {split!r} of {data.title} in {data.data_dir} has less text than one "
             f"row of {length} tokens: score a shorter length."
         )
-    kept = min(rows, num_sequences)
-    chosen = np.arange(kept) * rows // kept
+    chosen = np.arange(min(rows, num_sequences)) * rows // min(rows, num_sequences)
+    arrays = {name: array[chosen] for name, array in _joined(kept).items()}
     return ScoringText(
-        targets=np.concatenate(targets)[chosen],
-        byte_counts=np.concatenate(byte_counts)[chosen],
-        skipped=skipped,
+        **arrays,
+        skipped=counts["skipped"],
+        unknown=vocabularies.unknowns(data.vocabulary, arrays["targets"])
+        / max(1, int((arrays["targets"] != 0).sum())),
     )

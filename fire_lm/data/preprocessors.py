@@ -5,9 +5,11 @@ single documents keep the cost per document small. A group is a dict:
     targets      int32, first [tokens] (every document with its end-of-document), later
                  [rows, length], padded with 0
     byte_counts  like targets; only for scoring
+    segment_ids  int32 [rows, length], 1, 2, 3, ... in each row, 0 on padding; only when packed
     lengths      int32 [documents], tokens in each document; gone once there are rows
-    skipped      int32, empty or undecodable documents in this group
+    skipped      int32, empty, undecodable or huge documents in this group
     documents    int32, the others
+    short        int32, those of `documents` that the construction leaves out by its definition
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ from fire_lm.data import vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf
 
 DOCUMENTS_PER_GROUP = 16
+# SentencePiece needs up to 230 bytes of memory for each byte of a document (measured).
+LONGEST_DOCUMENT = 2**24  # bytes
 
+COUNTERS = ("skipped", "documents", "short")
 _PER_TOKEN = ("targets", "byte_counts")
 
 
 class Tokenize:
-    """[text] -> groups of tokens; skips and counts documents that are empty or not UTF-8."""
+    """[text] -> groups of tokens; skips and counts documents that are empty, huge or not UTF-8."""
 
     def __init__(self, vocabulary: seqio.Vocabulary, byte_counts: bool):
         self._vocabulary = vocabulary
@@ -36,7 +41,7 @@ class Tokenize:
 
     def _group(self, text: tf.Tensor) -> dict[str, tf.Tensor]:
         found = tf.size(text)
-        text = tf.boolean_mask(text, _is_text(text))
+        text = tf.boolean_mask(text, is_text(text))
         group: dict[str, tf.RaggedTensor] = {}
         if self._byte_counts:
             tokenize = vocabularies.tokenizer_with_byte_counts(self._vocabulary)
@@ -57,11 +62,14 @@ class Tokenize:
             "lengths": tf.cast(group["targets"].row_lengths(), tf.int32),
             "skipped": found - documents,
             "documents": documents,
+            "short": tf.constant(0),
         }
 
 
-def _is_text(text: tf.Tensor) -> tf.Tensor:
-    """bool [documents]: valid UTF-8 (Python's strict rule; tested) and not blank."""
+def is_text(text: tf.Tensor) -> tf.Tensor:
+    """bool [documents]: valid UTF-8 (Python's strict rule; tested), not blank, not huge."""
+    fits = tf.strings.length(text) <= LONGEST_DOCUMENT
+    text = tf.where(fits, text, "")
     repaired = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")
     return tf.logical_and(repaired == text, tf.strings.strip(text) != "")
 
@@ -72,14 +80,14 @@ def concat(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.d
     Only the tail shorter than one row is lost, at the end of a finite read.
     """
     length = sequence_length["targets"]
-    keys = [key for key in _PER_TOKEN if key in dataset.element_spec]
+    keys = _per_token(dataset)
 
     def step(tail, group):
         stream = {key: tf.concat([tail[key], group[key]], axis=0) for key in keys}
         full = tf.size(stream["targets"]) // length * length
         rows = {key: tf.reshape(stream[key][:full], [-1, length]) for key in keys}
         tail = {key: stream[key][full:] for key in keys}
-        return tail, {**rows, "skipped": group["skipped"], "documents": group["documents"]}
+        return tail, {**rows, **_counters(group)}
 
     return dataset.scan({key: tf.zeros([0], tf.int32) for key in keys}, step)
 
@@ -87,26 +95,120 @@ def concat(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.d
 def cut(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
     """Splits each document into rows of its own, the last one padded with 0; loses nothing."""
     length = sequence_length["targets"]
-    keys = [key for key in _PER_TOKEN if key in dataset.element_spec]
+    keys = _per_token(dataset)
 
     def split(group):
-        rows_per_document = (group["lengths"] + length - 1) // length
-        last_rows = tf.cumsum(rows_per_document) - 1
-        tokens = tf.fill([tf.reduce_sum(rows_per_document)], length)
-        tokens = tf.tensor_scatter_nd_update(
-            tokens,
-            tf.expand_dims(last_rows, 1),
-            group["lengths"] - (rows_per_document - 1) * length,
-        )
-        rows = {
-            key: tf.RaggedTensor.from_row_lengths(group[key], tokens).to_tensor(
-                shape=[None, length]
-            )
-            for key in keys
-        }
-        return {**rows, "skipped": group["skipped"], "documents": group["documents"]}
+        parts = _parts(group["lengths"], length)
+        rows = {key: _padded(group[key], parts, length) for key in keys}
+        return {**rows, **_counters(group)}
 
     return dataset.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-CONSTRUCTIONS = {"concat": concat, "cut": cut}
+def packed(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
+    """Lays the parts that `cut` makes into rows, next-fit; loses nothing.
+
+    A part goes into the open row if it fits; else that row is closed, padded, and a new one is
+    opened. `segment_ids` tell the parts of a row apart.
+    """
+    length = sequence_length["targets"]
+    keys = _per_token(dataset)
+    nothing = {key: tf.zeros([0], tf.int32) for key in (*keys, "lengths")}
+    # One more group, of nothing, closes the row that is open at the end of a finite read.
+    end = {**nothing, **{key: tf.constant(0) for key in COUNTERS}, "last": tf.constant(True)}
+    groups = dataset.map(lambda group: {**group, "last": tf.constant(False)})
+
+    def step(open_row, group):
+        stream = {key: tf.concat([open_row[key], group[key]], axis=0) for key in keys}
+        new = _parts(group["lengths"], length)
+        parts = tf.concat([open_row["lengths"], new], axis=0)
+        filled = tf.scan(  # tokens in a part's row up to its end
+            lambda filled, part: tf.where(filled + part > length, part, filled + part),
+            parts,
+            initializer=0,
+        )
+        row = tf.cumsum(tf.cast(filled == parts, tf.int32)) - 1  # a row starts with this part
+        # Without the end the last row stays open: its parts come again with the next group.
+        closed = tf.where(
+            group["last"], tf.size(parts), tf.reduce_sum(tf.cast(row < row[-1:], tf.int32))
+        )
+        tokens = tf.reduce_sum(parts[:closed])
+        rows_of_parts = tf.RaggedTensor.from_value_rowids(parts[:closed], row[:closed])
+        in_row = tf.ragged.range(rows_of_parts.row_lengths()).flat_values
+        segments = tf.repeat(tf.cast(in_row, tf.int32) + 1, parts[:closed])
+        filled_rows = tf.reduce_sum(rows_of_parts, axis=1)
+        rows = {key: _padded(stream[key][:tokens], filled_rows, length) for key in keys}
+        rows["segment_ids"] = _padded(segments, filled_rows, length)
+        open_row = {key: stream[key][tokens:] for key in keys} | {"lengths": parts[closed:]}
+        return open_row, {**rows, **_counters(group)}
+
+    return groups.concatenate(tf.data.Dataset.from_tensors(end)).scan(nothing, step)
+
+
+def long_documents(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
+    """The first tokens of each document that fills a row; leaves out, and counts, the others."""
+    length = sequence_length["targets"]
+    keys = _per_token(dataset)
+
+    def select(group):
+        long = group["lengths"] >= length
+        rows = {
+            key: tf.ragged.boolean_mask(
+                tf.RaggedTensor.from_row_lengths(group[key], group["lengths"]), long
+            )[:, :length].to_tensor(shape=[None, length])
+            for key in keys
+        }
+        short = tf.reduce_sum(tf.cast(~long, tf.int32))
+        return {**rows, **_counters(group), "short": short}
+
+    return dataset.map(select, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def single_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Groups to rows; a group's counts go with the first row that comes from then on.
+
+    So that a mixture draws rows, whatever the groups hold.
+    """
+    counts = {key: tf.constant(0) for key in COUNTERS}
+
+    def step(pending, group):
+        total = {key: pending[key] + group[key] for key in COUNTERS}
+        rows = tf.shape(group["targets"])[0]
+        first = tf.one_hot(0, rows, dtype=tf.int32)  # of no row: nothing
+        kept = tf.cast(rows == 0, tf.int32)
+        with_rows = {key: value for key, value in group.items() if key not in COUNTERS}
+        return (
+            {key: kept * total[key] for key in COUNTERS},
+            {**with_rows, **{key: first * total[key] for key in COUNTERS}},
+        )
+
+    return dataset.scan(counts, step).unbatch()
+
+
+def _per_token(dataset: tf.data.Dataset) -> list[str]:
+    return [key for key in _PER_TOKEN if key in dataset.element_spec]
+
+
+def _counters(group: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    return {key: group[key] for key in COUNTERS}
+
+
+def _parts(lengths: tf.Tensor, length: int) -> tf.Tensor:
+    """Tokens of the parts, of at most `length`, into which documents of `lengths` are split."""
+    count = (lengths + length - 1) // length
+    parts = tf.fill([tf.reduce_sum(count)], length)
+    last = tf.expand_dims(tf.cumsum(count) - 1, 1)
+    return tf.tensor_scatter_nd_update(parts, last, lengths - (count - 1) * length)
+
+
+def _padded(values: tf.Tensor, row_lengths: tf.Tensor, length: int) -> tf.Tensor:
+    """[rows, length], rows one after the other from `values`."""
+    return tf.RaggedTensor.from_row_lengths(values, row_lengths).to_tensor(shape=[None, length])
+
+
+CONSTRUCTIONS = {
+    "concat": concat,
+    "cut": cut,
+    "packed": packed,
+    "long_documents": long_documents,
+}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
+
+from etils import epath
 
 from fire_lm.data import preprocessors, vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
-from fire_lm.data.text import TextData
-from fire_lm.errors import UserError
+from fire_lm.data.text import CONSTRUCTIONS, TextData
+from fire_lm.errors import RunFailed, UserError
 
 # Files read at once. Few, so that the seed's order of the files decides which documents a short
 # run sees; documents within a file are in hash order already.
@@ -26,11 +29,27 @@ def check(data: TextData, *, length: int, split: str) -> int:
     """
     if length < 2:
         raise UserError(f"A row has at least 2 tokens; the length asked for is {length}.")
-    if data.construction not in preprocessors.CONSTRUCTIONS:
-        raise UserError(f"TextData.construction is 'concat' or 'cut', not {data.construction!r}.")
+    if data.construction not in CONSTRUCTIONS:
+        raise UserError(
+            f"TextData.construction is {data.construction!r}: "
+            f"it must be one of {', '.join(CONSTRUCTIONS)}."
+        )
     if data.shuffle_buffer < 1:
         raise UserError(f"TextData.shuffle_buffer is at least 1, not {data.shuffle_buffer}.")
     vocabularies.load(data.vocabulary)
+    _check_mixture(data)
+    return sum(_check_data_set(part, split) for part in data.parts)
+
+
+def _check_mixture(data: TextData) -> None:
+    for name, rate in data.mixture:
+        if not (rate > 0 and math.isfinite(rate)):
+            raise UserError(f"TextData.mixture: the rate of {name} is {rate}, not above 0.")
+        if [other for other, _ in data.mixture].count(name) > 1:
+            raise UserError(f"TextData.mixture names {name} twice: give it one rate.")
+
+
+def _check_data_set(data: TextData, split: str) -> int:
     info = _dataset_info(data)
     if split not in info.splits:
         raise UserError(
@@ -38,14 +57,35 @@ def check(data: TextData, *, length: int, split: str) -> int:
             f"only {', '.join(sorted(info.splits))}."
         )
     if "text" not in info.features:
-        raise UserError(f"{data.tfds_name} in {data.data_dir} has no feature 'text'.")
+        raise UserError(
+            f"{data.tfds_name} in {data.data_dir} has no feature 'text', "
+            f"only {', '.join(sorted(info.features))}."
+        )
     return info.splits[split].num_examples
 
 
+def splits(data: TextData) -> list[str]:
+    """The splits of a data set, the training split first."""
+    return sorted(_dataset_info(data).splits, key=lambda split: (split != "train", split))
+
+
+def data_sets(data_dir: str) -> list[str]:
+    """TFDS names of what a data directory holds."""
+    try:
+        top = epath.Path(data_dir)
+        found = [*top.glob("*/*/dataset_info.json"), *top.glob("*/*/*/dataset_info.json")]
+    except (OSError, tf.errors.OpError):
+        return []
+    places = (path.parent.relative_to(top) for path in found)
+    return sorted(f"{place.parent.as_posix()}:{place.name}" for place in places)
+
+
 def _dataset_info(data: TextData) -> tfds.core.DatasetInfo:
-    missing = (
-        f"No data set {data.tfds_name} in the directory {data.data_dir}\n"
-        f"`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there."
+    held = ", ".join(data_sets(data.data_dir))
+    missing = f"No data set {data.tfds_name} in the directory {data.data_dir}\n" + (
+        f"It holds {held}: set --gin.TextData.tfds_name."
+        if held
+        else f"`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there."
     )
     try:
         with without_their_warnings():
@@ -70,35 +110,95 @@ def dataset(
     byte_counts: bool = False,
 ) -> tf.data.Dataset:
     """Groups of rows (see preprocessors). With a seed: files shuffled, endless. Without: once."""
+    reading = {
+        "split": split,
+        "shuffle": seed is not None,
+        "seed": seed,
+        "shard_info": shard,
+        "num_epochs": 1 if seed is None else None,
+        "trim_output_features": False,
+        "try_in_mem_cache": False,  # a cache would make the saved position large
+    }
+    with _read_config(), without_their_warnings():
+        if data.mixture:
+            rows = _mixture(data, split).get_dataset(
+                {"targets": length}, passthrough_features=preprocessors.COUNTERS, **reading
+            )
+            rows = rows.batch(preprocessors.DOCUMENTS_PER_GROUP).map(_with_sums)
+        else:
+            rows = _task(data, split, byte_counts).get_dataset({"targets": length}, **reading)
+    options = tf.data.Options()
+    options.deterministic = True
+    options.experimental_symbolic_checkpoint = True
+    options.autotune.ram_budget = 2**29  # bytes; bounds what is read ahead
+    return rows.with_options(options)
+
+
+def document_groups(data: TextData, split: str) -> Iterator[tuple[list[bytes], int]]:
+    """The texts of a split in the order of its files, some at a time, with the number of those
+    left out, which training skips too.
+
+    Raises:
+        UserError: as `check`. RunFailed: a damaged file.
+    """
+    _check_data_set(data, split)
+    source = seqio.TfdsDataSource(
+        data.tfds_name, tfds_data_dir=data.data_dir, splits=[split], read_only=True
+    )
+    with _read_config(), without_their_warnings():
+        texts = source.get_dataset(split, shuffle=False).map(lambda example: example["text"])
+    readable = texts.batch(preprocessors.DOCUMENTS_PER_GROUP).map(
+        lambda text: (text, preprocessors.is_text(text))
+    )
+    try:
+        for group, fit in readable.as_numpy_iterator():
+            yield group[fit].tolist(), int((~fit).sum())
+    except tf.errors.OpError as error:
+        raise unreadable(data, error) from error
+
+
+def unreadable(data: TextData, error: tf.errors.OpError) -> RunFailed:
+    return RunFailed(
+        f"Reading {data.title} in {data.data_dir} failed: {error.message.splitlines()[0]}"
+    )
+
+
+def _task(data: TextData, split: str, byte_counts: bool, in_mixture: str = "") -> seqio.Task:
+    """Gives groups, in a mixture (where names must differ) rows.
+
+    Not registered: two data directories in one process never collide.
+    """
     vocabulary = vocabularies.load(data.vocabulary)
-    task = seqio.Task(  # not registered: two data directories in one process never collide
-        "fire_lm_text",
+    return seqio.Task(
+        f"fire_lm_text{in_mixture}",
         source=seqio.TfdsDataSource(
             data.tfds_name, tfds_data_dir=data.data_dir, splits=[split], read_only=True
         ),
         preprocessors=[
             preprocessors.Tokenize(vocabulary, byte_counts),
             preprocessors.CONSTRUCTIONS[data.construction],
+            *([preprocessors.single_rows] if in_mixture else []),
         ],
-        output_features={"targets": seqio.Feature(vocabulary, rank=2)},
+        output_features=dict.fromkeys(
+            data.features, seqio.Feature(vocabulary, rank=1 if in_mixture else 2)
+        ),
         shuffle_buffer_size=1,  # rows are shuffled in pipeline.py, whose state stays small
     )
-    with _read_config(), without_their_warnings():
-        rows = task.get_dataset(
-            {"targets": length},
-            split=split,
-            shuffle=seed is not None,
-            seed=seed,
-            shard_info=shard,
-            num_epochs=1 if seed is None else None,
-            trim_output_features=False,
-            try_in_mem_cache=False,  # a cache would make the saved position large
-        )
-    options = tf.data.Options()
-    options.deterministic = True
-    options.experimental_symbolic_checkpoint = True
-    options.autotune.ram_budget = 2**29  # bytes; bounds what is read ahead
-    return rows.with_options(options)
+
+
+def _mixture(data: TextData, split: str) -> seqio.Mixture:
+    """Rows of the data sets at their rates; drawn by the seed, for as long as one is endless."""
+    return seqio.Mixture(
+        "fire_lm_mixture",
+        [
+            (_task(part, split, False, f"_{number}"), float(rate))
+            for number, (part, (_, rate)) in enumerate(zip(data.parts, data.mixture, strict=True))
+        ],
+    )
+
+
+def _with_sums(group: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    return group | {key: tf.reduce_sum(group[key]) for key in preprocessors.COUNTERS}
 
 
 @contextlib.contextmanager

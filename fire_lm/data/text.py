@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
+
+Construction = Literal["concat", "cut", "packed", "long_documents"]
+CONSTRUCTIONS: tuple[Construction, ...] = get_args(Construction)
+# Above this share of unknown tokens a loss says little about the text.
+UNKNOWN_SHARE = 0.01
+# What a batch holds, int32 [rows, length] each, where it is more than the tokens.
+_FEATURES = {"packed": ("targets", "segment_ids")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,17 +24,54 @@ class TextData:
         tfds_name: TFDS name with config and version; any set with a `text` feature.
         vocabulary: 'bytes' (seqio.ByteVocabulary: padding 0, end of document 1, unknown 2, byte b
             is id b + 3), or the path of a SentencePiece model, local or gs://.
-        construction: 'concat' joins documents and chops the stream into full rows; 'cut' splits
-            each document into rows of its own, the last one padded.
+        construction: how documents, each with its end-of-document token, become rows of n tokens.
+            'concat' joins them and chops the stream into full rows; 'cut' splits each into rows
+            of its own, the last one padded; 'packed' lays these parts into rows side by side
+            (next-fit), each a segment with positions and attention of its own; 'long_documents'
+            takes the first n tokens of those that have n.
         shuffle_buffer: rows that are shuffled together, per shard. The saved position does not
             grow with it; the time to the first batch does.
+        mixture: instead of `tfds_name`, data sets of `data_dir` and the rates at which their rows
+            are drawn: (('c4/en:3.1.0', 3), ('arxiv:1.0.0', 1)) gives arXiv a quarter of the rows.
+            For training; a sweep scores each data set by itself.
     """
 
     data_dir: str
     tfds_name: str = "c4/en:3.1.0"
     vocabulary: str = "bytes"
-    construction: Literal["concat", "cut"] = "concat"
+    construction: Construction = "concat"
     shuffle_buffer: int = 1000
+    mixture: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The arrays of a batch: `targets`, and `segment_ids` where rows are packed."""
+        return _FEATURES.get(self.construction, ("targets",))
+
+    @property
+    def parts(self) -> tuple[TextData, ...]:
+        """The data sets of the mixture, or this one."""
+        if not self.mixture:
+            return (self,)
+        return tuple(
+            dataclasses.replace(self, tfds_name=name, mixture=()) for name, _ in self.mixture
+        )
+
+    @property
+    def title(self) -> str:
+        """What messages call the text: the TFDS name, or those of the mixture with their rates."""
+        return " + ".join(f"{rate:g} {name}" for name, rate in self.mixture) or self.tfds_name
+
+
+def unknown_warning(share: float, split: str, data: TextData) -> str:
+    """What to tell the user, empty where few tokens are unknown."""
+    if share <= UNKNOWN_SHARE:
+        return ""
+    return (
+        f"warning: {share:.1%} of the {split} tokens of {data.title} are unknown to the vocabulary "
+        f"{data.vocabulary}: the loss leaves out what they say\n"
+        "`fire-lm corpus vocab` trains a vocabulary that knows all text"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +82,13 @@ class ScoringText:
         targets: int32 [n, length]; 0 is padding, never scored.
         byte_counts: int32 [n, length]; bytes of the original text that each target stands for
             (0 for the end of a document and for padding).
-        skipped: documents met while reading that were empty or undecodable.
+        skipped: documents met while reading that were empty, undecodable or huge.
+        unknown: share of the scored tokens that the vocabulary does not know.
+        segment_ids: int32 [n, length] as in training, or None where rows are not packed.
     """
 
     targets: np.ndarray
     byte_counts: np.ndarray
     skipped: int
+    unknown: float = 0.0
+    segment_ids: np.ndarray | None = None

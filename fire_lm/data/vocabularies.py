@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import numpy as np
+
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.errors import UserError
 
@@ -57,6 +59,14 @@ def _check_special_pieces(name: str, processor) -> None:
             f"The SentencePiece model {name} can emit id 0, which means padding here.\n"
             "Train it with --pad_id=0 --eos_id=1 --unk_id=2."
         )
+
+
+def unknowns(name: str, ids: np.ndarray) -> int:
+    """How many of these ids stand for text that the vocabulary does not know."""
+    vocabulary = load(name)
+    if isinstance(vocabulary, seqio.ByteVocabulary):
+        return 0
+    return int(np.sum(ids == vocabulary.tokenizer.unk_id()))
 
 
 def tokenizer(vocabulary: seqio.Vocabulary) -> Callable[[tf.Tensor], tf.RaggedTensor]:

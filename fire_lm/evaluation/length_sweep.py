@@ -2,8 +2,9 @@
 
 Every length scores the same tokens: the text is read once in rows of the longest length, and a
 shorter length cuts each of these rows into equal parts, each seen in one forward pass from its own
-start. So the numbers differ by context alone, not by text or budget. The standard error is over
-those longest rows, which are the independent pieces of text at every length.
+start (in packed rows, segments and positions start anew in each part). So the numbers differ by
+context alone, not by text or budget. The standard error is over those longest rows, which are the
+independent pieces of text at every length.
 
 Shapes: B batch, T tokens in a sequence, R rows of the longest length.
 """
@@ -21,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm import sharding
 from fire_lm.checkpoints import restore_params
-from fire_lm.data import ScoringText, TextData, dataset_label, scoring_text
+from fire_lm.data import ScoringText, TextData, dataset_label, scoring_text, unknown_warning
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.metrics import Progress
 from fire_lm.models import Decoder, token_losses
@@ -65,36 +66,47 @@ def length_sweep(
     lengths = tuple(sorted(set(lengths)))
     check_lengths(lengths)
     check_model_takes(model, lengths, run)
-    label = dataset_label(data)
-    text = read_scoring_text(
-        data, length=lengths[-1], num_sequences=max(1, tokens // lengths[-1]), split=split
-    )
-    scored = text.targets.size
-    if scored < tokens // lengths[-1] * lengths[-1] and jax.process_index() == 0:
-        print(
-            f"the {split} split of {label} has less text: {scored:,} tokens instead of {tokens:,}"
-        )
-    if text.skipped and jax.process_index() == 0:
-        print(f"{text.skipped:,} empty or undecodable documents of the {split} split were skipped")
     device_mesh = sharding.make_mesh(mesh)
     model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
     known = {row.key: row for row in finished}
     params = None
-    for length in lengths:
-        empty = (0, 0, 0, 0.0, 0.0, 0.0, 0.0)
-        place = (run, encoding, variant, step, label, split, data.construction, "full", length)
-        key = SweepRow(*place, *empty).key
-        counts = count(text, length)
-        if key in known:
-            check_same_budget(known[key], counts)
-            continue
-        if params is None:
-            params = read_params(workdir, step, model, device_mesh)
-        nll_R = score(model, params, text.targets, length, tokens_per_batch, device_mesh, run)
-        result = summarize(nll_R, text, counts)
-        if not math.isfinite(result[0]):
-            raise RunFailed(f"{run}@{step}: the loss at length {length} is {result[0]}")
-        on_row(SweepRow(*place, *counts, *result))
+    for part in data.parts:
+        label = dataset_label(part)
+        text = read_text(part, label, lengths[-1], tokens, split)
+        for length in lengths:
+            empty = (0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+            place = (run, encoding, variant, step, label, split, data.construction, "full", length)
+            key = SweepRow(*place, *empty).key
+            counts = count(text, length)
+            if key in known:
+                check_same_budget(known[key], counts)
+                continue
+            if params is None:
+                params = read_params(workdir, step, model, device_mesh)
+            nll_R = score(model, params, text, length, tokens_per_batch, device_mesh, run)
+            result = summarize(nll_R, text, counts)
+            if not math.isfinite(result[0]):
+                raise RunFailed(f"{run}@{step}: the loss at length {length} is {result[0]}")
+            on_row(SweepRow(*place, *counts, *result))
+
+
+def read_text(data: TextData, label: str, longest: int, tokens: int, split: str) -> ScoringText:
+    """About `tokens` tokens in rows of the longest length; says what is amiss with them."""
+    text = read_scoring_text(
+        data, length=longest, num_sequences=max(1, tokens // longest), split=split
+    )
+    if jax.process_index() == 0:
+        scored = text.targets.size
+        if scored < tokens // longest * longest:
+            print(
+                f"the {split} split of {label} has less text: {scored:,} tokens instead of "
+                f"{tokens:,}"
+            )
+        if text.skipped:
+            print(f"{text.skipped:,} empty or undecodable documents of {label} were skipped")
+        if warning := unknown_warning(text.unknown, split, data):
+            print(warning)
+    return text
 
 
 def check_lengths(lengths: tuple[int, ...]) -> None:
@@ -150,7 +162,7 @@ def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh
 def score(
     model: Decoder,
     params: Any,
-    targets: np.ndarray,
+    text: ScoringText,
     length: int,
     tokens_per_batch: int,
     mesh: jax.sharding.Mesh,
@@ -162,25 +174,34 @@ def score(
     batch_sharding = NamedSharding(mesh, sharding.BATCH)
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    def summed_nll(params: Any, targets_BT: jax.Array) -> jax.Array:
+    def summed_nll(params: Any, *sequences_BT: jax.Array) -> jax.Array:
+        """Of targets, and segments where there are any."""
+        targets_BT, *segments = sequences_BT
         pos_BT = model.resampling.evaluation_positions(length)
-        nll_BT, _, weight_BT = token_losses(model, params, targets_BT, pos_BT)
+        nll_BT, _, weight_BT = token_losses(model, params, targets_BT, pos_BT, *segments)
         return (nll_BT * weight_BT).sum(axis=1)
 
-    sequences = targets.reshape(-1, length)
+    sequences, *segments = (
+        rows.reshape(-1, length) for rows in (text.targets, text.segment_ids) if rows is not None
+    )
     results = []
     progress = Progress(len(sequences), quiet=jax.process_index() != 0)
-    for batch in _batches(sequences, batch_size):
-        placed = jax.make_array_from_callback(batch.shape, batch_sharding, batch.__getitem__)
-        results.append(np.asarray(summed_nll(params, placed), np.float64))
+    for batch in zip(*(batches(x, batch_size) for x in (sequences, *segments)), strict=True):
+        placed = [
+            jax.make_array_from_callback(x.shape, batch_sharding, x.__getitem__) for x in batch
+        ]
+        results.append(np.asarray(summed_nll(params, *placed), np.float64))
         done = min(len(results) * batch_size, len(sequences))
         progress.show(done, f"{name} at length {length}")
     progress.close()
-    return np.concatenate(results)[: len(sequences)].reshape(len(targets), -1).sum(axis=1)
+    return np.concatenate(results)[: len(sequences)].reshape(len(text.targets), -1).sum(axis=1)
 
 
-def _batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
-    """Batches of equal shape; the last is filled up with padding, which scores nothing."""
+def batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
+    """Batches of equal shape; the last is filled up with padding, which scores nothing.
+
+    Every process goes through the same batches and places its part of each.
+    """
     for start in range(0, len(sequences), batch_size):
         batch = sequences[start : start + batch_size]
         yield np.pad(batch, ((0, batch_size - len(batch)), (0, 0)))

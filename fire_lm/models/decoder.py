@@ -99,7 +99,11 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, pos_BT: jax.Array, shared: Position | None
+        self,
+        x_BTD: jax.Array,
+        pos_BT: jax.Array,
+        shared: Position | None,
+        segment_BT: jax.Array | None,
     ) -> tuple[jax.Array, None]:
         size = self.size
         width = (size.hidden_size,)
@@ -137,6 +141,8 @@ class Block(nn.Module):
             k_pos_BS=pos_BT,
             bias=bias,
             logit_scale_BT=scale_BT,
+            q_segment_BT=segment_BT,
+            k_segment_BS=segment_BT,
             in_order=True,
             tables=tables,
             sharding=heads_sharding(self.activation_sharding),
@@ -159,10 +165,10 @@ class Group(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, pos_BT: jax.Array, shared: Shared
+        self, x_BTD: jax.Array, pos_BT: jax.Array, shared: Shared, segment_BT: jax.Array | None
     ) -> tuple[jax.Array, None]:
         for index, (block, params) in enumerate(zip(self.blocks, shared, strict=True)):
-            x_BTD, _ = block(name=f"block_{index}")(x_BTD, pos_BT, params)
+            x_BTD, _ = block(name=f"block_{index}")(x_BTD, pos_BT, params, segment_BT)
         return x_BTD, None
 
 
@@ -195,10 +201,14 @@ class Decoder(nn.Module):
     activation_sharding: NamedSharding | None = None
 
     @nn.compact
-    def __call__(self, tokens_BT: jax.Array, pos_BT: jax.Array) -> jax.Array:
+    def __call__(
+        self, tokens_BT: jax.Array, pos_BT: jax.Array, segment_BT: jax.Array | None = None
+    ) -> jax.Array:
         """Logits `[B, T, V]` float32 of `tokens_BT` int32.
 
-        `pos_BT` `[B or 1, T]` is increasing along T; int32, or float32 where resampled.
+        `pos_BT` `[B or 1, T]` is increasing along T (in each segment, where there are several);
+        int32, or float32 where resampled. With `segment_BT` int32 `[B, T]` a token sees those of
+        its own segment.
         """
         for encoding in self.encodings:
             encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])
@@ -235,9 +245,9 @@ class Decoder(nn.Module):
         )
         if alone:
             layers = scan(block)(self.size, self.encodings[0], *common, name="layers")
-            x_BTD, _ = layers(x_BTD, pos_BT, shared[0])
+            x_BTD, _ = layers(x_BTD, pos_BT, shared[0], segment_BT)
         else:
-            x_BTD, _ = scan(Group)(blocks, name="layers")(x_BTD, pos_BT, shared)
+            x_BTD, _ = scan(Group)(blocks, name="layers")(x_BTD, pos_BT, shared, segment_BT)
 
         x_BTD = LayerNorm(name="final_norm")(x_BTD)
         return contract("BTD,VD->BTV", x_BTD, table_VD)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from etils import epath
 
@@ -31,22 +33,31 @@ def _lines(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
 
 
 def table(rows: Sequence[SweepRow], train_lengths: Mapping[str, int]) -> str:
-    """Nats per token (± standard error), an encoding a line, a length a column."""
+    """Nats per token (± standard error) and bits per byte, an encoding a line, a length a column.
+
+    Bits per byte are comparable between vocabularies.
+    """
+    nats = _grid(rows, train_lengths, lambda row: f"{row.nll:.3f} ± {row.nll_stderr:.3f}")
+    bits = _grid(rows, train_lengths, lambda row: f"{row.bits_per_byte:.3f}")
+    return f"nats per token; {_source(rows)}\n{nats}\n\nbits per byte\n{bits}"
+
+
+def _grid(
+    rows: Sequence[SweepRow], train_lengths: Mapping[str, int], cell: Callable[[SweepRow], str]
+) -> str:
     lengths = sorted({row.length for row in rows})
-    heads = [_length_head(length, train_lengths) for length in lengths]
-    body = [["", *heads]]
+    body = [["", *(_length_head(length, train_lengths) for length in lengths)]]
     for name, points in _lines(rows).items():
-        cells = {p.length: f"{p.nll:.3f} ± {p.nll_stderr:.3f}" for p in points}
+        cells = {row.length: cell(row) for row in points}
         body.append([name, *(cells.get(length, "") for length in lengths)])
     widths = [max(len(line[column]) for line in body) for column in range(len(body[0]))]
-    text = [
+    return "\n".join(
         "  ".join(
             cell.ljust(width) if column == 0 else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in body
-    ]
-    return "\n".join([f"nats per token; {_source(rows)}", *text])
+    )
 
 
 def _length_head(length: int, train_lengths: Mapping[str, int]) -> str:
@@ -60,6 +71,18 @@ def _source(rows: Sequence[SweepRow]) -> str:
     described = sorted({f"{r.dataset} {r.split}, {r.construction}" for r in rows})
     budget = sorted({row.tokens for row in rows})
     return f"{'; '.join(described)}, {' or '.join(f'{b:,}' for b in budget)} tokens at each length"
+
+
+def _bits_axis(axes: Any, rows: Sequence[SweepRow]) -> None:
+    """Bits per byte on the right, where all rows have one vocabulary's tokens per byte."""
+    ratios = {row.tokens / (max(1, row.bytes) * math.log(2)) for row in rows}
+    if max(ratios) > 1.0001 * min(ratios):
+        return
+    ratio = max(ratios)
+    right = axes.secondary_yaxis(
+        "right", functions=(lambda nats: nats * ratio, lambda bits: bits / ratio)
+    )
+    right.set_ylabel("bits per byte")
 
 
 def figure(rows: Sequence[SweepRow], train_lengths: Mapping[str, int], path: epath.Path) -> None:
@@ -98,6 +121,7 @@ def figure(rows: Sequence[SweepRow], train_lengths: Mapping[str, int], path: epa
     axes.set_xlabel("sequence length (tokens)")
     axes.set_ylabel("loss (nats per token)")
     axes.set_title(_source(rows), fontsize="small")
+    _bits_axis(axes, rows)
     axes.legend()
     axes.grid(alpha=0.3)
     image = io.BytesIO()

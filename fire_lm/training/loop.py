@@ -27,7 +27,7 @@ from fire_lm.checkpoints import (
     restore_params,
     split_run,
 )
-from fire_lm.data import TextData
+from fire_lm.data import TextData, unknown_warning
 from fire_lm.errors import Preempted, RunFailed, UserError
 from fire_lm.metrics import phase
 from fire_lm.models import Decoder, encoding_names
@@ -143,6 +143,7 @@ def pretrain(
         with phase("opening the data (TensorFlow takes most of it)", quiet):
             shard_index, shard_count = sharding.process_shard(device_mesh, jax.process_index())
             check_vocabulary(data, model.vocab_size)
+            unknown = 0.0 if quiet else data_layer.unknown_share(data, "train")
             batches = data_layer.train_iterator(
                 data,
                 length=train_length,
@@ -151,6 +152,9 @@ def pretrain(
                 shard_index=shard_index,
                 shard_count=shard_count,
             )
+
+        if warning := unknown_warning(unknown, "train", data):
+            print(warning, flush=True)
 
         # --- State: from where this run stopped, or fresh, or from another run.
         counters = new_counters()
@@ -182,10 +186,13 @@ def pretrain(
                     microbatches=microbatches,
                 ),
                 like,
-                jax.ShapeDtypeStruct(
-                    (batch_size, train_length),
-                    jnp.int32,
-                    sharding=NamedSharding(device_mesh, sharding.BATCH),
+                dict.fromkeys(
+                    data.features,
+                    jax.ShapeDtypeStruct(
+                        (batch_size, train_length),
+                        jnp.int32,
+                        sharding=NamedSharding(device_mesh, sharding.BATCH),
+                    ),
                 ),
                 *spikes.guard(jax.ShapeDtypeStruct((), jnp.float32, sharding=like.step.sharding)),
             )
@@ -274,13 +281,13 @@ def run_steps(
 def compile_step(
     step: Callable[..., Any],
     like: TrainState,
-    targets_BT: jax.ShapeDtypeStruct,
+    batch: dict[str, jax.ShapeDtypeStruct],
     *skip_above: jax.ShapeDtypeStruct,
 ) -> Callable[..., Any]:
-    """The step for states and targets like these; it takes over the memory of the state."""
+    """The step for states and batches like these; it takes over the memory of the state."""
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     jitted = jax.jit(step, out_shardings=(state_shardings, None), donate_argnums=0)
-    return jitted.lower(like, {"targets": targets_BT}, *skip_above).compile()
+    return jitted.lower(like, batch, *skip_above).compile()
 
 
 def start_from(

@@ -1,7 +1,7 @@
 """Loss and the training step: pure functions of state and batch.
 
-A batch is `{"targets": int32 [B, T]}`; token 0 is padding and is never scored. B batch, T
-positions.
+A batch is `{"targets": int32 [B, T]}`, with `segment_ids` of the same shape where documents are
+packed; token 0 is padding and is never scored. B batch, T positions.
 """
 
 from __future__ import annotations
@@ -38,18 +38,25 @@ def init_state(
 
 
 def summed_loss(
-    params: Any, model: Decoder, targets_BT: jax.Array, pos_BT: jax.Array, z_loss: float
+    params: Any,
+    model: Decoder,
+    targets_BT: jax.Array,
+    pos_BT: jax.Array,
+    z_loss: float,
+    segment_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """(objective, nll), both summed over tokens; the objective adds `z_loss * log(Z)^2`."""
-    nll_BT, log_z_BT, weight_BT = token_losses(model, params, targets_BT, pos_BT)
+    nll_BT, log_z_BT, weight_BT = token_losses(model, params, targets_BT, pos_BT, segment_BT)
     nll = jnp.sum(nll_BT * weight_BT)
     return nll + z_loss * jnp.sum(jnp.square(log_z_BT) * weight_BT), nll
 
 
-def split_microbatches(targets_BT: jax.Array, microbatches: int) -> jax.Array:
+def split_microbatches(batch: Batch, microbatches: int) -> Batch:
     """`[B, T] -> [microbatches, B / microbatches, T]` such that no row leaves its device."""
-    batch, length = targets_BT.shape
-    return targets_BT.reshape(batch // microbatches, microbatches, length).swapaxes(0, 1)
+    return {
+        name: x_BT.reshape(-1, microbatches, x_BT.shape[1]).swapaxes(0, 1)
+        for name, x_BT in batch.items()
+    }
 
 
 def train_step(
@@ -73,23 +80,25 @@ def train_step(
     clipping), `tokens` (scored in this batch), `skipped` (1 if the update was left out; only with
     `skip_above`), and those of the encoding.
     """
-    gradient = jax.value_and_grad(summed_loss, has_aux=True)
-    targets_BT = batch["targets"]
-    tokens = jnp.sum((targets_BT != 0).astype(jnp.float32))
+    tokens = jnp.sum((batch["targets"] != 0).astype(jnp.float32))
     rng = jax.random.fold_in(jax.random.key(seed), state.step)  # the same draw after a restart
-    pos_BT = model.resampling.training_positions(rng, targets_BT.shape[1])
+    pos_BT = model.resampling.training_positions(rng, batch["targets"].shape[1])
 
-    def accumulate(total: Any, targets_BT: jax.Array) -> tuple[Any, None]:
-        (_, nll), grads = gradient(state.params, model, targets_BT, pos_BT, z_loss)
-        return jax.tree.map(jnp.add, total, (nll, grads)), None
+    def gradient(part: Batch) -> tuple[jax.Array, Any]:
+        (_, nll), grads = jax.value_and_grad(summed_loss, has_aux=True)(
+            state.params, model, part["targets"], pos_BT, z_loss, part.get("segment_ids")
+        )
+        return nll, grads
+
+    def accumulate(total: Any, part: Batch) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradient(part)), None
 
     if microbatches == 1:
-        (_, nll), grads = gradient(state.params, model, targets_BT, pos_BT, z_loss)
+        nll, grads = gradient(batch)
     else:
         zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params))
-        (nll, grads), _ = jax.lax.scan(
-            accumulate, zeros, split_microbatches(targets_BT, microbatches)
-        )
+        parts = split_microbatches(batch, microbatches)
+        (nll, grads), _ = jax.lax.scan(accumulate, zeros, parts)
     divisor = jnp.maximum(tokens, 1.0)  # a batch of padding alone changes nothing
     grads = jax.tree.map(lambda g: g / divisor, grads)
     with jax.numpy_dtype_promotion("standard"):  # optax multiplies floats by int32 counts

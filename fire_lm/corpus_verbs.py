@@ -1,0 +1,175 @@
+"""What `fire-lm corpus` and its parts do: write data sets, train a vocabulary, check text."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from etils import epath
+
+from fire_lm.data import CONSTRUCTIONS, TextData, unknown_warning, write_embedded_corpus
+from fire_lm.errors import UserError
+from fire_lm.metrics import Progress
+from fire_lm.reporting.corpus_lengths import length_figure, length_table
+
+if TYPE_CHECKING:
+    from fire_lm.data.survey import Contents, Sweep
+
+
+def corpus(arguments: argparse.Namespace) -> None:
+    """`fire-lm corpus`: the bundled text, or the documents of --from, as a TFDS data set."""
+    if arguments.source:
+        write_from_files(arguments)
+        return
+    given = [f"--{n}" for n in ("name", "text_field", "validation_percent", "whole_files")
+             if getattr(arguments, n)]  # fmt: skip
+    if given:
+        raise UserError(f"{given[0]} is for documents of one's own: add --from=FILE_OR_FOLDER")
+    summary = write_embedded_corpus(arguments.data_dir, lambda text: print(text, flush=True))
+    for split, documents in summary.documents.items():
+        print(f"{split}: {documents:,} documents, {summary.bytes[split] / 1e6:.1f} MB")
+    print(f"{summary.skipped:,} files left out (too short, too long or not UTF-8)")
+    print(f"read it with --gin.DATA_DIR={arguments.data_dir}")
+
+
+def write_from_files(arguments: argparse.Namespace) -> None:
+    from fire_lm.data.text_corpus import write_text_corpus
+
+    if not arguments.name:
+        raise UserError("--from needs --name=NAME, what the data set is called: arxiv, github, ...")
+    percent = arguments.validation_percent
+    with Bar("MB read", 10**6) as on_bytes:
+        written = write_text_corpus(
+            arguments.source,
+            arguments.data_dir,
+            arguments.name,
+            text_field=None if arguments.whole_files else arguments.text_field or "text",
+            validation_percent=6.0 if percent is None else percent,
+            on_bytes=on_bytes,
+        )
+    if not written.written:
+        print(f"{arguments.data_dir} holds this text already: nothing to do")
+    for split, documents in written.documents.items():
+        print(f"{split}: {documents:,} documents, {written.bytes[split] / 1e6:.1f} MB")
+    left_out = (f"{count:,} {why}" for why, count in sorted(written.left_out.items()))
+    print(f"documents left out: {', '.join(left_out) or 'none'}")
+    print(
+        f"read it with --gin.DATA_DIR={arguments.data_dir} "
+        f"--gin.TextData.tfds_name={written.tfds_name}"
+    )
+
+
+def corpus_vocab(arguments: argparse.Namespace) -> None:
+    """`fire-lm corpus vocab`: trains a vocabulary that loses nothing."""
+    from fire_lm.data.vocabulary_training import train_vocabulary
+
+    data = only_data_set(arguments)
+    with Bar("MB read; the training that follows takes minutes", 10**6) as on_bytes:
+        trained = train_vocabulary(
+            data,
+            arguments.output,
+            size=arguments.size,
+            megabytes=arguments.megabytes,
+            on_bytes=on_bytes,
+        )
+    print(
+        f"{arguments.output}: {trained.size:,} ids from {trained.documents:,} documents, "
+        f"{trained.bytes / 1e6:.1f} MB of {data.tfds_name}\n"
+        f"use it with --gin.VOCABULARY={arguments.output} --gin.VOCAB_SIZE={trained.size}"
+    )
+
+
+def only_data_set(arguments: argparse.Namespace) -> TextData:
+    """The data set that is named, or the only one there is."""
+    from fire_lm.data.tasks import data_sets
+
+    held = [arguments.tfds_name] if arguments.tfds_name else data_sets(arguments.data_dir)
+    if len(held) > 1:
+        raise UserError(f"{arguments.data_dir} holds {', '.join(held)}: say --tfds_name=NAME")
+    data = TextData(arguments.data_dir)
+    return dataclasses.replace(data, tfds_name=held[0]) if held else data
+
+
+def corpus_check(arguments: argparse.Namespace) -> None:
+    """`fire-lm corpus check`: what the splits hold, and what a sweep would read of them."""
+    from fire_lm.data import survey, tasks
+
+    data = dataclasses.replace(only_data_set(arguments), vocabulary=arguments.vocabulary)
+    lengths = sorted(set(arguments.lengths))
+    if not lengths or lengths[0] < 2 or any(lengths[-1] % length for length in lengths):
+        raise UserError(f"--lengths {lengths}: 2 or more, and each divides the longest (a sweep)")
+    splits = {}
+    for split in tasks.splits(data):
+        with Bar(f"documents of {split}") as bar:
+            splits[split] = survey.survey(data, split, arguments.documents, bar)
+    print(f"\n{data.tfds_name} in {data.data_dir}, vocabulary {data.vocabulary}")
+    print(contents_table(splits))
+    tokens = {split: contents.tokens for split, contents in splits.items()}
+    print(f"\n{length_table(tokens)}")
+    for split in [split for split in splits if split != "train"] or ["train"]:
+        print(f"\nwhat a sweep of the {split} split can read, in rows of {lengths[-1]} and parts")
+        rows = [
+            row
+            for construction in CONSTRUCTIONS
+            for row in survey.sweep_contents(construction, splits[split].tokens, lengths)
+        ]
+        print(sweep_table(rows))
+    length_figure(tokens, f"{data.tfds_name}, {data.vocabulary}", epath.Path(arguments.output))
+    print(f"\npicture: {arguments.output}")
+    for split, contents in splits.items():
+        if warning := unknown_warning(contents.unknown_share, split, data):
+            print(warning)
+
+
+def contents_table(splits: Mapping[str, Contents]) -> str:
+    lines = [
+        f"{'':>12}{'documents':>12}{'left out':>10}{'duplicates':>12}{'tokens':>15}{'bytes':>15}"
+        f"{'bytes/token':>13}{'unknown':>9}"
+    ]
+    for split, found in splits.items():
+        documents, tokens = len(found.tokens), int(found.tokens.sum())
+        lines.append(
+            f"{split:>12}{documents:>12,}{found.skipped:>10,}{found.duplicates:>12,}{tokens:>15,}"
+            f"{found.text_bytes:>15,}{found.text_bytes / max(1, tokens):>13.2f}"
+            f"{found.unknown_share:>9.2%}" + ("" if found.whole else "  (its first documents only)")
+        )
+    for one, other in itertools.combinations(splits, 2):
+        both = len(splits[one].digests & splits[other].digests)
+        lines.append(f"texts in both {one} and {other}: {both:,}")
+    return "\n".join(lines)
+
+
+def sweep_table(rows: Sequence[Sweep]) -> str:
+    lines = [
+        f"{'construction':>16}{'length':>9}{'sequences':>12}{'tokens':>15}{'padding':>9}"
+        f"{'documents':>12}"
+    ]
+    for row in rows:
+        lines.append(
+            f"{row.construction:>16}{row.length:>9,}{row.sequences:>12,}{row.tokens:>15,}"
+            f"{row.padding:>9.1%}{row.documents:>12,}"
+        )
+    return "\n".join(lines)
+
+
+class Bar:
+    """A progress bar for functions that report what is done and how much there is in all."""
+
+    def __init__(self, text: str, unit: int = 1):
+        self._text, self._unit = text, unit
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = Progress(max(1, total // self._unit))
+        self._bar.show(done // self._unit, self._text)
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,157 @@
+"""What a data set holds: documents, tokens, unknowns, duplicates, and what a sweep would read."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fire_lm.data import tasks, vocabularies
+from fire_lm.data.quiet_tensorflow import tf
+from fire_lm.data.text import TextData
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """Of the documents of a split that were read.
+
+    Attributes:
+        tokens: int64 [documents], each with its end-of-document.
+        text_bytes: of the documents.
+        unknown: tokens that stand for text which the vocabulary does not know.
+        skipped: empty, huge or not UTF-8.
+        digests: of their texts, for duplicates.
+        whole: whether that is all of the split.
+    """
+
+    tokens: np.ndarray
+    text_bytes: int
+    unknown: int
+    skipped: int
+    digests: frozenset[bytes]
+    whole: bool
+
+    @property
+    def duplicates(self) -> int:
+        """Documents whose text another one before it has, to the byte."""
+        return len(self.tokens) - len(self.digests)
+
+    @property
+    def unknown_share(self) -> float:
+        return self.unknown / max(1, int(self.tokens.sum()))
+
+
+def survey(
+    data: TextData,
+    split: str,
+    most: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Contents:
+    """Reads up to `most` documents of a split; `progress` receives documents done and in all.
+
+    Raises:
+        UserError: no such data set, split or vocabulary. RunFailed: a damaged file.
+    """
+    vocabulary = vocabularies.load(data.vocabulary)
+    tokenize = tf.function(vocabularies.tokenizer(vocabulary))
+    total = min(most, tasks.check(data, length=2, split=split) or most)
+    tokens = [np.zeros(0, np.int64)]
+    digests: set[bytes] = set()
+    size = unknown = skipped = found = 0
+    whole = True
+    for texts, left_out in tasks.document_groups(data, split):
+        if found >= most:
+            whole = False
+            break
+        skipped += left_out
+        if len(texts):
+            ragged = tokenize(tf.constant(texts))
+            tokens.append(ragged.row_lengths().numpy() + 1)
+            unknown += vocabularies.unknowns(data.vocabulary, ragged.flat_values.numpy())
+        digests.update(hashlib.sha256(text).digest()[:16] for text in texts)
+        size += sum(map(len, texts))
+        found += len(texts) + left_out
+        progress(min(found, total), total)
+    return Contents(np.concatenate(tokens), size, unknown, skipped, frozenset(digests), whole)
+
+
+def unknown_share(data: TextData, split: str, documents: int = 64) -> float:
+    """The largest share of unknown tokens in the first documents of any of the data sets."""
+    if data.vocabulary == "bytes":
+        return 0.0
+    return max(survey(part, split, documents).unknown_share for part in data.parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """All of a split at one length of a sweep: sequences, tokens and documents in them."""
+
+    construction: str
+    length: int
+    sequences: int
+    tokens: int
+    documents: int
+
+    @property
+    def padding(self) -> float:
+        """Share of the sequences' places that hold none of the tokens."""
+        places = self.sequences * self.length
+        return 1 - self.tokens / places if places else 0.0
+
+
+def sweep_contents(
+    construction: str, document_tokens: np.ndarray, lengths: Sequence[int]
+) -> list[Sweep]:
+    """What each length of a sweep over these documents holds; every one divides the longest.
+
+    A sweep reads rows of the longest length and cuts them into equal parts.
+    """
+    longest = max(lengths)
+    fills, documents = _FILLS[construction](np.asarray(document_tokens, np.int64), longest)
+    return [
+        Sweep(construction, n, int((-(-fills // n)).sum()), int(fills.sum()), documents)
+        for n in sorted(lengths)
+    ]
+
+
+def _concat(tokens: np.ndarray, n: int) -> tuple[np.ndarray, int]:
+    """Tokens in each row, and documents that have some in a row."""
+    rows = int(tokens.sum()) // n
+    begun_before = np.cumsum(tokens) - tokens < rows * n
+    return np.full(rows, n), int(begun_before.sum())
+
+
+def _cut(tokens: np.ndarray, n: int) -> tuple[np.ndarray, int]:
+    return _parts(tokens, n), len(tokens)
+
+
+def _packed(tokens: np.ndarray, n: int) -> tuple[np.ndarray, int]:
+    fills: list[int] = []
+    for part in _parts(tokens, n).tolist():
+        if fills and fills[-1] + part <= n:
+            fills[-1] += part
+        else:
+            fills.append(part)
+    return np.asarray(fills, np.int64), len(tokens)
+
+
+def _long_documents(tokens: np.ndarray, n: int) -> tuple[np.ndarray, int]:
+    rows = int((tokens >= n).sum())
+    return np.full(rows, n), rows
+
+
+def _parts(tokens: np.ndarray, n: int) -> np.ndarray:
+    count = -(-tokens // n)
+    parts = np.full(int(count.sum()), n)
+    parts[np.cumsum(count) - 1] = tokens - (count - 1) * n
+    return parts
+
+
+_FILLS = {
+    "concat": _concat,
+    "cut": _cut,
+    "packed": _packed,
+    "long_documents": _long_documents,
+}

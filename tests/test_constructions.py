@@ -1,0 +1,225 @@
+"""How documents become rows: no token lost or invented, and packed rows as good as separate ones.
+
+Random documents through the seqio preprocessors, against each construction in plain Python.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gin_files import CLASSES
+
+from fire_lm import verbs
+from fire_lm.data.text import CONSTRUCTIONS, Construction, TextData
+from fire_lm.models import build_decoder, size_tiny, token_losses
+from fire_lm.models.loss import segment_positions, shift_right
+from fire_lm.positions.fire import FIRE
+from fire_lm.training.optimizer import AdamW
+from fire_lm.training.step import init_state, train_step
+
+EOS = 1
+Rows = dict[str, np.ndarray]
+
+
+def random_documents(seed: int) -> list[bytes]:
+    """Of 1 to 70 bytes, a few of 300; now and then one that is skipped."""
+    random = np.random.default_rng(seed)
+    sizes = random.integers(1, 70, random.integers(1, 80))
+    sizes[random.random(len(sizes)) < 0.05] = 300
+    documents = [bytes(random.integers(97, 123, size, dtype=np.uint8)) for size in sizes]
+    return [b"" if random.random() < 0.05 else document for document in documents]
+
+
+def build(construction: Construction, documents: list[bytes], length: int) -> Rows:
+    """All rows of a finite read, byte vocabulary."""
+    from fire_lm.data import preprocessors, vocabularies
+    from fire_lm.data.quiet_tensorflow import tf
+
+    texts = tf.data.Dataset.from_tensor_slices({"text": documents})
+    groups = preprocessors.Tokenize(vocabularies.load("bytes"), byte_counts=True)(texts)
+    built = preprocessors.CONSTRUCTIONS[construction](groups, {"targets": length})
+    groups = list(built.as_numpy_iterator())
+    counted = {name: sum(g[name] for g in groups) for name in preprocessors.COUNTERS}
+    features = ("byte_counts", *TextData("", construction=construction).features)
+    return counted | {name: np.concatenate([g[name] for g in groups]) for name in features}
+
+
+def tokens_of(documents: list[bytes]) -> list[list[int]]:
+    return [[byte + 3 for byte in document] + [EOS] for document in documents if document]
+
+
+def expected_rows(construction: str, documents: list[list[int]], length: int) -> list[list[list]]:
+    """Rows of segments of tokens, as the words of TextData.construction say."""
+    if construction == "concat":
+        stream = [token for document in documents for token in document]
+        full = range(0, len(stream) // length * length, length)
+        return [[stream[i : i + length]] for i in full]
+    if construction == "long_documents":
+        return [[document[:length]] for document in documents if len(document) >= length]
+    parts = [d[i : i + length] for d in documents for i in range(0, len(d), length)]
+    if construction == "cut":
+        return [[part] for part in parts]
+    rows: list[list[list]] = []
+    for part in parts:
+        if not rows or sum(map(len, rows[-1])) + len(part) > length:
+            rows.append([])
+        rows[-1].append(part)
+    return rows
+
+
+def assert_conserved(rows: Rows, construction: str, documents: list[bytes], length: int) -> None:
+    """Every row, token for token, and that nothing else is there."""
+    kept = tokens_of(documents)
+    expected = expected_rows(construction, kept, length)
+    for name in set(rows) & {"targets", "byte_counts", "segment_ids"}:
+        assert rows[name].dtype == np.int32 and rows[name].shape == (len(expected), length)
+        values = {
+            "targets": lambda segment, number: segment,
+            "byte_counts": lambda segment, number: [int(token != EOS) for token in segment],
+            "segment_ids": lambda segment, number: [number] * len(segment),
+        }[name]
+        for row, segments in zip(rows[name], expected, strict=True):
+            wanted = [v for number, s in enumerate(segments, 1) for v in values(s, number)]
+            assert row.tolist() == wanted + [0] * (length - len(wanted)), name
+    total, found = sum(map(len, kept)), int((rows["targets"] != 0).sum())
+    lost = {"concat": total % length, "cut": 0, "packed": 0, "long_documents": total - found}
+    assert total - found == lost[construction]
+    short = sum(len(d) < length for d in kept) if construction == "long_documents" else 0
+    counts = (len(documents) - len(kept), len(kept), short)
+    assert (rows["skipped"], rows["documents"], rows["short"]) == counts
+
+
+@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.ci) for seed in range(1, 6))]
+)
+def test_every_token_is_where_it_belongs(construction, seed):
+    documents = random_documents(seed)
+    for length in (2, 7, 64, 1000):
+        rows = build(construction, documents, length)
+        assert_conserved(rows, construction, documents, length)
+
+
+@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+def test_the_conservation_check_can_fail(construction):
+    documents = random_documents(0)
+    rows = build(construction, documents, 16)
+    features = ("byte_counts", *TextData("", construction=construction).features)
+    changes: list[Callable[[np.ndarray], np.ndarray]] = [
+        lambda x: x[1:],
+        lambda x: np.concatenate([x, x[:2]]),
+        lambda x: x + (np.arange(16) == 3) * (np.arange(len(x))[:, None] == 2),
+        lambda x: x[:, ::-1],
+    ]
+    for name in features:
+        for change in changes if name == "targets" else changes[:3]:
+            with pytest.raises(AssertionError):
+                broken = rows | {name: change(rows[name]).astype(np.int32)}
+                assert_conserved(broken, construction, documents, 16)
+    with pytest.raises(AssertionError):
+        assert_conserved(rows | {"skipped": rows["skipped"] + 1}, construction, documents, 16)
+
+
+def test_a_huge_document_is_skipped_and_counted(monkeypatch):
+    from fire_lm.data import preprocessors
+
+    monkeypatch.setattr(preprocessors, "LONGEST_DOCUMENT", 50)
+    rows = build("cut", [b"x" * 50, b"y" * 51, b"z"], 64)
+    assert (rows["skipped"], rows["documents"]) == (1, 2)
+    assert rows["byte_counts"].sum() == 51
+
+
+SEGMENTS = np.array([[1, 1, 1, 2, 2, 3, 0, 0], [4, 4, 4, 4, 5, 5, 5, 5]], np.int32)
+SEGMENT_POSITIONS = [[0, 1, 2, 0, 1, 0, 0, 1], [0, 1, 2, 3, 0, 1, 2, 3]]
+
+
+def test_positions_and_inputs_start_anew_in_each_segment():
+    pos = segment_positions(jnp.arange(8)[None], jnp.asarray(SEGMENTS))
+    np.testing.assert_array_equal(pos, SEGMENT_POSITIONS)
+    spread = segment_positions(10 * jnp.arange(8, dtype=jnp.float32)[None], jnp.asarray(SEGMENTS))
+    np.testing.assert_array_equal(spread, 10 * np.array(SEGMENT_POSITIONS))
+    targets = jnp.arange(1, 17).reshape(2, 8)
+    read = shift_right(targets, jnp.asarray(SEGMENTS))
+    np.testing.assert_array_equal(read, [[0, 1, 2, 0, 4, 0, 0, 7], [0, 9, 10, 11, 0, 13, 14, 15]])
+
+
+def losses(position: str, rows: Rows) -> list[np.ndarray]:
+    """Nats of the tokens of each segment, in order."""
+    config = verbs.load_config(
+        ["configs/runs/quickstart.gin", f"configs/positions/{position}.gin"],
+        ["size_tiny.num_layers=2", "size_tiny.hidden_size=32", "size_tiny.num_heads=2"]
+        + ["size_tiny.head_dim=16", "size_tiny.mlp_size=32", "TRAIN_LENGTH=64"],
+    )
+    model = config.call("build_decoder")
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *[jnp.zeros((1, 1), jnp.int32)] * 2)
+    random = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: jnp.float32(random.normal(0, 0.3, x.shape)), shapes["params"])
+    targets = jnp.asarray(rows["targets"])
+    segments = rows.get("segment_ids")
+    function = jax.jit(
+        lambda *segment: token_losses(model, params, targets, jnp.arange(64)[None], *segment)[0],
+        compiler_options={"xla_backend_optimization_level": 0},
+    )
+    nll = np.asarray(function() if segments is None else function(jnp.asarray(segments)))
+    if segments is None:
+        return [row[scored] for row, scored in zip(nll, rows["targets"] != 0, strict=True)]
+    return [
+        row[ids == number]
+        for row, ids in zip(nll, segments, strict=True)
+        for number in range(1, ids.max() + 1)
+    ]
+
+
+# The others take as long again each.
+QUICK = {"fire"}
+
+
+@pytest.mark.parametrize(
+    "position", [n if n in QUICK else pytest.param(n, marks=pytest.mark.ci) for n in CLASSES]
+)
+def test_packed_documents_have_the_losses_that_they_have_alone(position):
+    documents = random_documents(3)[:12]
+    packed, alone = (build(name, documents, 64) for name in ("packed", "cut"))
+    assert len(packed["targets"]) < len(alone["targets"])
+    expected = losses(position, alone)
+    for ours, theirs in zip(losses(position, packed), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+    # Without segments each document would see those before it.
+    del packed["segment_ids"]
+    joined = np.concatenate(losses(position, packed))
+    assert np.max(np.abs(joined - np.concatenate(expected))) > 0.05
+
+
+@pytest.mark.ci
+def test_a_step_on_packed_documents_is_a_step_on_separate_ones():
+    """Loss, gradient and count of tokens; also over microbatches."""
+    documents = random_documents(3)[:14]
+    packed, alone = (build(name, documents, 64) for name in ("packed", "cut"))
+    model = build_decoder(size_tiny(num_layers=2), FIRE, 259, train_length=64, dtype="float32")
+    optimizer = AdamW(learning_rate=1e-3, warmup_steps=0).build(train_steps=9)
+    state = jax.jit(functools.partial(init_state, model, optimizer))(jax.random.key(0))
+
+    def step(rows: Rows, microbatches: int) -> dict[str, float]:
+        batch = {}
+        for name in set(rows) & {"targets", "segment_ids"}:
+            filled = np.pad(rows[name], ((0, -len(rows[name]) % 4), (0, 0)))
+            batch[name] = jnp.asarray(filled)
+        run = functools.partial(
+            train_step,
+            model=model,
+            optimizer=optimizer,
+            seed=0,
+            z_loss=1e-3,
+            microbatches=microbatches,
+        )
+        return {name: float(value) for name, value in jax.jit(run)(state, batch)[1].items()}
+
+    expected = step(alone, 1)
+    assert expected["tokens"] == (alone["targets"] != 0).sum() == (packed["targets"] != 0).sum()
+    assert step(packed, 1) == pytest.approx(expected, rel=1e-4)
+    assert step(packed, 2) == pytest.approx(expected, rel=1e-4)
+    del packed["segment_ids"]
+    assert step(packed, 1) != pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,180 @@
+"""`corpus check` tells what is read later; the vocabulary of `corpus vocab` loses nothing."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fire_lm.data
+from fire_lm.cli import main
+from fire_lm.data.text import CONSTRUCTIONS, TextData, unknown_warning
+from fire_lm.errors import UserError
+from fire_lm.evaluation.length_sweep import count
+
+LENGTHS = (32, 64, 256)
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> str:
+    """Texts of 3 to 600 bytes; one is in both splits, one twice in train."""
+    from fire_lm.data import c4_writer
+
+    random = np.random.default_rng(0)
+    words = [f"{i * 7919 % 4099:x} " for i in range(300)]
+
+    def texts(split: str, count: int) -> dict[str, bytes]:
+        drawn = (random.choice(words, random.integers(1, 120)) for _ in range(count))
+        return {f"{split}/{i}": "".join(w).encode() for i, w in enumerate(drawn)}
+
+    train, validation = texts("train", 90), texts("validation", 40)
+    train["train/again"] = train["train/3"]
+    validation["validation/leaked"] = train["train/4"]
+    folder = tmp_path_factory.mktemp("checked")
+    c4_writer.write(folder, {"train": train, "validation": validation | {"empty": b" "}})
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(data_dir, tmp_path_factory) -> str:
+    output = tmp_path_factory.mktemp("vocabulary") / "deep" / "lossless.model"
+    arguments = [f"--data_dir={data_dir}", "--size=400", f"--output={output}"]
+    assert main(["corpus", "vocab", *arguments]) == 0
+    return str(output)
+
+
+@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+def test_the_forecast_of_a_sweep_is_what_a_sweep_reads(data_dir, construction):
+    from fire_lm.data.survey import survey, sweep_contents
+
+    data = TextData(data_dir, construction=construction)
+    contents = survey(data, "validation", 10**6)
+    text = fire_lm.data.scoring_text(data, length=max(LENGTHS), num_sequences=10**6)
+    for forecast in sweep_contents(construction, contents.tokens, LENGTHS):
+        assert (forecast.sequences, forecast.tokens) == count(text, forecast.length)[:2]
+        ends = int(np.sum(text.targets == 1))
+        if construction in ("cut", "packed"):
+            assert forecast.documents == ends and forecast.tokens == contents.tokens.sum()
+            assert forecast.padding > 0.01
+        else:
+            assert forecast.padding == 0 and forecast.documents >= ends
+    broken = sweep_contents(construction, contents.tokens // 2, LENGTHS)
+    assert broken != sweep_contents(construction, contents.tokens, LENGTHS)
+
+
+def test_contents_are_counted(data_dir):
+    from fire_lm.data import tasks
+    from fire_lm.data.survey import survey
+
+    data = TextData(data_dir)
+    train, validation = (survey(data, split, 10**6) for split in ("train", "validation"))
+    assert (len(train.tokens), train.duplicates, train.skipped) == (91, 1, 0)
+    assert (len(validation.tokens), validation.duplicates, validation.skipped) == (41, 0, 1)
+    assert len(train.digests & validation.digests) == 1
+    texts = [text for group, _ in tasks.document_groups(data, "train") for text in group]
+    assert train.text_bytes == sum(map(len, texts))
+    assert train.tokens.tolist() == [len(text) + 1 for text in texts]
+    assert train.whole and not survey(data, "train", 16).whole
+
+
+def test_the_command_prints_tables_and_draws(data_dir, tmp_path, capsys):
+    picture = tmp_path / "lengths.png"
+    arguments = [f"--data_dir={data_dir}", "--lengths=32,64", f"--output={picture}"]
+    assert main(["corpus", "check", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"train +91 +0 +1 ", out) and re.search(r"validation +41 +1 +0 ", out)
+    assert "texts in both train and validation: 1" in out
+    assert len(re.findall(rf"^ +({'|'.join(CONSTRUCTIONS)}) ", out, re.MULTILINE)) == 8
+    assert picture.read_bytes().startswith(b"\x89PNG") and "warning" not in out
+    assert main(["corpus", "check", f"--data_dir={data_dir}", "--lengths=32,48"]) == 2
+    assert main(["corpus", "check", f"--data_dir={tmp_path}"]) == 2
+    assert "No data set" in capsys.readouterr().err
+
+
+def test_the_vocabulary_loses_nothing(vocabulary, data_dir):
+    """Through seqio and TensorFlow, as training reads it; and every byte is counted."""
+    from fire_lm.data import vocabularies
+
+    loaded = vocabularies.load(vocabulary)
+    special = (loaded.pad_id, loaded.eos_id, loaded.tokenizer.unk_id())
+    assert (
+        special == (0, 1, 2)
+        and fire_lm.data.vocabulary_size(TextData("", vocabulary=vocabulary)) == 400
+    )
+    strange = [
+        "plain words", "  indented\n\n\ttabs \t\n", "\\frac{a}{b} ~ < >",
+        "naïve Straße 漢字 😀",
+        "trailing space ", " leading", "a\0b", "\u200b\ufeff\u3000", "ﬁ ① e\u0301", "\r\n",
+    ]  # fmt: skip
+    tokenize = vocabularies.tokenizer_with_byte_counts(loaded)
+    tokens, counts = tokenize([text.encode() for text in strange])
+    for text, ids, size in zip(strange, tokens.to_list(), counts.to_list(), strict=True):
+        assert loaded.decode(ids) == text and loaded.tokenizer.EncodeAsIds(text) == ids
+        assert sum(size) == len(text.encode()) and min(size) >= 0
+        assert not {0, 1, 2} & set(ids)
+    lossy = vocabularies.load(str(_test_model()))
+    assert any(lossy.decode(lossy.tokenizer.EncodeAsIds(text)) != text for text in strange)
+    data = TextData(data_dir, vocabulary=vocabulary)
+    assert fire_lm.data.unknown_share(data, "train") == 0.0
+
+
+def _test_model() -> Path:
+    import seqio
+
+    folder = Path(seqio.__file__).parent / "test_data" / "sentencepiece"
+    return folder / "sentencepiece.model"
+
+
+def test_unknown_text_is_measured_and_told(data_dir, capsys, tmp_path):
+    from fire_lm.data import c4_writer, vocabularies
+
+    braces = b"{ some words } ~ " * 30
+    c4_writer.write(tmp_path, {"train": {str(i): braces + b"%d" % i for i in range(20)}})
+    data = TextData(str(tmp_path), vocabulary=str(_test_model()))
+    share = fire_lm.data.unknown_share(data, "train")
+    processor = vocabularies.load(data.vocabulary).tokenizer
+    ids = processor.EncodeAsIds(braces.decode())
+    assert (
+        share == pytest.approx(ids.count(processor.unk_id()) / len(ids), abs=0.02) and share > 0.05
+    )
+    told = unknown_warning(share, "train", data)
+    assert f"{share:.1%} of the train tokens" in told and told.count("\n") == 1
+    assert unknown_warning(0.01, "train", data) == ""
+    scored = fire_lm.data.scoring_text(data, length=32, num_sequences=9, split="train")
+    assert scored.unknown == np.mean(scored.targets[scored.targets != 0] == processor.unk_id())
+    plain = dataclasses.replace(data, vocabulary="bytes")
+    assert fire_lm.data.unknown_share(plain, "train") == 0.0
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--size=259"], "259 ids are bytes"),
+        (["--size=32000"], "No vocabulary of 32000 pieces from"),
+        (["--tfds_name=other:1.0.0"], "It holds c4/en:3.1.0"),
+    ],
+)
+def test_vocabularies_that_cannot_be_trained(data_dir, tmp_path, arguments, told, capsys):
+    output = tmp_path / "some.model"
+    command = ["corpus", "vocab", f"--data_dir={data_dir}", f"--output={output}"]
+    assert main([*command, *arguments]) == 2
+    assert told in capsys.readouterr().err and not output.exists()
+
+
+def test_a_vocabulary_is_never_written_over(vocabulary, data_dir, capsys):
+    command = ["corpus", "vocab", f"--data_dir={data_dir}", f"--output={vocabulary}", "--size=300"]
+    before = Path(vocabulary).read_bytes()
+    assert main(command) == 2 and "exists" in capsys.readouterr().err
+    assert Path(vocabulary).read_bytes() == before
+
+
+def test_several_data_sets_need_a_name(data_dir, tmp_path):
+    from fire_lm.corpus_verbs import only_data_set
+
+    for name in ("one", "two"):
+        (tmp_path / name / "1.0.0").mkdir(parents=True)
+        (tmp_path / name / "1.0.0" / "dataset_info.json").write_text("{}")
+    arguments = type("Arguments", (), {"data_dir": str(tmp_path), "tfds_name": None})
+    with pytest.raises(UserError, match="holds one:1.0.0, two:1.0.0: say --tfds_name"):
+        only_data_set(arguments)  # type: ignore[arg-type]
