@@ -50,9 +50,20 @@ def build_parser() -> argparse.ArgumentParser:
     sweep.add_argument("--dry_run", action="store_true", help="say what would be scored and stop")
 
     corpus = verbs.add_parser(
-        "corpus", parents=[debug], help="write the bundled text as a data set"
+        "corpus", parents=[debug], help="write the bundled text as a data set, or one as blocks"
     )
+    corpus.add_argument("task", nargs="?", choices=["blocks"], help="tokenise --data_dir once")
     corpus.add_argument("--data_dir", required=True, help="folder to write, for DATA_DIR")
+    blocks = corpus.add_argument_group("blocks", "tokenised text from the data set in --data_dir")
+    blocks.add_argument("--output", help="directory of the blocks, local or gs://")
+    blocks.add_argument("--tfds_name", default="c4/en:3.1.0", help="(%(default)s)")
+    blocks.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
+    blocks.add_argument("--splits", type=_names, default=[], metavar="A,B", help="all by default")
+    blocks.add_argument("--parts", type=_number, help="of each split (one a gigabyte of text)")
+    blocks.add_argument("--runner", help="of Apache Beam, such as DirectRunner or DataflowRunner")
+    blocks.add_argument(
+        "--runner_options", action="append", default=[], metavar="--NAME=VALUE", help="for Beam"
+    )
 
     bench = verbs.add_parser("bench", parents=[debug], help="time and memory, side by side")
     bench.add_argument("subject", choices=["attention"], help="what to measure")

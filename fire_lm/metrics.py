@@ -105,14 +105,18 @@ class MetricsLog:
         start = SessionLog(status=SessionLog.START)
         self._events.add_event(Event(step=resume_step + 1, session_log=start))
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One object in the file, one scalar each in TensorBoard."""
+    def write(self, step: int, values: Mapping[str, float | str]) -> None:
+        """One object in the file, one scalar for each number in TensorBoard."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         self._file.write(json.dumps({"step": step, **values}) + "\n")
         self._file.flush()
-        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        scalars = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in values.items()
+            if not isinstance(value, str)
+        ]
         event = Event(step=step, wall_time=time.time(), summary=Summary(value=scalars))
         self._events.add_event(event)
 

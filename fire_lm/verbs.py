@@ -16,8 +16,9 @@ from etils import epath
 from fire_lm import config as gin
 from fire_lm import evaluation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, available_steps, choose_step, split_run
-from fire_lm.data import TextData, write_embedded_corpus
+from fire_lm.data import Blocks, TextData, write_blocks, write_embedded_corpus
 from fire_lm.errors import UserError
+from fire_lm.metrics import Progress
 from fire_lm.reporting import SweepRow, read_rows, write_rows
 from fire_lm.reporting import length_sweep as report
 from fire_lm.sharding import MeshShape, initialize_distributed, skip_absent_tpu
@@ -39,6 +40,7 @@ def load_config(
         models.size_125m,
         models.size_350m,
         TextData,
+        Blocks,
         training.AdamW,
         Checkpointing,
         training.Watchdog,
@@ -253,12 +255,60 @@ def find_runs(
 
 
 def corpus(arguments: argparse.Namespace) -> None:
-    """`fire-lm corpus`: the bundled text as a TFDS data set."""
+    """`fire-lm corpus`: the bundled text as a TFDS data set, or such a data set as blocks."""
+    if arguments.task == "blocks":
+        corpus_blocks(arguments)
+        return
+    check_for_blocks(arguments)
     summary = write_embedded_corpus(arguments.data_dir, lambda text: print(text, flush=True))
     for split, documents in summary.documents.items():
         print(f"{split}: {documents:,} documents, {summary.bytes[split] / 1e6:.1f} MB")
     print(f"{summary.skipped:,} files left out (too short, too long or not UTF-8)")
     print(f"read it with --gin.DATA_DIR={arguments.data_dir}")
+
+
+def check_for_blocks(arguments: argparse.Namespace) -> None:
+    """Options of `corpus blocks` that would have no effect."""
+    for name in ("output", "splits", "parts", "runner", "runner_options"):
+        if getattr(arguments, name):
+            raise UserError(f"--{name} is for `fire-lm corpus blocks`, which reads --data_dir")
+
+
+def corpus_blocks(arguments: argparse.Namespace) -> None:
+    """`fire-lm corpus blocks`: a data set tokenised once, for `configs/data/blocks.gin`."""
+    if not arguments.output:
+        raise UserError("corpus blocks needs --output=DIR, where the blocks go")
+    if arguments.runner_options and not arguments.runner:
+        raise UserError("--runner_options are for Beam: say which --runner, such as DirectRunner")
+    _quiet_libraries()
+    progress: Progress | None = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal progress
+        progress = progress or Progress(max(done, total))
+        progress.show(done, "documents")
+
+    manifest = write_blocks(
+        TextData(arguments.data_dir, arguments.tfds_name, arguments.vocabulary),
+        arguments.output,
+        splits=arguments.splits,
+        parts=arguments.parts,
+        progress=show,
+        runner=arguments.runner,
+        runner_options=arguments.runner_options,
+    )
+    if progress:
+        progress.close()
+    for split, parts in manifest.splits.items():
+        documents, skipped, tokens, text = (
+            sum(getattr(part, name) for part in parts)
+            for name in ("documents", "skipped", "tokens", "bytes")
+        )
+        print(
+            f"{split}: {documents:,} documents ({skipped:,} of them empty or undecodable), "
+            f"{tokens:,} tokens for {text / 1e6:,.1f} MB of text, {len(parts)} part(s)"
+        )
+    print(f"read them with --gin_file=configs/data/blocks.gin --gin.DATA_DIR={arguments.output}")
 
 
 def _quiet_libraries() -> None:

@@ -68,9 +68,12 @@ def command(data_dir: Path, workdir: Path, *more: str, position: str = "fire") -
 
 
 def logged(workdir: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, but for the speed, which no repetition repeats."""
+    """The lines of metrics.jsonl, but for times, which no repetition repeats."""
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows]
+    return [
+        {k: v for k, v in row.items() if k not in ("tokens_per_second", "data_wait")}
+        for row in rows
+    ]
 
 
 def saved_state(workdir: Path, step: int) -> dict[str, Any]:

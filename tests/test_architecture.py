@@ -45,11 +45,13 @@ ALLOWED["__main__"] = {"cli"}
 
 # Package from outside -> the only module of fire_lm that may import it.
 CONFINED = {
+    "apache_beam": "data",
     "gin": "config",
     "matplotlib": "reporting",
     "seqio": "data",
     "tensorflow": "data",
     "tensorflow_datasets": "data",
+    "tensorstore": "data",
     "torch": "bench",
 }
 

@@ -83,8 +83,19 @@ class Checkpoints:
         multihost_utils.sync_global_devices("checkpoints recovered")
         return newest
 
-    def save(self, step: int, state: Any, position: bytes, info: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        position: bytes,
+        info: Mapping[str, Any],
+        *,
+        shared_position: bool = False,
+    ) -> None:
         """Starts an asynchronous save; `state` may be donated once this returns.
+
+        With `shared_position`, all processes give the same position, and it is restored on any
+        number of them.
 
         A save that fails is told and training may go on: the newest whole checkpoint stays.
 
@@ -99,7 +110,7 @@ class Checkpoints:
                 self._directory / str(step),
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
-                    position=PositionSave(position),
+                    position=PositionSave(position, shared_position),
                     info=ocp.args.JsonSave(dict(info)),
                 ),
             )

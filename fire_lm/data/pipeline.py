@@ -19,16 +19,14 @@ import numpy as np
 
 from fire_lm.data import tasks
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.text import ScoringText, TextData
+from fire_lm.data.text import SCORING_SPREAD, ScoringText, TextData
 from fire_lm.errors import RunFailed, UserError
-
-# Rows read for each row scored: taken evenly from them, so that a few rows of a small set do not
-# all come from one or two documents.
-_SCORING_SPREAD = 8
 
 
 class TrainIterator:
     """Endless batches of one shard, the same for the same arguments; see `fire_lm.data`."""
+
+    shared_state = False
 
     def __init__(
         self,
@@ -58,6 +56,10 @@ class TrainIterator:
         self._next_start: dict[str, bytes] = {}
         self._skipped = 0  # not yet reported
         self._began = False
+
+    @property
+    def description(self) -> str:
+        return f"{self._documents:,} documents through seqio"
 
     def __iter__(self) -> TrainIterator:
         return self
@@ -218,7 +220,7 @@ def scoring_text(
         byte_counts.append(group["byte_counts"])
         rows += len(group["targets"])
         skipped += int(group["skipped"])
-        if rows >= num_sequences * _SCORING_SPREAD:
+        if rows >= num_sequences * SCORING_SPREAD:
             break
     if not rows:
         raise UserError(

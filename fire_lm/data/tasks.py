@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fire_lm.data import preprocessors, vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
 from fire_lm.data.text import TextData
 from fire_lm.errors import UserError
+
+Preprocessor = Callable[..., tf.data.Dataset]
 
 # Files read at once. Few, so that the seed's order of the files decides which documents a short
 # run sees; documents within a file are in hash order already.
@@ -31,7 +33,7 @@ def check(data: TextData, *, length: int, split: str) -> int:
     if data.shuffle_buffer < 1:
         raise UserError(f"TextData.shuffle_buffer is at least 1, not {data.shuffle_buffer}.")
     vocabularies.load(data.vocabulary)
-    info = _dataset_info(data)
+    info = dataset_info(data)
     if split not in info.splits:
         raise UserError(
             f"{data.tfds_name} in {data.data_dir} has no split {split!r}, "
@@ -42,7 +44,7 @@ def check(data: TextData, *, length: int, split: str) -> int:
     return info.splits[split].num_examples
 
 
-def _dataset_info(data: TextData) -> tfds.core.DatasetInfo:
+def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
     missing = (
         f"No data set {data.tfds_name} in the directory {data.data_dir}\n"
         f"`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there."
@@ -70,21 +72,44 @@ def dataset(
     byte_counts: bool = False,
 ) -> tf.data.Dataset:
     """Groups of rows (see preprocessors). With a seed: files shuffled, endless. Without: once."""
+    construct = preprocessors.CONSTRUCTIONS[data.construction]
+    task = _task(data, split, construct, byte_counts=byte_counts, rank=2)
+    return _read(task, split=split, length=length, seed=seed, shard=shard)
+
+
+def documents(
+    data: TextData, *, split: str, shard: seqio.ShardInfo | None = None
+) -> tf.data.Dataset:
+    """Groups of whole documents with their byte counts, once, in the order of a read to score."""
+    task = _task(data, split, byte_counts=True, rank=1)
+    return _read(task, split=split, length=None, seed=None, shard=shard)
+
+
+def _task(
+    data: TextData, split: str, *construct: Preprocessor, byte_counts: bool, rank: int
+) -> seqio.Task:
     vocabulary = vocabularies.load(data.vocabulary)
-    task = seqio.Task(  # not registered: two data directories in one process never collide
+    return seqio.Task(  # not registered: two data directories in one process never collide
         "fire_lm_text",
         source=seqio.TfdsDataSource(
             data.tfds_name, tfds_data_dir=data.data_dir, splits=[split], read_only=True
         ),
-        preprocessors=[
-            preprocessors.Tokenize(vocabulary, byte_counts),
-            preprocessors.CONSTRUCTIONS[data.construction],
-        ],
-        output_features={"targets": seqio.Feature(vocabulary, rank=2)},
+        preprocessors=[preprocessors.Tokenize(vocabulary, byte_counts), *construct],
+        output_features={"targets": seqio.Feature(vocabulary, rank=rank)},
         shuffle_buffer_size=1,  # rows are shuffled in pipeline.py, whose state stays small
     )
+
+
+def _read(
+    task: seqio.Task,
+    *,
+    split: str,
+    length: int | None,
+    seed: int | None,
+    shard: seqio.ShardInfo | None,
+) -> tf.data.Dataset:
     with _read_config(), without_their_warnings():
-        rows = task.get_dataset(
+        groups = task.get_dataset(
             {"targets": length},
             split=split,
             shuffle=seed is not None,
@@ -98,7 +123,7 @@ def dataset(
     options.deterministic = True
     options.experimental_symbolic_checkpoint = True
     options.autotune.ram_budget = 2**29  # bytes; bounds what is read ahead
-    return rows.with_options(options)
+    return groups.with_options(options)
 
 
 @contextlib.contextmanager

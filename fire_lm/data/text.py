@@ -1,11 +1,24 @@
-"""What text to read and what a read gives back: plain dataclasses, no TensorFlow."""
+"""What text to read and what a read gives back: plain dataclasses.
+
+TensorFlow is imported by the methods that need it, and only once they are called (10 s).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from fire_lm.data.pipeline import TrainIterator
+
+# Rows read for each row scored: taken evenly from them, so that a few rows of a small set do not
+# all come from one or two documents.
+SCORING_SPREAD = 8
+
+Construction = Literal["concat", "cut", "packed", "long_documents"]
+CONSTRUCTIONS: tuple[str, ...] = get_args(Construction)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +42,26 @@ class TextData:
     construction: Literal["concat", "cut"] = "concat"
     shuffle_buffer: int = 1000
 
+    def train_iterator(self, **arguments: int) -> TrainIterator:
+        from fire_lm.data import pipeline
+
+        return pipeline.TrainIterator(self, **arguments)
+
+    def scoring_text(self, *, length: int, num_sequences: int, split: str) -> ScoringText:
+        from fire_lm.data import pipeline
+
+        return pipeline.scoring_text(self, length=length, num_sequences=num_sequences, split=split)
+
+    def vocabulary_size(self) -> int:
+        from fire_lm.data import vocabularies
+
+        return vocabularies.load(self.vocabulary).vocab_size
+
+    def label(self) -> str:
+        from fire_lm.data import corpus
+
+        return corpus.dataset_label(self)
+
 
 @dataclasses.dataclass(frozen=True)
 class ScoringText:
@@ -38,9 +71,11 @@ class ScoringText:
         targets: int32 [n, length]; 0 is padding, never scored.
         byte_counts: int32 [n, length]; bytes of the original text that each target stands for
             (0 for the end of a document and for padding).
-        skipped: documents met while reading that were empty or undecodable.
+        skipped: documents met while reading that were empty, undecodable or huge.
+        segment_ids: int32 [n, length] as in training, or None where rows are not packed.
     """
 
     targets: np.ndarray
     byte_counts: np.ndarray
     skipped: int
+    segment_ids: np.ndarray | None = None

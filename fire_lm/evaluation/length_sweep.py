@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm import sharding
 from fire_lm.checkpoints import restore_params
-from fire_lm.data import ScoringText, TextData, dataset_label, scoring_text
+from fire_lm.data import Data, ScoringText, dataset_label, scoring_text
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.metrics import Progress
 from fire_lm.models import Decoder, token_losses
@@ -40,7 +40,7 @@ def length_sweep(
     model: Decoder,
     encoding: str,
     variant: str,
-    data: TextData,
+    data: Data,
     lengths: tuple[int, ...],
     tokens: int = 2**21,
     tokens_per_batch: int = 2**16,

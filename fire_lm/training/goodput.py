@@ -49,6 +49,11 @@ class Goodput:
         if now - self._written > _PERIOD:
             self.write()
 
+    def seconds(self, stage: str) -> float:
+        """What has gone into a stage so far."""
+        under_way = time.monotonic() - self._since if stage == self.stage else 0.0
+        return self._seconds.get(stage, 0.0) + under_way
+
     def saved(self, step: int) -> None:
         """All up to here is kept if the next start resumes from `step`."""
         self.enter(self.stage)

@@ -27,7 +27,7 @@ from fire_lm.checkpoints import (
     restore_params,
     split_run,
 )
-from fire_lm.data import TextData
+from fire_lm.data import Data
 from fire_lm.errors import Preempted, UserError
 from fire_lm.metrics import phase
 from fire_lm.models import Decoder, encoding_names
@@ -44,7 +44,7 @@ def pretrain(
     *,
     workdir: str,
     model: Decoder,
-    data: TextData,
+    data: Data,
     optimizer: AdamW,
     checkpoints: Checkpointing,
     train_steps: int,
@@ -135,7 +135,7 @@ def pretrain(
         model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
 
         # --- Data: this process's slice of every batch.
-        with phase("opening the data (TensorFlow takes most of it)", quiet):
+        with phase("opening the data", quiet):
             shard_index, shard_count = sharding.process_shard(device_mesh, jax.process_index())
             check_vocabulary(data, model.vocab_size)
             batches = data_layer.train_iterator(
@@ -146,6 +146,8 @@ def pretrain(
                 shard_index=shard_index,
                 shard_count=shard_count,
             )
+        if not quiet:
+            print(f"data: {batches.description}", flush=True)
 
         # --- State: from where this run stopped, or fresh, or from another run.
         counters = new_counters()
@@ -196,6 +198,7 @@ def pretrain(
             schedule=optimizer.schedule(train_steps),
             flops=model_flops_per_token(model, abstract.params, train_length),
             counters=counters,
+            data_seconds=lambda: goodput.seconds(DATA),
             quiet=quiet,
         )
         with contextlib.closing(reporter), watchdog.watching(workdir, goodput) as watch:
@@ -238,7 +241,13 @@ def run_steps(
             if step % save_every == 0 or step == train_steps or stopping:
                 reporter.flush()  # never save a step whose loss is not known to be finite
                 goodput.enter(SAVE)
-                writer.save(step, state, batches.get_state(), reporter.counters)
+                writer.save(
+                    step,
+                    state,
+                    batches.get_state(),
+                    reporter.counters,
+                    shared_position=batches.shared_state,
+                )
                 reporter.last_saved = step
                 goodput.saved(step)
             watch.finished(step)
@@ -313,7 +322,7 @@ def ensure_writable(workdir: str) -> None:
         raise UserError(f"cannot write to --workdir {workdir}: {reason}") from error
 
 
-def check_vocabulary(data: TextData, vocab_size: int) -> None:
+def check_vocabulary(data: Data, vocab_size: int) -> None:
     """Every id that the vocabulary emits needs a row of the embedding."""
     needed = data_layer.vocabulary_size(data)
     if needed > vocab_size:

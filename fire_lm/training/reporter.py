@@ -1,6 +1,8 @@
 """Reads what the steps report, one step behind the device, and tells people and files.
 
-`documents_skipped` counts those of process 0's share of the text.
+`documents_skipped` counts those of process 0's share of the text. `data_wait` is the share of the
+time since the last line that process 0 waited for batches. `batch_hash` tells which batches the run
+has seen from its first step on, in which order.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import jax
 
 from fire_lm.errors import RunFailed
 from fire_lm.metrics import MetricsLog, Progress, peak_flops
+from fire_lm.training.batch_hash import chained
 
 
 def new_counters() -> dict[str, Any]:
@@ -21,7 +24,7 @@ def new_counters() -> dict[str, Any]:
 
     `largest` holds the metrics of the encoding since the last line of the log.
     """
-    return {"tokens": 0, "documents_skipped": 0, "largest": {}}
+    return {"tokens": 0, "documents_skipped": 0, "largest": {}, "batch_hash": ""}
 
 
 class Reporter:
@@ -37,6 +40,7 @@ class Reporter:
         schedule: Callable[[Any], Any],
         flops: float,
         counters: dict[str, Any],
+        data_seconds: Callable[[], float],
         quiet: bool,
     ):
         self._log = None if quiet else MetricsLog(workdir, start)
@@ -46,7 +50,8 @@ class Reporter:
         self._schedule, self._flops, self.counters = schedule, flops, counters
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._waiting: tuple[int, Any, int] | None = None
-        self._since = (time.monotonic(), counters["tokens"])
+        self._data_seconds = data_seconds
+        self._since = (time.monotonic(), counters["tokens"], data_seconds())
 
     def pending(self, step: int, metrics: Any, skipped: int) -> None:
         """Hands over a dispatched step; its predecessor is read now."""
@@ -59,7 +64,11 @@ class Reporter:
             return
         step, metrics, skipped = self._waiting
         self._waiting = None
-        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        found = jax.device_get(metrics)
+        self.counters["batch_hash"] = chained(
+            self.counters["batch_hash"], found.pop("batch_hash").tolist()
+        )
+        values = {name: float(value) for name, value in found.items()}
         for name in ("loss", "grad_norm"):
             if not math.isfinite(values[name]):
                 kept = f"step {self.last_saved}" if self.last_saved else "none"
@@ -80,16 +89,20 @@ class Reporter:
             self._write(step, values)
 
     def _write(self, step: int, values: dict[str, float]) -> None:
-        now, tokens = time.monotonic(), self.counters["tokens"]
-        rate = (tokens - self._since[1]) / max(now - self._since[0], 1e-9)
-        self._since = (now, tokens)
-        logged = {
+        now, tokens, waited = time.monotonic(), self.counters["tokens"], self._data_seconds()
+        seconds = max(now - self._since[0], 1e-9)
+        rate = (tokens - self._since[1]) / seconds
+        data_wait = (waited - self._since[2]) / seconds
+        self._since = (now, tokens, waited)
+        logged: dict[str, float | str] = {
             "tokens": tokens,
             "loss": values["loss"],
             "grad_norm": values["grad_norm"],
             "learning_rate": float(self._schedule(step - 1)),
             "tokens_per_second": rate,
             "documents_skipped": self.counters["documents_skipped"],
+            "data_wait": data_wait,
+            "batch_hash": self.counters["batch_hash"],
         }
         logged |= self.counters["largest"]
         self.counters["largest"] = {}

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fire_lm.models import Decoder, position_metrics, token_losses
+from fire_lm.training.batch_hash import batch_hash
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
@@ -67,7 +68,7 @@ def train_step(
     `seed` draws the positions, where the model resamples them: one draw for the whole batch.
 
     Metrics, float32 scalars: `loss` (nats per token, without z-loss), `grad_norm` (before
-    clipping), `tokens` (scored in this batch), and those of the encoding.
+    clipping), `tokens` (scored in this batch), and those of the encoding; `batch_hash`, uint32 [2].
     """
     gradient = jax.value_and_grad(summed_loss, has_aux=True)
     targets_BT = batch["targets"]
@@ -93,4 +94,5 @@ def train_step(
     params = optax.apply_updates(state.params, updates)
     metrics = {"loss": nll / divisor, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
     metrics |= position_metrics(model, state.params)
+    metrics["batch_hash"] = batch_hash(batch)
     return TrainState(state.step + 1, params, opt_state), metrics
