@@ -21,7 +21,7 @@ FILE_NAME = "manifest.json"
 FORMAT = 1
 # Another name whenever the same documents become other tokens or byte counts, so that older sets
 # are refused. tests/test_blocks_writing.py holds what this one gives.
-PREPROCESSING = "skip blank and undecodable, append end of document; 1"
+PREPROCESSING = "skip unreadable documents, append end of document; 1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ def vocabulary_fingerprint(vocabulary: str) -> str:
 def write_json(path: str, content: Mapping[str, Any]) -> None:
     """With its checksum in it."""
     text = json.dumps({**content, "sha256": _digest(content)}, indent=1)
-    storage.write_bytes(path, f"{text}\n".encode())
+    storage.write_bytes(path, text.encode())  # no newline: every byte counts
 
 
 def read_json(path: str) -> dict[str, Any] | None:

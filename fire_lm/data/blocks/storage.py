@@ -20,6 +20,8 @@ from fire_lm.errors import RunFailed
 CHUNK = 2**13  # elements; what is read for a row at random, at least
 FILE = 2**24  # elements
 _CACHE_BYTES = 2**28  # of file indices (16 bytes a chunk) and of chunks read last
+# For half a minute; tensorstore's own default goes on for a quarter of an hour.
+_RETRIES = {"max_retries": 6, "initial_delay": "1s", "max_delay": "8s"}
 
 _INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 _PLAIN = [*_INDEX_CODECS]
@@ -38,7 +40,7 @@ def read_bytes(path: str) -> bytes | None:
     """
     folder, _, name = _url(path).rpartition("/")
     try:
-        found = ts.KvStore.open(f"{folder}/").result().read(name).result()
+        found = ts.KvStore.open(f"{folder}/", context=_context()).result().read(name).result()
     except (ValueError, OSError, TimeoutError, NotImplementedError) as error:
         raise RunFailed(f"Reading {path} failed: {brief(error)}") from error
     return None if found.state == "missing" else found.value
@@ -48,7 +50,7 @@ def write_bytes(path: str, content: bytes) -> None:
     """Replaces a small file; it appears whole or not at all."""
     folder, _, name = _url(path).rpartition("/")
     try:
-        ts.KvStore.open(f"{folder}/").result().write(name, content).result()
+        ts.KvStore.open(f"{folder}/", context=_context()).result().write(name, content).result()
     except (ValueError, OSError, TimeoutError, NotImplementedError) as error:
         raise RunFailed(f"Writing {path} failed: {brief(error)}") from error
 
@@ -66,7 +68,7 @@ class ArrayWriter:
         self._dtype, self._waiting, self.size = dtype, [np.zeros(0, dtype)], 0
         self._waiting_size = 0
         spec = _spec(path, dtype, 0, compress)
-        self._array = ts.open(spec, create=True, delete_existing=True).result()
+        self._array = ts.open(spec, create=True, delete_existing=True, context=_context()).result()
 
     def append(self, values: np.ndarray) -> None:
         self._waiting.append(values.astype(self._dtype, copy=False))
@@ -99,7 +101,8 @@ def open_array(path: str, dtype: np.dtype, size: int, *, compress: bool) -> ts.T
 
 @functools.cache
 def _context() -> ts.Context:
-    return ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
+    retries = {f"{storage}_request_retries": _RETRIES for storage in ("gcs", "s3", "http")}
+    return ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}, **retries})
 
 
 def _spec(path: str, dtype: np.dtype, size: int, compress: bool) -> dict[str, Any]:
