@@ -65,8 +65,24 @@ def build_parser() -> argparse.ArgumentParser:
         "--runner_options", action="append", default=[], metavar="--NAME=VALUE", help="for Beam"
     )
 
-    bench = verbs.add_parser("bench", parents=[debug], help="time and memory, side by side")
-    bench.add_argument("subject", choices=["attention"], help="what to measure")
+    benches = verbs.add_parser("bench", help="time and memory, side by side")
+    subjects = benches.add_subparsers(dest="subject", required=True, parser_class=_Parser)
+    rounds = _Parser(add_help=False)
+    rounds.add_argument("--rounds", type=_number, default=3, help="the best one counts")
+    rounds.add_argument("--json", metavar="FILE", help="the results for programs")
+
+    reading = subjects.add_parser(
+        "data", parents=[debug, rounds], help="tokens per second on the fly and from blocks"
+    )
+    reading.add_argument("--data_dir", required=True, help="a TFDS data set with a train split")
+    reading.add_argument("--tfds_name", default="c4/en:3.1.0", help="(%(default)s)")
+    reading.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
+    reading.add_argument("--length", type=_number, default=2048, help="tokens of a row")
+    reading.add_argument("--tokens", type=_number, default=2**23, help="of a round")
+
+    bench = subjects.add_parser(
+        "attention", parents=[debug, rounds], help="what an encoding costs in two blocks"
+    )
     for name, default, help in (
         ("lengths", "2048", "tokens of the two blocks"),
         ("encodings", _BENCH_ENCODINGS, "beside nope, which the others are divided by"),
@@ -77,9 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
         bench.add_argument(
             f"--{name}", type=kind, default=default, metavar="A,B", help=f"{help} (%(default)s)"
         )
-    bench.add_argument("--rounds", type=_number, default=3, help="the best one counts")
     bench.add_argument("--peer", choices=["torch"], help="the same model in another library")
-    bench.add_argument("--json", metavar="FILE", help="the results for programs")
     return parser
 
 

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     },
 }
 ALLOWED["verbs"] = set(ALLOWED)
-ALLOWED["bench"] = {"models", "positions", "attention", "sharding", "errors"}
+ALLOWED["bench"] = {"models", "positions", "attention", "sharding", "data", "errors"}
 ALLOWED["cli"] = {"verbs", "bench", "errors"}
 ALLOWED["__init__"] = set()
 ALLOWED["__main__"] = {"cli"}

@@ -55,8 +55,8 @@ def whole(blocks, tmp_path_factory) -> Path:
 def assert_same_run(workdir: Path, whole: Path) -> None:
     """The batches exactly; sums over processes are rounded in another order."""
     assert seen(workdir) == seen(whole)
-    losses = [[row["loss"] for row in logged(run)] for run in (workdir, whole)]
-    np.testing.assert_allclose(*losses, rtol=1e-5)
+    found, expected = ([row["loss"] for row in logged(run)] for run in (workdir, whole))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def kill_after(step: int, blocks: Path, workdir: Path, processes: int) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fire_lm.data.blocks import Blocks
 
 BATCHES_AHEAD = 4
+_BATCHES_PLANNED = 64
 
 Batch = dict[str, np.ndarray]
 
@@ -67,6 +68,7 @@ class TrainIterator:
             "length": length,
             "seed": seed,
         }
+        self._planned: dict[int, np.ndarray] = {}  # of the reader's thread alone
         self._samples = 0  # handed out, of all processes together
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blocks")
         self._ahead: collections.deque[Future[Batch]] = collections.deque()
@@ -118,17 +120,25 @@ class TrainIterator:
 
     def _batch(self, first: int) -> Batch:
         """This process's rows of the batch whose samples begin with number `first`."""
-        samples = first + self._mine
-        epochs, within = np.divmod(samples, self._rows.count)
-        rows = np.empty_like(samples)
-        for epoch in np.unique(epochs):
-            of_epoch = epochs == epoch
-            rows[of_epoch] = permuted(within[of_epoch], self._rows.count, self._seed, int(epoch))
+        if first not in self._planned:
+            self._planned = self._plan(first)
+        rows = self._planned[first]
         starts, stops = self._rows.spans(rows)
         batch = {"targets": self._stream.read(starts, stops, self._length, TOKENS)}
         if self._rows.segmented:
             batch["segment_ids"] = segment_ids(self._rows, starts, stops, self._length)
         return {**batch, "skipped": np.array(0, np.int32)}
+
+    def _plan(self, first: int) -> dict[int, np.ndarray]:
+        """The rows of this batch and the next ones, by their first samples: numpy's own cost of
+        a permutation hardly depends on how many numbers go through it."""
+        firsts = first + np.arange(_BATCHES_PLANNED) * self._global_size
+        epochs, within = np.divmod(firsts[:, None] + self._mine, self._rows.count)
+        rows = np.empty_like(within)
+        for epoch in np.unique(epochs):
+            of_epoch = epochs == epoch
+            rows[of_epoch] = permuted(within[of_epoch], self._rows.count, self._seed, int(epoch))
+        return dict(zip(firsts.tolist(), rows, strict=True))
 
 
 def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:

@@ -85,9 +85,10 @@ class Stream:
         """
         rows = np.zeros([len(starts), length], np.int32)
         waiting = []
-        for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        parts = np.searchsorted(self._edges, starts, "right") - 1
+        spans = zip(starts.tolist(), stops.tolist(), parts.tolist(), strict=True)
+        for row, (start, stop, part) in enumerate(spans):
             at = start
-            part = int(np.searchsorted(self._edges, start, "right")) - 1
             while at < stop:
                 begin, end = int(self._edges[part]), int(self._edges[part + 1])
                 until = min(stop, end)
