@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     benches = verbs.add_parser("bench", help="time and memory, side by side")
     subjects = benches.add_subparsers(dest="subject", required=True, parser_class=_Parser)
     rounds = _Parser(add_help=False)
-    rounds.add_argument("--rounds", type=_number, default=3, help="the best one counts")
+    rounds.add_argument("--rounds", type=_number, default=3, help="of each, in turns")
     rounds.add_argument("--json", metavar="FILE", help="the results for programs")
 
     reading = subjects.add_parser(
@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     reading.add_argument("--tfds_name", default="c4/en:3.1.0", help="(%(default)s)")
     reading.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
     reading.add_argument("--length", type=_number, default=2048, help="tokens of a row")
-    reading.add_argument("--tokens", type=_number, default=2**23, help="of a round")
+    reading.add_argument("--tokens", type=_number, default=2**24, help="of a round")
 
     bench = subjects.add_parser(
         "attention", parents=[debug, rounds], help="what an encoding costs in two blocks"

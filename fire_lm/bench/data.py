@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fire_lm.bench import usable_cores
@@ -35,7 +36,8 @@ class Row:
     """One way of reading.
 
     Attributes:
-      tokens_per_cpu_s, tokens_per_wall_s: of the best round of each.
+      tokens_per_cpu_s, tokens_per_wall_s: medians of the rounds; in the best one, much
+        may have been read before the clock started.
       x_on_the_fly: `tokens_per_cpu_s` over that of reading on the fly.
       position_bytes, save_s: of the saved place in the data; None where there is none.
     """
@@ -140,13 +142,13 @@ def race(
 def rows_of(
     times: dict[str, Times], positions: dict[str, tuple[int, float]], tokens: int
 ) -> list[Row]:
-    base = min(times[ON_THE_FLY].cpu_s)
+    base = median(times[ON_THE_FLY].cpu_s)
     return [
         Row(
             name,
-            tokens_per_cpu_s=tokens / min(taken.cpu_s),
-            tokens_per_wall_s=tokens / min(taken.wall_s),
-            x_on_the_fly=base / min(taken.cpu_s),
+            tokens_per_cpu_s=tokens / median(taken.cpu_s),
+            tokens_per_wall_s=tokens / median(taken.wall_s),
+            x_on_the_fly=base / median(taken.cpu_s),
             position_bytes=positions[name][0] if name in positions else None,
             save_s=positions[name][1] if name in positions else None,
         )
@@ -159,7 +161,7 @@ def text(report: Report) -> str:
     head = (
         f"{report.date}, {report.cores} cores; vocabulary {report.vocabulary}, "
         f"{report.bytes_per_token:.2f} bytes a token; batches of {BATCH_SIZE} x {report.length}; "
-        f"best of {report.rounds} rounds of {report.tokens:,} tokens"
+        f"median of {report.rounds} rounds of {report.tokens:,} tokens"
     )
     header = ["", "Mtok/CPU s", "Mtok/wall s", "x on the fly", "position bytes", "save s"]
     rows = [

@@ -15,7 +15,7 @@ from fire_lm.data import vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.data.text import TextData
 
-_DOCUMENTS_JOINED = 128
+_DOCUMENTS_JOINED = 16
 
 
 def plain_batches(data: TextData, *, length: int, batch_size: int, seed: int) -> Iterator[dict]:
