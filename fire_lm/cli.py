@@ -51,8 +51,24 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_corpus(verbs.add_parser("corpus", parents=[debug], help="write and check text"), debug)
 
-    bench = verbs.add_parser("bench", parents=[debug], help="time and memory, side by side")
-    bench.add_argument("subject", choices=["attention"], help="what to measure")
+    benches = verbs.add_parser("bench", help="time and memory, side by side")
+    subjects = benches.add_subparsers(dest="subject", required=True, parser_class=_Parser)
+    rounds = _Parser(add_help=False)
+    rounds.add_argument("--rounds", type=_number, default=3, help="of each, in turns")
+    rounds.add_argument("--json", metavar="FILE", help="the results for programs")
+
+    reading = subjects.add_parser(
+        "data", parents=[debug, rounds], help="tokens per second on the fly and from blocks"
+    )
+    reading.add_argument("--data_dir", required=True, help="a TFDS data set with a train split")
+    reading.add_argument("--tfds_name", default="c4/en:3.1.0", help="(%(default)s)")
+    reading.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
+    reading.add_argument("--length", type=_number, default=2048, help="tokens of a row")
+    reading.add_argument("--tokens", type=_number, default=2**24, help="of a round")
+
+    bench = subjects.add_parser(
+        "attention", parents=[debug, rounds], help="what an encoding costs in two blocks"
+    )
     for name, default, help in (
         ("lengths", "2048", "tokens of the two blocks"),
         ("encodings", _BENCH_ENCODINGS, "beside nope, which the others are divided by"),
@@ -63,14 +79,12 @@ def build_parser() -> argparse.ArgumentParser:
         bench.add_argument(
             f"--{name}", type=kind, default=default, metavar="A,B", help=f"{help} (%(default)s)"
         )
-    bench.add_argument("--rounds", type=_number, default=3, help="the best one counts")
     bench.add_argument("--peer", choices=["torch"], help="the same model in another library")
     bench.add_argument(
         "--tpu",
         choices=["v4-8"],
         help="no times: the kernels as compiled for this slice, on a machine without a TPU",
     )
-    bench.add_argument("--json", metavar="FILE", help="the results for programs")
     return parser
 
 
@@ -92,6 +106,16 @@ def add_corpus(corpus: _Parser, debug: _Parser) -> None:
     vocab.add_argument("--size", type=_number, default=32_000, help="pieces (%(default)s)")
     vocab.add_argument("--output", required=True, metavar="FILE", help="for VOCABULARY")
     vocab.add_argument("--megabytes", type=_number, default=64, help="of text (%(default)s)")
+
+    blocks = parts.add_parser("blocks", parents=[written, debug], help="tokenise it once")
+    blocks.add_argument("--output", required=True, help="directory of the blocks, local or gs://")
+    blocks.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
+    blocks.add_argument("--splits", type=_names, default=[], metavar="A,B", help="all by default")
+    blocks.add_argument("--parts", type=_number, help="of each split (one a gigabyte of text)")
+    blocks.add_argument("--runner", help="of Apache Beam, such as DirectRunner or DataflowRunner")
+    blocks.add_argument(
+        "--runner_options", action="append", default=[], metavar="--NAME=VALUE", help="for Beam"
+    )
 
     check = parts.add_parser("check", parents=[written, debug], help="what a data set holds")
     check.add_argument("--vocabulary", default="bytes", help="as VOCABULARY (%(default)s)")

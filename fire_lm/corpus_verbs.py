@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
-from fire_lm.data import CONSTRUCTIONS, TextData, unknown_warning, write_embedded_corpus
+from fire_lm.data import (
+    CONSTRUCTIONS,
+    TextData,
+    unknown_warning,
+    write_blocks,
+    write_embedded_corpus,
+)
 from fire_lm.errors import UserError
 from fire_lm.metrics import Progress
 from fire_lm.reporting.corpus_lengths import length_figure, length_table
@@ -153,6 +159,35 @@ def sweep_table(rows: Sequence[Sweep]) -> str:
             f"{row.padding:>9.1%}{row.documents:>12,}"
         )
     return "\n".join(lines)
+
+
+def corpus_blocks(arguments: argparse.Namespace) -> None:
+    """`fire-lm corpus blocks`: a data set tokenised once, for `configs/data/blocks.gin`."""
+    if arguments.runner_options and not arguments.runner:
+        raise UserError("--runner_options are for Beam: say which --runner, such as DirectRunner")
+    data = dataclasses.replace(only_data_set(arguments), vocabulary=arguments.vocabulary)
+    with Bar("documents") as bar:
+        manifest = write_blocks(
+            data,
+            arguments.output,
+            splits=arguments.splits,
+            parts=arguments.parts,
+            progress=bar,
+            runner=arguments.runner,
+            runner_options=arguments.runner_options,
+        )
+    for split, parts in manifest.splits.items():
+        documents, skipped, tokens, text = (
+            sum(getattr(part, name) for part in parts)
+            for name in ("documents", "skipped", "tokens", "bytes")
+        )
+        print(
+            f"{split}: {documents:,} documents ({skipped:,} of them empty, undecodable or huge), "
+            f"{tokens:,} tokens for {text / 1e6:,.1f} MB of text, {len(parts)} part(s)"
+        )
+        if warning := unknown_warning(data.unknown_share(split), split, data):
+            print(warning)
+    print(f"read them with --gin_file=configs/data/blocks.gin --gin.DATA_DIR={arguments.output}")
 
 
 class Bar:

@@ -134,8 +134,8 @@ class MetricsLog:
         start = SessionLog(status=SessionLog.START)
         self._add(Event(step=resume_step + 1, session_log=start))
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One object in the file, one scalar each in TensorBoard.
+    def write(self, step: int, values: Mapping[str, float | str]) -> None:
+        """One object in the file, one scalar for each number in TensorBoard.
 
         A full disk is told, and is no reason to stop: lines wait for the next time, scalars of
         TensorBoard are lost.
@@ -143,7 +143,11 @@ class MetricsLog:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        scalars = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in values.items()
+            if not isinstance(value, str)
+        ]
         event = Event(step=step, wall_time=time.time(), summary=Summary(value=scalars))
         line = json.dumps({"step": step, **values}) + "\n"
         with tolerating("metrics.jsonl"):

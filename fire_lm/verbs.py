@@ -16,7 +16,7 @@ from etils import epath
 from fire_lm import config as gin
 from fire_lm import evaluation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, available_steps, choose_step, split_run
-from fire_lm.data import TextData
+from fire_lm.data import Blocks, TextData
 from fire_lm.errors import UserError
 from fire_lm.reporting import SweepRow, ranked_steps, read_rows, write_rows
 from fire_lm.reporting import length_sweep as report
@@ -39,6 +39,7 @@ def load_config(
         models.size_125m,
         models.size_350m,
         TextData,
+        Blocks,
         training.AdamW,
         Checkpointing,
         training.Spikes,

@@ -166,3 +166,14 @@ bootstrap() {
   rm -f "$CLAIM"
   say ".venv is ready after $(stage_time $((SECONDS - start)))"
 }
+
+bootstrap_beam() {  # .venv/beam: the lock and the extra `cache`, whose packages the lock leaves out
+  local VENV="$VENV/beam" python="$VENV/bin/python"
+  export FIRE_LM_BEAM_PYTHON="$VENV/bin/python"
+  if [ -f "$VENV/.whole" ]; then return; fi
+  phase "creating an environment for Apache Beam" make_environment "$python"
+  phase "installing requirements.lock into it" \
+    install --require-hashes -r "$ROOT/requirements.lock"
+  phase "installing Apache Beam into it" install apache-beam==2.77.0 google-crc32c
+  touch "$VENV/.whole"
+}

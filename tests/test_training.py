@@ -276,7 +276,8 @@ def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
         with contextlib.closing(reporter):
             for step in range(start + 1, last + 1):
                 metrics = {"loss": 1.0, "grad_norm": 1.0, "tokens": 3.0}
-                reporter.pending(step, {**metrics, "seen": watched.get(step, 1.0)}, 0)
+                seen = {"seen": watched.get(step, 1.0), "batch_hash": np.uint32([step, 7])}
+                reporter.pending(step, {**metrics, **seen}, 0)
             reporter.flush()
         return json.loads(json.dumps(reporter.counters))
 

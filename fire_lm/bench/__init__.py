@@ -1,4 +1,4 @@
-"""Side-by-side benchmarks; they need jax, flax and optax, not gin, seqio or TensorFlow.
+"""Side-by-side benchmarks; those of the model need jax, flax and optax, no gin or TensorFlow.
 
 Nothing heavy is imported here: on a CPU the libraries must find one core when they start, so that
 they are compared at equal means and a busy machine disturbs them little.
@@ -17,11 +17,23 @@ from fire_lm.errors import UserError
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """`fire-lm bench attention`: times and memory of the encodings, as a table and as JSON."""
+    """`fire-lm bench SUBJECT`: as a table and as JSON."""
+    SUBJECTS[arguments.subject](arguments)
+
+
+def run_data(arguments: argparse.Namespace) -> None:
+    """`fire-lm bench data`: tokens per second of each way to read; TensorFlow is needed here."""
+    from fire_lm.bench import data
+
+    data.bench(arguments)
+
+
+def run_attention(arguments: argparse.Namespace) -> None:
+    """`fire-lm bench attention`: times and memory of the encodings."""
     if arguments.tpu:
         compile_for_tpu(arguments)
         return
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    cores = usable_cores()
     ask_for_one_thread()
     # The last of the cores that we may use (`taskset` chooses): the first serves interrupts.
     bind(set(sorted(cores)[-1:]))
@@ -47,6 +59,14 @@ def compile_for_tpu(arguments: argparse.Namespace) -> None:
         from fire_lm.bench import tpu_kernels
 
         tpu_kernels.bench(arguments.tpu, Path(folder))
+
+
+SUBJECTS = {"attention": run_attention, "data": run_data}
+
+
+def usable_cores() -> set[int]:
+    """Those that this process may use; empty where the system does not say (not Linux)."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def ask_for_one_thread() -> None:

@@ -156,7 +156,7 @@ def _times(report: Report) -> str:
         f"Seconds: {report.machine.clock} time, least of {len(report.rows[0].train.rounds_s)} "
         "interleaved rounds; max/min: their spread; MiB: temporary memory of the compiled call."
     )
-    return f"{_columns(header, rows, 4)}\n{note}"
+    return f"{columns(header, rows, 4)}\n{note}"
 
 
 def _cost(cost: Cost) -> Iterator[str]:
@@ -174,7 +174,7 @@ def _peers(peers: Sequence[PeerRow]) -> str:
         + [f"{row.forward:.2f}", f"{row.train:.2f}", f"{row.logit_difference:.0e}"]
         for row in peers
     ]
-    return _columns(header, rows, 3)
+    return columns(header, rows, 3)
 
 
 def _memory(memory: Sequence[MemoryRow]) -> str:
@@ -185,7 +185,7 @@ def _memory(memory: Sequence[MemoryRow]) -> str:
         + [_mebibytes(row.gradient_bytes), _growth(row.gradient_growth)]
         for row in memory
     ]
-    return f"{_columns(header, rows, 1)}\nTemporary memory, float32, batch 1."
+    return f"{columns(header, rows, 1)}\nTemporary memory, float32, batch 1."
 
 
 def _accuracy(accuracy: Sequence[AccuracyRow]) -> str:
@@ -195,7 +195,7 @@ def _accuracy(accuracy: Sequence[AccuracyRow]) -> str:
         + [f"{row.output_error:.0e}", f"{row.gradient_error:.0e}"]
         for row in accuracy
     ]
-    return f"{_columns(header, rows, 1)}\nAgainst dense, relative, float32."
+    return f"{columns(header, rows, 1)}\nAgainst dense, relative, float32."
 
 
 def _mebibytes(size: int | None) -> str:
@@ -206,7 +206,7 @@ def _growth(factor: float | None) -> str:
     return "-" if factor is None else f"{factor:.2f}x"
 
 
-def _columns(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
     """The first `words` columns are words and start at the left, the others are numbers."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [

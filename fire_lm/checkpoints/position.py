@@ -1,4 +1,8 @@
-"""Where a process is in the data, as an item of a checkpoint: one opaque file per process."""
+"""Where a run is in the data, as an item of a checkpoint: opaque bytes.
+
+One file per process, which only as many processes can take up again; or, where the place is the
+same for all processes, one file for any number of them.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,22 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+SHARED_FILE = "all_processes"
+
 
 class _PositionHandler(ocp.CheckpointHandler):
     """Writes this process's bytes into the step directory, before the step becomes visible."""
 
     def save(self, directory: epath.Path, args: PositionSave) -> None:
-        (directory / process_file()).write_bytes(args.item)
+        if not args.shared:
+            (directory / process_file()).write_bytes(args.item)
+        elif jax.process_index() == 0:
+            (directory / SHARED_FILE).write_bytes(args.item)
 
     def restore(self, directory: epath.Path, args: PositionRestore) -> bytes:
         del args
-        return (directory / process_file()).read_bytes()
+        shared = directory / SHARED_FILE
+        return (shared if shared.exists() else directory / process_file()).read_bytes()
 
 
 def process_file() -> str:
@@ -28,6 +38,7 @@ def process_file() -> str:
 @dataclasses.dataclass
 class PositionSave(ocp.args.CheckpointArgs):
     item: bytes
+    shared: bool
 
 
 @ocp.args.register_with_handler(_PositionHandler, for_restore=True)

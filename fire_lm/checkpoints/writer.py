@@ -119,8 +119,19 @@ class Checkpoints:
             self._remove_unfinished()
         return step
 
-    def save(self, step: int, state: Any, position: bytes, info: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        position: bytes,
+        info: Mapping[str, Any],
+        *,
+        shared_position: bool = False,
+    ) -> None:
         """Starts an asynchronous save; `state` may be donated once this returns.
+
+        With `shared_position`, all processes give the same position, and it is restored on any
+        number of them.
 
         A save that fails is told and training may go on: the newest whole checkpoint stays. When
         no more may fail, this waits for the end of the save.
@@ -135,7 +146,7 @@ class Checkpoints:
                 self._directory / str(step),
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
-                    position=PositionSave(position),
+                    position=PositionSave(position, shared_position),
                     info=ocp.args.JsonSave(dict(info)),
                 ),
             )

@@ -1,22 +1,33 @@
-"""Text for training and scoring, through seqio and TensorFlow Datasets.
+"""Text for training and scoring: on the fly through seqio, or from blocks that were tokenised once.
 
-The only package that imports TensorFlow, and only once a function here needs it (10 s): importing
-this module is light.
+`TextData` and `Blocks` say which; the functions here take either. The only package that imports
+TensorFlow, and only once `TextData` needs it (10 s): importing this module is light, and `Blocks`
+is read without it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fire_lm.data.corpus import CorpusSummary, dataset_label, write_embedded_corpus
+from fire_lm.data.blocks import Blocks
+from fire_lm.data.blocks.manifest import Manifest
+from fire_lm.data.corpus import CorpusSummary, write_embedded_corpus
 from fire_lm.data.text import CONSTRUCTIONS, ScoringText, TextData, unknown_warning
 
 if TYPE_CHECKING:
-    from fire_lm.data.pipeline import TrainIterator
+    from fire_lm.data import pipeline
+    from fire_lm.data.blocks import reader
+
+    TrainIterator = pipeline.TrainIterator | reader.TrainIterator
+
+Data = TextData | Blocks
 
 __all__ = [
+    "Blocks",
     "CONSTRUCTIONS",
     "CorpusSummary",
+    "Data",
     "ScoringText",
     "TextData",
     "dataset_label",
@@ -25,12 +36,13 @@ __all__ = [
     "unknown_share",
     "unknown_warning",
     "vocabulary_size",
+    "write_blocks",
     "write_embedded_corpus",
 ]
 
 
 def train_iterator(
-    data: TextData,
+    data: Data,
     *,
     length: int,
     batch_size: int,
@@ -45,22 +57,22 @@ def train_iterator(
         length: tokens in a row, at least 2.
         batch_size: rows in a batch of this shard.
         seed: decides the order of files and rows.
-        shard_index: which of `shard_count` disjoint parts of the text to read.
+        shard_index: which of `shard_count` disjoint parts of the text (of blocks: of every batch)
+            to read.
         shard_count: usually the number of processes.
 
     Returns:
         An iterator over dicts of numpy arrays: those of `data.features`, `targets` (0 is padding)
         and where rows are packed `segment_ids`, int32 [batch_size, length]; and `skipped`, int32
         scalar: the empty, undecodable or huge documents passed over since the last batch.
-        `get_state()` gives bytes, `set_state(bytes)` continues exactly.
+        `get_state()` gives bytes, `set_state(bytes)` continues exactly;
+        with `shared_state` they are the same on all shards, and go on with any number of them.
 
     Raises:
         UserError: data set or vocabulary missing or unfit, or less text than shards.
+        RunFailed: the text is damaged, or cannot be read.
     """
-    from fire_lm.data import pipeline
-
-    return pipeline.TrainIterator(
-        data,
+    return data.train_iterator(
         length=length,
         batch_size=batch_size,
         seed=seed,
@@ -70,35 +82,62 @@ def train_iterator(
 
 
 def scoring_text(
-    data: TextData, *, length: int, num_sequences: int, split: str = "validation"
+    data: Data, *, length: int, num_sequences: int, split: str = "validation"
 ) -> ScoringText:
     """Fixed, unshuffled text: up to `num_sequences` rows, evenly from the beginning of a split.
 
     Raises:
         UserError: as `train_iterator`; also if the split does not fill one row.
     """
-    from fire_lm.data import pipeline
-
-    return pipeline.scoring_text(data, length=length, num_sequences=num_sequences, split=split)
+    return data.scoring_text(length=length, num_sequences=num_sequences, split=split)
 
 
-def vocabulary_size(data: TextData) -> int:
+def vocabulary_size(data: Data) -> int:
     """Ids that the vocabulary can emit, padding included.
 
     Raises:
         UserError: vocabulary file missing or unfit.
     """
-    from fire_lm.data import vocabularies
-
-    return vocabularies.load(data.vocabulary).vocab_size
+    return data.vocabulary_size()
 
 
-def unknown_share(data: TextData, split: str) -> float:
+def unknown_share(data: Data, split: str) -> float:
     """Share of the tokens of the split's first documents that the vocabulary does not know.
 
     Raises:
         UserError: as `train_iterator`.
     """
-    from fire_lm.data import survey
+    return data.unknown_share(split)
 
-    return survey.unknown_share(data, split)
+
+def dataset_label(data: Data) -> str:
+    """What results call the text: 'embedded' for our corpus, else the TFDS name, such as 'c4'."""
+    return data.label()
+
+
+def write_blocks(
+    data: TextData,
+    output: str,
+    *,
+    splits: Sequence[str] = (),
+    parts: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    runner: str | None = None,
+    runner_options: Sequence[str] = (),
+) -> Manifest:
+    """Tokenises a data set once, into blocks; see `fire_lm.data.blocks.writer.write_blocks`.
+
+    Args:
+        runner, runner_options: of Apache Beam, which spreads the parts over its workers; without a
+            runner they are written here, one after the other.
+    """
+    from fire_lm.data.blocks import writer
+
+    run_parts = None
+    if runner is not None:
+        from fire_lm.data.blocks import beam
+
+        run_parts = beam.parts_runner(runner, runner_options)
+    return writer.write_blocks(
+        data, output, splits=splits, parts=parts, progress=progress, run_parts=run_parts
+    )

@@ -20,16 +20,14 @@ import numpy as np
 from fire_lm.data import tasks, vocabularies
 from fire_lm.data.preprocessors import COUNTERS
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.text import ScoringText, TextData
+from fire_lm.data.text import SCORING_SPREAD, ScoringText, TextData
 from fire_lm.errors import UserError
-
-# Rows read for each row scored: taken evenly from them, so that a few rows of a small set do not
-# all come from one or two documents.
-_SCORING_SPREAD = 8
 
 
 class TrainIterator:
     """Endless batches of one shard, the same for the same arguments; see `fire_lm.data`."""
+
+    shared_state = False
 
     def __init__(
         self,
@@ -61,6 +59,10 @@ class TrainIterator:
         self._next_start: dict[str, bytes] = {}
         self._skipped = 0  # not yet reported
         self._began = False
+
+    @property
+    def description(self) -> str:
+        return f"{self._documents:,} documents through seqio"
 
     def __iter__(self) -> TrainIterator:
         return self
@@ -254,7 +256,7 @@ def scoring_text(
             kept.append({name: group[name] for name in (*data.features, "byte_counts")})
             counts = {name: count + int(group[name]) for name, count in counts.items()}
             rows += len(group["targets"])
-            if rows >= num_sequences * _SCORING_SPREAD:
+            if rows >= num_sequences * SCORING_SPREAD:
                 break
     except tf.errors.OpError as error:
         raise tasks.unreadable(data, error) from error

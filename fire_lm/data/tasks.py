@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from etils import epath
 
@@ -12,6 +13,8 @@ from fire_lm.data import preprocessors, vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
 from fire_lm.data.text import CONSTRUCTIONS, TextData
 from fire_lm.errors import RunFailed, UserError
+
+Preprocessor = Callable[..., tf.data.Dataset]
 
 # Files read at once. Few, so that the seed's order of the files decides which documents a short
 # run sees; documents within a file are in hash order already.
@@ -50,7 +53,7 @@ def _check_mixture(data: TextData) -> None:
 
 
 def _check_data_set(data: TextData, split: str) -> int:
-    info = _dataset_info(data)
+    info = dataset_info(data)
     if split not in info.splits:
         raise UserError(
             f"{data.tfds_name} in {data.data_dir} has no split {split!r}, "
@@ -66,7 +69,7 @@ def _check_data_set(data: TextData, split: str) -> int:
 
 def splits(data: TextData) -> list[str]:
     """The splits of a data set, the training split first."""
-    return sorted(_dataset_info(data).splits, key=lambda split: (split != "train", split))
+    return sorted(dataset_info(data).splits, key=lambda split: (split != "train", split))
 
 
 def data_sets(data_dir: str) -> list[str]:
@@ -80,7 +83,7 @@ def data_sets(data_dir: str) -> list[str]:
     return sorted(f"{place.parent.as_posix()}:{place.name}" for place in places)
 
 
-def _dataset_info(data: TextData) -> tfds.core.DatasetInfo:
+def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
     held = ", ".join(data_sets(data.data_dir))
     missing = f"No data set {data.tfds_name} in the directory {data.data_dir}\n" + (
         f"It holds {held}: set --gin.TextData.tfds_name."
@@ -110,28 +113,28 @@ def dataset(
     byte_counts: bool = False,
 ) -> tf.data.Dataset:
     """Groups of rows (see preprocessors). With a seed: files shuffled, endless. Without: once."""
-    reading = {
-        "split": split,
-        "shuffle": seed is not None,
-        "seed": seed,
-        "shard_info": shard,
-        "num_epochs": 1 if seed is None else None,
-        "trim_output_features": False,
-        "try_in_mem_cache": False,  # a cache would make the saved position large
-    }
     with _read_config(), without_their_warnings():
-        if data.mixture:
-            rows = _mixture(data, split).get_dataset(
-                {"targets": length}, passthrough_features=preprocessors.COUNTERS, **reading
-            )
-            rows = rows.batch(preprocessors.DOCUMENTS_PER_GROUP).map(_with_sums)
-        else:
-            rows = _task(data, split, byte_counts).get_dataset({"targets": length}, **reading)
-    options = tf.data.Options()
-    options.deterministic = True
-    options.experimental_symbolic_checkpoint = True
-    options.autotune.ram_budget = 2**29  # bytes; bounds what is read ahead
-    return rows.with_options(options)
+        construct = preprocessors.CONSTRUCTIONS[data.construction]
+        if not data.mixture:
+            task = _task(data, split, construct, byte_counts=byte_counts, rank=2)
+            rows = task.get_dataset({"targets": length}, **_reading(split, seed, shard))
+            return _with_options(rows)
+        rows = _mixture(data, split, construct).get_dataset(
+            {"targets": length},
+            passthrough_features=preprocessors.COUNTERS,
+            **_reading(split, seed, shard),
+        )
+        rows = rows.batch(preprocessors.DOCUMENTS_PER_GROUP).map(_with_sums)
+    return _with_options(rows)
+
+
+def documents(
+    data: TextData, *, split: str, shard: seqio.ShardInfo | None = None
+) -> tf.data.Dataset:
+    """Groups of whole documents with their byte counts, once, in the order of a read to score."""
+    with _read_config(), without_their_warnings():
+        task = _task(data, split, byte_counts=True, rank=1)
+        return _with_options(task.get_dataset({"targets": None}, **_reading(split, None, shard)))
 
 
 def document_groups(data: TextData, split: str) -> Iterator[tuple[list[bytes], int]]:
@@ -163,8 +166,15 @@ def unreadable(data: TextData, error: tf.errors.OpError) -> RunFailed:
     )
 
 
-def _task(data: TextData, split: str, byte_counts: bool, in_mixture: str = "") -> seqio.Task:
-    """Gives groups, in a mixture (where names must differ) rows.
+def _task(
+    data: TextData,
+    split: str,
+    *construct: Preprocessor,
+    byte_counts: bool,
+    rank: int,
+    in_mixture: str = "",
+) -> seqio.Task:
+    """Of groups (rank 2; whole documents, rank 1) or, in a mixture, where names must differ, rows.
 
     Not registered: two data directories in one process never collide.
     """
@@ -174,24 +184,31 @@ def _task(data: TextData, split: str, byte_counts: bool, in_mixture: str = "") -
         source=seqio.TfdsDataSource(
             data.tfds_name, tfds_data_dir=data.data_dir, splits=[split], read_only=True
         ),
-        preprocessors=[
-            preprocessors.Tokenize(vocabulary, byte_counts),
-            preprocessors.CONSTRUCTIONS[data.construction],
-            *([preprocessors.single_rows] if in_mixture else []),
-        ],
+        preprocessors=[preprocessors.Tokenize(vocabulary, byte_counts), *construct],
         output_features=dict.fromkeys(
-            data.features, seqio.Feature(vocabulary, rank=1 if in_mixture else 2)
+            data.features if construct else ("targets",), seqio.Feature(vocabulary, rank=rank)
         ),
         shuffle_buffer_size=1,  # rows are shuffled in pipeline.py, whose state stays small
     )
 
 
-def _mixture(data: TextData, split: str) -> seqio.Mixture:
+def _mixture(data: TextData, split: str, construct: Preprocessor) -> seqio.Mixture:
     """Rows of the data sets at their rates; drawn by the seed, for as long as one is endless."""
     return seqio.Mixture(
         "fire_lm_mixture",
         [
-            (_task(part, split, False, f"_{number}"), float(rate))
+            (
+                _task(
+                    part,
+                    split,
+                    construct,
+                    preprocessors.single_rows,
+                    byte_counts=False,
+                    rank=1,
+                    in_mixture=f"_{number}",
+                ),
+                float(rate),
+            )
             for number, (part, (_, rate)) in enumerate(zip(data.parts, data.mixture, strict=True))
         ],
     )
@@ -199,6 +216,26 @@ def _mixture(data: TextData, split: str) -> seqio.Mixture:
 
 def _with_sums(group: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return group | {key: tf.reduce_sum(group[key]) for key in preprocessors.COUNTERS}
+
+
+def _reading(split: str, seed: int | None, shard: seqio.ShardInfo | None) -> dict[str, Any]:
+    return {
+        "split": split,
+        "shuffle": seed is not None,
+        "seed": seed,
+        "shard_info": shard,
+        "num_epochs": 1 if seed is None else None,
+        "trim_output_features": False,
+        "try_in_mem_cache": False,  # a cache would make the saved position large
+    }
+
+
+def _with_options(groups: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.deterministic = True
+    options.experimental_symbolic_checkpoint = True
+    options.autotune.ram_budget = 2**29  # bytes; bounds what is read ahead
+    return groups.with_options(options)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,21 @@
-"""What text to read and what a read gives back: plain dataclasses, no TensorFlow."""
+"""What text to read and what a read gives back: plain dataclasses.
+
+TensorFlow is imported by the methods that need it, and only once they are called (10 s).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from fire_lm.data.pipeline import TrainIterator
+
+# Rows read for each row scored: taken evenly from them, so that a few rows of a small set do not
+# all come from one or two documents.
+SCORING_SPREAD = 8
 
 Construction = Literal["concat", "cut", "packed", "long_documents"]
 CONSTRUCTIONS: tuple[Construction, ...] = get_args(Construction)
@@ -62,8 +72,42 @@ class TextData:
         """What messages call the text: the TFDS name, or those of the mixture with their rates."""
         return " + ".join(f"{rate:g} {name}" for name, rate in self.mixture) or self.tfds_name
 
+    def train_iterator(self, **arguments: int) -> TrainIterator:
+        from fire_lm.data import pipeline
 
-def unknown_warning(share: float, split: str, data: TextData) -> str:
+        return pipeline.TrainIterator(self, **arguments)
+
+    def scoring_text(self, *, length: int, num_sequences: int, split: str) -> ScoringText:
+        from fire_lm.data import pipeline
+
+        return pipeline.scoring_text(self, length=length, num_sequences=num_sequences, split=split)
+
+    def vocabulary_size(self) -> int:
+        from fire_lm.data import vocabularies
+
+        return vocabularies.load(self.vocabulary).vocab_size
+
+    def label(self) -> str:
+        from fire_lm.data import corpus
+
+        return corpus.dataset_label(self)
+
+    def unknown_share(self, split: str) -> float:
+        from fire_lm.data import survey
+
+        return survey.unknown_share(self, split)
+
+
+class NamedText(Protocol):
+    """What a message needs of `TextData` or `Blocks`."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def vocabulary(self) -> str: ...
+
+
+def unknown_warning(share: float, split: str, data: NamedText) -> str:
     """What to tell the user, empty where few tokens are unknown."""
     if share <= UNKNOWN_SHARE:
         return ""

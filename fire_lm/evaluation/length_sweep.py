@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm import sharding
 from fire_lm.checkpoints import restore_params
-from fire_lm.data import ScoringText, TextData, dataset_label, scoring_text, unknown_warning
+from fire_lm.data import Data, ScoringText, dataset_label, scoring_text, unknown_warning
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.metrics import Progress
 from fire_lm.models import Decoder, token_losses
@@ -41,7 +41,7 @@ def length_sweep(
     model: Decoder,
     encoding: str,
     variant: str,
-    data: TextData,
+    data: Data,
     lengths: tuple[int, ...],
     tokens: int = 2**21,
     tokens_per_batch: int = 2**16,
@@ -90,7 +90,7 @@ def length_sweep(
             on_row(SweepRow(*place, *counts, *result))
 
 
-def read_text(data: TextData, label: str, longest: int, tokens: int, split: str) -> ScoringText:
+def read_text(data: Data, label: str, longest: int, tokens: int, split: str) -> ScoringText:
     """About `tokens` tokens in rows of the longest length; says what is amiss with them."""
     text = read_scoring_text(
         data, length=longest, num_sequences=max(1, tokens // longest), split=split

@@ -27,7 +27,7 @@ from fire_lm.checkpoints import (
     restore_params,
     split_run,
 )
-from fire_lm.data import TextData, unknown_warning
+from fire_lm.data import Data, unknown_warning
 from fire_lm.errors import Preempted, RunFailed, UserError
 from fire_lm.metrics import phase
 from fire_lm.models import Decoder, encoding_names
@@ -45,7 +45,7 @@ def pretrain(
     *,
     workdir: str,
     model: Decoder,
-    data: TextData,
+    data: Data,
     optimizer: AdamW,
     checkpoints: Checkpointing,
     train_steps: int,
@@ -140,7 +140,7 @@ def pretrain(
         model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
 
         # --- Data: this process's slice of every batch.
-        with phase("opening the data (TensorFlow takes most of it)", quiet):
+        with phase("opening the data", quiet):
             shard_index, shard_count = sharding.process_shard(device_mesh, jax.process_index())
             check_vocabulary(data, model.vocab_size)
             unknown = 0.0 if quiet else data_layer.unknown_share(data, "train")
@@ -152,6 +152,8 @@ def pretrain(
                 shard_index=shard_index,
                 shard_count=shard_count,
             )
+        if not quiet:
+            print(f"data: {batches.description}", flush=True)
 
         if warning := unknown_warning(unknown, "train", data):
             print(warning, flush=True)
@@ -269,7 +271,13 @@ def run_steps(
             if reporter.sound:
                 goodput.enter(SAVE)
                 goodput.write()  # tells a run directory that is gone; a save would make a new one
-                writer.save(step, state, batches.get_state(), reporter.counters)
+                writer.save(
+                    step,
+                    state,
+                    batches.get_state(),
+                    reporter.counters,
+                    shared_position=batches.shared_state,
+                )
                 goodput.saved(step)
                 watch.saved()
                 due = False
@@ -348,7 +356,7 @@ def ensure_writable(workdir: str) -> None:
         raise UserError(f"cannot write to --workdir {workdir}: {reason}") from error
 
 
-def check_vocabulary(data: TextData, vocab_size: int) -> None:
+def check_vocabulary(data: Data, vocab_size: int) -> None:
     """Every id that the vocabulary emits needs a row of the embedding."""
     needed = data_layer.vocabulary_size(data)
     if needed > vocab_size:

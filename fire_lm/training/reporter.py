@@ -1,6 +1,8 @@
 """Reads what the steps report, one step behind the device, and tells people and files.
 
-`documents_skipped` counts those of process 0's share of the text.
+`documents_skipped` counts those of process 0's share of the text. `data_wait` is the share of the
+time since the last line that process 0 waited for batches. `batch_hash` tells which batches the run
+has seen from its first step on, in which order.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import jax
 
 from fire_lm.errors import RunFailed
 from fire_lm.metrics import MetricsLog, Progress, peak_flops
+from fire_lm.training.batch_hash import chained
 from fire_lm.training.goodput import Goodput
 from fire_lm.training.spikes import SpikeLog, Spikes, remember
 
@@ -30,6 +33,7 @@ def new_counters() -> dict[str, Any]:
         "updates_skipped": 0,
         "largest": {},
         "recent_losses": [],
+        "batch_hash": "",
     }
 
 
@@ -73,7 +77,11 @@ class Reporter:
             return
         step, metrics, skipped = self._waiting
         self._waiting = None
-        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        found = jax.device_get(metrics)
+        self.counters["batch_hash"] = chained(
+            self.counters["batch_hash"], found.pop("batch_hash").tolist()
+        )
+        values = {name: float(value) for name, value in found.items()}
         skipped_update = values.pop("skipped", 0.0) > 0
         # A skipped update leaves the optimizer's count of updates as it is.
         learning_rate = float(self._schedule(step - 1 - self.counters["updates_skipped"]))
@@ -121,7 +129,7 @@ class Reporter:
         now, tokens = time.monotonic(), self.counters["tokens"]
         rate = (tokens - self._since[1]) / max(now - self._since[0], 1e-9)
         self._since = (now, tokens)
-        logged = {
+        logged: dict[str, float | str] = {
             "tokens": tokens,
             "loss": values["loss"],
             "grad_norm": values["grad_norm"],
@@ -129,6 +137,7 @@ class Reporter:
             "tokens_per_second": rate,
             "documents_skipped": self.counters["documents_skipped"],
             "updates_skipped": self.counters["updates_skipped"],
+            "batch_hash": self.counters["batch_hash"],
         }
         logged |= self._goodput.fractions()
         logged |= self.counters["largest"]
@@ -136,10 +145,16 @@ class Reporter:
         if self._peak is not None:
             logged["mfu"] = rate * self._flops / (self._peak * jax.device_count())
         if self._log is not None:  # JSON knows no NaN: the spike log tells
-            self._log.write(step, {n: value for n, value in logged.items() if math.isfinite(value)})
+            self._log.write(
+                step, {name: value for name, value in logged.items() if _in_json(value)}
+            )
         self._progress.show(step, f"loss {values['loss']:.4f}  {rate:,.0f} tokens/s")
 
     def close(self) -> None:
         self._progress.close()
         if self._log is not None:
             self._log.close()
+
+
+def _in_json(value: float | str) -> bool:
+    return isinstance(value, str) or math.isfinite(value)

@@ -1,0 +1,155 @@
+"""What a set of blocks is: one JSON file, written last, with a checksum of itself.
+
+It says enough to open every array without reading anything else, and to refuse a set that was made
+by another vocabulary or another preprocessing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fire_lm.data.blocks import storage
+from fire_lm.errors import RunFailed, UserError
+
+FILE_NAME = "manifest.json"
+FORMAT = 1
+# Another name whenever the same documents become other tokens or byte counts, so that older sets
+# are refused. tests/test_blocks_writing.py holds what this one gives.
+PREPROCESSING = "skip empty, undecodable and huge documents, append end of document; 1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One directory of arrays, from one or more files of the source.
+
+    Attributes:
+        documents: of the source, skipped ones included.
+        skipped: the empty, undecodable or huge ones among them; they have no tokens.
+        tokens: with the end of each document.
+        bytes: of the text of the documents that were not skipped.
+        tokens_sha256: of the stream of tokens as stored, so that the same text is known again.
+    """
+
+    documents: int
+    skipped: int
+    tokens: int
+    bytes: int
+    tokens_sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What decides the tokens, beside the text itself.
+
+    Attributes:
+        dataset: the TFDS name with config and version.
+        label: the text's name in results.
+        vocabulary: its file's name, or 'bytes'.
+        vocabulary_fingerprint: SHA-256 of its file, or 'bytes'.
+        vocabulary_size: ids that it can emit, padding included.
+        documents_per_group: in which documents were read; how much text is looked at to choose
+            what is scored depends on it.
+    """
+
+    dataset: str
+    label: str
+    vocabulary: str
+    vocabulary_fingerprint: str
+    vocabulary_size: int
+    documents_per_group: int
+    preprocessing: str = PREPROCESSING
+    format: int = FORMAT
+
+    @property
+    def token_dtype(self) -> np.dtype:
+        """The smallest that holds every id."""
+        return np.dtype(np.uint16 if self.vocabulary_size <= 2**16 else np.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """A set of blocks: parts by split, in the order of the stream."""
+
+    identity: Identity
+    splits: Mapping[str, tuple[Part, ...]]
+
+    def fingerprint(self, split: str) -> str:
+        """Of the stream of tokens of a split."""
+        return _digest({"parts": [dataclasses.asdict(part) for part in self.splits[split]]})
+
+
+def vocabulary_fingerprint(vocabulary: str) -> str:
+    """SHA-256 of the vocabulary's file, or 'bytes'.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    if vocabulary == "bytes":
+        return vocabulary
+    found = storage.sha256(vocabulary)
+    if found is None:
+        raise UserError(
+            f"Vocabulary file not found: {vocabulary}\n"
+            "It is 'bytes' or the path of the SentencePiece model that made the blocks."
+        )
+    return found
+
+
+def write_json(path: str, content: Mapping[str, Any]) -> None:
+    """With its checksum in it."""
+    text = json.dumps({**content, "sha256": _digest(content)}, indent=1)
+    storage.write_bytes(path, text.encode())  # no newline: every byte counts
+
+
+def read_json(path: str) -> dict[str, Any] | None:
+    """What `write_json` wrote, None if there is no such file.
+
+    Raises:
+        RunFailed: it is not what was written.
+    """
+    written = storage.read_bytes(path)
+    if written is None:
+        return None
+    try:
+        content = json.loads(written)
+        if content.pop("sha256") == _digest(content):
+            return content
+    except (ValueError, KeyError, AttributeError):
+        pass
+    raise RunFailed(f"{path} is damaged: it is not what `fire-lm corpus blocks` wrote.")
+
+
+def write(path: str, manifest: Manifest) -> None:
+    write_json(storage.join(path, FILE_NAME), dataclasses.asdict(manifest))
+
+
+def read(path: str) -> Manifest | None:
+    """The manifest of the set in the directory `path`, None if there is none.
+
+    Raises:
+        RunFailed: it is damaged. UserError: it was made by another version of this package.
+    """
+    content = read_json(storage.join(path, FILE_NAME))
+    if content is None:
+        return None
+    identity = content["identity"]
+    for name, now in (("format", FORMAT), ("preprocessing", PREPROCESSING)):
+        if identity[name] != now:
+            raise UserError(
+                f"The blocks in {path} have {name} {identity[name]!r}, this program {now!r}.\n"
+                "Write them again: `fire-lm corpus blocks --output=NEW_DIR`"
+            )
+    splits = {
+        name: tuple(Part(**part) for part in parts) for name, parts in content["splits"].items()
+    }
+    return Manifest(Identity(**identity), splits)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,204 @@
+"""Batches and text to score from blocks: by number, without TensorFlow.
+
+Sample s of a run is row perm(seed, s // R)(s % R) of the R rows, and batch t of B rows holds the
+samples from t B to (t + 1) B. So a batch depends on nothing but (seed, t), a process reads its own
+rows of it alone, and the place in the data is one number that means the same to any number of
+processes.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fire_lm.data.blocks.permutation import permuted
+from fire_lm.data.blocks.rows import CONSTRUCTIONS, Rows
+from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
+from fire_lm.data.text import SCORING_SPREAD, ScoringText
+from fire_lm.errors import UserError
+
+if TYPE_CHECKING:
+    from fire_lm.data.blocks import Blocks
+
+BATCHES_AHEAD = 4
+_BATCHES_PLANNED = 64
+
+Batch = dict[str, np.ndarray]
+
+
+class TrainIterator:
+    """Endless batches, the next few of them read ahead by a thread; see `fire_lm.data`."""
+
+    shared_state = True
+
+    def __init__(
+        self,
+        data: Blocks,
+        *,
+        length: int,
+        batch_size: int,
+        seed: int,
+        shard_index: int = 0,
+        shard_count: int = 1,
+    ):
+        if batch_size < 1 or not 0 <= shard_index < shard_count:
+            raise UserError(
+                f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}."
+            )
+        manifest = open_set(data.path, data.vocabulary)
+        self._stream = Stream(data.path, manifest, "train")
+        self._rows = table_of_rows(data, self._stream, length)
+        self._batch_size, self._global_size = batch_size, batch_size * shard_count
+        if self._rows.count < self._global_size:
+            raise UserError(
+                f"The train split of the blocks in {data.path} has {self._rows.count:,} rows of "
+                f"{length} tokens ({data.construction}), less than one batch of "
+                f"{self._global_size}.\nGive more text, or a smaller BATCH_SIZE or TRAIN_LENGTH."
+            )
+        self._length, self._seed = length, seed
+        self._mine = shard_index * batch_size + np.arange(batch_size)  # within a batch
+        self._identity = {
+            "blocks": manifest.fingerprint("train"),
+            "construction": data.construction,
+            "length": length,
+            "seed": seed,
+        }
+        self._planned: dict[int, np.ndarray] = {}  # of the reader's thread alone
+        self._samples = 0  # handed out, of all processes together
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blocks")
+        self._ahead: collections.deque[Future[Batch]] = collections.deque()
+
+    @property
+    def description(self) -> str:
+        rows = self._rows
+        return f"{rows.count:,} rows in blocks, table of rows {rows.memory / 2**20:,.0f} MiB"
+
+    def __iter__(self) -> TrainIterator:
+        return self
+
+    def __next__(self) -> Batch:
+        """targets, and segment_ids of `packed`: int32 [batch_size, length]; skipped: 0."""
+        while len(self._ahead) < BATCHES_AHEAD:
+            first = self._samples + len(self._ahead) * self._global_size
+            self._ahead.append(self._reader.submit(self._batch, first))
+        batch = self._ahead.popleft().result()
+        self._samples += self._global_size
+        return batch
+
+    def get_state(self) -> bytes:
+        """The position after the batches handed out so far, the same on every process."""
+        return json.dumps({"samples": self._samples, **self._identity}).encode()
+
+    def set_state(self, state: bytes) -> None:
+        """Continues after the batches that had been handed out when `state` was taken.
+
+        Raises:
+            UserError: the state is of other blocks or another order, or unreadable.
+        """
+        try:
+            saved = json.loads(state)
+            samples = int(saved.pop("samples"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError("The saved data position is damaged, or not one of blocks.") from error
+        for key, now in self._identity.items():
+            if saved.get(key) != now:
+                raise UserError(
+                    f"The data position was saved with {key} {saved.get(key)}, now it is {now}.\n"
+                    "A position can only be continued with the same blocks, rows and seed."
+                )
+        self._drop_ahead()
+        self._samples = samples
+
+    def _drop_ahead(self) -> None:
+        while self._ahead:
+            self._ahead.pop().cancel()
+
+    def _batch(self, first: int) -> Batch:
+        """This process's rows of the batch whose samples begin with number `first`."""
+        if first not in self._planned:
+            self._planned = self._plan(first)
+        rows = self._planned[first]
+        starts, stops = self._rows.spans(rows)
+        batch = {"targets": self._stream.read(starts, stops, self._length, TOKENS)}
+        if self._rows.segmented:
+            batch["segment_ids"] = segment_ids(self._rows, starts, stops, self._length)
+        return {**batch, "skipped": np.array(0, np.int32)}
+
+    def _plan(self, first: int) -> dict[int, np.ndarray]:
+        """The rows of this batch and the next ones, by their first samples: numpy's own cost of
+        a permutation hardly depends on how many numbers go through it."""
+        firsts = first + np.arange(_BATCHES_PLANNED) * self._global_size
+        epochs, within = np.divmod(firsts[:, None] + self._mine, self._rows.count)
+        rows = np.empty_like(within)
+        for epoch in np.unique(epochs):
+            of_epoch = epochs == epoch
+            rows[of_epoch] = permuted(within[of_epoch], self._rows.count, self._seed, int(epoch))
+        return dict(zip(firsts.tolist(), rows, strict=True))
+
+
+def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
+    if length < 2:
+        raise UserError(f"A row has at least 2 tokens; the length asked for is {length}.")
+    if data.construction not in CONSTRUCTIONS:
+        names = ", ".join(repr(name) for name in CONSTRUCTIONS)
+        raise UserError(f"Blocks.construction is one of {names}, not {data.construction!r}.")
+    rows = CONSTRUCTIONS[data.construction](length, stream.tokens, _ends_of_written(stream))
+    if not rows.count:
+        raise UserError(
+            f"The {stream.split} split of the blocks in {stream.path} has no row of {length} "
+            f"tokens ({data.construction}): ask for a shorter length."
+        )
+    return rows
+
+
+def _ends_of_written(stream: Stream) -> Iterator[np.ndarray]:
+    """As `document_ends`, without the skipped documents and the parts that have no others."""
+    begin = 0
+    for ends in stream.document_ends():
+        written = ends[np.diff(ends, prepend=begin) > 0]
+        begin = ends[-1]
+        if len(written):
+            yield written
+
+
+def segment_ids(rows: Rows, starts: np.ndarray, stops: np.ndarray, length: int) -> np.ndarray:
+    """int32 [k, length]: 1, 2, 3, ... for the documents of each row, 0 on padding."""
+    ids = np.zeros([len(starts), length], np.int32)
+    for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        ids[row, rows.segment_starts(start, stop)] = 1
+        ids[row] = 1 + np.cumsum(ids[row])
+        ids[row, stop - start :] = 0
+    return ids
+
+
+def scoring_text(data: Blocks, *, length: int, num_sequences: int, split: str) -> ScoringText:
+    """See `fire_lm.data.scoring_text`. The rows are those that seqio gives: of as many whole groups
+    of documents as hold enough rows to choose from."""
+    if num_sequences < 1:
+        raise UserError(f"At least one sequence must be scored, not {num_sequences}.")
+    manifest = open_set(data.path, data.vocabulary)
+    stream = Stream(data.path, manifest, split)
+    table = table_of_rows(data, stream, length)
+    ends, group = (
+        np.concatenate(list(stream.document_ends())),
+        manifest.identity.documents_per_group,
+    )
+    last_of_group = np.minimum(np.arange(group, len(ends) + group, group), len(ends)) - 1
+    complete = [*table.complete_at(ends[last_of_group]), table.count]
+    enough = int(np.searchsorted(complete, num_sequences * SCORING_SPREAD))
+    read = int(complete[min(enough, len(complete) - 1)])
+    documents = ends[: last_of_group[min(enough, len(last_of_group) - 1)] + 1]
+    kept = min(read, num_sequences)
+    starts, stops = table.spans(np.arange(kept) * read // kept)
+    segmented = table.segmented
+    return ScoringText(
+        targets=stream.read(starts, stops, length, TOKENS),
+        byte_counts=stream.read(starts, stops, length, BYTE_COUNTS),
+        skipped=int(np.sum(np.diff(documents, prepend=0) == 0)),
+        segment_ids=segment_ids(table, starts, stops, length) if segmented else None,
+    )

@@ -1,0 +1,136 @@
+"""Arrays and small files on a disk or in a bucket, through tensorstore alone.
+
+Arrays are one-dimensional zarr version 3. A file ("shard" in zarr) holds many chunks that are read
+one by one, by byte range; each chunk and each file's index ends with its CRC-32C, so that a flipped
+bit or a cut file is an error and never other text.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from fire_lm.errors import RunFailed
+
+CHUNK = 2**13  # elements; what is read for a row at random, at least
+FILE = 2**24  # elements
+_CACHE_BYTES = 2**28  # of file indices (16 bytes a chunk) and of chunks read last
+# For half a minute; tensorstore's own default goes on for a quarter of an hour.
+_RETRIES = {"max_retries": 6, "initial_delay": "1s", "max_delay": "8s"}
+
+_INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+_PLAIN = [*_INDEX_CODECS]
+_SMALL = [_INDEX_CODECS[0], {"name": "zstd", "configuration": {"level": 3}}, _INDEX_CODECS[1]]
+
+
+def join(path: str, *names: str) -> str:
+    return "/".join([path.rstrip("/"), *names])
+
+
+def read_bytes(path: str) -> bytes | None:
+    """A small file; None if there is none.
+
+    Raises:
+        RunFailed: it cannot be read.
+    """
+    folder, _, name = _url(path).rpartition("/")
+    try:
+        found = ts.KvStore.open(f"{folder}/", context=_context()).result().read(name).result()
+    except (ValueError, OSError, TimeoutError, NotImplementedError) as error:
+        raise RunFailed(f"Reading {path} failed: {brief(error)}") from error
+    return None if found.state == "missing" else found.value
+
+
+def write_bytes(path: str, content: bytes) -> None:
+    """Replaces a small file; it appears whole or not at all."""
+    folder, _, name = _url(path).rpartition("/")
+    try:
+        ts.KvStore.open(f"{folder}/", context=_context()).result().write(name, content).result()
+    except (ValueError, OSError, TimeoutError, NotImplementedError) as error:
+        raise RunFailed(f"Writing {path} failed: {brief(error)}") from error
+
+
+def sha256(path: str) -> str | None:
+    """Hex digest of a small file, such as a vocabulary; None if there is none."""
+    content = read_bytes(path)
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
+class ArrayWriter:
+    """Appends to a new array, a whole file at a time; what was there is replaced."""
+
+    def __init__(self, path: str, dtype: np.dtype, *, compress: bool):
+        self._dtype, self._waiting, self.size = dtype, [np.zeros(0, dtype)], 0
+        self._waiting_size = 0
+        spec = _spec(path, dtype, 0, compress)
+        self._array = ts.open(spec, create=True, delete_existing=True, context=_context()).result()
+
+    def append(self, values: np.ndarray) -> None:
+        self._waiting.append(values.astype(self._dtype, copy=False))
+        self._waiting_size += len(values)
+        if self._waiting_size >= FILE:
+            joined = np.concatenate(self._waiting)
+            whole = len(joined) // FILE * FILE
+            self._write(joined[:whole])
+            self._waiting, self._waiting_size = [joined[whole:]], len(joined) - whole
+
+    def close(self) -> None:
+        self._write(np.concatenate(self._waiting))
+        self._waiting, self._waiting_size = [], 0
+
+    def _write(self, values: np.ndarray) -> None:
+        start, self.size = self.size, self.size + len(values)
+        self._array = self._array.resize(exclusive_max=[self.size]).result()
+        if len(values):
+            self._array[start : self.size].write(values).result()
+
+
+def open_array(path: str, dtype: np.dtype, size: int, *, compress: bool) -> ts.TensorStore:
+    """An array to read. Nothing is read yet: what it looks like is known from the manifest."""
+    spec = _spec(path, dtype, size, compress) | {
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+    }
+    return ts.open(spec, open=True, assume_metadata=True, context=_context()).result()
+
+
+@functools.cache
+def _context() -> ts.Context:
+    retries = {f"{storage}_request_retries": _RETRIES for storage in ("gcs", "s3", "http")}
+    return ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}, **retries})
+
+
+def _spec(path: str, dtype: np.dtype, size: int, compress: bool) -> dict[str, Any]:
+    inner = {
+        "chunk_shape": [CHUNK],
+        "codecs": _SMALL if compress else _PLAIN,
+        "index_codecs": _INDEX_CODECS,
+    }
+    return {
+        "driver": "zarr3",
+        "kvstore": _url(path) + "/",
+        "metadata": {
+            "shape": [size],
+            "data_type": dtype.name,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [FILE]}},
+            "codecs": [{"name": "sharding_indexed", "configuration": inner}],
+            "fill_value": 0,
+        },
+        # What is missing is an error, not zeros; so zeros must be written too.
+        "fill_missing_data_reads": False,
+        "store_data_equal_to_fill_value": True,
+    }
+
+
+def _url(path: str) -> str:
+    return path if "://" in path else f"file://{os.path.abspath(path)}"
+
+
+def brief(error: Exception) -> str:
+    """The first sentence of tensorstore's, without its source locations."""
+    return str(error).split("\n")[0].split(" [")[0]

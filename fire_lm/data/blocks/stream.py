@@ -1,0 +1,121 @@
+"""The stream of documents of one split, read at any place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import tensorstore as ts
+
+from fire_lm.data.blocks import manifest as manifests
+from fire_lm.data.blocks import storage
+from fire_lm.data.blocks.manifest import Manifest
+from fire_lm.errors import RunFailed, UserError
+
+TOKENS, ENDS, BYTE_COUNTS = "tokens", "ends", "byte_counts"
+# Of each array: its element, and whether it is compressed. Tokens are not: they hardly would be.
+LAYOUT: dict[str, tuple[np.dtype, bool]] = {
+    ENDS: (np.dtype(np.int64), True),
+    BYTE_COUNTS: (np.dtype(np.uint32), True),
+}
+
+
+def part_path(path: str, split: str, index: int, count: int) -> str:
+    return storage.join(path, split, f"{index:05d}-of-{count:05d}")
+
+
+def open_set(path: str, vocabulary: str) -> Manifest:
+    """The manifest of the blocks in `path`, if they were made by this vocabulary ('' takes any).
+
+    Raises:
+        UserError: there are none, or they are others. RunFailed: damaged or unreadable.
+    """
+    found = manifests.read(path)
+    if found is None:
+        raise UserError(
+            f"No blocks in {path}: it has no {manifests.FILE_NAME}, which is written last.\n"
+            f"`fire-lm corpus blocks --data_dir=TEXT --output={path}` writes them, or goes on."
+        )
+    identity = found.identity
+    if (
+        vocabulary
+        and manifests.vocabulary_fingerprint(vocabulary) != identity.vocabulary_fingerprint
+    ):
+        raise UserError(
+            f"The blocks in {path} were made with the vocabulary {identity.vocabulary}, "
+            f"not with {vocabulary} (another SHA-256).\n"
+            "Give that one as VOCABULARY, or write the blocks again into another directory."
+        )
+    return found
+
+
+class Stream:
+    """Tokens by place, int64 0..tokens-1, over all parts of a split one after the other."""
+
+    def __init__(self, path: str, manifest: Manifest, split: str):
+        if split not in manifest.splits:
+            raise UserError(
+                f"The blocks in {path} have no split {split!r}, "
+                f"only {', '.join(sorted(manifest.splits))}."
+            )
+        self.path, self.split, self._dtype = path, split, manifest.identity.token_dtype
+        self._parts = manifest.splits[split]
+        self._edges = np.cumsum([0, *(part.tokens for part in self._parts)])
+        self._open: dict[tuple[str, int], ts.TensorStore] = {}
+
+    @property
+    def tokens(self) -> int:
+        return int(self._edges[-1])
+
+    def document_ends(self) -> Iterator[np.ndarray]:
+        """For each part, where the documents of the source end: int64 [documents].
+
+        A skipped document ends where the one before it does.
+        """
+        for index, part in enumerate(self._parts):
+            if part.documents:
+                array = self._array(ENDS, index)
+                yield self._edges[index] + self._result(array.read())
+
+    def read(self, starts: np.ndarray, stops: np.ndarray, length: int, array: str) -> np.ndarray:
+        """int32 [k, length]: the stretches from starts to stops, padded with 0.
+
+        Raises:
+            RunFailed: the storage fails, or what it gives is not what was written.
+        """
+        rows = np.zeros([len(starts), length], np.int32)
+        waiting = []
+        parts = np.searchsorted(self._edges, starts, "right") - 1
+        spans = zip(starts.tolist(), stops.tolist(), parts.tolist(), strict=True)
+        for row, (start, stop, part) in enumerate(spans):
+            at = start
+            while at < stop:
+                begin, end = int(self._edges[part]), int(self._edges[part + 1])
+                until = min(stop, end)
+                if until > at:
+                    found = self._array(array, part)[at - begin : until - begin].read()
+                    waiting.append((rows[row, at - start : until - start], found))
+                at, part = until, part + 1
+        for place, found in waiting:
+            place[:] = self._result(found)
+        return rows
+
+    def _array(self, name: str, part: int) -> ts.TensorStore:
+        if (name, part) not in self._open:
+            dtype, compress = LAYOUT.get(name, (self._dtype, False))
+            held = self._parts[part]
+            size = held.documents if name == ENDS else held.tokens
+            folder = part_path(self.path, self.split, part, len(self._parts))
+            opening = storage.open_array(storage.join(folder, name), dtype, size, compress=compress)
+            self._open[name, part] = opening
+        return self._open[name, part]
+
+    def _result(self, found: ts.Future) -> np.ndarray:
+        try:
+            return found.result()
+        except (ValueError, OSError, TimeoutError) as error:
+            raise RunFailed(
+                f"Reading the blocks in {self.path} failed: {storage.brief(error)}\n"
+                "If a file is missing or damaged, remove its part and manifest.json and run "
+                "`fire-lm corpus blocks` again."
+            ) from error

@@ -1,0 +1,239 @@
+"""Tokenises a data set once, through the seqio task that reads it on the fly, into blocks.
+
+Each split is written in parts, of a gigabyte of text or so, that need nothing of each other: a
+process at a time here, or spread over workers by Beam. A part's own small file is written after its
+arrays and the manifest after all parts, so that an interrupted writing goes on with the next part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fire_lm.data import preprocessors, tasks, vocabularies
+from fire_lm.data.blocks import manifest as manifests
+from fire_lm.data.blocks import storage
+from fire_lm.data.blocks.manifest import Identity, Manifest, Part
+from fire_lm.data.blocks.stream import BYTE_COUNTS, ENDS, LAYOUT, TOKENS, part_path
+from fire_lm.data.quiet_tensorflow import seqio, tf
+from fire_lm.data.text import TextData
+from fire_lm.errors import RunFailed, UserError
+
+# Of text. A split below it is one part, which keeps the order in which seqio reads its files: then
+# what is scored is the same text, row by row.
+PART_BYTES = 2**30
+_PART_FILE = "part.json"
+
+# Called with documents done and in all.
+Progress = Callable[[int, int], None]
+RunParts = Callable[[Sequence["PartToWrite"], Callable[["PartToWrite"], object]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class PartToWrite:
+    """One part of one split; `source_documents` and `source_bytes` are of the whole split."""
+
+    data: TextData
+    output: str
+    identity: Identity
+    split: str
+    index: int
+    count: int
+    source_documents: int
+    source_bytes: int
+
+    @property
+    def path(self) -> str:
+        return part_path(self.output, self.split, self.index, self.count)
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same for a part that is there to be this one."""
+        return {
+            "identity": dataclasses.asdict(self.identity),
+            "documents": self.source_documents,
+            "bytes": self.source_bytes,
+        }
+
+
+def write_blocks(
+    data: TextData,
+    output: str,
+    *,
+    splits: Sequence[str] = (),
+    parts: int | None = None,
+    progress: Progress = lambda done, total: None,
+    run_parts: RunParts | None = None,
+) -> Manifest:
+    """Writes the splits (all by default) as blocks; what is there already is kept.
+
+    Args:
+        data: the text and vocabulary; its construction does not matter.
+        output: directory of the set, local or in a bucket.
+        splits: of the data set.
+        parts: of each split; by default one a gigabyte, at most one a file of the source.
+        progress: told now and then.
+        run_parts: calls its second argument once with each part to write, wherever; in this
+            process by default.
+
+    Raises:
+        UserError: text or vocabulary unfit, or `output` holds something else.
+        RunFailed: reading or writing failed.
+    """
+    info = tasks.dataset_info(data)
+    splits = tuple(splits) or tuple(sorted(info.splits))
+    identity = _identity(data)
+    held = manifests.read(output)
+    _check_output(output, held, identity, set(info.splits))
+    to_write: dict[str, list[PartToWrite]] = {}
+    for split in splits:
+        documents = tasks.check(data, length=2, split=split)
+        of = info.splits[split]
+        count = max(1, min(parts or -(-of.num_bytes // PART_BYTES), of.num_shards))
+        there = len(held.splits.get(split, ())) if held else 0
+        if parts and there not in (0, count):
+            raise UserError(
+                f"{output} holds the {split} split in {there} part(s), not in {count}.\n"
+                "Leave --parts out, or name a new directory: --output=DIR"
+            )
+        count = there or count
+        to_write[split] = [
+            PartToWrite(data, output, identity, split, index, count, documents, of.num_bytes)
+            for index in range(count)
+        ]
+    _run(to_write, progress, run_parts)
+    written = {split: tuple(_whole_split(jobs)) for split, jobs in to_write.items()}
+    manifest = Manifest(identity, {**(held.splits if held else {}), **written})
+    if manifest != held:
+        manifests.write(output, manifest)
+    return manifest
+
+
+def write_part(job: PartToWrite, progress: Callable[[int], None] = lambda documents: None) -> Part:
+    """One part, or what it holds if it is there already."""
+    finished = _finished(job)
+    if finished is not None:
+        progress(finished.documents)
+        return finished
+    part = _write_arrays(job, progress)
+    manifests.write_json(
+        storage.join(job.path, _PART_FILE), {**job.facts(), "part": dataclasses.asdict(part)}
+    )
+    return part
+
+
+def _run(
+    to_write: dict[str, list[PartToWrite]], progress: Progress, run_parts: RunParts | None
+) -> None:
+    jobs = [job for jobs in to_write.values() for job in jobs]
+    if run_parts is not None:
+        run_parts(jobs, write_part)
+        return
+    total = sum(jobs[0].source_documents for jobs in to_write.values())
+    done = 0
+
+    def count(documents: int) -> None:
+        nonlocal done
+        done += documents
+        progress(done, total)
+
+    for job in jobs:
+        write_part(job, count)
+
+
+def _identity(data: TextData) -> Identity:
+    return Identity(
+        dataset=data.tfds_name,
+        label=data.label(),
+        vocabulary=os.path.basename(data.vocabulary),
+        vocabulary_fingerprint=manifests.vocabulary_fingerprint(data.vocabulary),
+        vocabulary_size=vocabularies.load(data.vocabulary).vocab_size,
+        documents_per_group=preprocessors.DOCUMENTS_PER_GROUP,
+    )
+
+
+def _check_output(output: str, held: Manifest | None, identity: Identity, splits: set[str]) -> None:
+    """Nothing that is there may be overwritten by other text, or mixed with it."""
+    if held is not None and held.identity != identity:
+        now, then = dataclasses.asdict(identity), dataclasses.asdict(held.identity)
+        changed = [name for name in now if now[name] != then[name]]
+        raise UserError(
+            f"{output} holds other blocks: {changed[0]} {then[changed[0]]}, now "
+            f"{now[changed[0]]}.\nName a new directory: --output=DIR"
+        )
+    if "://" in output or not os.path.exists(output):
+        return
+    if not os.path.isdir(output):
+        raise UserError(f"{output} is not a directory.\nName a new one: --output=DIR")
+    strange = sorted(set(os.listdir(output)) - splits - {manifests.FILE_NAME})
+    if strange:
+        raise UserError(
+            f"{output} holds {strange[0]}, which `fire-lm corpus blocks` did not write.\n"
+            "Name a new or empty directory: --output=DIR"
+        )
+
+
+def _finished(job: PartToWrite) -> Part | None:
+    found = manifests.read_json(storage.join(job.path, _PART_FILE))
+    if found is None:
+        return None
+    part = Part(**found.pop("part"))
+    if found != job.facts():
+        raise UserError(
+            f"{job.path} was written from another text or with another vocabulary.\n"
+            "Name a new directory (--output=DIR), or remove that one."
+        )
+    return part
+
+
+def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
+    dtypes = {TOKENS: (job.identity.token_dtype, False), **LAYOUT}
+    shard = seqio.ShardInfo(job.index, job.count) if job.count > 1 else None
+    documents = skipped = tokens = text_bytes = 0
+    digest = hashlib.sha256()
+    try:
+        arrays = {
+            name: storage.ArrayWriter(storage.join(job.path, name), dtype, compress=compress)
+            for name, (dtype, compress) in dtypes.items()
+        }
+        groups = tasks.documents(job.data, split=job.split, shard=shard)
+        for group in groups.as_numpy_iterator():
+            lengths = np.zeros(len(group["lengths"]) + int(group["skipped"]), np.int64)
+            lengths[: len(group["lengths"])] = group["lengths"]  # the skipped ones have none
+            stored = group["targets"].astype(job.identity.token_dtype)
+            digest.update(stored.tobytes())
+            arrays[TOKENS].append(stored)
+            arrays[BYTE_COUNTS].append(group["byte_counts"])
+            arrays[ENDS].append(tokens + np.cumsum(lengths))
+            documents += len(lengths)
+            skipped += int(group["skipped"])
+            tokens += int(lengths.sum())
+            text_bytes += int(group["byte_counts"].sum(dtype=np.int64))
+            progress(len(lengths))
+        for array in arrays.values():
+            array.close()
+    except tf.errors.OpError as error:
+        raise RunFailed(
+            f"Reading {job.data.tfds_name} in {job.data.data_dir} failed: "
+            f"{error.message.splitlines()[0]}"
+        ) from error
+    except (ValueError, OSError, TimeoutError) as error:
+        raise RunFailed(f"Writing {job.path} failed: {storage.brief(error)}") from error
+    return Part(documents, skipped, tokens, text_bytes, digest.hexdigest())
+
+
+def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:
+    """Its parts as they are on the disk, if together they hold all documents."""
+    parts = [_finished(job) for job in jobs]
+    whole = [part for part in parts if part is not None]
+    documents = sum(part.documents for part in whole)
+    if len(whole) < len(jobs) or (jobs[0].source_documents not in (0, documents)):
+        raise RunFailed(
+            f"The {jobs[0].split} split has {jobs[0].source_documents:,} documents, but "
+            f"{documents:,} were written.\nThe same command goes on with what is missing."
+        )
+    return whole

@@ -1,0 +1,77 @@
+"""`fire-lm bench data`: real readers on a small text, and what the table says of them."""
+
+import json
+
+import numpy as np
+import pytest
+from sample_run import write_text
+
+from fire_lm import cli
+from fire_lm.bench import data as bench_data
+from fire_lm.bench.rounds import Times
+from fire_lm.data import TextData
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> str:
+    return str(write_text(tmp_path_factory.mktemp("text") / "data"))
+
+
+@pytest.mark.ci
+def test_the_plain_pipeline_reads_the_same_documents(data_dir):
+    """Rows of whole documents: each of its rows is found in the text as we read it."""
+    from fire_lm.data.pipeline import scoring_text
+    from fire_lm.data.plain import plain_batches
+
+    whole = scoring_text(TextData(data_dir), length=2, num_sequences=10**6, split="train")
+    documents = bytes(whole.targets.astype(np.uint8)).split(b"\x01")
+    batches = plain_batches(TextData(data_dir), length=64, batch_size=4, seed=0)
+    for _ in range(5):
+        rows = next(batches)["targets"]
+        assert rows.shape == (4, 64) and rows.dtype == np.int32 and (rows != 0).all()
+        for row in rows:
+            for piece in bytes(row.astype(np.uint8)).split(b"\x01"):
+                assert any(piece in document for document in documents)
+
+
+@pytest.mark.ci
+def test_the_report(data_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench_data, "_WARM_UP_ROWS", 0)
+    file = tmp_path / "report.json"
+    command = ["bench", "data", f"--data_dir={data_dir}", f"--json={file}", "--rounds=2"]
+    assert cli.main([*command, "--tokens=20000", "--length=64"]) == 0
+    report = json.loads(file.read_text())
+    rows = {row["name"]: row for row in report["rows"]}
+    assert list(rows) == ["plain seqio", "on the fly", "blocks"]
+    assert rows["on the fly"]["x_on_the_fly"] == 1
+    assert rows["plain seqio"]["position_bytes"] is None
+    assert rows["blocks"]["position_bytes"] < 300 < rows["on the fly"]["position_bytes"] < 4e6
+    assert all(row["tokens_per_cpu_s"] > 0 for row in rows.values())
+    assert report["tokens"] == 20 * 16 * 64  # whole batches
+    said = capsys.readouterr().out
+    assert "vocabulary bytes, 1.00 bytes a token" in said and "x on the fly" in said
+
+
+def test_the_table_divides_by_reading_on_the_fly():
+    times = {
+        "plain seqio": Times([2.0, 2.0, 9.0], [1.0, 1.0, 1.0]),
+        "on the fly": Times([4.0, 4.0, 1.0], [2.0, 2.0, 2.0]),
+    }
+    plain, ours = bench_data.rows_of(times, {"on the fly": (10, 0.5)}, tokens=8)
+    assert (plain.x_on_the_fly, ours.x_on_the_fly) == (2.0, 1.0)
+    assert (ours.tokens_per_cpu_s, ours.tokens_per_wall_s) == (2.0, 4.0)
+    assert (plain.position_bytes, ours.position_bytes, ours.save_s) == (None, 10, 0.5)
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        (["data", "--data_dir=nowhere"], "No data set c4/en:3.1.0 in the directory nowhere"),
+        (["data"], "--data_dir"),
+        (["data", "--data_dir=x", "--encodings=fire"], "unknown argument --encodings"),
+        (["attention", "--data_dir=x"], "unknown argument --data_dir"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_plainly(arguments, complaint, capsys):
+    assert cli.main(["bench", *arguments]) == 2
+    assert complaint in capsys.readouterr().err

@@ -1,0 +1,178 @@
+"""Rows by number against the same constructions made token by token, and the order of rows."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from fire_lm.data.blocks.permutation import permuted
+from fire_lm.data.blocks.reader import segment_ids
+from fire_lm.data.blocks.rows import CONSTRUCTIONS, Rows
+
+SEEDS = range(15)
+
+
+def lengths_of(seed: int) -> list[list[int]]:
+    """Tokens of random documents, by part; some parts hold one, few fill rows exactly."""
+    random = np.random.default_rng(seed)
+    longest = int(random.choice([3, 20, 70]))
+    parts = random.integers(1, 5)
+    return [random.integers(2, longest, random.integers(1, 12)).tolist() for _ in range(parts)]
+
+
+def table(construction: str, parts: list[list[int]], length: int) -> Rows:
+    ends, begin = [], 0
+    for part in parts:
+        ends.append(begin + np.cumsum(part))
+        begin = int(ends[-1][-1])
+    return CONSTRUCTIONS[construction](length, begin, iter(ends))
+
+
+def rows_of(rows: Rows) -> list[list[int]]:
+    """The places that each row holds."""
+    starts, stops = rows.spans(np.arange(rows.count))
+    return [list(range(*span)) for span in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+def documents_of(parts: list[list[int]]) -> list[list[int]]:
+    place, documents = 0, []
+    for tokens in sum(parts, []):
+        documents.append(list(range(place, place + tokens)))
+        place += tokens
+    return documents
+
+
+def pieces(document: list[int], length: int) -> list[list[int]]:
+    return [document[i : i + length] for i in range(0, len(document), length)]
+
+
+def concat(documents: list[list[int]], length: int) -> list[list[int]]:
+    return [row for row in pieces(sum(documents, []), length) if len(row) == length]
+
+
+def cut(documents: list[list[int]], length: int) -> list[list[int]]:
+    return [part for document in documents for part in pieces(document, length)]
+
+
+def packed_segments(documents: list[list[int]], length: int) -> list[list[list[int]]]:
+    """Rows as lists of segments."""
+    rows: list[list[list[int]]] = [[]]
+    for part in cut(documents, length):
+        if sum(map(len, rows[-1])) + len(part) > length:
+            rows.append([])
+        rows[-1].append(part)
+    return rows
+
+
+def packed(documents: list[list[int]], length: int) -> list[list[int]]:
+    return [sum(row, []) for row in packed_segments(documents, length)]
+
+
+def long_documents(documents: list[list[int]], length: int) -> list[list[int]]:
+    return [document[:length] for document in documents if len(document) >= length]
+
+
+BY_HAND = {"concat": concat, "cut": cut, "packed": packed, "long_documents": long_documents}
+
+
+@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+def test_rows_are_those_made_by_hand(construction):
+    for seed in SEEDS:
+        parts = lengths_of(seed)
+        for length in (2, 5, 16, 64):
+            expected = BY_HAND[construction](documents_of(parts), length)
+            assert rows_of(table(construction, parts, length)) == expected, (seed, length)
+
+
+def test_the_comparison_sees_a_wrong_construction():
+    parts = lengths_of(1)
+    assert rows_of(table("packed", parts, 16)) != cut(documents_of(parts), 16)
+
+
+@pytest.mark.parametrize("construction", ["cut", "packed"])
+def test_nothing_is_lost(construction):
+    for seed in SEEDS:
+        parts = lengths_of(seed)
+        held = sum(rows_of(table(construction, parts, 7)), [])
+        assert held == list(range(sum(map(sum, parts))))
+
+
+def test_segments_are_the_parts_of_documents():
+    for seed in SEEDS:
+        parts = lengths_of(seed)
+        rows = table("packed", parts, 16)
+        ids = segment_ids(rows, *rows.spans(np.arange(rows.count)), 16)
+        for row, segments in zip(ids, packed_segments(documents_of(parts), 16), strict=True):
+            expected = [n for n, segment in enumerate(segments, 1) for _ in segment]
+            assert row.tolist() == expected + [0] * (16 - len(expected)), seed
+
+
+def test_a_segment_that_is_not_a_document_would_be_seen():
+    rows = table("packed", [[3, 4, 5]], 16)
+    rows._documents = np.array([0, 3])  # the third document is forgotten
+    assert segment_ids(rows, *rows.spans(np.arange(1)), 16).max() == 2
+
+
+@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+def test_complete_rows_are_those_that_a_reader_has_given_out(construction):
+    """Of the documents read so far: all but the open row."""
+    for seed in SEEDS:
+        parts = lengths_of(seed)
+        documents, rows = documents_of(parts), table(construction, parts, 8)
+        for read in range(1, len(documents) + 1):
+            so_far = BY_HAND[construction](documents[:read], 8)
+            given = len(so_far) - (construction == "packed")
+            assert rows.complete_at(np.array([documents[read - 1][-1] + 1])) == [given]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 31, 100, 1023, 1024, 1025, 70_000])
+def test_the_order_is_a_permutation(count):
+    index = np.arange(count)
+    for seed, epoch in ((0, 0), (0, 1), (7, 0)):
+        order = permuted(index, count, seed, epoch)
+        assert np.array_equal(np.sort(order), index)
+        one_by_one = [int(permuted(index[i : i + 1], count, seed, epoch)[0]) for i in index[:50]]
+        assert order[:50].tolist() == one_by_one, "the place of a row depends on the others asked"
+
+
+def test_a_round_that_cannot_be_undone_would_be_seen(monkeypatch):
+    monkeypatch.setattr("fire_lm.data.blocks.permutation._feistel", lambda v, half, keys: v // 2)
+    assert len(set(permuted(np.arange(100), 100, 0, 0))) < 100
+
+
+def test_seed_and_epoch_choose_the_order():
+    orders = {
+        permuted(np.arange(1000), 1000, seed, epoch).tobytes()
+        for seed in range(10)
+        for epoch in range(10)
+    }
+    assert len(orders) == 100
+
+
+def chi_squared(counts: np.ndarray) -> float:
+    return float(np.sum((counts - counts.mean()) ** 2) / counts.mean())
+
+
+def test_every_order_of_few_rows_is_about_as_frequent():
+    """Chi squared of 6 and of 24 orders: above 25 and 55 one time in 10,000 and 5,000."""
+    for count, orders, bound in ((3, 6, 25.7), (4, 24, 53.0)):
+        seen = collections.Counter(
+            tuple(permuted(np.arange(count), count, seed, 0)) for seed in range(3000)
+        )
+        assert len(seen) == orders
+        assert chi_squared(np.array(list(seen.values()))) < bound
+
+
+def test_neighbours_are_not_kept_together():
+    """A full shuffle: rows next to each other land anywhere, as far apart as chance has it."""
+    order = permuted(np.arange(100_000), 100_000, 0, 0)
+    apart = np.abs(np.diff(order)).mean()
+    assert 0.99 < apart / (100_000 / 3) < 1.01
+    assert abs(np.corrcoef(np.arange(100_000), order)[0, 1]) < 0.02
+
+
+def test_places_far_beyond_the_memory_of_a_table():
+    count = 10**11 + 7
+    index = np.random.default_rng(0).integers(0, count, 10_000)
+    order = permuted(index, count, 1, 2)
+    assert len(np.unique(order)) == len(np.unique(index)) and order.max() > 0.99 * count

@@ -1,0 +1,290 @@
+"""Blocks on the disk: what is written, what an interruption leaves, and damage that is told."""
+
+import functools
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import seqio
+
+from fire_lm import cli
+from fire_lm.data import Blocks, TextData, scoring_text, train_iterator, write_blocks
+from fire_lm.data.blocks import manifest as manifests
+from fire_lm.data.blocks import writer
+from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
+from fire_lm.errors import RunFailed, UserError
+
+MODEL = str(Path(seqio.__file__).parent / "test_data" / "sentencepiece" / "sentencepiece.model")
+SPACES = 70_000  # a stretch that a SentencePiece token may stand for: more than 16 bits count
+TRICKY = {
+    "plain": b"Some words, and more words.",
+    "empty": b"",
+    "blank": b" \n\t ",
+    "not UTF-8": b"caf\xe9",
+    "several bytes": "漢字 😀 naïve".encode(),
+    "spaces": b"before" + b" " * SPACES + b"after",
+    "NUL": b"a\x00b",
+    "special pieces": b"</s> <pad> <s> \xe2\x96\x81",
+    **{f"number {n}": f"document {n} ".encode() * (n + 1) for n in range(40)},
+}
+WRITTEN = len(TRICKY) - 3
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> str:
+    from fire_lm.data import c4_writer
+
+    folder = tmp_path_factory.mktemp("text")
+    to_score = {f"text {n}": b"Words to score. " * n for n in range(5, 9)}  # so four files a split
+    c4_writer.write(folder, {"train": TRICKY, "validation": to_score})
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(data_dir, tmp_path_factory) -> Path:
+    """A set in one part a split, and never changed: tests copy it."""
+    output = tmp_path_factory.mktemp("blocks") / "whole"
+    write_blocks(TextData(data_dir), str(output))
+    return output
+
+
+@pytest.fixture
+def blocks(whole, tmp_path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "blocks"))
+
+
+def stream_of(output: Path, array: str, split: str = "train") -> np.ndarray:
+    stream = Stream(str(output), open_set(str(output), ""), split)
+    everything = np.array([0]), np.array([stream.tokens])
+    return stream.read(*everything, stream.tokens, array)[0]
+
+
+def all_rows(output: Path) -> np.ndarray:
+    """Opens and reads everything that training and scoring read."""
+    data = Blocks(str(output), construction="cut")
+    for split in ("train", "validation"):
+        scoring_text(data, length=64, num_sequences=10**6, split=split)
+    return next(train_iterator(data, length=64, batch_size=8, seed=0))["targets"]
+
+
+@pytest.mark.parametrize("vocabulary", ["bytes", MODEL])
+def test_documents_come_back_with_their_bytes(data_dir, tmp_path, vocabulary):
+    manifest = write_blocks(TextData(data_dir, vocabulary=vocabulary), str(tmp_path / "out"))
+    tokens, counts = (stream_of(tmp_path / "out", array) for array in (TOKENS, BYTE_COUNTS))
+    ends = np.flatnonzero(tokens == 1) + 1
+    sizes = [int(part.sum()) for part in np.split(counts, ends)[:-1]]
+    texts = [text for name, text in TRICKY.items() if name not in ("empty", "blank", "not UTF-8")]
+    assert sorted(sizes) == sorted(map(len, texts)), "bytes of each document"
+    assert counts.max() >= SPACES or vocabulary == "bytes"
+    (part,) = manifest.splits["train"]
+    assert (part.documents, part.skipped, len(sizes)) == (len(TRICKY), 3, WRITTEN)
+    assert (part.tokens, part.bytes) == (len(tokens), sum(sizes))
+    if vocabulary == "bytes":
+        found = [bytes((document[:-1] - 3).astype(np.uint8)) for document in np.split(tokens, ends)]
+        assert sorted(found[:-1]) == sorted(texts)
+
+
+def test_a_wide_vocabulary_has_wide_tokens():
+    identity = manifests.Identity("", "", "", "", vocabulary_size=2**16, documents_per_group=1)
+    wider = manifests.Identity("", "", "", "", vocabulary_size=2**16 + 1, documents_per_group=1)
+    assert (identity.token_dtype, wider.token_dtype) == (np.uint16, np.uint32)
+
+
+def test_the_preprocessing_is_the_one_that_its_name_says(data_dir, tmp_path):
+    """If this fails, the same text has become other tokens: rename manifest.PREPROCESSING, so
+    that sets written before are refused, and only then write the new digest here."""
+    digest = hashlib.sha256()
+    for number, vocabulary in enumerate(("bytes", MODEL)):
+        output = tmp_path / str(number)
+        write_blocks(TextData(data_dir, vocabulary=vocabulary), str(output), splits=["train"])
+        for array in (TOKENS, BYTE_COUNTS):
+            digest.update(stream_of(output, array).tobytes())
+    named = (manifests.PREPROCESSING, digest.hexdigest()[:16])
+    assert named == ("skip unreadable documents, append end of document; 1", "c176dbfc6fe3dc80")
+
+
+def test_parts_are_those_of_the_source_and_lose_nothing(data_dir, whole, tmp_path):
+    manifest = write_blocks(TextData(data_dir), str(tmp_path / "out"), parts=3)
+    assert [len(parts) for parts in manifest.splits.values()] == [3, 3]
+
+    def documents(output):
+        tokens = stream_of(output, TOKENS)
+        return sorted(part.tobytes() for part in np.split(tokens, np.flatnonzero(tokens == 1) + 1))
+
+    assert documents(tmp_path / "out") == documents(whole)
+
+
+def test_writing_again_does_nothing(blocks, data_dir):
+    before = {path: path.stat().st_mtime_ns for path in blocks.rglob("*") if path.is_file()}
+    write_blocks(TextData(data_dir), str(blocks))
+    assert before == {path: path.stat().st_mtime_ns for path in blocks.rglob("*") if path.is_file()}
+
+
+@pytest.mark.ci
+def test_an_interrupted_writing_goes_on_with_the_next_part(data_dir, tmp_path, monkeypatch):
+    output, write_arrays = tmp_path / "out", writer._write_arrays
+    wrote = []
+
+    def write(job, progress, dies_at=None):
+        wrote.append((job.split, job.index))
+        if len(wrote) == dies_at:
+            write_arrays(job, lambda documents: 1 / 0)  # after the first group
+        return write_arrays(job, progress)
+
+    monkeypatch.setattr(writer, "_write_arrays", functools.partial(write, dies_at=3))
+    with pytest.raises(ZeroDivisionError):
+        write_blocks(TextData(data_dir), str(output), parts=4)
+    with pytest.raises(UserError, match="No blocks in .*written last"):
+        all_rows(output)
+    monkeypatch.setattr(writer, "_write_arrays", write)
+    write_blocks(TextData(data_dir), str(output), parts=4)
+    rest = [("train", 2), ("train", 3), *(("validation", index) for index in range(4))]
+    assert wrote == [("train", 0), ("train", 1), ("train", 2), *rest]
+    write_blocks(TextData(data_dir), str(tmp_path / "at_once"), parts=4)
+    assert np.array_equal(stream_of(output, TOKENS), stream_of(tmp_path / "at_once", TOKENS))
+
+
+def test_a_split_can_be_added(data_dir, tmp_path):
+    output = str(tmp_path / "out")
+    write_blocks(TextData(data_dir), output, splits=["validation"])
+    before = open_set(output, "").splits
+    write_blocks(TextData(data_dir), output, splits=["train"])
+    manifest = open_set(output, "")
+    assert set(manifest.splits) == {"train", "validation"}
+    assert manifest.splits["validation"] == before["validation"]
+
+
+def other_text(folder: Path) -> str:
+    from fire_lm.data import c4_writer
+
+    c4_writer.write(folder, {split: {"x": b"Another text."} for split in ("train", "validation")})
+    return str(folder)
+
+
+def test_other_blocks_are_never_overwritten(blocks, data_dir, tmp_path):
+    def files():
+        return {path: path.read_bytes() for path in blocks.rglob("*") if path.is_file()}
+
+    before = files()
+    for data, parts, complaint in (
+        (TextData(data_dir, vocabulary=MODEL), None, "holds other blocks: vocabulary"),
+        (TextData(other_text(tmp_path / "other")), None, "written from another text"),
+        (TextData(data_dir), 2, r"in 1 part\(s\), not in 2"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            write_blocks(data, str(blocks), parts=parts)
+    (blocks / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds notes.txt, which"):
+        write_blocks(TextData(data_dir), str(blocks))
+    (blocks / "notes.txt").unlink()
+    assert files() == before
+
+
+FILES = (
+    "manifest.json",
+    *(f"train/00000-of-00001/{array}/c/0" for array in ("tokens", "ends", "byte_counts")),
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("place", [0.0, 0.37, 0.999])
+def test_a_flipped_bit_is_an_error(blocks, name, place):
+    content = bytearray((blocks / name).read_bytes())
+    # The first bytes of manifest.json are a brace and white space; JSON ignores the latter.
+    content[int(place * len(content))] ^= 1
+    (blocks / name).write_bytes(content)
+    with pytest.raises((RunFailed, UserError), match="damaged|failed"):
+        all_rows(blocks)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_truncated_or_missing_file_is_an_error(blocks, name):
+    content = (blocks / name).read_bytes()
+    for kept in (len(content) - 1, len(content) // 2, 0):
+        (blocks / name).write_bytes(content[:kept])
+        with pytest.raises(RunFailed, match="damaged|failed"):
+            all_rows(blocks)
+    (blocks / name).unlink()
+    with pytest.raises((RunFailed, UserError), match="No blocks in|failed"):
+        all_rows(blocks)
+
+
+def test_the_undamaged_copy_reads(blocks):
+    assert all_rows(blocks).any()
+
+
+def test_what_zarr_says_of_an_array_is_not_trusted(blocks):
+    """The manifest knows it: no read for it, and no damage from it."""
+    for path in blocks.rglob("zarr.json"):
+        path.write_text(path.read_text().replace("uint16", "uint32"))
+    assert all_rows(blocks).any()
+
+
+def test_blocks_of_another_version_are_refused(blocks):
+    path = str(blocks / "manifest.json")
+    content = manifests.read_json(path)
+    assert content is not None
+    for name, value in (("format", 0), ("preprocessing", "lower case")):
+        identity = {**content["identity"], name: value}
+        manifests.write_json(path, {**content, "identity": identity})
+        with pytest.raises(UserError, match=f"have {name} .*\n.*corpus blocks"):
+            all_rows(blocks)
+
+
+def test_another_vocabulary_is_refused(blocks, tmp_path):
+    def open_with(vocabulary: str) -> None:
+        train_iterator(Blocks(str(blocks), vocabulary), length=16, batch_size=1, seed=0)
+
+    open_with("bytes"), open_with("")
+    with pytest.raises(UserError, match="made with the vocabulary bytes, not with .*model"):
+        open_with(MODEL)
+    with pytest.raises(UserError, match="Vocabulary file not found: nowhere.model"):
+        open_with("nowhere.model")
+
+
+def test_the_vocabulary_is_known_by_its_content(data_dir, tmp_path):
+    write_blocks(TextData(data_dir, vocabulary=MODEL), str(tmp_path / "out"), splits=["train"])
+    moved = shutil.copy(MODEL, tmp_path / "renamed.model")
+    data = Blocks(str(tmp_path / "out"), str(moved))
+    assert data.vocabulary_size() == open_set(data.path, "").identity.vocabulary_size
+    with open(moved, "ab") as file:
+        file.write(b" ")
+    with pytest.raises(UserError, match="another SHA-256"):
+        data.vocabulary_size()
+
+
+def test_the_command(data_dir, tmp_path, capsys):
+    output = tmp_path / "out"
+    command = ["corpus", "blocks", f"--data_dir={data_dir}", f"--output={output}"]
+    assert cli.main([*command, "--splits=train", "--parts=2"]) == 0
+    said = capsys.readouterr().out
+    assert f"[{'#' * 20}] {len(TRICKY)}/{len(TRICKY)}  documents" in said
+    assert f"train: {len(TRICKY)} documents (3 of them empty or undecodable)" in said
+    assert f"--gin_file=configs/data/blocks.gin --gin.DATA_DIR={output}" in said
+    assert list(json.loads((output / "manifest.json").read_text())["splits"]) == ["train"]
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        (["blocks", "--data_dir=x"], "needs --output=DIR"),
+        (["--data_dir=x", "--output=y"], "--output is for `fire-lm corpus blocks`"),
+        (["--data_dir=x", "--parts=2"], "--parts is for `fire-lm corpus blocks`"),
+        (["blocks", "--data_dir=x", "--output=y", "--parts=0"], "not a whole number of 1"),
+        (["blocks", "--data_dir=x", "--output=y", "--runner_options=--a=1"], "say which --runner"),
+        (["blocks", "--data_dir=nowhere", "--output=y"], "No data set c4/en:3.1.0 in"),
+        (
+            ["blocks", "--data_dir=nowhere", "--output=y", "--vocabulary=gone"],
+            "No data set|not fou",
+        ),
+    ],
+)
+def test_a_command_that_cannot_work(arguments, complaint, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["corpus", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert any(part in said for part in complaint.split("|")), said
+    assert len(said.strip().splitlines()) <= 3 and not list(tmp_path.iterdir())
