@@ -103,7 +103,10 @@ def test_the_preprocessing_is_the_one_that_its_name_says(data_dir, tmp_path):
         for array in (TOKENS, BYTE_COUNTS):
             digest.update(stream_of(output, array).tobytes())
     named = (manifests.PREPROCESSING, digest.hexdigest()[:16])
-    assert named == ("skip unreadable documents, append end of document; 1", "c176dbfc6fe3dc80")
+    assert named == (
+        "skip empty, undecodable and huge documents, append end of document; 1",
+        "c176dbfc6fe3dc80",
+    )
 
 
 def test_parts_are_those_of_the_source_and_lose_nothing(data_dir, whole, tmp_path):
@@ -262,7 +265,7 @@ def test_the_command(data_dir, tmp_path, capsys):
     assert cli.main([*command, "--splits=train", "--parts=2"]) == 0
     said = capsys.readouterr().out
     assert f"[{'#' * 20}] {len(TRICKY)}/{len(TRICKY)}  documents" in said
-    assert f"train: {len(TRICKY)} documents (3 of them empty or undecodable)" in said
+    assert f"train: {len(TRICKY)} documents (3 of them empty, undecodable or huge)" in said
     assert f"--gin_file=configs/data/blocks.gin --gin.DATA_DIR={output}" in said
     assert list(json.loads((output / "manifest.json").read_text())["splits"]) == ["train"]
 
@@ -270,9 +273,9 @@ def test_the_command(data_dir, tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, complaint",
     [
-        (["blocks", "--data_dir=x"], "needs --output=DIR"),
-        (["--data_dir=x", "--output=y"], "--output is for `fire-lm corpus blocks`"),
-        (["--data_dir=x", "--parts=2"], "--parts is for `fire-lm corpus blocks`"),
+        (["blocks", "--data_dir=x"], "are required: --output"),
+        (["--data_dir=x", "--output=y"], "unknown argument --output"),
+        (["--data_dir=x", "--parts=2"], "unknown argument --parts"),
         (["blocks", "--data_dir=x", "--output=y", "--parts=0"], "not a whole number of 1"),
         (["blocks", "--data_dir=x", "--output=y", "--runner_options=--a=1"], "say which --runner"),
         (["blocks", "--data_dir=nowhere", "--output=y"], "No data set c4/en:3.1.0 in"),

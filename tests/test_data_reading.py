@@ -193,7 +193,10 @@ def test_shards_are_disjoint_and_their_union_is_the_text(tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
-@pytest.mark.parametrize("taken_after", [0, 7, 52])  # 52: some epochs and blocks on
+@pytest.mark.parametrize(  # 52: some epochs and blocks on
+    "taken_after",
+    [pytest.param(0, marks=pytest.mark.ci), 7, pytest.param(52, marks=pytest.mark.ci)],
+)
 def test_a_saved_position_continues_exactly(data_dir, construction, taken_after):
     data = TextData(data_dir, construction=construction, shuffle_buffer=30)
     arguments = dict(length=16, batch_size=5, seed=3)

@@ -52,10 +52,8 @@ def share_of_a(found: list[dict[str, np.ndarray]]) -> float:
     return of_a.sum() / (of_a | of_b).sum()
 
 
-@pytest.mark.parametrize(
-    "construction",
-    [c if c == "packed" else pytest.param(c, marks=pytest.mark.ci) for c in CONSTRUCTIONS],
-)
+@pytest.mark.ci
+@pytest.mark.parametrize("construction", CONSTRUCTIONS)
 def test_rows_come_at_their_rates_and_a_position_continues_exactly(data_dir, construction):
     data = TextData(data_dir, mixture=RATES, construction=construction, shuffle_buffer=50)
     arguments = dict(length=32, batch_size=8, seed=3)

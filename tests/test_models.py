@@ -179,6 +179,7 @@ def remat_loss_and_gradient(remat: Any, kind: Any, length: int = 64) -> Any:
     return compiled, compiled(filled(model))
 
 
+@pytest.mark.ci
 def test_remat_changes_memory_not_results():
     """'full' keeps no more than 'dots', which keeps less than 'none'.
 

@@ -113,6 +113,7 @@ def test_fire_is_exact_whatever_number_of_hinges_it_is_given(limits, monkeypatch
         np.testing.assert_allclose(a, b, atol=1e-4 * np.max(np.abs(b)))
 
 
+@pytest.mark.ci
 def test_fire_in_blocks_of_hinges_is_fire_by_its_mlp_with_every_logit():
     """The oracle of all: outputs to 1e-5, gradients to q, k, v and FIRE to 1e-4 of the largest."""
     fire, pos = FIRE(12, 8, 64, 96, init_gamma=0.5), jnp.arange(200)[None]

@@ -120,6 +120,7 @@ def passed(output: str) -> int:
     return int(found[1]) if found else 0
 
 
+@pytest.mark.ci
 def test_the_new_encoding_needs_two_files_to_train_sweep_and_be_tested(tmp_path):
     walk, checkout = WalkThrough(), Checkout(tmp_path)
     assert not checkout.before.keys() & walk.files.keys()

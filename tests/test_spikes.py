@@ -73,14 +73,14 @@ def step():
     """(a state, a jitted step of it with `skip_above` as third argument)"""
     model = models.build_decoder(
         models.size_tiny(num_layers=1, num_heads=1, head_dim=8),
-        positions.encodings()["FIRE"],
+        positions.encodings()["NoPE"],
         vocab_size=32,
         train_length=16,
         dtype="float32",
     )
     optimizer = AdamW(warmup_steps=0).build(100)
     fixed = {"model": model, "optimizer": optimizer, "seed": 0, "z_loss": 0.0, "microbatches": 1}
-    state = init_state(model, optimizer, jax.random.key(0))
+    state = jax.jit(functools.partial(init_state, model, optimizer))(jax.random.key(0))
     return state, jax.jit(functools.partial(train_step, **fixed))
 
 

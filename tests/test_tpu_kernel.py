@@ -153,6 +153,7 @@ def fire_tables(length: int = LENGTH) -> CommonBias:
     return tables
 
 
+@pytest.mark.ci
 def test_gradients_reach_every_table():
     """Against those of the tables as a function of positions; all of them, and a few alone."""
     tables = fire_tables()
@@ -186,7 +187,9 @@ def test_a_wrong_table_is_seen(table, index):
     assert float(jnp.max(jnp.abs(right - ours))) > 1e-3
 
 
-@pytest.mark.parametrize("name, width", [("fire", 64), ("nope", 128)])
+@pytest.mark.parametrize(
+    "name, width", [pytest.param("fire", 64, marks=pytest.mark.ci), ("nope", 128)]
+)
 def test_bfloat16(name, width):
     """Products round their operands, and sums are float32, as in dense attention."""
     encoding = encoding_of(name, width)
@@ -210,6 +213,7 @@ def test_bfloat16(name, width):
     assert error <= 6e-2 * optax.tree.norm(wanted[0])
 
 
+@pytest.mark.ci
 def test_attend_falls_back_where_tables_do_not_hold():
     """Positions with gaps, negative or beyond the tables, and too many kinks: blocks, own bias."""
     encoding = encoding_of("fire", length=140)

@@ -160,6 +160,7 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(copy, data_dir, capsys):
     assert [row["step"] for row in logged(copy)] == list(range(1, STEPS + 2))
 
 
+@pytest.mark.ci
 def test_a_run_directory_that_is_gone_stops_the_run(data_dir, tmp_path, monkeypatch, capsys):
     """And no save makes a new one in its place, without what was in it."""
     workdir, pending = tmp_path / "run", Reporter.pending
@@ -318,6 +319,7 @@ def test_init_from_takes_the_parameters_alone(finished, data_dir, tmp_path):
     assert counts and all((found[name], source[name]) == (1, 10) for name in [*counts, "step"])
 
 
+@pytest.mark.ci
 def test_a_run_resumes_without_the_run_that_it_started_from(finished, data_dir, tmp_path):
     source = shutil.copytree(finished, tmp_path / "source")
     start = command(data_dir, tmp_path / "new", f"--gin.INIT_FROM={source}")
@@ -342,6 +344,7 @@ def test_skipped_documents_are_counted_in_the_metrics(tmp_path):
     assert [row["documents_skipped"] for row in logged(tmp_path / "whole")] == skipped
 
 
+@pytest.mark.ci
 def test_init_from_another_encoding(finished, data_dir, tmp_path, capsys):
     """FIRE-S has the parameters of FIRE once instead of once a layer, at another path."""
     init = f"--gin.INIT_FROM={finished}"
