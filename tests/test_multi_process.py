@@ -140,3 +140,40 @@ def test_one_that_compiles_much_longer_holds_up_but_does_not_end_the_job():
     started = start_together(["-c", LATE], 2, module=())
     outputs = finish(started)
     assert [output.split()[-1] for output in outputs] == ["2.0", "2.0"], outputs
+
+
+FAILS_ON_ONE = """
+import sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from fire_lm.checkpoints import Checkpointing, Checkpoints, position, writer
+from fire_lm.sharding import initialize_distributed
+
+initialize_distributed()
+writer._WRITING_SECONDS = 10
+save = position._PositionHandler.save
+
+def fail(self, directory, args):
+    raise OSError(28, "No space left on device")
+
+split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+ones = jax.make_array_from_process_local_data(split, np.ones(1, np.float32))
+saves = Checkpoints(sys.argv[1], Checkpointing())
+for step in (1, 2, 3):
+    wrong = step == 2 and jax.process_index() == 1
+    position._PositionHandler.save = fail if wrong else save
+    saves.save(step, {"ones": ones}, b"position", {})
+    saves.settle()
+saves.close()
+print("closed")
+"""
+
+
+@pytest.mark.ci
+def test_a_save_that_fails_in_one_process_has_failed_in_both(tmp_path):
+    """Both go on, and the next one is whole."""
+    outputs = finish(start_together(["-c", FAILS_ON_ONE, str(tmp_path)], 2, module=()))
+    assert available_steps(tmp_path) == [1, 3], outputs
+    for output in outputs:
+        assert "closed" in output
+    assert "checkpoint 2 of" in outputs[0] and "process 1: [Errno 28]" in outputs[0]

@@ -96,7 +96,7 @@ class Checkpoints:
         problems: dict[int, str] = {}
         for step in reversed(written_steps(self.workdir)):
             found = damage(self._directory / str(step), jax.process_index(), jax.process_count())
-            problem = _first_told(next(_round), found)
+            problem = _told_by_all(next(_round), found)
             if not problem:
                 break
             problems[step] = problem
@@ -219,7 +219,7 @@ class Checkpoints:
         except Exception as found:
             error = found
         try:
-            problem = _first_told(number, None if error is None else first_line(error))
+            problem = _told_by_all(number, None if error is None else first_line(error))
         except jax.errors.JaxRuntimeError as found:  # a process has not told in time
             problem = first_line(found)
         if problem:
@@ -289,8 +289,8 @@ def _remove(step: epath.Path) -> None:
     step.rmtree()
 
 
-def _first_told(number: int, problem: str | None) -> str:
-    """The problem of the first process that has one, the same on all; empty if none has.
+def _told_by_all(number: int, problem: str | None) -> str:
+    """The problem of this process and of all others, the same text on all; empty if none has one.
 
     Told through JAX's coordination service: some may take minutes longer than others, which a
     collective does not survive (see `sharding.wait_for_all`).
@@ -304,4 +304,7 @@ def _first_told(number: int, problem: str | None) -> str:
         client.blocking_key_value_get(f"{key}/{index}", _PATIENCE_MS)
         for index in range(jax.process_count())
     ]
-    return next(filter(None, (words[1:] for words in said)), "")
+    problems = {index: words[1:] for index, words in enumerate(said) if words[1:]}
+    if len(set(problems.values())) > 1:  # one may fail, and others by waiting for it
+        return "; ".join(f"process {index}: {words}" for index, words in problems.items())
+    return next(iter(problems.values()), "")
