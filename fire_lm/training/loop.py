@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from etils import epath
 from jax.sharding import Mesh, NamedSharding
 
 from fire_lm import data as data_layer
@@ -23,19 +21,18 @@ from fire_lm import sharding
 from fire_lm.checkpoints import (
     Checkpointing,
     Checkpoints,
-    choose_step,
-    restore_params,
-    split_run,
 )
 from fire_lm.data import Data, unknown_warning
 from fire_lm.errors import Preempted, RunFailed, UserError
 from fire_lm.metrics import phase
-from fire_lm.models import Decoder, encoding_names
+from fire_lm.models import Decoder
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
 from fire_lm.training.lock import only_writer
-from fire_lm.training.optimizer import POSITION, AdamW
+from fire_lm.training.optimizer import AdamW
+from fire_lm.training.preemption import StopFlag, sigterm_flag
 from fire_lm.training.reporter import Reporter, new_counters
 from fire_lm.training.spikes import Spikes
+from fire_lm.training.start import check_positive, check_vocabulary, ensure_writable, start_from
 from fire_lm.training.step import TrainState, init_state, train_step
 from fire_lm.training.summary import describe, model_flops_per_token
 from fire_lm.training.watchdog import Watch, Watchdog
@@ -296,94 +293,3 @@ def compile_step(
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     jitted = jax.jit(step, out_shardings=(state_shardings, None), donate_argnums=0)
     return jitted.lower(like, batch, *skip_above).compile()
-
-
-def start_from(
-    state: TrainState,
-    init_from: str,
-    allow_missing: tuple[str, ...],
-    allow_unused: tuple[str, ...],
-    model: Decoder,
-    source: Decoder | None,
-) -> TrainState:
-    """`state` with the parameters of another run, whose model is `source`.
-
-    Fresh where that run lacks allowed leaves. Parameters of another encoding are never taken over,
-    even if they go by the same names.
-    """
-    run, asked = split_run(init_from)
-    step = choose_step(run, asked)
-    ours, theirs = encoding_names(model), encoding_names(source or model)
-    if source is not None and len(source.encodings) != len(model.encodings):
-        raise UserError(
-            f"INIT_FROM: {run} has {theirs}, this run {ours}: layers that take turns are stored "
-            "by turn\ngive both as many turns, as in POSITION = [@RoPE, @RoPE] for one encoding"
-        )
-    try:
-        params, missing = restore_params(
-            run,
-            step,
-            state.params,
-            allow_missing=allow_missing,
-            allow_unused=allow_unused,
-            foreign=lambda path: ours != theirs and bool(POSITION.search(path)),
-        )
-    except UserError as error:
-        if ours == theirs:
-            raise
-        raise UserError(f"INIT_FROM: {run} has {theirs}, this run {ours}: {error}") from error
-    if jax.process_index() == 0:
-        fresh = f"; fresh, as it lacks them: {', '.join(missing)}" if missing else ""
-        print(f"parameters of {run}@{step}{fresh}", end=" ... ")
-    return TrainState(state.step, params, state.opt_state)
-
-
-def check_positive(**settings: int) -> None:
-    for name, value in settings.items():
-        if value < 1:
-            raise UserError(f"{name} is {value}: it must be 1 or more")
-
-
-def ensure_writable(workdir: str) -> None:
-    """Fails before the work starts rather than at the first checkpoint."""
-    probe = epath.Path(workdir) / f".writable_{jax.process_index()}"
-    try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink()
-    except Exception as error:  # a bucket's errors are TensorFlow's, not OSError
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise UserError(f"cannot write to --workdir {workdir}: {reason}") from error
-
-
-def check_vocabulary(data: Data, vocab_size: int) -> None:
-    """Every id that the vocabulary emits needs a row of the embedding."""
-    needed = data_layer.vocabulary_size(data)
-    if needed > vocab_size:
-        raise UserError(
-            f"vocabulary '{data.vocabulary}' has {needed} ids, the model {vocab_size} rows: "
-            f"set --gin.VOCAB_SIZE to {needed} or more"
-        )
-
-
-class StopFlag:
-    requested = False
-
-
-@contextlib.contextmanager
-def sigterm_flag() -> Iterator[StopFlag]:
-    """Turns SIGTERM into a flag. With several processes JAX's preemption service agrees on a
-    step instead, and a flag of one process alone would let them part."""
-    flag = StopFlag()
-    if jax.process_count() > 1:
-        yield flag
-        return
-
-    def request(*_: Any) -> None:
-        flag.requested = True
-
-    previous = signal.signal(signal.SIGTERM, request)
-    try:
-        yield flag
-    finally:
-        signal.signal(signal.SIGTERM, previous)

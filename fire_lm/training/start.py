@@ -1,0 +1,82 @@
+"""What is asked before a run starts, and the parameters that it may start from."""
+
+from __future__ import annotations
+
+import jax
+from etils import epath
+
+from fire_lm import data as data_layer
+from fire_lm.checkpoints import choose_step, restore_params, split_run
+from fire_lm.data import Data
+from fire_lm.errors import UserError
+from fire_lm.models import Decoder, encoding_names
+from fire_lm.training.optimizer import POSITION
+from fire_lm.training.step import TrainState
+
+
+def start_from(
+    state: TrainState,
+    init_from: str,
+    allow_missing: tuple[str, ...],
+    allow_unused: tuple[str, ...],
+    model: Decoder,
+    source: Decoder | None,
+) -> TrainState:
+    """`state` with the parameters of another run, whose model is `source`.
+
+    Fresh where that run lacks allowed leaves. Parameters of another encoding are never taken over,
+    even if they go by the same names.
+    """
+    run, asked = split_run(init_from)
+    step = choose_step(run, asked)
+    ours, theirs = encoding_names(model), encoding_names(source or model)
+    if source is not None and len(source.encodings) != len(model.encodings):
+        raise UserError(
+            f"INIT_FROM: {run} has {theirs}, this run {ours}: layers that take turns are stored "
+            "by turn\ngive both as many turns, as in POSITION = [@RoPE, @RoPE] for one encoding"
+        )
+    try:
+        params, missing = restore_params(
+            run,
+            step,
+            state.params,
+            allow_missing=allow_missing,
+            allow_unused=allow_unused,
+            foreign=lambda path: ours != theirs and bool(POSITION.search(path)),
+        )
+    except UserError as error:
+        if ours == theirs:
+            raise
+        raise UserError(f"INIT_FROM: {run} has {theirs}, this run {ours}: {error}") from error
+    if jax.process_index() == 0:
+        fresh = f"; fresh, as it lacks them: {', '.join(missing)}" if missing else ""
+        print(f"parameters of {run}@{step}{fresh}", end=" ... ")
+    return TrainState(state.step, params, state.opt_state)
+
+
+def check_positive(**settings: int) -> None:
+    for name, value in settings.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}: it must be 1 or more")
+
+
+def ensure_writable(workdir: str) -> None:
+    """Fails before the work starts rather than at the first checkpoint."""
+    probe = epath.Path(workdir) / f".writable_{jax.process_index()}"
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_text("")
+        probe.unlink()
+    except Exception as error:  # a bucket's errors are TensorFlow's, not OSError
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise UserError(f"cannot write to --workdir {workdir}: {reason}") from error
+
+
+def check_vocabulary(data: Data, vocab_size: int) -> None:
+    """Every id that the vocabulary emits needs a row of the embedding."""
+    needed = data_layer.vocabulary_size(data)
+    if needed > vocab_size:
+        raise UserError(
+            f"vocabulary '{data.vocabulary}' has {needed} ids, the model {vocab_size} rows: "
+            f"set --gin.VOCAB_SIZE to {needed} or more"
+        )
