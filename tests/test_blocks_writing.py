@@ -88,8 +88,8 @@ def test_documents_come_back_with_their_bytes(data_dir, tmp_path, vocabulary):
 
 
 def test_a_wide_vocabulary_has_wide_tokens():
-    identity = manifests.Identity("", "", "", "", vocabulary_size=2**16, documents_per_group=1)
-    wider = manifests.Identity("", "", "", "", vocabulary_size=2**16 + 1, documents_per_group=1)
+    identity = manifests.Identity("", "", "", "", 2**16, None, documents_per_group=1)
+    wider = manifests.Identity("", "", "", "", 2**16 + 1, None, documents_per_group=1)
     assert (identity.token_dtype, wider.token_dtype) == (np.uint16, np.uint32)
 
 
@@ -107,6 +107,27 @@ def test_the_preprocessing_is_the_one_that_its_name_says(data_dir, tmp_path):
         "skip empty, undecodable and huge documents, append end of document; 1",
         "c176dbfc6fe3dc80",
     )
+
+
+def test_unknown_tokens_are_counted_and_told(tmp_path, capsys):
+    from fire_lm.data import c4_writer
+
+    texts = {f"text {n}": b"{ some words } ~ " * 9 + b"%d" % n for n in range(20)}
+    c4_writer.write(tmp_path / "text", {"train": texts, "validation": {"x": b"some words"}})
+    output = tmp_path / "out"
+    data_dir = f"--data_dir={tmp_path / 'text'}"
+    command = ["corpus", "blocks", data_dir, f"--vocabulary={MODEL}", f"--output={output}"]
+    assert cli.main([*command, "--parts=2"]) == 0
+    unknown = stream_of(output, TOKENS) == 2  # of this model
+    blocks = Blocks(str(output), MODEL)
+    share = blocks.unknown_share("train")
+    assert share == unknown.mean() > 0.05
+    assert blocks.unknown_share("validation") == 0.0
+    said = capsys.readouterr().out
+    assert f"{share:.1%} of the train tokens of c4/en:3.1.0 are unknown to the vocabulary" in said
+    assert said.count("warning: ") == 1
+    with pytest.raises(UserError, match="have no split 'test'"):
+        blocks.unknown_share("test")
 
 
 def test_parts_are_those_of_the_source_and_lose_nothing(data_dir, whole, tmp_path):

@@ -98,6 +98,13 @@ class TextData:
         return survey.unknown_share(self, split)
 
 
+def share_unknown(targets: np.ndarray, unknown_id: int | None) -> float:
+    """Of the tokens in `targets` (int, any shape; 0 is padding) those that are unknown."""
+    if unknown_id is None:
+        return 0.0
+    return float(np.sum(targets == unknown_id)) / max(1, np.count_nonzero(targets))
+
+
 class NamedText(Protocol):
     """What a message needs of `TextData` or `Blocks`."""
 
