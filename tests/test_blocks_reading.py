@@ -1,6 +1,7 @@
 """Batches from blocks: any process count, any step, exact resume; scoring as through seqio."""
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -173,6 +174,22 @@ def test_batches_are_assembled_ahead_and_no_further(path, monkeypatch):
     batches._reader.shutdown()  # waits for what was asked for
     assert [number for number, _ in assembled] == list(range(reader.BATCHES_AHEAD))
     assert all(thread.startswith("blocks") for _, thread in assembled)
+
+
+def test_a_batch_that_failed_comes_again(path, tmp_path):
+    copy = Path(shutil.copytree(path, tmp_path / "copy"))
+    batches = iterator(str(copy))
+    state = batches.get_state()
+    whole = {file: file.read_bytes() for file in copy.glob("train/*/tokens/c/0")}
+    for file, content in whole.items():
+        file.write_bytes(content[:-9])
+    for _ in range(2):
+        with pytest.raises(RunFailed, match="Reading the blocks in .* failed"):
+            next(batches)
+    assert batches.get_state() == state
+    for file, content in whole.items():
+        file.write_bytes(content)
+    assert_same(take(batches, 6), take(iterator(path), 6))
 
 
 @pytest.mark.parametrize("construction", ["concat", "cut"])

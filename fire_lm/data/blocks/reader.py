@@ -86,7 +86,12 @@ class TrainIterator:
         while len(self._ahead) < BATCHES_AHEAD:
             first = self._samples + len(self._ahead) * self._global_size
             self._ahead.append(self._reader.submit(self._batch, first))
-        batch = self._ahead.popleft().result()
+        try:
+            batch = self._ahead[0].result()
+        except BaseException:
+            self._drop_ahead()  # so that the next call asks for this batch again
+            raise
+        self._ahead.popleft()
         self._samples += self._global_size
         return batch
 
