@@ -13,7 +13,7 @@ import seqio
 from fire_lm import cli
 from fire_lm.data import Blocks, TextData, scoring_text, train_iterator, write_blocks
 from fire_lm.data.blocks import manifest as manifests
-from fire_lm.data.blocks import writer
+from fire_lm.data.blocks import storage, writer
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
 from fire_lm.errors import RunFailed, UserError
 
@@ -107,6 +107,28 @@ def test_the_preprocessing_is_the_one_that_its_name_says(data_dir, tmp_path):
         "skip empty, undecodable and huge documents, append end of document; 1",
         "c176dbfc6fe3dc80",
     )
+
+
+def test_any_local_name_will_do(blocks, tmp_path):
+    """Those that mean something in an address too."""
+    odd = tmp_path / "100%41 #1?x=a b&c"
+    blocks.rename(odd)
+    assert all_rows(odd).any()
+    storage.write_bytes(str(odd / "a %42.txt"), b"text")
+    assert (odd / "a %42.txt").read_bytes() == b"text"
+    assert storage.read_bytes(str(odd / "a %42.txt")) == b"text"
+    writing = storage.ArrayWriter(str(odd / "array #2"), np.dtype(np.int64), compress=True)
+    writing.append(np.arange(3))
+    writing.close()
+    read = storage.open_array(str(odd / "array #2"), np.dtype(np.int64), 3, compress=True)
+    assert (odd / "array #2").is_dir() and read.read().result().tolist() == [0, 1, 2]
+
+
+def test_names_are_from_here_or_from_the_top(blocks, monkeypatch):
+    monkeypatch.chdir(blocks)
+    held = (blocks / "manifest.json").read_bytes()
+    assert storage.read_bytes("manifest.json") == storage.read_bytes("./manifest.json") == held
+    assert storage.read_bytes("/no such file.json") is None
 
 
 def test_unknown_tokens_are_counted_and_told(tmp_path, capsys):
