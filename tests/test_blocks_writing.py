@@ -131,6 +131,13 @@ def test_names_are_from_here_or_from_the_top(blocks, monkeypatch):
     assert storage.read_bytes("/no such file.json") is None
 
 
+def test_a_mixture_is_refused(data_dir, tmp_path):
+    data = TextData(data_dir, mixture=(("c4/en:3.1.0", 1.0), ("other:1.0.0", 1.0)))
+    with pytest.raises(UserError, match="(?s)hold one data set.*once for each"):
+        write_blocks(data, str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_unknown_tokens_are_counted_and_told(tmp_path, capsys):
     from fire_lm.data import c4_writer
 

@@ -84,6 +84,11 @@ def write_blocks(
         UserError: text or vocabulary unfit, or `output` holds something else.
         RunFailed: reading or writing failed.
     """
+    if data.mixture:
+        raise UserError(
+            f"Blocks hold one data set, not a mixture ({data.title}).\n"
+            "Write them once for each, without TextData.mixture."
+        )
     info = tasks.dataset_info(data)
     splits = tuple(splits) or tuple(sorted(info.splits))
     identity = _identity(data)
