@@ -104,7 +104,8 @@ def test_the_preprocessing_is_the_one_that_its_name_says(data_dir, tmp_path):
             digest.update(stream_of(output, array).tobytes())
     named = (manifests.PREPROCESSING, digest.hexdigest()[:16])
     assert named == (
-        "skip empty, undecodable and huge documents, append end of document; 1",
+        "skip documents that are empty, undecodable or over 16,777,216 bytes, "
+        "append end of document; 1",
         "c176dbfc6fe3dc80",
     )
 

@@ -13,6 +13,8 @@ import numpy as np
 if TYPE_CHECKING:
     from fire_lm.data.pipeline import TrainIterator
 
+# Longer ones are left out: SentencePiece needs up to 230 bytes of memory for each byte (measured).
+LONGEST_DOCUMENT = 2**24  # bytes
 # Rows read for each row scored: taken evenly from them, so that a few rows of a small set do not
 # all come from one or two documents.
 SCORING_SPREAD = 8

@@ -15,13 +15,17 @@ from typing import Any
 import numpy as np
 
 from fire_lm.data.blocks import storage
+from fire_lm.data.text import LONGEST_DOCUMENT
 from fire_lm.errors import RunFailed, UserError
 
 FILE_NAME = "manifest.json"
 FORMAT = 2
 # Another name whenever the same documents become other tokens or byte counts, so that older sets
 # are refused. tests/test_blocks_writing.py holds what this one gives.
-PREPROCESSING = "skip empty, undecodable and huge documents, append end of document; 1"
+PREPROCESSING = (
+    f"skip documents that are empty, undecodable or over {LONGEST_DOCUMENT:,} bytes, "
+    "append end of document; 1"
+)
 
 
 @dataclasses.dataclass(frozen=True)
