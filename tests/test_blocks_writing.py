@@ -11,11 +11,19 @@ import pytest
 import seqio
 
 from fire_lm import cli
-from fire_lm.data import Blocks, TextData, scoring_text, train_iterator, write_blocks
+from fire_lm.data import (
+    Blocks,
+    TextData,
+    scoring_text,
+    train_iterator,
+    unknown_warning,
+    write_blocks,
+)
 from fire_lm.data.blocks import manifest as manifests
 from fire_lm.data.blocks import storage, writer
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.training.start import check_vocabulary
 
 MODEL = str(Path(seqio.__file__).parent / "test_data" / "sentencepiece" / "sentencepiece.model")
 SPACES = 70_000  # a stretch that a SentencePiece token may stand for: more than 16 bits count
@@ -297,6 +305,15 @@ def test_another_vocabulary_is_refused(blocks, tmp_path):
         open_with(MODEL)
     with pytest.raises(UserError, match="Vocabulary file not found: nowhere.model"):
         open_with("nowhere.model")
+
+
+def test_messages_name_the_vocabulary_of_blocks(blocks):
+    """Also to a machine that has no copy of it."""
+    for vocabulary in ("", "bytes"):
+        data = Blocks(str(blocks), vocabulary)
+        with pytest.raises(UserError, match="^vocabulary 'bytes' has 259 ids, the model 100 rows"):
+            check_vocabulary(data, 100)
+        assert "unknown to the vocabulary bytes:" in unknown_warning(0.5, "train", data)
 
 
 def test_the_vocabulary_is_known_by_its_content(data_dir, tmp_path):

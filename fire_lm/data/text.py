@@ -84,6 +84,10 @@ class TextData:
 
         return pipeline.scoring_text(self, length=length, num_sequences=num_sequences, split=split)
 
+    def vocabulary_name(self) -> str:
+        """What messages call the vocabulary."""
+        return self.vocabulary
+
     def vocabulary_size(self) -> int:
         from fire_lm.data import vocabularies
 
@@ -112,8 +116,7 @@ class NamedText(Protocol):
 
     @property
     def title(self) -> str: ...
-    @property
-    def vocabulary(self) -> str: ...
+    def vocabulary_name(self) -> str: ...
 
 
 def unknown_warning(share: float, split: str, data: NamedText) -> str:
@@ -122,7 +125,7 @@ def unknown_warning(share: float, split: str, data: NamedText) -> str:
         return ""
     return (
         f"warning: {share:.1%} of the {split} tokens of {data.title} are unknown to the vocabulary "
-        f"{data.vocabulary}: the loss leaves out what they say\n"
+        f"{data.vocabulary_name()}: the loss leaves out what they say\n"
         "`fire-lm corpus vocab` trains a vocabulary that knows all text"
     )
 

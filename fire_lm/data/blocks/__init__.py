@@ -50,6 +50,10 @@ class Blocks:
     def scoring_text(self, *, length: int, num_sequences: int, split: str) -> ScoringText:
         return reader.scoring_text(self, length=length, num_sequences=num_sequences, split=split)
 
+    def vocabulary_name(self) -> str:
+        """What messages call the vocabulary: its path, or the name of the file of the blocks'."""
+        return self.vocabulary or stream.open_set(self.path, "").identity.vocabulary
+
     def vocabulary_size(self) -> int:
         return stream.open_set(self.path, self.vocabulary).identity.vocabulary_size
 
