@@ -108,7 +108,7 @@ def share_unknown(targets: np.ndarray, unknown_id: int | None) -> float:
     """Of the tokens in `targets` (int, any shape; 0 is padding) those that are unknown."""
     if unknown_id is None:
         return 0.0
-    return float(np.sum(targets == unknown_id)) / max(1, np.count_nonzero(targets))
+    return float(np.sum(targets == unknown_id)) / max(1, int(np.count_nonzero(targets)))
 
 
 class NamedText(Protocol):
