@@ -214,13 +214,22 @@ def assert_scored_alike(ours: ScoringText, theirs: ScoringText) -> None:
 
 
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
-@pytest.mark.parametrize("length, sequences", [(2, 3), (16, 40), (50, 10**6), (100, 2)])
+@pytest.mark.parametrize(
+    "length, sequences",
+    [
+        (16, 40),
+        (50, 10**6),
+        pytest.param(2, 3, marks=pytest.mark.ci),
+        pytest.param(100, 2, marks=pytest.mark.ci),
+    ],
+)
 def test_what_is_scored_is_what_seqio_gives(path, data_dir, construction, length, sequences):
     asked = {"length": length, "num_sequences": sequences, "split": "validation"}
     ours = scoring_text(Blocks(path, "bytes", construction), **asked)
     assert_scored_alike(ours, scoring_text(TextData(data_dir, construction=construction), **asked))
 
 
+@pytest.mark.ci
 def test_it_is_what_seqio_gives_also_of_unknown_pieces(data_dir, tmp_path):
     data = TextData(data_dir, vocabulary=MODEL, construction="packed")
     write_blocks(data, str(tmp_path), splits=["validation"])
