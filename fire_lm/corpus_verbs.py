@@ -185,7 +185,7 @@ def corpus_blocks(arguments: argparse.Namespace) -> None:
             f"{split}: {documents:,} documents ({skipped:,} of them empty, undecodable or huge), "
             f"{tokens:,} tokens for {text / 1e6:,.1f} MB of text, {len(parts)} part(s)"
         )
-        if warning := unknown_warning(data.unknown_share(split), split, data):
+        if warning := unknown_warning(manifest.unknown_share(split), split, data):
             print(warning)
     print(f"read them with --gin_file=configs/data/blocks.gin --gin.DATA_DIR={arguments.output}")
 

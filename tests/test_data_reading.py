@@ -353,6 +353,27 @@ def test_vocabulary_files_that_cannot_serve(data_dir, sentencepiece_model, tmp_p
             size(tmp_path / name)
 
 
+def test_padding_is_never_unknown_text(sentencepiece_model, tmp_path):
+    """Models whose bytes stand for what they do not know may give the unknown piece id 0."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    from fire_lm.data import vocabularies
+
+    assert vocabularies.unknown_id(sentencepiece_model) == 2
+    model = sentencepiece_model_pb2.ModelProto.FromString(
+        pathlib.Path(sentencepiece_model).read_bytes()
+    )
+    unknown, control, byte = 2, 3, 6
+    model.pieces[0].piece, model.pieces[0].type = "<unk>", unknown
+    model.pieces[2].piece, model.pieces[2].type = "<pad>", control
+    model.trainer_spec.unk_id, model.trainer_spec.pad_id = 0, 2
+    model.trainer_spec.byte_fallback = True
+    for value in range(256):
+        model.pieces.add(piece=f"<0x{value:02X}>", type=byte)
+    (tmp_path / "bytes.model").write_bytes(model.SerializeToString())
+    assert vocabularies.unknown_id(str(tmp_path / "bytes.model")) is None
+
+
 @pytest.mark.parametrize(
     ("change", "arguments", "message"),
     [

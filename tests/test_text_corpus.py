@@ -256,7 +256,7 @@ def test_the_command(source, tmp_path, capsys):
 @pytest.mark.ci
 def test_a_document_of_100_megabytes(tmp_path):
     """Left out, in little memory; one of repeated bytes just short of the limit is read."""
-    from fire_lm.data.preprocessors import LONGEST_DOCUMENT
+    from fire_lm.data.text import LONGEST_DOCUMENT
 
     folder = tmp_path / "source"
     folder.mkdir()

@@ -20,7 +20,7 @@ import numpy as np
 from fire_lm.data import tasks, vocabularies
 from fire_lm.data.preprocessors import COUNTERS
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.text import SCORING_SPREAD, ScoringText, TextData
+from fire_lm.data.text import SCORING_SPREAD, ScoringText, TextData, share_unknown
 from fire_lm.errors import UserError
 
 
@@ -272,6 +272,5 @@ def scoring_text(
     return ScoringText(
         **arrays,
         skipped=counts["skipped"],
-        unknown=vocabularies.unknowns(data.vocabulary, arrays["targets"])
-        / max(1, int((arrays["targets"] != 0).sum())),
+        unknown=share_unknown(arrays["targets"], vocabularies.unknown_id(data.vocabulary)),
     )

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from etils import epath
 
 from fire_lm.data.corpus import MANIFEST
-from fire_lm.data.preprocessors import LONGEST_DOCUMENT
 from fire_lm.data.quiet_tensorflow import tf, tfds, without_their_warnings
+from fire_lm.data.text import LONGEST_DOCUMENT
 from fire_lm.data.text_files import Document, OnBytes, list_files, read_documents
 from fire_lm.errors import UserError
 

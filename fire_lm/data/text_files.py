@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
-from fire_lm.data.preprocessors import LONGEST_DOCUMENT
+from fire_lm.data.text import LONGEST_DOCUMENT
 from fire_lm.errors import RunFailed, UserError
 
 # Where it was read, and its text; of a longer file than LONGEST_DOCUMENT only a little more.
