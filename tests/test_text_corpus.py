@@ -138,6 +138,27 @@ def test_strange_documents_are_left_out_and_counted(tmp_path, monkeypatch):
     assert {strange["null"], strange["repeated"]} < set(kept) and len(kept) == 32
 
 
+def test_a_line_that_is_not_utf8_is_left_out_like_such_a_file(tmp_path):
+    """In JSON lines and in Parquet as in plain text; the lines after it keep their numbers."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    latin = b'{"text": "caf\xe9 au lait"}\n'
+    good = json_lines(texts(40)).splitlines(keepends=True)
+    (folder / "a.jsonl").write_bytes(b"".join([*good[:2], latin, *good[2:20]]) + b"\xff\xfe?\n")
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + b"".join(good[20:]) + latin))
+    column = pyarrow.array([b"caf\xe9", texts(1, 40)[0].encode()])
+    parquet.write_table(pyarrow.table({"text": column}), folder / "c.parquet")
+    (folder / "d.txt").write_bytes(b"caf\xe9")
+    assert ("a.jsonl:4", texts(1, 2)[0].encode()) in read(folder)
+    written = write(folder, tmp_path / "data", validation_percent=20)
+    assert written.left_out == {"not UTF-8": 5}
+    kept = stored(tmp_path / "data", "train") + stored(tmp_path / "data", "validation")
+    assert sorted(kept) == sorted(text.encode() for text in texts(41))
+    (folder / "e.jsonl").write_bytes(latin + b'{"text": caf\xc3\xa9}\n')
+    with pytest.raises(RunFailed, match="e.jsonl line 2 is not JSON"):
+        write(folder, tmp_path / "data", "other")
+
+
 def test_a_second_run_does_nothing_and_another_text_is_refused(source, tmp_path):
     assert write(source, tmp_path).written
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
