@@ -21,7 +21,7 @@ class Contents:
         tokens: int64 [documents], each with its end-of-document.
         text_bytes: of the documents.
         unknown: tokens that stand for text which the vocabulary does not know.
-        skipped: empty, huge or not UTF-8.
+        skipped: empty (to the vocabulary at least), huge or not UTF-8.
         digests: of their texts, for duplicates.
         whole: whether that is all of the split.
     """
@@ -65,14 +65,18 @@ def survey(
         if found >= most:
             whole = False
             break
-        skipped += left_out
+        found += len(texts) + left_out
         if len(texts):
             ragged = tokenize(tf.constant(texts))
-            tokens.append(ragged.row_lengths().numpy() + 1)
+            lengths = ragged.row_lengths().numpy()
+            # Of some white space SentencePiece leaves nothing: training skips it too.
+            texts = [text for text, length in zip(texts, lengths, strict=True) if length]
+            left_out += int(np.sum(lengths == 0))
+            tokens.append(lengths[lengths > 0] + 1)
             unknown += vocabularies.unknowns(data.vocabulary, ragged.flat_values.numpy())
+        skipped += left_out
         digests.update(hashlib.sha256(text).digest()[:16] for text in texts)
         size += sum(map(len, texts))
-        found += len(texts) + left_out
         progress(min(found, total), total)
     return Contents(np.concatenate(tokens), size, unknown, skipped, frozenset(digests), whole)
 
