@@ -152,13 +152,14 @@ def test_documents_that_the_vocabulary_empties_are_left_out_as_in_training(tmp_p
     from fire_lm.data import c4_writer
     from fire_lm.data.survey import survey
 
-    texts = {"blank": b" ", "wide": "\u3000\u2003".encode(), "wide 2": "\u3000".encode()}
+    texts = {f"blank {i}": b" " for i in range(40)}  # whole groups of nothing
+    texts |= {"wide": "\u3000\u2003".encode(), "wide 2": "\u3000".encode()}
     texts |= {f"{i}": b"%d words" % i for i in range(40)}
     c4_writer.write(tmp_path, {"train": texts})
     data = TextData(str(tmp_path), vocabulary=str(_test_model()), construction="cut")
     found = survey(data, "train", 10**6)
     scored = fire_lm.data.scoring_text(data, length=32, num_sequences=10**6, split="train")
-    assert (len(found.tokens), found.skipped) == (40, scored.skipped) == (40, 3)
+    assert (len(found.tokens), found.skipped) == (40, scored.skipped) == (40, 42)
     assert found.tokens.sum() == (scored.targets != 0).sum()
     assert found.text_bytes == scored.byte_counts.sum()
     assert found.duplicates == 0 and len(found.digests) == 40
@@ -174,8 +175,9 @@ def test_the_reading_of_contents_is_traced_once(data_dir, monkeypatch):
         "tokenizer",
         lambda vocabulary: lambda text: traced.append(text.shape) or vocabularies._bytes(text)[0],
     )
-    survey.survey(TextData(data_dir), "validation", 10**6)
-    assert len(traced) == 1
+    contents = survey.survey(TextData(data_dir), "validation", 10**6)
+    assert len(traced) == 1 and len(contents.tokens) == 41
+    assert traced[0].as_list() == [None]
 
 
 @pytest.mark.parametrize(

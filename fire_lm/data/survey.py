@@ -55,7 +55,8 @@ def survey(
         UserError: no such data set, split or vocabulary. RunFailed: a damaged file.
     """
     vocabulary = vocabularies.load(data.vocabulary)
-    tokenize = tf.function(vocabularies.tokenizer(vocabulary))
+    any_number = tf.TensorSpec([None], tf.string)  # of documents; else each number is traced anew
+    tokenize = tf.function(vocabularies.tokenizer(vocabulary), input_signature=[any_number])
     total = min(most, tasks.check(data, length=2, split=split) or most)
     tokens = [np.zeros(0, np.int64)]
     digests: set[bytes] = set()
@@ -66,14 +67,13 @@ def survey(
             whole = False
             break
         found += len(texts) + left_out
-        if len(texts):
-            ragged = tokenize(tf.constant(texts))
-            lengths = ragged.row_lengths().numpy()
-            # Of some white space SentencePiece leaves nothing: training skips it too.
-            texts = [text for text, length in zip(texts, lengths, strict=True) if length]
-            left_out += int(np.sum(lengths == 0))
-            tokens.append(lengths[lengths > 0] + 1)
-            unknown += vocabularies.unknowns(data.vocabulary, ragged.flat_values.numpy())
+        ragged = tokenize(tf.constant(texts, tf.string))
+        lengths = ragged.row_lengths().numpy()
+        # Of some white space SentencePiece leaves nothing: training skips it too.
+        texts = [text for text, length in zip(texts, lengths, strict=True) if length]
+        left_out += int(np.sum(lengths == 0))
+        tokens.append(lengths[lengths > 0] + 1)
+        unknown += vocabularies.unknowns(data.vocabulary, ragged.flat_values.numpy())
         skipped += left_out
         digests.update(hashlib.sha256(text).digest()[:16] for text in texts)
         size += sum(map(len, texts))
