@@ -63,6 +63,20 @@ def test_the_forecast_of_a_sweep_is_what_a_sweep_reads(data_dir, construction):
     assert broken != sweep_contents(construction, contents.tokens, LENGTHS)
 
 
+@pytest.mark.parametrize(
+    "construction, documents", [("concat", 3), ("cut", 4), ("packed", 4), ("long_documents", 1)]
+)
+def test_the_documents_of_a_sweep_are_those_with_a_token_in_a_row(construction, documents):
+    from fire_lm.data.survey import sweep_contents
+
+    of_19_tokens = np.array([5, 3, 9, 2])
+    assert [row.documents for row in sweep_contents(construction, of_19_tokens, (4, 8))] == [
+        documents
+    ] * 2
+    nothing = sweep_contents(construction, of_19_tokens[:0], (8,))
+    assert (nothing[0].sequences, nothing[0].documents) == (0, 0)
+
+
 def test_contents_are_counted(data_dir):
     from fire_lm.data import tasks
     from fire_lm.data.survey import survey

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fire_lm.data import tasks, vocabularies
+from fire_lm.data.blocks.rows import CONSTRUCTIONS
 from fire_lm.data.quiet_tensorflow import tf
 from fire_lm.data.text import TextData
 
@@ -113,49 +114,15 @@ def sweep_contents(
     A sweep reads rows of the longest length and cuts them into equal parts.
     """
     longest = max(lengths)
-    fills, documents = _FILLS[construction](np.asarray(document_tokens, np.int64), longest)
+    ends = np.cumsum(np.asarray(document_tokens, np.int64))
+    tokens = int(ends[-1]) if len(ends) else 0
+    rows = CONSTRUCTIONS[construction](longest, tokens, [ends] if tokens else [])
+    starts, stops = rows.spans(np.arange(rows.count))
+    fills = stops - starts
+    # A document is in a row if the first row that ends after its start begins before its end.
+    row = np.searchsorted(stops, ends - document_tokens, "right")
+    documents = int((np.append(starts, tokens)[row] < ends).sum())
     return [
         Sweep(construction, n, int((-(-fills // n)).sum()), int(fills.sum()), documents)
         for n in sorted(lengths)
     ]
-
-
-def _concat(tokens: np.ndarray, n: int) -> tuple[np.ndarray, int]:
-    """Tokens in each row, and documents that have some in a row."""
-    rows = int(tokens.sum()) // n
-    begun_before = np.cumsum(tokens) - tokens < rows * n
-    return np.full(rows, n), int(begun_before.sum())
-
-
-def _cut(tokens: np.ndarray, n: int) -> tuple[np.ndarray, int]:
-    return _parts(tokens, n), len(tokens)
-
-
-def _packed(tokens: np.ndarray, n: int) -> tuple[np.ndarray, int]:
-    fills: list[int] = []
-    for part in _parts(tokens, n).tolist():
-        if fills and fills[-1] + part <= n:
-            fills[-1] += part
-        else:
-            fills.append(part)
-    return np.asarray(fills, np.int64), len(tokens)
-
-
-def _long_documents(tokens: np.ndarray, n: int) -> tuple[np.ndarray, int]:
-    rows = int((tokens >= n).sum())
-    return np.full(rows, n), rows
-
-
-def _parts(tokens: np.ndarray, n: int) -> np.ndarray:
-    count = -(-tokens // n)
-    parts = np.full(int(count.sum()), n)
-    parts[np.cumsum(count) - 1] = tokens - (count - 1) * n
-    return parts
-
-
-_FILLS = {
-    "concat": _concat,
-    "cut": _cut,
-    "packed": _packed,
-    "long_documents": _long_documents,
-}
