@@ -216,12 +216,14 @@ def test_a_vocabulary_is_never_written_over(vocabulary, data_dir, capsys):
     assert Path(vocabulary).read_bytes() == before
 
 
-def test_several_data_sets_need_a_name(data_dir, tmp_path):
-    from fire_lm.corpus_verbs import only_data_set
-
+def test_several_data_sets_need_a_name(tmp_path, capsys):
     for name in ("one", "two"):
         (tmp_path / name / "1.0.0").mkdir(parents=True)
         (tmp_path / name / "1.0.0" / "dataset_info.json").write_text("{}")
-    arguments = type("Arguments", (), {"data_dir": str(tmp_path), "tfds_name": None})
-    with pytest.raises(UserError, match="holds one:1.0.0, two:1.0.0: say --tfds_name"):
-        only_data_set(arguments)  # type: ignore[arg-type]
+    for verb in (["corpus", "check"], ["corpus", "blocks", "--output=x"], ["bench", "data"]):
+        assert main([*verb, f"--data_dir={tmp_path}"]) == 2
+        told = capsys.readouterr().err
+        assert "holds one:1.0.0, two:1.0.0: say --tfds_name=NAME" in told
+        assert main([*verb, f"--data_dir={tmp_path}", "--tfds_name=three"]) == 2
+        told = capsys.readouterr().err
+        assert "It holds one:1.0.0, two:1.0.0: say --tfds_name=NAME" in told

@@ -270,7 +270,7 @@ def test_the_command(source, tmp_path, capsys):
     assert "add --from" in capsys.readouterr().err
     assert main(arguments[:3]) == 2
     assert "--name=NAME" in capsys.readouterr().err
-    with pytest.raises(UserError, match="It holds mine:1.0.0: set --gin.TextData.tfds_name"):
+    with pytest.raises(UserError, match="It holds mine:1.0.0: say .*--gin.TextData.tfds_name=NAME"):
         fire_lm.data.train_iterator(TextData(str(tmp_path)), length=8, batch_size=1, seed=0)
 
 
