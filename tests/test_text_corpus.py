@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -145,7 +146,9 @@ def test_a_line_that_is_not_utf8_is_left_out_like_such_a_file(tmp_path):
     latin = b'{"text": "caf\xe9 au lait"}\n'
     good = json_lines(texts(40)).splitlines(keepends=True)
     (folder / "a.jsonl").write_bytes(b"".join([*good[:2], latin, *good[2:20]]) + b"\xff\xfe?\n")
-    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + b"".join(good[20:]) + latin))
+    (folder / "b.jsonl.gz").write_bytes(
+        gzip.compress(b"\xef\xbb\xbf" + b"".join(good[20:]) + latin)
+    )
     column = pyarrow.array([b"caf\xe9", texts(1, 40)[0].encode()])
     parquet.write_table(pyarrow.table({"text": column}), folder / "c.parquet")
     (folder / "d.txt").write_bytes(b"caf\xe9")
@@ -272,6 +275,32 @@ def test_the_command(source, tmp_path, capsys):
     assert "--name=NAME" in capsys.readouterr().err
     with pytest.raises(UserError, match="It holds mine:1.0.0: say .*--gin.TextData.tfds_name=NAME"):
         fire_lm.data.train_iterator(TextData(str(tmp_path)), length=8, batch_size=1, seed=0)
+
+
+def test_only_one_pass_holds_hashes_at_a_time(tmp_path, monkeypatch):
+    """Bytes of Python objects, not of the machine: the second pass needs what the first did."""
+    from fire_lm.data import text_corpus
+
+    source = tmp_path / "many.jsonl"
+    source.write_bytes(json_lines([f"document {i}" for i in range(20_000)]))
+    read(source)
+    held = {}
+
+    def second_pass(data_dir, name, splits, files):
+        _, held["first"] = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        assert sum(1 for split, texts in splits.items() for _ in texts(split)) == 20_000
+        _, held["second"] = tracemalloc.get_traced_memory()
+        (tmp_path / "mine/1.0.0").mkdir(parents=True)
+
+    text_corpus.tfds.list_builders(with_community_datasets=False)  # imports much
+    monkeypatch.setattr(text_corpus, "_write_dataset", second_pass)
+    tracemalloc.start()
+    try:
+        write(source, tmp_path)
+    finally:
+        tracemalloc.stop()
+    assert held["second"] < 1.2 * held["first"]
 
 
 @pytest.mark.ci
