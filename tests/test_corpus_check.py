@@ -10,7 +10,6 @@ import pytest
 import fire_lm.data
 from fire_lm.cli import main
 from fire_lm.data.text import CONSTRUCTIONS, TextData, unknown_warning
-from fire_lm.errors import UserError
 from fire_lm.evaluation.length_sweep import count
 
 LENGTHS = (32, 64, 256)

@@ -92,7 +92,7 @@ def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
     held = [tfds_name] if tfds_name else data_sets(data_dir)
     if len(held) > 1:
         raise UserError(f"{data_dir} holds {', '.join(held)}: say --tfds_name=NAME")
-    return TextData(data_dir, *held)
+    return TextData(data_dir, held[0]) if held else TextData(data_dir)
 
 
 def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
