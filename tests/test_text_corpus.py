@@ -277,6 +277,7 @@ def test_the_command(source, tmp_path, capsys):
         fire_lm.data.train_iterator(TextData(str(tmp_path)), length=8, batch_size=1, seed=0)
 
 
+@pytest.mark.ci
 def test_only_one_pass_holds_hashes_at_a_time(tmp_path, monkeypatch):
     """Bytes of Python objects, not of the machine: the second pass needs what the first did."""
     from fire_lm.data import text_corpus
