@@ -130,7 +130,12 @@ def _json_lines(name: str, stream: Any, text_field: str) -> Iterator[Document]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            text = line.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            yield f"{name}:{number}", line  # left out for what it is, as such a file of text
+            continue
+        try:
+            record = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise RunFailed(f"{place} is not JSON ({error}): one object a line is read") from error
         if not isinstance(record, dict):
