@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         "data", parents=[debug, rounds], help="tokens per second on the fly and from blocks"
     )
     reading.add_argument("--data_dir", required=True, help="a TFDS data set with a train split")
-    reading.add_argument("--tfds_name", default="c4/en:3.1.0", help="(%(default)s)")
+    reading.add_argument("--tfds_name", help="data set in it, where there are several")
     reading.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
     reading.add_argument("--length", type=_number, default=2048, help="tokens of a row")
     reading.add_argument("--tokens", type=_number, default=2**24, help="of a round")

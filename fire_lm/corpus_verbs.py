@@ -70,9 +70,10 @@ def write_from_files(arguments: argparse.Namespace) -> None:
 
 def corpus_vocab(arguments: argparse.Namespace) -> None:
     """`fire-lm corpus vocab`: trains a vocabulary that loses nothing."""
+    from fire_lm.data import tasks
     from fire_lm.data.vocabulary_training import train_vocabulary
 
-    data = only_data_set(arguments)
+    data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
     with Bar("MB read; the training that follows takes minutes", 10**6) as on_bytes:
         trained = train_vocabulary(
             data,
@@ -88,22 +89,18 @@ def corpus_vocab(arguments: argparse.Namespace) -> None:
     )
 
 
-def only_data_set(arguments: argparse.Namespace) -> TextData:
-    """The data set that is named, or the only one there is."""
-    from fire_lm.data.tasks import data_sets
+def chosen_text(arguments: argparse.Namespace) -> TextData:
+    from fire_lm.data import tasks
 
-    held = [arguments.tfds_name] if arguments.tfds_name else data_sets(arguments.data_dir)
-    if len(held) > 1:
-        raise UserError(f"{arguments.data_dir} holds {', '.join(held)}: say --tfds_name=NAME")
-    data = TextData(arguments.data_dir)
-    return dataclasses.replace(data, tfds_name=held[0]) if held else data
+    data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
+    return dataclasses.replace(data, vocabulary=arguments.vocabulary)
 
 
 def corpus_check(arguments: argparse.Namespace) -> None:
     """`fire-lm corpus check`: what the splits hold, and what a sweep would read of them."""
     from fire_lm.data import survey, tasks
 
-    data = dataclasses.replace(only_data_set(arguments), vocabulary=arguments.vocabulary)
+    data = chosen_text(arguments)
     lengths = sorted(set(arguments.lengths))
     if not lengths or lengths[0] < 2 or any(lengths[-1] % length for length in lengths):
         raise UserError(f"--lengths {lengths}: 2 or more, and each divides the longest (a sweep)")
@@ -165,7 +162,7 @@ def corpus_blocks(arguments: argparse.Namespace) -> None:
     """`fire-lm corpus blocks`: a data set tokenised once, for `configs/data/blocks.gin`."""
     if arguments.runner_options and not arguments.runner:
         raise UserError("--runner_options are for Beam: say which --runner, such as DirectRunner")
-    data = dataclasses.replace(only_data_set(arguments), vocabulary=arguments.vocabulary)
+    data = chosen_text(arguments)
     with Bar("documents") as bar:
         manifest = write_blocks(
             data,
@@ -185,7 +182,7 @@ def corpus_blocks(arguments: argparse.Namespace) -> None:
             f"{split}: {documents:,} documents ({skipped:,} of them empty, undecodable or huge), "
             f"{tokens:,} tokens for {text / 1e6:,.1f} MB of text, {len(parts)} part(s)"
         )
-        if warning := unknown_warning(data.unknown_share(split), split, data):
+        if warning := unknown_warning(manifest.unknown_share(split), split, data):
             print(warning)
     print(f"read them with --gin_file=configs/data/blocks.gin --gin.DATA_DIR={arguments.output}")
 

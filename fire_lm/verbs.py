@@ -68,6 +68,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
     if not arguments.workdir and not arguments.dry_run:
         raise UserError("pretrain needs --workdir=DIR, the run directory (or --dry_run)")
     config = load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
+    check_blocks(config)
     initialize_distributed()
     speaks = jax.process_index() == 0
     if speaks:
@@ -90,6 +91,24 @@ def pretrain(arguments: argparse.Namespace) -> None:
         before_first_step=lambda: gin.save(config, arguments.workdir) if speaks else None,
         ranked=lambda: ranked_steps(read_rows(epath.Path(arguments.workdir) / "length_sweep.csv")),
     )
+
+
+def check_blocks(config: gin.Config) -> None:
+    """Refuses what a file says of `TextData` where blocks are read, which would not heed it."""
+    idle = config.idle("TextData")
+    where, mixture = idle.get("mixture", ("", ()))
+    if mixture:
+        raise UserError(
+            f"{where}: TextData.mixture has no effect here, blocks hold one data set\n"
+            "remove it, or read on the fly: without configs/data/blocks.gin"
+        )
+    macro = config.macro("CONSTRUCTION")
+    where, construction = idle.get("construction", ("", macro))
+    if construction != macro:
+        raise UserError(
+            f"{where}: TextData.construction = {construction!r} has no effect on blocks\n"
+            "set CONSTRUCTION, which both read"
+        )
 
 
 def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) -> None:

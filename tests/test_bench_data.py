@@ -10,6 +10,7 @@ from fire_lm import cli
 from fire_lm.bench import data as bench_data
 from fire_lm.bench.rounds import Times
 from fire_lm.data import TextData
+from fire_lm.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,22 @@ def test_the_report(data_dir, tmp_path, capsys, monkeypatch):
     assert report["tokens"] == 20 * 16 * 64  # whole batches
     said = capsys.readouterr().out
     assert "vocabulary bytes, 1.00 bytes a token" in said and "x on the fly" in said
+
+
+def test_the_only_data_set_of_a_directory_needs_no_name(tmp_path, monkeypatch):
+    from fire_lm.data import c4_writer
+
+    c4_writer.write(tmp_path, {"train": {"a": b"one", "b": b"two"}})
+    (tmp_path / "c4" / "en").rename(tmp_path / "c4" / "mine")
+    chosen = []
+
+    def stop(data, *_, **__):
+        chosen.append(data.tfds_name)
+        raise UserError("stop here")
+
+    monkeypatch.setattr(bench_data, "write_blocks", stop)
+    assert cli.main(["bench", "data", f"--data_dir={tmp_path}"]) == 2
+    assert chosen == ["c4/mine:3.1.0"]
 
 
 def test_the_table_divides_by_reading_on_the_fly():

@@ -1,6 +1,9 @@
 """Batches from blocks: any process count, any step, exact resume; scoring as through seqio."""
 
+import collections
+import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -9,15 +12,25 @@ from typing import get_args
 
 import numpy as np
 import pytest
+import seqio
 
-from fire_lm.data import Blocks, TextData, scoring_text, write_blocks
+from fire_lm.data import (
+    Blocks,
+    ScoringText,
+    TextData,
+    scoring_text,
+    train_iterator,
+    write_blocks,
+)
 from fire_lm.data.blocks import reader, storage
 from fire_lm.data.blocks.rows import CONSTRUCTIONS
+from fire_lm.data.preprocessors import DOCUMENTS_PER_GROUP
 from fire_lm.data.text import Construction
 from fire_lm.errors import RunFailed, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 LENGTH, GLOBAL_BATCH = 16, 12
+MODEL = str(Path(seqio.__file__).parent / "test_data" / "sentencepiece" / "sentencepiece.model")
 
 
 def document(number: int) -> bytes:
@@ -175,15 +188,72 @@ def test_batches_are_assembled_ahead_and_no_further(path, monkeypatch):
     assert all(thread.startswith("blocks") for _, thread in assembled)
 
 
-@pytest.mark.parametrize("construction", ["concat", "cut"])
-@pytest.mark.parametrize("length, sequences", [(2, 3), (16, 5), (16, 40), (50, 10**6), (333, 2)])
+def test_a_batch_that_failed_comes_again(path, tmp_path):
+    copy = Path(shutil.copytree(path, tmp_path / "copy"))
+    batches = iterator(str(copy))
+    state = batches.get_state()
+    whole = {file: file.read_bytes() for file in copy.glob("train/*/tokens/c/0")}
+    for file, content in whole.items():
+        file.write_bytes(content[:-9])
+    for _ in range(2):
+        with pytest.raises(RunFailed, match="Reading the blocks in .* failed"):
+            next(batches)
+    assert batches.get_state() == state
+    for file, content in whole.items():
+        file.write_bytes(content)
+    assert_same(take(batches, 6), take(iterator(path), 6))
+
+
+def assert_scored_alike(ours: ScoringText, theirs: ScoringText) -> None:
+    for name in ("targets", "byte_counts"):
+        assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
+    assert (ours.skipped, ours.unknown) == (theirs.skipped, theirs.unknown)
+    assert (ours.segment_ids is None) == (theirs.segment_ids is None)
+    if ours.segment_ids is not None and theirs.segment_ids is not None:
+        assert np.array_equal(ours.segment_ids, theirs.segment_ids)
+
+
+@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+@pytest.mark.parametrize(
+    "length, sequences",
+    [
+        (16, 40),
+        (50, 10**6),
+        pytest.param(2, 3, marks=pytest.mark.ci),
+        pytest.param(100, 2, marks=pytest.mark.ci),
+    ],
+)
 def test_what_is_scored_is_what_seqio_gives(path, data_dir, construction, length, sequences):
     asked = {"length": length, "num_sequences": sequences, "split": "validation"}
     ours = scoring_text(Blocks(path, "bytes", construction), **asked)
-    theirs = scoring_text(TextData(data_dir, construction=construction), **asked)
-    assert np.array_equal(ours.targets, theirs.targets)
-    assert np.array_equal(ours.byte_counts, theirs.byte_counts)
-    assert ours.skipped == theirs.skipped
+    assert_scored_alike(ours, scoring_text(TextData(data_dir, construction=construction), **asked))
+
+
+@pytest.mark.ci
+def test_it_is_what_seqio_gives_also_of_unknown_pieces(data_dir, tmp_path):
+    data = TextData(data_dir, vocabulary=MODEL, construction="packed")
+    write_blocks(data, str(tmp_path), splits=["validation"])
+    asked = {"length": 64, "num_sequences": 20, "split": "validation"}
+    ours = scoring_text(Blocks(str(tmp_path), MODEL, "packed"), **asked)
+    assert ours.unknown > 0.1 and ours.segment_ids is not None
+    assert_scored_alike(ours, scoring_text(data, **asked))
+    for name, other in (("unknown", 0.0), ("segment_ids", ours.segment_ids * 0)):
+        with pytest.raises(AssertionError):
+            assert_scored_alike(dataclasses.replace(ours, **{name: other}), ours)
+
+
+def test_epochs_of_training_are_what_seqio_gives(path, data_dir):
+    """The same rows as often; rows of one document, which do not hang on the order of files. As
+    many epochs as a group has documents, so that the last group ends with an epoch."""
+    rows = iterator(path, "cut")._rows.count
+    on_the_fly = TextData(data_dir, construction="cut", shuffle_buffer=1)
+    found = []
+    for source in (Blocks(path, construction="cut"), on_the_fly):
+        batches = train_iterator(source, length=LENGTH, batch_size=rows, seed=0)
+        targets = (row for _ in range(DOCUMENTS_PER_GROUP) for row in next(batches)["targets"])
+        found.append(collections.Counter(row.tobytes() for row in targets))
+    assert found[0] == found[1]
+    assert set(found[0].values()) >= {DOCUMENTS_PER_GROUP}
 
 
 def test_packed_text_to_score_has_its_segments(path):

@@ -60,9 +60,9 @@ def assert_same_run(workdir: Path, whole: Path) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def kill_after(step: int, blocks: Path, workdir: Path, processes: int) -> int:
+def kill_after(step: int, blocks: Path, workdir: Path, processes: int, *more: str) -> int:
     """Trains until `step` is logged; returns the newest checkpoint then."""
-    started = start_together(pretrain(blocks, workdir), processes)
+    started = start_together(pretrain(blocks, workdir, *more), processes)
     wait_for_step(workdir, step, started)
     for process in started:
         process.send_signal(signal.SIGKILL)
@@ -77,6 +77,16 @@ def test_killed_on_two_processes_resumed_on_one(blocks, whole, tmp_path):
     assert "all_processes" in position and not any("process_0" in name for name in position)
     run_together(pretrain(blocks, tmp_path / "run"), 1)
     assert_same_run(tmp_path / "run", whole)
+
+
+def test_packed_rows_are_trained_on_and_resumed(blocks, whole, tmp_path):
+    packed = "--gin.Blocks.construction=packed", "--gin.TRAIN_STEPS=30"
+    run_together(pretrain(blocks, tmp_path / "packed", *packed), 1)
+    assert len(seen(tmp_path / "packed")) == 30
+    assert seen(tmp_path / "packed") != seen(whole)[:30]
+    assert 10 <= kill_after(17, blocks, tmp_path / "run", 2, *packed) < 30
+    run_together(pretrain(blocks, tmp_path / "run", *packed), 1)
+    assert_same_run(tmp_path / "run", tmp_path / "packed")
 
 
 def test_four_then_two_then_one_process(blocks, whole, tmp_path):

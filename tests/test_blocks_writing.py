@@ -11,11 +11,19 @@ import pytest
 import seqio
 
 from fire_lm import cli
-from fire_lm.data import Blocks, TextData, scoring_text, train_iterator, write_blocks
+from fire_lm.data import (
+    Blocks,
+    TextData,
+    scoring_text,
+    train_iterator,
+    unknown_warning,
+    write_blocks,
+)
 from fire_lm.data.blocks import manifest as manifests
-from fire_lm.data.blocks import writer
+from fire_lm.data.blocks import storage, writer
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.training.start import check_vocabulary
 
 MODEL = str(Path(seqio.__file__).parent / "test_data" / "sentencepiece" / "sentencepiece.model")
 SPACES = 70_000  # a stretch that a SentencePiece token may stand for: more than 16 bits count
@@ -88,8 +96,8 @@ def test_documents_come_back_with_their_bytes(data_dir, tmp_path, vocabulary):
 
 
 def test_a_wide_vocabulary_has_wide_tokens():
-    identity = manifests.Identity("", "", "", "", vocabulary_size=2**16, documents_per_group=1)
-    wider = manifests.Identity("", "", "", "", vocabulary_size=2**16 + 1, documents_per_group=1)
+    identity = manifests.Identity("", "", "", "", 2**16, None, documents_per_group=1)
+    wider = manifests.Identity("", "", "", "", 2**16 + 1, None, documents_per_group=1)
     assert (identity.token_dtype, wider.token_dtype) == (np.uint16, np.uint32)
 
 
@@ -104,9 +112,60 @@ def test_the_preprocessing_is_the_one_that_its_name_says(data_dir, tmp_path):
             digest.update(stream_of(output, array).tobytes())
     named = (manifests.PREPROCESSING, digest.hexdigest()[:16])
     assert named == (
-        "skip empty, undecodable and huge documents, append end of document; 1",
+        "skip documents that are empty, undecodable or over 16,777,216 bytes, "
+        "append end of document; 1",
         "c176dbfc6fe3dc80",
     )
+
+
+def test_any_local_name_will_do(blocks, tmp_path):
+    """Those that mean something in an address too."""
+    odd = tmp_path / "100%41 #1?x=a b&c"
+    blocks.rename(odd)
+    assert all_rows(odd).any()
+    storage.write_bytes(str(odd / "a %42.txt"), b"text")
+    assert (odd / "a %42.txt").read_bytes() == b"text"
+    assert storage.read_bytes(str(odd / "a %42.txt")) == b"text"
+    writing = storage.ArrayWriter(str(odd / "array #2"), np.dtype(np.int64), compress=True)
+    writing.append(np.arange(3))
+    writing.close()
+    read = storage.open_array(str(odd / "array #2"), np.dtype(np.int64), 3, compress=True)
+    assert (odd / "array #2").is_dir() and read.read().result().tolist() == [0, 1, 2]
+
+
+def test_names_are_from_here_or_from_the_top(blocks, monkeypatch):
+    monkeypatch.chdir(blocks)
+    held = (blocks / "manifest.json").read_bytes()
+    assert storage.read_bytes("manifest.json") == storage.read_bytes("./manifest.json") == held
+    assert storage.read_bytes("/no such file.json") is None
+
+
+def test_a_mixture_is_refused(data_dir, tmp_path):
+    data = TextData(data_dir, mixture=(("c4/en:3.1.0", 1.0), ("other:1.0.0", 1.0)))
+    with pytest.raises(UserError, match="(?s)hold one data set.*once for each"):
+        write_blocks(data, str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_tokens_are_counted_and_told(tmp_path, capsys):
+    from fire_lm.data import c4_writer
+
+    texts = {f"text {n}": b"{ some words } ~ " * 9 + b"%d" % n for n in range(20)}
+    c4_writer.write(tmp_path / "text", {"train": texts, "validation": {"x": b"some words"}})
+    output = tmp_path / "out"
+    data_dir = f"--data_dir={tmp_path / 'text'}"
+    command = ["corpus", "blocks", data_dir, f"--vocabulary={MODEL}", f"--output={output}"]
+    assert cli.main([*command, "--parts=2"]) == 0
+    unknown = stream_of(output, TOKENS) == 2  # of this model
+    blocks = Blocks(str(output), MODEL)
+    share = blocks.unknown_share("train")
+    assert share == unknown.mean() > 0.05
+    assert blocks.unknown_share("validation") == 0.0
+    said = capsys.readouterr().out
+    assert f"{share:.1%} of the train tokens of c4/en:3.1.0 are unknown to the vocabulary" in said
+    assert said.count("warning: ") == 1
+    with pytest.raises(UserError, match="have no split 'test'"):
+        blocks.unknown_share("test")
 
 
 def test_parts_are_those_of_the_source_and_lose_nothing(data_dir, whole, tmp_path):
@@ -246,6 +305,15 @@ def test_another_vocabulary_is_refused(blocks, tmp_path):
         open_with(MODEL)
     with pytest.raises(UserError, match="Vocabulary file not found: nowhere.model"):
         open_with("nowhere.model")
+
+
+def test_messages_name_the_vocabulary_of_blocks(blocks):
+    """Also to a machine that has no copy of it."""
+    for vocabulary in ("", "bytes"):
+        data = Blocks(str(blocks), vocabulary)
+        with pytest.raises(UserError, match="^vocabulary 'bytes' has 259 ids, the model 100 rows"):
+            check_vocabulary(data, 100)
+        assert "unknown to the vocabulary bytes:" in unknown_warning(0.5, "train", data)
 
 
 def test_the_vocabulary_is_known_by_its_content(data_dir, tmp_path):

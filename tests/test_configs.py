@@ -10,6 +10,7 @@ from gin_files import CLASSES, CLASSES_THEN_VARIANTS
 from gin_files import NAMES as POSITIONS
 
 from fire_lm import cli, config, training, verbs
+from fire_lm.config.syntax import Key
 from fire_lm.models import size_125m, size_350m
 from fire_lm.positions.fire import FIRE
 
@@ -134,6 +135,52 @@ def test_fires_variants_are_what_their_files_say(monkeypatch):
     assert (fire.share_position, shared.share_position) == (False, True)
     assert (fire.encodings[0].hidden_layers, fire.encodings[0].width) == (2, 32)
     assert (printed.encodings[0].hidden_layers, printed.encodings[0].init_L) == (1, 512.0)
+
+
+def with_blocks(tmp_path: Path, text: str, *bindings: str) -> config.Config:
+    """A run with a gin file of the user's, read from blocks."""
+    (tmp_path / "mine.gin").write_text(text)
+    more = [str(tmp_path / "mine.gin"), "configs/data/blocks.gin"]
+    return verbs.load_config([*files("quickstart", "fire"), *more], bindings)
+
+
+def test_blocks_keep_the_construction(tmp_path):
+    for text, bindings, expected in (
+        ("", (), "concat"),
+        ("CONSTRUCTION = 'packed'", (), "packed"),
+        ("CONSTRUCTION = 'packed'", ("CONSTRUCTION=cut",), "cut"),
+        ("", ("Blocks.construction=cut",), "cut"),
+    ):
+        loaded = with_blocks(tmp_path, text, *bindings)
+        verbs.check_blocks(loaded)
+        for verb in ("pretrain", "length_sweep"):
+            constructions = {
+                value
+                for key, (_, value) in loaded.leaves(verb).items()
+                if key.parameter == "construction"
+            }
+            assert constructions == {expected}, (text, bindings, verb)
+    on_the_fly = load("quickstart", "fire", "CONSTRUCTION=cut", "TextData.construction=packed")
+    (tmp_path / "saved.gin").write_text(on_the_fly.text())
+    for read in (on_the_fly, verbs.load_config([str(tmp_path / "saved.gin")])):
+        assert read.leaves("pretrain")[Key((), "TextData", "construction")][1] == "packed"
+
+
+@pytest.mark.parametrize(
+    "binding, complaint",
+    [
+        ("TextData.mixture = (('c4/en:3.1.0', 3), ('arxiv:1.0.0', 1))", "hold one data set"),
+        ("TextData.construction = 'packed'", "set CONSTRUCTION"),
+    ],
+)
+def test_what_blocks_would_leave_out_is_refused(binding, complaint, tmp_path, capsys):
+    (tmp_path / "mine.gin").write_text(binding)
+    paths = [*files("quickstart", "fire"), str(tmp_path / "mine.gin")]
+    command = ["pretrain", "--dry_run", *(f"--gin_file={path}" for path in paths)]
+    assert cli.main([*command, "--gin_file=configs/data/blocks.gin"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "mine.gin" in said and complaint in said and len(said.splitlines()) <= 2, said
+    assert cli.main(command) == 0, "on the fly it serves"
 
 
 def test_the_users_macros_reach_the_code(monkeypatch):

@@ -10,7 +10,6 @@ import pytest
 import fire_lm.data
 from fire_lm.cli import main
 from fire_lm.data.text import CONSTRUCTIONS, TextData, unknown_warning
-from fire_lm.errors import UserError
 from fire_lm.evaluation.length_sweep import count
 
 LENGTHS = (32, 64, 256)
@@ -61,6 +60,20 @@ def test_the_forecast_of_a_sweep_is_what_a_sweep_reads(data_dir, construction):
             assert forecast.padding == 0 and forecast.documents >= ends
     broken = sweep_contents(construction, contents.tokens // 2, LENGTHS)
     assert broken != sweep_contents(construction, contents.tokens, LENGTHS)
+
+
+@pytest.mark.parametrize(
+    "construction, documents", [("concat", 3), ("cut", 4), ("packed", 4), ("long_documents", 1)]
+)
+def test_the_documents_of_a_sweep_are_those_with_a_token_in_a_row(construction, documents):
+    from fire_lm.data.survey import sweep_contents
+
+    of_19_tokens = np.array([5, 3, 9, 2])
+    assert [row.documents for row in sweep_contents(construction, of_19_tokens, (4, 8))] == [
+        documents
+    ] * 2
+    nothing = sweep_contents(construction, of_19_tokens[:0], (8,))
+    assert (nothing[0].sequences, nothing[0].documents) == (0, 0)
 
 
 def test_contents_are_counted(data_dir):
@@ -147,6 +160,39 @@ def test_unknown_text_is_measured_and_told(data_dir, capsys, tmp_path):
     assert fire_lm.data.unknown_share(plain, "train") == 0.0
 
 
+def test_documents_that_the_vocabulary_empties_are_left_out_as_in_training(tmp_path):
+    """Exotic white space is text to us and nothing to SentencePiece."""
+    from fire_lm.data import c4_writer
+    from fire_lm.data.survey import survey
+
+    texts = {f"blank {i}": b" " for i in range(40)}  # whole groups of nothing
+    texts |= {"wide": "\u3000\u2003".encode(), "wide 2": "\u3000".encode()}
+    texts |= {f"{i}": b"%d words" % i for i in range(40)}
+    c4_writer.write(tmp_path, {"train": texts})
+    data = TextData(str(tmp_path), vocabulary=str(_test_model()), construction="cut")
+    found = survey(data, "train", 10**6)
+    scored = fire_lm.data.scoring_text(data, length=32, num_sequences=10**6, split="train")
+    assert (len(found.tokens), found.skipped) == (40, scored.skipped) == (40, 42)
+    assert found.tokens.sum() == (scored.targets != 0).sum()
+    assert found.text_bytes == scored.byte_counts.sum()
+    assert found.duplicates == 0 and len(found.digests) == 40
+
+
+def test_the_reading_of_contents_is_traced_once(data_dir, monkeypatch):
+    """Groups have fewer documents where some are left out, and at the end."""
+    from fire_lm.data import survey, vocabularies
+
+    traced = []
+    monkeypatch.setattr(
+        vocabularies,
+        "tokenizer",
+        lambda vocabulary: lambda text: traced.append(text.shape) or vocabularies._bytes(text)[0],
+    )
+    contents = survey.survey(TextData(data_dir), "validation", 10**6)
+    assert len(traced) == 1 and len(contents.tokens) == 41
+    assert traced[0].as_list() == [None]
+
+
 @pytest.mark.parametrize(
     "arguments, told",
     [
@@ -169,12 +215,14 @@ def test_a_vocabulary_is_never_written_over(vocabulary, data_dir, capsys):
     assert Path(vocabulary).read_bytes() == before
 
 
-def test_several_data_sets_need_a_name(data_dir, tmp_path):
-    from fire_lm.corpus_verbs import only_data_set
-
+def test_several_data_sets_need_a_name(tmp_path, capsys):
     for name in ("one", "two"):
         (tmp_path / name / "1.0.0").mkdir(parents=True)
         (tmp_path / name / "1.0.0" / "dataset_info.json").write_text("{}")
-    arguments = type("Arguments", (), {"data_dir": str(tmp_path), "tfds_name": None})
-    with pytest.raises(UserError, match="holds one:1.0.0, two:1.0.0: say --tfds_name"):
-        only_data_set(arguments)  # type: ignore[arg-type]
+    for verb in (["corpus", "check"], ["corpus", "blocks", "--output=x"], ["bench", "data"]):
+        assert main([*verb, f"--data_dir={tmp_path}"]) == 2
+        told = capsys.readouterr().err
+        assert "holds one:1.0.0, two:1.0.0: say --tfds_name=NAME" in told
+        assert main([*verb, f"--data_dir={tmp_path}", "--tfds_name=three"]) == 2
+        told = capsys.readouterr().err
+        assert "It holds one:1.0.0, two:1.0.0: say --tfds_name=NAME" in told

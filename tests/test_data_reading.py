@@ -276,6 +276,35 @@ def test_a_position_of_other_data_is_refused(data_dir):
             iterator.set_state(damaged)
 
 
+def test_a_position_is_tied_to_what_made_the_tokens(
+    data_dir, sentencepiece_model, tmp_path, monkeypatch
+):
+    """To the vocabulary's content, wherever it lies, and to the preprocessing."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    from fire_lm.data.blocks import manifest
+
+    content = pathlib.Path(sentencepiece_model).read_bytes()
+    model = sentencepiece_model_pb2.ModelProto.FromString(content)
+    model.pieces[-1].score -= 1
+    contents = {"here": content, "copied": content, "changed": model.SerializeToString()}
+
+    def iterator(folder: str):
+        path = tmp_path / folder / "same_name.model"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(contents[folder])
+        data = TextData(data_dir, vocabulary=str(path), shuffle_buffer=30)
+        return fire_lm.data.train_iterator(data, length=16, batch_size=5, seed=3)
+
+    state = iterator("here").get_state()
+    iterator("copied").set_state(state)
+    with pytest.raises(UserError, match="saved with vocabulary SHA-256 [0-9a-f]{64}, now it is"):
+        iterator("changed").set_state(state)
+    monkeypatch.setattr(manifest, "PREPROCESSING", "another")
+    with pytest.raises(UserError, match="saved with preprocessing skip .* now it is another"):
+        iterator("here").set_state(state)
+
+
 def test_scoring_text_is_fixed_and_counts_bytes(data_dir):
     data = TextData(data_dir)
     text = fire_lm.data.scoring_text(data, length=32, num_sequences=5)
@@ -351,6 +380,27 @@ def test_vocabulary_files_that_cannot_serve(data_dir, sentencepiece_model, tmp_p
         (tmp_path / name).write_bytes(changed.SerializeToString())
         with pytest.raises(UserError, match="--pad_id=0 --eos_id=1 --unk_id=2"):
             size(tmp_path / name)
+
+
+def test_padding_is_never_unknown_text(sentencepiece_model, tmp_path):
+    """Models whose bytes stand for what they do not know may give the unknown piece id 0."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    from fire_lm.data import vocabularies
+
+    assert vocabularies.unknown_id(sentencepiece_model) == 2
+    model = sentencepiece_model_pb2.ModelProto.FromString(
+        pathlib.Path(sentencepiece_model).read_bytes()
+    )
+    unknown, control, byte = 2, 3, 6
+    model.pieces[0].piece, model.pieces[0].type = "<unk>", unknown
+    model.pieces[2].piece, model.pieces[2].type = "<pad>", control
+    model.trainer_spec.unk_id, model.trainer_spec.pad_id = 0, 2
+    model.trainer_spec.byte_fallback = True
+    for value in range(256):
+        model.pieces.add(piece=f"<0x{value:02X}>", type=byte)
+    (tmp_path / "bytes.model").write_bytes(model.SerializeToString())
+    assert vocabularies.unknown_id(str(tmp_path / "bytes.model")) is None
 
 
 @pytest.mark.parametrize(

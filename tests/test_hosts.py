@@ -1,21 +1,31 @@
 """Several hosts: disjoint and complete parts of the text, and as many batches on each."""
 
 import collections
+import functools
 import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fire_lm.data
 from fire_lm import sharding
-from fire_lm.data.text import Construction, TextData
+from fire_lm.data.text import Construction, ScoringText, TextData
 from fire_lm.errors import UserError
+from fire_lm.models import Decoder, build_decoder, size_tiny
+from fire_lm.positions.alibi import ALiBi
 
 # The function of the same name hides the module.
 sweep = importlib.import_module("fire_lm.evaluation.length_sweep")
 
 HOSTS = (1, 2, 3, 4, 16)
+LENGTH = 32
 DOCUMENTS = [f"{i}:{'x' * (i * 37 % 53)}".encode() for i in range(96)]
 
 
@@ -31,34 +41,60 @@ def data_dir(request, tmp_path_factory) -> str:
     return str(folder)
 
 
-def documents_of_shard(
-    data_dir: str, index: int, count: int, construction: Construction
-) -> list[bytes]:
-    """Whole documents of one epoch of a shard, each from its end-of-document tokens."""
+@functools.lru_cache
+def rows_of(data_dir: str, construction: Construction, index: int, count: int) -> np.ndarray:
+    """One epoch of a host."""
     from fire_lm.data import tasks
     from fire_lm.data.quiet_tensorflow import seqio
 
     shard = seqio.ShardInfo(index, count) if count > 1 else None
     data = TextData(data_dir, construction=construction)
-    groups = tasks.dataset(data, length=64, split="train", seed=None, shard=shard)
-    tokens = [group["targets"][group["targets"] != 0] for group in groups.as_numpy_iterator()]
-    text = (np.concatenate(tokens) - 3).astype(np.int64)
-    return [
-        bytes(part[part >= 0].astype(np.uint8))
-        for part in np.split(text, np.flatnonzero(text == 1 - 3) + 1)
-        if len(part)
-    ]
+    groups = tasks.dataset(data, length=LENGTH, split="train", seed=None, shard=shard)
+    return np.concatenate([group["targets"] for group in groups.as_numpy_iterator()])
 
 
-@pytest.mark.parametrize(
-    "hosts", [n if n in (2, 3) else pytest.param(n, marks=pytest.mark.ci) for n in HOSTS]
-)
+def documents_of(rows: np.ndarray) -> list[np.ndarray]:
+    """Tokens of whole documents, each with its end."""
+    tokens = rows[rows != 0]
+    return np.split(tokens, np.flatnonzero(tokens == 1) + 1)[:-1]
+
+
+def text_of(document: np.ndarray) -> bytes:
+    return bytes((document[:-1] - 3).astype(np.uint8))
+
+
+def quick(hosts: int, *quick_ones: int) -> object:
+    return hosts if hosts in quick_ones else pytest.param(hosts, marks=pytest.mark.ci)
+
+
+@pytest.mark.parametrize("hosts", [quick(n, 2, 3) for n in HOSTS])
 @pytest.mark.parametrize("construction", [pytest.param("cut", marks=pytest.mark.ci), "packed"])
 def test_the_parts_are_disjoint_and_together_the_text(data_dir, hosts, construction):
-    found = [documents_of_shard(data_dir, i, hosts, construction) for i in range(hosts)]
-    assert collections.Counter(sum(found, [])) == collections.Counter(DOCUMENTS)
-    sizes = [len(part) for part in found]
-    assert min(sizes) >= len(DOCUMENTS) // hosts - len(DOCUMENTS) // 6
+    found = [documents_of(rows_of(data_dir, construction, i, hosts)) for i in range(hosts)]
+    assert sorted(text_of(d) for part in found for d in part) == sorted(DOCUMENTS)
+    files = len(list(Path(data_dir).glob("c4/en/3.1.0/*.tfrecord-*")))
+    shares = [len(range(i, files if files >= hosts else 96, hosts)) for i in range(hosts)]
+    each = 96 // files if files >= hosts else 1  # documents in a file, all as many; or one by one
+    assert [len(part) for part in found] == [each * share for share in shares]
+
+
+@pytest.mark.parametrize("hosts", [quick(n, 2) for n in HOSTS])
+def test_what_joined_and_long_documents_lose_is_exactly_their_tails(data_dir, hosts):
+    """concat: of each host's documents, one after the other, the last tokens that fill no row.
+    long_documents: the documents shorter than a row, and of the others what follows the row."""
+    given = []
+    for i in range(hosts):
+        documents = documents_of(rows_of(data_dir, "packed", i, hosts))
+        given += documents
+        stream = np.concatenate(documents)
+        joined = rows_of(data_dir, "concat", i, hosts)
+        full = len(stream) // LENGTH * LENGTH
+        assert np.array_equal(joined.ravel(), stream[:full]) and joined.shape[1] == LENGTH
+        long = rows_of(data_dir, "long_documents", i, hosts)
+        heads = [d[:LENGTH] for d in documents if len(d) >= LENGTH]
+        assert np.array_equal(long, np.reshape(heads, [-1, LENGTH]))
+    # The hosts' documents are the text, each once: so are the rows, but for the tails.
+    assert sorted(map(text_of, given)) == sorted(DOCUMENTS)
 
 
 @pytest.mark.ci
@@ -83,21 +119,74 @@ def test_more_hosts_than_documents_is_told(tmp_path):
         next(fire_lm.data.train_iterator(TextData(str(tmp_path)), **arguments))
 
 
-@pytest.mark.parametrize("construction", ["packed", "long_documents"])
-def test_every_host_scores_the_same_number_of_batches(data_dir, construction):
-    """Each holds all of the fixed text and places its part of every batch; the last batch is
-    filled up with rows of padding, which weigh nothing, so hosts never wait for one another."""
-    data = TextData(data_dir, construction=construction)
-    text = fire_lm.data.scoring_text(data, length=16, num_sequences=10**6, split="train")
-    rows = len(text.targets)
-    batches = list(sweep.batches(text.targets, 16))
-    assert {batch.shape for batch in batches} == {(16, 16)}
-    padding = sum(int((batch == 0).all(axis=1).sum()) for batch in batches)
-    assert padding == -rows % 16
-    for hosts in (1, 2, 4):
-        mesh = jax.sharding.Mesh(
-            np.array(jax.devices()[:hosts]).reshape(hosts, 1, 1), sharding.AXES
-        )
-        placed = jax.sharding.NamedSharding(mesh, sharding.BATCH)
-        parts = placed.devices_indices_map((16, 16)).values()
-        assert len(parts) == hosts and len({part[0].indices(16) for part in parts}) == hosts
+def small_model() -> Decoder:
+    size = size_tiny(num_layers=1, hidden_size=16, num_heads=1, head_dim=16, mlp_size=16)
+    return build_decoder(size, ALiBi, 259, train_length=16, dtype="float32")
+
+
+@functools.cache
+def small_params() -> Any:
+    tokens_BT = jnp.zeros((1, 16), jnp.int32)
+    params = jax.jit(small_model().init)(jax.random.key(0), tokens_BT, tokens_BT)["params"]
+    return jax.tree.map(np.asarray, params)
+
+
+def sweep_on(hosts: int, text: ScoringText, tokens_per_batch: int) -> tuple[np.ndarray, list]:
+    """Nats of each row, and what each host (here a device) is given, batch by batch."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:hosts]).reshape(hosts, 1, 1), sharding.AXES)
+    where = jax.sharding.NamedSharding(mesh, sharding.ACTIVATIONS)
+    model = small_model().clone(activation_sharding=where)
+    given: dict[int, list[np.ndarray]] = collections.defaultdict(list)
+    place = jax.make_array_from_callback
+
+    def placed(shape, where, callback):
+        array = place(shape, where, callback)
+        for shard in array.addressable_shards:
+            given[shard.device.id].append(np.asarray(shard.data))
+        return array
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "make_array_from_callback", placed)
+        nll_R = sweep.score(model, small_params(), text, 16, tokens_per_batch, mesh, "a run")
+    return nll_R, [given[host] for host in sorted(given)]
+
+
+def check_sweeps(every_hosts: tuple[int, ...]) -> None:
+    """The same nats and as many batches whatever the number of hosts, and as much on each."""
+    targets = np.random.default_rng(0).integers(3, 259, (50, 32)).astype(np.int32)
+    targets[-2:] = 0  # rows of the text that are padding already
+    text = ScoringText(targets, np.ones_like(targets), 0)
+    sequences = targets.reshape(-1, 16)
+    expected, _ = sweep_on(1, text, 16 * 48)
+    assert (expected[:-2] > 100).all() and (expected[-2:] == 0).all()
+    assert sweep.count(text, 16) == (96, 48 * 32, 50 * 32)
+    # A batch of 48 sequences divides by 1, 2, 3, 4 and 16 hosts; one a host is the least.
+    for hosts, tokens_per_batch, batch_size in [
+        *((n, 16 * 48, 48) for n in every_hosts),
+        (every_hosts[-1], 1, every_hosts[-1]),
+    ]:
+        nll_R, given = sweep_on(hosts, text, tokens_per_batch)
+        batches = -(-len(sequences) // batch_size)
+        assert len(given) == hosts
+        for of_host in given:
+            assert [part.shape for part in of_host] == [(batch_size // hosts, 16)] * batches
+        rows = np.concatenate([part for batch in zip(*given, strict=True) for part in batch])
+        assert np.array_equal(rows[: len(sequences)], sequences)
+        padding = rows[len(sequences) :]
+        assert len(padding) == -len(sequences) % batch_size and not padding.any()
+        np.testing.assert_allclose(nll_R, expected, rtol=1e-5)
+
+
+def test_every_host_scores_the_same_number_of_batches():
+    """The last batch is filled up with rows of padding, which weigh nothing, so that hosts never
+    wait for one another."""
+    check_sweeps((3,))
+
+
+@pytest.mark.ci
+def test_so_do_any_number_of_hosts_up_to_16():
+    code = "import test_hosts; test_hosts.check_sweeps((2, 3, 4, 16))"
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    flags = "--xla_force_host_platform_device_count=16"
+    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=240)

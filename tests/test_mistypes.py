@@ -26,7 +26,7 @@ FLAGS = [
     "--gin.FIRE.init_c=0.25",
     "--gin.AdamW.learning_rate=3e-4",
     "--gin.EVAL_LENGTHS=512,1024",
-    "--gin.TextData.construction=cut",
+    "--gin.CONSTRUCTION=cut",
     "--gin.Checkpointing.keep_every=500",
     "--dry_run",
 ]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,29 @@ def test_strange_documents_are_left_out_and_counted(tmp_path, monkeypatch):
     assert {strange["null"], strange["repeated"]} < set(kept) and len(kept) == 32
 
 
+def test_a_line_that_is_not_utf8_is_left_out_like_such_a_file(tmp_path):
+    """In JSON lines and in Parquet as in plain text; the lines after it keep their numbers."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    latin = b'{"text": "caf\xe9 au lait"}\n'
+    good = json_lines(texts(40)).splitlines(keepends=True)
+    (folder / "a.jsonl").write_bytes(b"".join([*good[:2], latin, *good[2:20]]) + b"\xff\xfe?\n")
+    (folder / "b.jsonl.gz").write_bytes(
+        gzip.compress(b"\xef\xbb\xbf" + b"".join(good[20:]) + latin)
+    )
+    column = pyarrow.array([b"caf\xe9", texts(1, 40)[0].encode()])
+    parquet.write_table(pyarrow.table({"text": column}), folder / "c.parquet")
+    (folder / "d.txt").write_bytes(b"caf\xe9")
+    assert ("a.jsonl:4", texts(1, 2)[0].encode()) in read(folder)
+    written = write(folder, tmp_path / "data", validation_percent=20)
+    assert written.left_out == {"not UTF-8": 5}
+    kept = stored(tmp_path / "data", "train") + stored(tmp_path / "data", "validation")
+    assert sorted(kept) == sorted(text.encode() for text in texts(41))
+    (folder / "e.jsonl").write_bytes(latin + b'{"text": caf\xc3\xa9}\n')
+    with pytest.raises(RunFailed, match="e.jsonl line 2 is not JSON"):
+        write(folder, tmp_path / "data", "other")
+
+
 def test_a_second_run_does_nothing_and_another_text_is_refused(source, tmp_path):
     assert write(source, tmp_path).written
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -249,14 +273,41 @@ def test_the_command(source, tmp_path, capsys):
     assert "add --from" in capsys.readouterr().err
     assert main(arguments[:3]) == 2
     assert "--name=NAME" in capsys.readouterr().err
-    with pytest.raises(UserError, match="It holds mine:1.0.0: set --gin.TextData.tfds_name"):
+    with pytest.raises(UserError, match="It holds mine:1.0.0: say .*--gin.TextData.tfds_name=NAME"):
         fire_lm.data.train_iterator(TextData(str(tmp_path)), length=8, batch_size=1, seed=0)
+
+
+@pytest.mark.ci
+def test_only_one_pass_holds_hashes_at_a_time(tmp_path, monkeypatch):
+    """Bytes of Python objects, not of the machine: the second pass needs what the first did."""
+    from fire_lm.data import text_corpus
+
+    source = tmp_path / "many.jsonl"
+    source.write_bytes(json_lines([f"document {i}" for i in range(20_000)]))
+    read(source)
+    held = {}
+
+    def second_pass(data_dir, name, splits, files):
+        _, held["first"] = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        assert sum(1 for split, texts in splits.items() for _ in texts(split)) == 20_000
+        _, held["second"] = tracemalloc.get_traced_memory()
+        (tmp_path / "mine/1.0.0").mkdir(parents=True)
+
+    text_corpus.tfds.list_builders(with_community_datasets=False)  # imports much
+    monkeypatch.setattr(text_corpus, "_write_dataset", second_pass)
+    tracemalloc.start()
+    try:
+        write(source, tmp_path)
+    finally:
+        tracemalloc.stop()
+    assert held["second"] < 1.2 * held["first"]
 
 
 @pytest.mark.ci
 def test_a_document_of_100_megabytes(tmp_path):
     """Left out, in little memory; one of repeated bytes just short of the limit is read."""
-    from fire_lm.data.preprocessors import LONGEST_DOCUMENT
+    from fire_lm.data.text import LONGEST_DOCUMENT
 
     folder = tmp_path / "source"
     folder.mkdir()

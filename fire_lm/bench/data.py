@@ -65,7 +65,10 @@ class Report:
 
 def bench(arguments: argparse.Namespace) -> Report:
     """`fire-lm bench data`."""
-    data = TextData(arguments.data_dir, arguments.tfds_name, arguments.vocabulary)
+    from fire_lm.data import tasks
+
+    data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
+    data = dataclasses.replace(data, vocabulary=arguments.vocabulary)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         manifest = write_blocks(data, folder, splits=["train"])

@@ -222,6 +222,16 @@ class Config:
         """Every configurable that `root` reaches, with its scope."""
         return set(self._program.reach([root]))
 
+    def idle(self, name: str) -> dict[str, tuple[str, Any]]:
+        """Where a configurable that no verb reaches is given what: parameter -> (where, value)."""
+        if any(place.name == name for place in self._program.reach()):
+            return {}
+        return {
+            key.parameter: (statement.where, as_written(self._values[key]))
+            for key, statement in self._program.bindings.items()
+            if key.configurable == name
+        }
+
     def resolve_text(self, text: str) -> Config:
         """Another configuration of the same experiment, from a saved text; not checked."""
         statements = [s for s in parse_file(text, "saved config") if isinstance(s, Statement)]

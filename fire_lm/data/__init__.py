@@ -102,7 +102,7 @@ def vocabulary_size(data: Data) -> int:
 
 
 def unknown_share(data: Data, split: str) -> float:
-    """Share of the tokens of the split's first documents that the vocabulary does not know.
+    """Share of the tokens that the vocabulary does not know; of `TextData`'s first documents only.
 
     Raises:
         UserError: as `train_iterator`.

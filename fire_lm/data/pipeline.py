@@ -17,10 +17,11 @@ import zipfile
 
 import numpy as np
 
-from fire_lm.data import tasks, vocabularies
+from fire_lm.data import preprocessors, tasks, vocabularies
+from fire_lm.data.blocks import manifest
 from fire_lm.data.preprocessors import COUNTERS
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.text import SCORING_SPREAD, ScoringText, TextData
+from fire_lm.data.text import SCORING_SPREAD, ScoringText, TextData, share_unknown
 from fire_lm.errors import UserError
 
 
@@ -48,6 +49,7 @@ class TrainIterator:
             self._check_parts(data, length, shard_index, shard_count)
         self._data, self._length, self._batch_size = data, length, batch_size
         self._seed, self._shard_index, self._shard_count = seed, shard_index, shard_count
+        self._fingerprint = manifest.vocabulary_fingerprint(data.vocabulary)
         self._reader = self._open_reader()
         self._block = -1  # number of the current block
         self._used = 0  # its rows handed out
@@ -110,7 +112,7 @@ class TrainIterator:
             if header.get(key) != now:
                 raise UserError(
                     f"The data position was saved with {key} {header.get(key)}, now it is {now}.\n"
-                    "A position can only be continued with the same data and processes."
+                    "A position can only be continued with the same data, vocabulary and processes."
                 )
         self._restore_reader(start)
         self._began, self._next, self._next_rows, self._next_start = True, [], 0, start
@@ -145,6 +147,9 @@ class TrainIterator:
             "tfds_name": data.title,
             "number of documents": self._documents,  # a rewritten data set is another text
             "vocabulary": os.path.basename(data.vocabulary),
+            "vocabulary SHA-256": self._fingerprint,
+            "preprocessing": manifest.PREPROCESSING,
+            "documents in a group": preprocessors.DOCUMENTS_PER_GROUP,
             "construction": data.construction,
             "shuffle_buffer": data.shuffle_buffer,
             "length": self._length,
@@ -272,6 +277,5 @@ def scoring_text(
     return ScoringText(
         **arrays,
         skipped=counts["skipped"],
-        unknown=vocabularies.unknowns(data.vocabulary, arrays["targets"])
-        / max(1, int((arrays["targets"] != 0).sum())),
+        unknown=share_unknown(arrays["targets"], vocabularies.unknown_id(data.vocabulary)),
     )

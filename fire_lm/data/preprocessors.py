@@ -18,10 +18,9 @@ from collections.abc import Mapping
 
 from fire_lm.data import vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf
+from fire_lm.data.text import LONGEST_DOCUMENT
 
 DOCUMENTS_PER_GROUP = 16
-# SentencePiece needs up to 230 bytes of memory for each byte of a document (measured).
-LONGEST_DOCUMENT = 2**24  # bytes
 
 COUNTERS = ("skipped", "documents", "short")
 _PER_TOKEN = ("targets", "byte_counts")

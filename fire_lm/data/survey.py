@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fire_lm.data import tasks, vocabularies
+from fire_lm.data.blocks.rows import CONSTRUCTIONS
 from fire_lm.data.quiet_tensorflow import tf
 from fire_lm.data.text import TextData
 
@@ -21,7 +22,7 @@ class Contents:
         tokens: int64 [documents], each with its end-of-document.
         text_bytes: of the documents.
         unknown: tokens that stand for text which the vocabulary does not know.
-        skipped: empty, huge or not UTF-8.
+        skipped: empty (to the vocabulary at least), huge or not UTF-8.
         digests: of their texts, for duplicates.
         whole: whether that is all of the split.
     """
@@ -55,7 +56,9 @@ def survey(
         UserError: no such data set, split or vocabulary. RunFailed: a damaged file.
     """
     vocabulary = vocabularies.load(data.vocabulary)
-    tokenize = tf.function(vocabularies.tokenizer(vocabulary))
+    unknown_id = vocabularies.unknown_id(data.vocabulary)
+    any_number = tf.TensorSpec([None], tf.string)  # of documents; else each number is traced anew
+    tokenize = tf.function(vocabularies.tokenizer(vocabulary), input_signature=[any_number])
     total = min(most, tasks.check(data, length=2, split=split) or most)
     tokens = [np.zeros(0, np.int64)]
     digests: set[bytes] = set()
@@ -65,14 +68,17 @@ def survey(
         if found >= most:
             whole = False
             break
+        found += len(texts) + left_out
+        ragged = tokenize(tf.constant(texts, tf.string))
+        lengths = ragged.row_lengths().numpy()
+        # Of some white space SentencePiece leaves nothing: training skips it too.
+        texts = [text for text, length in zip(texts, lengths, strict=True) if length]
+        left_out += int(np.sum(lengths == 0))
+        tokens.append(lengths[lengths > 0] + 1)
+        unknown += int(np.sum(ragged.flat_values.numpy() == unknown_id))
         skipped += left_out
-        if len(texts):
-            ragged = tokenize(tf.constant(texts))
-            tokens.append(ragged.row_lengths().numpy() + 1)
-            unknown += vocabularies.unknowns(data.vocabulary, ragged.flat_values.numpy())
         digests.update(hashlib.sha256(text).digest()[:16] for text in texts)
         size += sum(map(len, texts))
-        found += len(texts) + left_out
         progress(min(found, total), total)
     return Contents(np.concatenate(tokens), size, unknown, skipped, frozenset(digests), whole)
 
@@ -109,49 +115,15 @@ def sweep_contents(
     A sweep reads rows of the longest length and cuts them into equal parts.
     """
     longest = max(lengths)
-    fills, documents = _FILLS[construction](np.asarray(document_tokens, np.int64), longest)
+    ends = np.cumsum(np.asarray(document_tokens, np.int64))
+    tokens = int(ends[-1]) if len(ends) else 0
+    rows = CONSTRUCTIONS[construction](longest, tokens, [ends] if tokens else [])
+    starts, stops = rows.spans(np.arange(rows.count))
+    fills = stops - starts
+    # A document is in a row if the first row that ends after its start begins before its end.
+    row = np.searchsorted(stops, ends - document_tokens, "right")
+    documents = int((np.append(starts, tokens)[row] < ends).sum())
     return [
         Sweep(construction, n, int((-(-fills // n)).sum()), int(fills.sum()), documents)
         for n in sorted(lengths)
     ]
-
-
-def _concat(tokens: np.ndarray, n: int) -> tuple[np.ndarray, int]:
-    """Tokens in each row, and documents that have some in a row."""
-    rows = int(tokens.sum()) // n
-    begun_before = np.cumsum(tokens) - tokens < rows * n
-    return np.full(rows, n), int(begun_before.sum())
-
-
-def _cut(tokens: np.ndarray, n: int) -> tuple[np.ndarray, int]:
-    return _parts(tokens, n), len(tokens)
-
-
-def _packed(tokens: np.ndarray, n: int) -> tuple[np.ndarray, int]:
-    fills: list[int] = []
-    for part in _parts(tokens, n).tolist():
-        if fills and fills[-1] + part <= n:
-            fills[-1] += part
-        else:
-            fills.append(part)
-    return np.asarray(fills, np.int64), len(tokens)
-
-
-def _long_documents(tokens: np.ndarray, n: int) -> tuple[np.ndarray, int]:
-    rows = int((tokens >= n).sum())
-    return np.full(rows, n), rows
-
-
-def _parts(tokens: np.ndarray, n: int) -> np.ndarray:
-    count = -(-tokens // n)
-    parts = np.full(int(count.sum()), n)
-    parts[np.cumsum(count) - 1] = tokens - (count - 1) * n
-    return parts
-
-
-_FILLS = {
-    "concat": _concat,
-    "cut": _cut,
-    "packed": _packed,
-    "long_documents": _long_documents,
-}

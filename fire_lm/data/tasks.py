@@ -83,10 +83,23 @@ def data_sets(data_dir: str) -> list[str]:
     return sorted(f"{place.parent.as_posix()}:{place.name}" for place in places)
 
 
+def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
+    """The data set of that name, or without one the only one in the directory.
+
+    Raises:
+        UserError: there are several.
+    """
+    held = [tfds_name] if tfds_name else data_sets(data_dir)
+    if len(held) > 1:
+        raise UserError(f"{data_dir} holds {', '.join(held)}: say --tfds_name=NAME")
+    return TextData(data_dir, held[0]) if held else TextData(data_dir)
+
+
 def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
     held = ", ".join(data_sets(data.data_dir))
     missing = f"No data set {data.tfds_name} in the directory {data.data_dir}\n" + (
-        f"It holds {held}: set --gin.TextData.tfds_name."
+        f"It holds {held}: say --tfds_name=NAME "
+        "(pretrain and sweep: --gin.TextData.tfds_name=NAME)."
         if held
         else f"`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there."
     )

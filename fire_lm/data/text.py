@@ -13,6 +13,8 @@ import numpy as np
 if TYPE_CHECKING:
     from fire_lm.data.pipeline import TrainIterator
 
+# Longer ones are left out: SentencePiece needs up to 230 bytes of memory for each byte (measured).
+LONGEST_DOCUMENT = 2**24  # bytes
 # Rows read for each row scored: taken evenly from them, so that a few rows of a small set do not
 # all come from one or two documents.
 SCORING_SPREAD = 8
@@ -82,6 +84,10 @@ class TextData:
 
         return pipeline.scoring_text(self, length=length, num_sequences=num_sequences, split=split)
 
+    def vocabulary_name(self) -> str:
+        """What messages call the vocabulary."""
+        return self.vocabulary
+
     def vocabulary_size(self) -> int:
         from fire_lm.data import vocabularies
 
@@ -98,13 +104,19 @@ class TextData:
         return survey.unknown_share(self, split)
 
 
+def share_unknown(targets: np.ndarray, unknown_id: int | None) -> float:
+    """Of the tokens in `targets` (int, any shape; 0 is padding) those that are unknown."""
+    if unknown_id is None:
+        return 0.0
+    return float(np.sum(targets == unknown_id)) / max(1, int(np.count_nonzero(targets)))
+
+
 class NamedText(Protocol):
     """What a message needs of `TextData` or `Blocks`."""
 
     @property
     def title(self) -> str: ...
-    @property
-    def vocabulary(self) -> str: ...
+    def vocabulary_name(self) -> str: ...
 
 
 def unknown_warning(share: float, split: str, data: NamedText) -> str:
@@ -113,7 +125,7 @@ def unknown_warning(share: float, split: str, data: NamedText) -> str:
         return ""
     return (
         f"warning: {share:.1%} of the {split} tokens of {data.title} are unknown to the vocabulary "
-        f"{data.vocabulary}: the loss leaves out what they say\n"
+        f"{data.vocabulary_name()}: the loss leaves out what they say\n"
         "`fire-lm corpus vocab` trains a vocabulary that knows all text"
     )
 

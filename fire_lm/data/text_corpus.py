@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from etils import epath
 
 from fire_lm.data.corpus import MANIFEST
-from fire_lm.data.preprocessors import LONGEST_DOCUMENT
 from fire_lm.data.quiet_tensorflow import tf, tfds, without_their_warnings
+from fire_lm.data.text import LONGEST_DOCUMENT
 from fire_lm.data.text_files import Document, OnBytes, list_files, read_documents
 from fire_lm.errors import UserError
 
@@ -70,7 +70,8 @@ def write_text_corpus(
     """Writes DATA_DIR/NAME/1.0.0; does nothing if it is there from the same files.
 
     The documents are read once to count them and once for each split. To find duplicates, a hash
-    of each is held, some 100 bytes of memory.
+    of each is held during a pass: 110 bytes of memory, measured on 200,000 documents. TFDS holds
+    up to 1 GB of them besides, to shuffle.
 
     Args:
         source, text_field, on_bytes: see `read_documents`.
@@ -114,6 +115,7 @@ def write_text_corpus(
     counted = Selection(splits, validation_percent)
     collections.deque(counted.choose(read()), maxlen=0)
     counted.check()
+    sha256 = counted.sha256()
 
     def documents(split: str) -> Iterator[Document]:
         nonlocal finished
@@ -127,7 +129,7 @@ def write_text_corpus(
         "documents": counted.documents,
         "bytes": counted.bytes,
         "left_out": counted.left_out,
-        "sha256": {split: counted.sha256(split) for split in splits},
+        "sha256": sha256,
     }
     (target / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return _summary(manifest, written=True)
@@ -171,9 +173,13 @@ class Selection:
                     "give more text, or another --validation_percent"
                 )
 
-    def sha256(self, split: str) -> str:
-        """Of the split's text, whatever its order."""
-        return hashlib.sha256(b"".join(sorted(self._digests[split]))).hexdigest()
+    def sha256(self) -> dict[str, str]:
+        """Of each split's text, whatever its order; gives up what finds duplicates."""
+        hashes = {split: hashlib.sha256() for split in self._digests}
+        for split, whole in hashes.items():
+            for digest in sorted(self._digests.pop(split)):
+                whole.update(digest)
+        return {split: whole.hexdigest() for split, whole in hashes.items()}
 
 
 def unfit(text: bytes) -> str | None:

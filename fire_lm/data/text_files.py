@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
-from fire_lm.data.preprocessors import LONGEST_DOCUMENT
+from fire_lm.data.text import LONGEST_DOCUMENT
 from fire_lm.errors import RunFailed, UserError
 
 # Where it was read, and its text; of a longer file than LONGEST_DOCUMENT only a little more.
@@ -130,7 +130,12 @@ def _json_lines(name: str, stream: Any, text_field: str) -> Iterator[Document]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            text = line.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            yield f"{name}:{number}", line  # left out for what it is, as such a file of text
+            continue
+        try:
+            record = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise RunFailed(f"{place} is not JSON ({error}): one object a line is read") from error
         if not isinstance(record, dict):

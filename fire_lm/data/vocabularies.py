@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import numpy as np
-
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.errors import UserError
 
@@ -61,12 +59,13 @@ def _check_special_pieces(name: str, processor) -> None:
         )
 
 
-def unknowns(name: str, ids: np.ndarray) -> int:
-    """How many of these ids stand for text that the vocabulary does not know."""
+def unknown_id(name: str) -> int | None:
+    """The id of text that the vocabulary does not know; None if it can emit none."""
     vocabulary = load(name)
     if isinstance(vocabulary, seqio.ByteVocabulary):
-        return 0
-    return int(np.sum(ids == vocabulary.tokenizer.unk_id()))
+        return None
+    # Where it is 0, which is padding here, bytes stand for such text (`load` checks it).
+    return vocabulary.tokenizer.unk_id() or None
 
 
 def tokenizer(vocabulary: seqio.Vocabulary) -> Callable[[tf.Tensor], tf.RaggedTensor]:

@@ -77,6 +77,6 @@ def check_vocabulary(data: Data, vocab_size: int) -> None:
     needed = data_layer.vocabulary_size(data)
     if needed > vocab_size:
         raise UserError(
-            f"vocabulary '{data.vocabulary}' has {needed} ids, the model {vocab_size} rows: "
+            f"vocabulary '{data.vocabulary_name()}' has {needed} ids, the model {vocab_size} rows: "
             f"set --gin.VOCAB_SIZE to {needed} or more"
         )

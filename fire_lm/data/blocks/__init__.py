@@ -50,6 +50,10 @@ class Blocks:
     def scoring_text(self, *, length: int, num_sequences: int, split: str) -> ScoringText:
         return reader.scoring_text(self, length=length, num_sequences=num_sequences, split=split)
 
+    def vocabulary_name(self) -> str:
+        """What messages call the vocabulary: its path, or the name of the file of the blocks'."""
+        return self.vocabulary or stream.open_set(self.path, "").identity.vocabulary
+
     def vocabulary_size(self) -> int:
         return stream.open_set(self.path, self.vocabulary).identity.vocabulary_size
 
@@ -57,6 +61,7 @@ class Blocks:
         return stream.open_set(self.path, self.vocabulary).identity.label
 
     def unknown_share(self, split: str) -> float:
-        """0: it was told when the blocks were written."""
-        del split
-        return 0.0
+        """Exact: of all tokens of the split, counted when the blocks were written."""
+        manifest = stream.open_set(self.path, self.vocabulary)
+        stream.check_split(self.path, manifest, split)
+        return manifest.unknown_share(split)

@@ -15,13 +15,17 @@ from typing import Any
 import numpy as np
 
 from fire_lm.data.blocks import storage
+from fire_lm.data.text import LONGEST_DOCUMENT
 from fire_lm.errors import RunFailed, UserError
 
 FILE_NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 # Another name whenever the same documents become other tokens or byte counts, so that older sets
 # are refused. tests/test_blocks_writing.py holds what this one gives.
-PREPROCESSING = "skip empty, undecodable and huge documents, append end of document; 1"
+PREPROCESSING = (
+    f"skip documents that are empty, undecodable or over {LONGEST_DOCUMENT:,} bytes, "
+    "append end of document; 1"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Part:
         documents: of the source, skipped ones included.
         skipped: the empty, undecodable or huge ones among them; they have no tokens.
         tokens: with the end of each document.
+        unknown: those of `tokens` that the vocabulary does not know.
         bytes: of the text of the documents that were not skipped.
         tokens_sha256: of the stream of tokens as stored, so that the same text is known again.
     """
@@ -39,6 +44,7 @@ class Part:
     documents: int
     skipped: int
     tokens: int
+    unknown: int
     bytes: int
     tokens_sha256: str
 
@@ -53,6 +59,7 @@ class Identity:
         vocabulary: its file's name, or 'bytes'.
         vocabulary_fingerprint: SHA-256 of its file, or 'bytes'.
         vocabulary_size: ids that it can emit, padding included.
+        unknown_id: of text that it does not know; None if it can emit none.
         documents_per_group: in which documents were read; how much text is looked at to choose
             what is scored depends on it.
     """
@@ -62,6 +69,7 @@ class Identity:
     vocabulary: str
     vocabulary_fingerprint: str
     vocabulary_size: int
+    unknown_id: int | None
     documents_per_group: int
     preprocessing: str = PREPROCESSING
     format: int = FORMAT
@@ -82,6 +90,11 @@ class Manifest:
     def fingerprint(self, split: str) -> str:
         """Of the stream of tokens of a split."""
         return _digest({"parts": [dataclasses.asdict(part) for part in self.splits[split]]})
+
+    def unknown_share(self, split: str) -> float:
+        """Of all tokens of a split."""
+        parts = self.splits[split]
+        return sum(part.unknown for part in parts) / max(1, sum(part.tokens for part in parts))
 
 
 def vocabulary_fingerprint(vocabulary: str) -> str:

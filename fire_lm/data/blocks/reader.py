@@ -19,7 +19,7 @@ import numpy as np
 from fire_lm.data.blocks.permutation import permuted
 from fire_lm.data.blocks.rows import CONSTRUCTIONS, Rows
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
-from fire_lm.data.text import SCORING_SPREAD, ScoringText
+from fire_lm.data.text import SCORING_SPREAD, ScoringText, share_unknown
 from fire_lm.errors import UserError
 
 if TYPE_CHECKING:
@@ -86,7 +86,12 @@ class TrainIterator:
         while len(self._ahead) < BATCHES_AHEAD:
             first = self._samples + len(self._ahead) * self._global_size
             self._ahead.append(self._reader.submit(self._batch, first))
-        batch = self._ahead.popleft().result()
+        try:
+            batch = self._ahead[0].result()
+        except BaseException:
+            self._drop_ahead()  # so that the next call asks for this batch again
+            raise
+        self._ahead.popleft()
         self._samples += self._global_size
         return batch
 
@@ -196,9 +201,11 @@ def scoring_text(data: Blocks, *, length: int, num_sequences: int, split: str) -
     kept = min(read, num_sequences)
     starts, stops = table.spans(np.arange(kept) * read // kept)
     segmented = table.segmented
+    targets = stream.read(starts, stops, length, TOKENS)
     return ScoringText(
-        targets=stream.read(starts, stops, length, TOKENS),
+        targets=targets,
         byte_counts=stream.read(starts, stops, length, BYTE_COUNTS),
         skipped=int(np.sum(np.diff(documents, prepend=0) == 0)),
+        unknown=share_unknown(targets, manifest.identity.unknown_id),
         segment_ids=segment_ids(table, starts, stops, length) if segmented else None,
     )

@@ -38,9 +38,9 @@ def read_bytes(path: str) -> bytes | None:
     Raises:
         RunFailed: it cannot be read.
     """
-    folder, _, name = _url(path).rpartition("/")
+    folder, _, name = _absolute(path).rpartition("/")
     try:
-        found = ts.KvStore.open(f"{folder}/", context=_context()).result().read(name).result()
+        found = ts.KvStore.open(_store(folder), context=_context()).result().read(name).result()
     except (ValueError, OSError, TimeoutError, NotImplementedError) as error:
         raise RunFailed(f"Reading {path} failed: {brief(error)}") from error
     return None if found.state == "missing" else found.value
@@ -48,9 +48,9 @@ def read_bytes(path: str) -> bytes | None:
 
 def write_bytes(path: str, content: bytes) -> None:
     """Replaces a small file; it appears whole or not at all."""
-    folder, _, name = _url(path).rpartition("/")
+    folder, _, name = _absolute(path).rpartition("/")
     try:
-        ts.KvStore.open(f"{folder}/", context=_context()).result().write(name, content).result()
+        ts.KvStore.open(_store(folder), context=_context()).result().write(name, content).result()
     except (ValueError, OSError, TimeoutError, NotImplementedError) as error:
         raise RunFailed(f"Writing {path} failed: {brief(error)}") from error
 
@@ -113,7 +113,7 @@ def _spec(path: str, dtype: np.dtype, size: int, compress: bool) -> dict[str, An
     }
     return {
         "driver": "zarr3",
-        "kvstore": _url(path) + "/",
+        "kvstore": _store(_absolute(path)),
         "metadata": {
             "shape": [size],
             "data_type": dtype.name,
@@ -127,8 +127,13 @@ def _spec(path: str, dtype: np.dtype, size: int, compress: bool) -> dict[str, An
     }
 
 
-def _url(path: str) -> str:
-    return path if "://" in path else f"file://{os.path.abspath(path)}"
+def _absolute(path: str) -> str:
+    return path if "://" in path else os.path.abspath(path)
+
+
+def _store(folder: str) -> str | dict[str, str]:
+    """Where tensorstore finds it; a local name as it is, as %, # and ? mean something in a URL."""
+    return f"{folder}/" if "://" in folder else {"driver": "file", "path": f"{folder}/"}
 
 
 def brief(error: Exception) -> str:

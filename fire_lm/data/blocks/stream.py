@@ -49,15 +49,19 @@ def open_set(path: str, vocabulary: str) -> Manifest:
     return found
 
 
+def check_split(path: str, manifest: Manifest, split: str) -> None:
+    if split not in manifest.splits:
+        raise UserError(
+            f"The blocks in {path} have no split {split!r}, "
+            f"only {', '.join(sorted(manifest.splits))}."
+        )
+
+
 class Stream:
     """Tokens by place, int64 0..tokens-1, over all parts of a split one after the other."""
 
     def __init__(self, path: str, manifest: Manifest, split: str):
-        if split not in manifest.splits:
-            raise UserError(
-                f"The blocks in {path} have no split {split!r}, "
-                f"only {', '.join(sorted(manifest.splits))}."
-            )
+        check_split(path, manifest, split)
         self.path, self.split, self._dtype = path, split, manifest.identity.token_dtype
         self._parts = manifest.splits[split]
         self._edges = np.cumsum([0, *(part.tokens for part in self._parts)])

@@ -84,6 +84,11 @@ def write_blocks(
         UserError: text or vocabulary unfit, or `output` holds something else.
         RunFailed: reading or writing failed.
     """
+    if data.mixture:
+        raise UserError(
+            f"Blocks hold one data set, not a mixture ({data.title}).\n"
+            "Write them once for each, without TextData.mixture."
+        )
     info = tasks.dataset_info(data)
     splits = tuple(splits) or tuple(sorted(info.splits))
     identity = _identity(data)
@@ -152,6 +157,7 @@ def _identity(data: TextData) -> Identity:
         vocabulary=os.path.basename(data.vocabulary),
         vocabulary_fingerprint=manifests.vocabulary_fingerprint(data.vocabulary),
         vocabulary_size=vocabularies.load(data.vocabulary).vocab_size,
+        unknown_id=vocabularies.unknown_id(data.vocabulary),
         documents_per_group=preprocessors.DOCUMENTS_PER_GROUP,
     )
 
@@ -181,19 +187,19 @@ def _finished(job: PartToWrite) -> Part | None:
     found = manifests.read_json(storage.join(job.path, _PART_FILE))
     if found is None:
         return None
-    part = Part(**found.pop("part"))
+    part = found.pop("part")
     if found != job.facts():
         raise UserError(
             f"{job.path} was written from another text or with another vocabulary.\n"
             "Name a new directory (--output=DIR), or remove that one."
         )
-    return part
+    return Part(**part)
 
 
 def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
     dtypes = {TOKENS: (job.identity.token_dtype, False), **LAYOUT}
     shard = seqio.ShardInfo(job.index, job.count) if job.count > 1 else None
-    documents = skipped = tokens = text_bytes = 0
+    documents = skipped = tokens = unknown = text_bytes = 0
     digest = hashlib.sha256()
     try:
         arrays = {
@@ -212,6 +218,7 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
             documents += len(lengths)
             skipped += int(group["skipped"])
             tokens += int(lengths.sum())
+            unknown += int(np.sum(stored == job.identity.unknown_id))
             text_bytes += int(group["byte_counts"].sum(dtype=np.int64))
             progress(len(lengths))
         for array in arrays.values():
@@ -223,7 +230,7 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
         ) from error
     except (ValueError, OSError, TimeoutError) as error:
         raise RunFailed(f"Writing {job.path} failed: {storage.brief(error)}") from error
-    return Part(documents, skipped, tokens, text_bytes, digest.hexdigest())
+    return Part(documents, skipped, tokens, unknown, text_bytes, digest.hexdigest())
 
 
 def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:
