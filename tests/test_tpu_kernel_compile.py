@@ -142,7 +142,7 @@ if what == "train":
             train_step, model=model, optimizer=optimizer, seed=0, z_loss=0.0, microbatches=1
         ),
         state,
-        tokens,
+        {"targets": tokens},
     )
     assert "fire_lm_attention_backward" in compiled.as_text()
 else:
