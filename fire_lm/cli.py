@@ -97,6 +97,7 @@ def add_corpus(corpus: _Parser, debug: _Parser) -> None:
     corpus.add_argument("--text_field", help="of JSON and Parquet (text)")
     corpus.add_argument("--whole_files", action="store_true", help="each file is a document")
     corpus.add_argument("--validation_percent", type=float, help="of the documents (6)")
+    add_beam(corpus, None, [])
     parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=_Parser)
     written = _Parser(add_help=False)
     written.add_argument("--data_dir", required=True, help="TFDS data directory")
@@ -112,10 +113,7 @@ def add_corpus(corpus: _Parser, debug: _Parser) -> None:
     blocks.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
     blocks.add_argument("--splits", type=_names, default=[], metavar="A,B", help="all by default")
     blocks.add_argument("--parts", type=_number, help="of each split (one a gigabyte of text)")
-    blocks.add_argument("--runner", help="of Apache Beam, such as DirectRunner or DataflowRunner")
-    blocks.add_argument(
-        "--runner_options", action="append", default=[], metavar="--NAME=VALUE", help="for Beam"
-    )
+    add_beam(blocks, argparse.SUPPRESS, argparse.SUPPRESS)  # keeps what `corpus` was given
 
     check = parts.add_parser("check", parents=[written, debug], help="what a data set holds")
     check.add_argument("--vocabulary", default="bytes", help="as VOCABULARY (%(default)s)")
@@ -125,6 +123,16 @@ def add_corpus(corpus: _Parser, debug: _Parser) -> None:
     )
     check.add_argument("--documents", type=_number, default=100_000, help="a split (%(default)s)")
     check.add_argument("--output", default="corpus_check.png", help="the picture (%(default)s)")
+
+
+def add_beam(verb: _Parser, runner: str | None, options: list[str] | str) -> None:
+    """Work for Apache Beam; the arguments are the defaults."""
+    verb.add_argument(
+        "--runner", default=runner, help="of Apache Beam, such as DirectRunner or DataflowRunner"
+    )
+    verb.add_argument(
+        "--runner_options", action="append", default=options, metavar="--NAME=VALUE", help="for it"
+    )
 
 
 def _number(text: str) -> int:

@@ -12,6 +12,7 @@ from etils import epath
 
 from fire_lm.data import (
     CONSTRUCTIONS,
+    BeamWorkers,
     TextData,
     unknown_warning,
     write_blocks,
@@ -30,8 +31,8 @@ def corpus(arguments: argparse.Namespace) -> None:
     if arguments.source:
         write_from_files(arguments)
         return
-    given = [f"--{n}" for n in ("name", "text_field", "validation_percent", "whole_files")
-             if getattr(arguments, n)]  # fmt: skip
+    own = ("name", "text_field", "validation_percent", "whole_files", "runner", "runner_options")
+    given = [f"--{name}" for name in own if getattr(arguments, name)]
     if given:
         raise UserError(f"{given[0]} is for documents of one's own: add --from=FILE_OR_FOLDER")
     summary = write_embedded_corpus(arguments.data_dir, lambda text: print(text, flush=True))
@@ -55,6 +56,7 @@ def write_from_files(arguments: argparse.Namespace) -> None:
             text_field=None if arguments.whole_files else arguments.text_field or "text",
             validation_percent=6.0 if percent is None else percent,
             on_bytes=on_bytes,
+            workers=beam_workers(arguments),
         )
     if not written.written:
         print(f"{arguments.data_dir} holds this text already: nothing to do")
@@ -66,6 +68,14 @@ def write_from_files(arguments: argparse.Namespace) -> None:
         f"read it with --gin.DATA_DIR={arguments.data_dir} "
         f"--gin.TextData.tfds_name={written.tfds_name}"
     )
+
+
+def beam_workers(arguments: argparse.Namespace) -> BeamWorkers | None:
+    if arguments.runner:
+        return BeamWorkers(arguments.runner, tuple(arguments.runner_options))
+    if arguments.runner_options:
+        raise UserError("--runner_options are for Beam: say which --runner, such as DirectRunner")
+    return None
 
 
 def corpus_vocab(arguments: argparse.Namespace) -> None:
@@ -160,8 +170,7 @@ def sweep_table(rows: Sequence[Sweep]) -> str:
 
 def corpus_blocks(arguments: argparse.Namespace) -> None:
     """`fire-lm corpus blocks`: a data set tokenised once, for `configs/data/blocks.gin`."""
-    if arguments.runner_options and not arguments.runner:
-        raise UserError("--runner_options are for Beam: say which --runner, such as DirectRunner")
+    workers = beam_workers(arguments)
     data = chosen_text(arguments)
     with Bar("documents") as bar:
         manifest = write_blocks(
@@ -170,8 +179,7 @@ def corpus_blocks(arguments: argparse.Namespace) -> None:
             splits=arguments.splits,
             parts=arguments.parts,
             progress=bar,
-            runner=arguments.runner,
-            runner_options=arguments.runner_options,
+            workers=workers,
         )
     for split, parts in manifest.splits.items():
         documents, skipped, tokens, text = (

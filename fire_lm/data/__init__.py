@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.blocks import Blocks
 from fire_lm.data.blocks.manifest import Manifest
 from fire_lm.data.corpus import CorpusSummary, write_embedded_corpus
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Data = TextData | Blocks
 
 __all__ = [
+    "BeamWorkers",
     "Blocks",
     "CONSTRUCTIONS",
     "CorpusSummary",
@@ -122,22 +124,20 @@ def write_blocks(
     splits: Sequence[str] = (),
     parts: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    runner: str | None = None,
-    runner_options: Sequence[str] = (),
+    workers: BeamWorkers | None = None,
 ) -> Manifest:
     """Tokenises a data set once, into blocks; see `fire_lm.data.blocks.writer.write_blocks`.
 
     Args:
-        runner, runner_options: of Apache Beam, which spreads the parts over its workers; without a
-            runner they are written here, one after the other.
+        workers: of Beam, which write the parts; else they are written here, one by one.
     """
     from fire_lm.data.blocks import writer
 
     run_parts = None
-    if runner is not None:
+    if workers is not None:
         from fire_lm.data.blocks import beam
 
-        run_parts = beam.parts_runner(runner, runner_options)
+        run_parts = beam.parts_runner(workers)
     return writer.write_blocks(
         data, output, splits=splits, parts=parts, progress=progress, run_parts=run_parts
     )

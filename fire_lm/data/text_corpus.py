@@ -8,26 +8,23 @@ duplicates are left out and counted. TFDS orders the documents of a split by ano
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
-import hashlib
-import io
+import functools
 import json
 import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 from etils import epath
 
+from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.corpus import MANIFEST
-from fire_lm.data.quiet_tensorflow import tf, tfds, without_their_warnings
-from fire_lm.data.text import LONGEST_DOCUMENT
+from fire_lm.data.quiet_tensorflow import tf, tfds
 from fire_lm.data.text_files import Document, OnBytes, list_files, read_documents
+from fire_lm.data.text_selection import Counts, choose
+from fire_lm.data.tfds_writer import Example, Examples, write_dataset
 from fire_lm.errors import UserError
 
 VERSION = "1.0.0"
-# The documents of a split.
-Documents = Callable[[str], Iterator[Document]]
 
 # The seed's order of files decides what a short run reads, and processes each get files of their
 # own: so as many files as that, then as many as keep them at the bytes, and never more than C4 has.
@@ -52,12 +49,6 @@ class TextCorpus:
     written: bool
 
 
-def split_of(digest: bytes, validation_percent: float) -> str:
-    """'train' or 'validation', by the SHA-256 of the text alone."""
-    fraction = int.from_bytes(digest[:8]) / 2**64
-    return "validation" if 100 * fraction < validation_percent else "train"
-
-
 def write_text_corpus(
     source: str,
     data_dir: str,
@@ -66,23 +57,60 @@ def write_text_corpus(
     text_field: str | None = "text",
     validation_percent: float = 6,
     on_bytes: OnBytes = lambda done, total: None,
+    workers: BeamWorkers | None = None,
 ) -> TextCorpus:
     """Writes DATA_DIR/NAME/1.0.0; does nothing if it is there from the same files.
 
-    The documents are read once to count them and once for each split. To find duplicates, a hash
-    of each is held during a pass: 110 bytes of memory, measured on 200,000 documents. TFDS holds
-    up to 1 GB of them besides, to shuffle.
+    The documents are read once to count them and once for each split. In this process TFDS holds
+    up to 1 GB of them, to shuffle.
 
     Args:
         source, text_field, on_bytes: see `read_documents`.
         data_dir: TFDS data directory, local or gs://; may hold other data sets.
         name: of the data set, in lower case.
         validation_percent: 0 leaves out that split.
+        workers: of Beam, which read a file each and must see `source` and `data_dir`; the data set
+            has the same documents, in other files. `on_bytes` is not called then.
 
     Raises:
         UserError: the name is taken or unfit, or a split would be empty. Also what
             `read_documents` raises.
     """
+    _check(data_dir, name, validation_percent)
+    files = list_files(source)
+    settings = {
+        "name": name,
+        "text_field": text_field,
+        "validation_percent": validation_percent,
+        "files": [[path, size] for path, _, size in files],
+    }
+    target = epath.Path(data_dir) / name / VERSION
+    if (held := _held(target, settings)) is not None:
+        return held
+    splits = ("train", "validation") if validation_percent else ("train",)
+    if workers is None:
+        passes = _Passes(source, text_field, validation_percent, splits, on_bytes)
+        counts, examples = passes.count(), passes.examples
+    else:
+        from fire_lm.data import text_corpus_beam
+
+        reading = text_corpus_beam.Reading(files, text_field, validation_percent)
+        counts = text_corpus_beam.count(workers, reading, splits, target.parent)
+        examples = functools.partial(text_corpus_beam.examples, reading)
+    counts.check()
+    _write(
+        data_dir,
+        name,
+        {split: functools.partial(examples, split) for split in splits},
+        counts,
+        workers,
+    )
+    manifest = settings | dataclasses.asdict(counts)
+    (target / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    return _summary(manifest, written=True)
+
+
+def _check(data_dir: str, name: str, validation_percent: float) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in tfds.list_builders(
         with_community_datasets=False
     ):
@@ -94,105 +122,37 @@ def write_text_corpus(
         raise UserError(f"--validation_percent is {validation_percent}: from 0 to below 100")
     if (epath.Path(data_dir) / MANIFEST).exists():
         raise UserError(f"{data_dir} holds the embedded text: name another --data_dir")
-    settings = {
-        "name": name,
-        "text_field": text_field,
-        "validation_percent": validation_percent,
-        "files": [[path, size] for path, _, size in list_files(source)],
-    }
-    target = epath.Path(data_dir) / name / VERSION
-    if (held := _held(target, settings)) is not None:
-        return held
-    splits = ("train", "validation") if validation_percent else ("train",)
-    finished = 0
 
-    def read() -> Iterator[Document]:
-        passes, before = 1 + len(splits), finished
-        return read_documents(
-            source, text_field, lambda done, total: on_bytes(done + before * total, passes * total)
+
+@dataclasses.dataclass
+class _Passes:
+    """The documents read in this process, over and over."""
+
+    source: str
+    text_field: str | None
+    validation_percent: float
+    splits: tuple[str, ...]
+    on_bytes: OnBytes
+    begun: int = 0
+
+    def count(self) -> Counts:
+        counts = Counts.none(self.splits)
+        collections.deque(self._choose(None, counts), maxlen=0)
+        return counts
+
+    def examples(self, split: str) -> Iterator[Example]:
+        for place, text in self._choose(split, Counts.none(self.splits)):
+            yield place, {"text": text, "source": place}
+
+    def _choose(self, split: str | None, counts: Counts) -> Iterator[Document]:
+        before, passes = self.begun, 1 + len(self.splits)
+        self.begun += 1
+        documents = read_documents(
+            self.source,
+            self.text_field,
+            lambda done, total: self.on_bytes(done + before * total, passes * total),
         )
-
-    counted = Selection(splits, validation_percent)
-    collections.deque(counted.choose(read()), maxlen=0)
-    counted.check()
-    sha256 = counted.sha256()
-
-    def documents(split: str) -> Iterator[Document]:
-        nonlocal finished
-        finished += 1
-        return Selection(splits, validation_percent).choose(read(), split)
-
-    files = max(_FILES, sum(counted.bytes.values()) // _FILE_BYTES)
-    files = min(files, _MOST_FILES, *counted.documents.values())
-    _write_dataset(data_dir, name, {split: documents for split in splits}, files)
-    manifest = settings | {
-        "documents": counted.documents,
-        "bytes": counted.bytes,
-        "left_out": counted.left_out,
-        "sha256": sha256,
-    }
-    (target / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-    return _summary(manifest, written=True)
-
-
-class Selection:
-    """Divides documents into splits and counts them."""
-
-    def __init__(self, splits: tuple[str, ...], validation_percent: float):
-        self.documents = dict.fromkeys(splits, 0)
-        self.bytes = dict.fromkeys(splits, 0)
-        self.left_out: dict[str, int] = {}
-        self._percent = validation_percent
-        self._digests: dict[str, set[bytes]] = {split: set() for split in splits}
-
-    def choose(self, documents: Iterator[Document], chosen: str = "") -> Iterator[Document]:
-        """Those of the split `chosen`; counts all."""
-        for place, text in documents:
-            digest = hashlib.sha256(text).digest()
-            split = split_of(digest, self._percent)
-            problem = unfit(text)
-            if problem is None and digest[:16] in self._digests[split]:
-                problem = "duplicate"
-            if problem is not None:
-                self.left_out[problem] = self.left_out.get(problem, 0) + 1
-                continue
-            self._digests[split].add(digest[:16])
-            self.documents[split] += 1
-            self.bytes[split] += len(text)
-            if split == chosen:
-                yield place, text
-
-    def check(self) -> None:
-        """Raises UserError if a split is empty."""
-        for split, count in self.documents.items():
-            if not count:
-                told = ", ".join(f"{count} {why}" for why, count in self.left_out.items())
-                raise UserError(
-                    f"No document is left for the split {split!r} of "
-                    f"{sum(self.documents.values())} (left out: {told or 'none'})\n"
-                    "give more text, or another --validation_percent"
-                )
-
-    def sha256(self) -> dict[str, str]:
-        """Of each split's text, whatever its order; gives up what finds duplicates."""
-        hashes = {split: hashlib.sha256() for split in self._digests}
-        for split, whole in hashes.items():
-            for digest in sorted(self._digests.pop(split)):
-                whole.update(digest)
-        return {split: whole.hexdigest() for split, whole in hashes.items()}
-
-
-def unfit(text: bytes) -> str | None:
-    """Why a document is left out, in a word; None if it is not."""
-    if not text.strip():
-        return "empty"
-    if len(text) > LONGEST_DOCUMENT:
-        return "huge"
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return "not UTF-8"
-    return None
+        return choose(documents, split, self.validation_percent, counts)
 
 
 def _held(target: epath.Path, settings: dict) -> TextCorpus | None:
@@ -223,47 +183,24 @@ def _summary(manifest: dict, written: bool) -> TextCorpus:
     )
 
 
-class _Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-    """Texts and where they were read."""
-
-    VERSION = tfds.core.Version(VERSION)
-
-    def __init__(self, splits: Mapping[str, Documents], **kwargs):
-        self._splits = splits
-        super().__init__(**kwargs)
-
-    def _info(self) -> tfds.core.DatasetInfo:
-        text = tfds.features.Text()
-        features = tfds.features.FeaturesDict({"text": text, "source": text})
-        return tfds.core.DatasetInfo(
-            builder=self, description="Documents written by fire_lm.", features=features
-        )
-
-    def _split_generators(self, dl_manager):
-        return {split: self._examples(split) for split in self._splits}
-
-    def _generate_examples(self, **kwargs):
-        raise NotImplementedError("_split_generators hands out the examples")
-
-    def _examples(self, split: str) -> Iterator[tuple[str, dict]]:
-        for source, text in self._splits[split](split):
-            yield source, {"text": text, "source": source}
-
-
-def _write_dataset(data_dir: str, name: str, splits: Mapping[str, Documents], files: int) -> None:
-    """TFDS writes beside the target and renames at the end: all splits appear, or none."""
-    tfds.disable_progress_bar()
-    download = tfds.download.DownloadConfig(try_download_gcs=False, num_shards=files)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(without_their_warnings())
-        # TFDS prints about downloads, of which there are none, and makes a folder for them.
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        unused = stack.enter_context(tempfile.TemporaryDirectory())
-        with tfds.core.registered.skip_registration():
-            builder_class = type(name, (_Documents,), {"name": name, "__module__": __name__})
-        try:
-            builder = builder_class(splits, data_dir=data_dir)
-            builder.download_and_prepare(download_dir=unused, download_config=download)
-        except (OSError, tf.errors.OpError) as error:
-            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-            raise UserError(f"Cannot write {name} in {data_dir}: {reason}") from error
+def _write(
+    data_dir: str,
+    name: str,
+    splits: dict[str, Examples],
+    counts: Counts,
+    workers: BeamWorkers | None,
+) -> None:
+    files = max(_FILES, sum(counts.bytes.values()) // _FILE_BYTES)
+    files = min(files, _MOST_FILES, *counts.documents.values())
+    write = functools.partial(
+        write_dataset, data_dir, name, VERSION, ("text", "source"), splits, files=files
+    )
+    try:
+        if workers is None:
+            write()
+        else:
+            with workers.failures():
+                write(beam_options=workers.options())
+    except (OSError, tf.errors.OpError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise UserError(f"Cannot write {name} in {data_dir}: {reason}") from error

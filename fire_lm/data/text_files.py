@@ -49,7 +49,7 @@ def read_documents(
     total, before = sum(size for _, _, size in files), 0
     for name, path, size in files:
         with path.open("rb") as file:
-            for document in _read_file(name, file, text_field):
+            for document in read_file(name, file, text_field):
                 yield document
                 on_bytes(before + (0 if file.closed else min(file.tell(), size)), total)
         before += size
@@ -82,7 +82,8 @@ def list_files(source: str) -> list[tuple[str, epath.Path, int]]:
     return sorted(found)
 
 
-def _read_file(name: str, file: BinaryIO, text_field: str | None) -> Iterator[Document]:
+def read_file(name: str, file: BinaryIO, text_field: str | None) -> Iterator[Document]:
+    """The documents of one file; see `read_documents`."""
     endings = [ending.lower() for ending in pathlib.PurePath(name).suffixes]
     compressed = endings.pop() if endings and endings[-1] in _COMPRESSED else ""
     kind = endings[-1] if endings else ""

@@ -1,0 +1,105 @@
+"""Counts and chooses documents on Apache Beam's workers, an element a file.
+
+The documents, their places and their splits are those of `text_selection.choose`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+from etils import epath
+
+from fire_lm.data.beam_workers import BeamWorkers
+from fire_lm.data.text_files import read_file
+from fire_lm.data.text_selection import Counts, digest_of, split_of, unfit
+
+
+class Reading(NamedTuple):
+    """What is read: files as `list_files` gives them."""
+
+    files: Sequence[tuple[str, epath.Path, int]]
+    text_field: str | None
+    validation_percent: float
+
+
+class Found(NamedTuple):
+    """A document; `order` is that of files and of documents in them."""
+
+    order: tuple[int, int]
+    place: str
+    text: bytes
+
+
+def count(
+    workers: BeamWorkers, reading: Reading, splits: Sequence[str], folder: epath.Path
+) -> Counts:
+    """Counts all documents; the sums come back through a file in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    result = folder / "counts.json"
+    with workers.pipeline() as pipeline:
+        (
+            pipeline
+            | _documents(reading)
+            | beam.MapTuple(lambda digest, found: (digest, (len(found.text), unfit(found.text))))
+            | beam.GroupByKey()
+            | beam.FlatMap(_tally, reading.validation_percent)
+            | beam.CombinePerKey(sum)
+            | beam.combiners.ToList()
+            | beam.Map(lambda sums: result.write_text(json.dumps(sums)))
+        )
+    counts = Counts.none(splits)
+    for (kind, name), total in json.loads(result.read_text()):
+        getattr(counts, kind)[name] = total
+    result.unlink()
+    return counts
+
+
+def examples(reading: Reading, split: str) -> beam.PTransform:
+    """The examples of one split, for TFDS: of equal texts the first."""
+    return (
+        _documents(reading)
+        | beam.Filter(
+            lambda each: (
+                split_of(each[0], reading.validation_percent) == split
+                and unfit(each[1].text) is None
+            )
+        )
+        | beam.GroupByKey()
+        | beam.Map(_first)
+    )
+
+
+def _documents(reading: Reading) -> beam.PTransform:
+    """Pairs of a hash and what was found."""
+    files = [(n, name, str(path)) for n, (name, path, _) in enumerate(reading.files)]
+    return beam.Create(files) | beam.Reshuffle() | beam.FlatMap(_read, reading.text_field)
+
+
+def _read(file: tuple[int, str, str], text_field: str | None) -> Iterator[tuple[bytes, Found]]:
+    order, name, path = file
+    with epath.Path(path).open("rb") as stream:
+        for number, (place, text) in enumerate(read_file(name, stream, text_field)):
+            yield digest_of(text), Found((order, number), place, text)
+
+
+def _tally(
+    equal: tuple[bytes, Iterable[tuple[int, str | None]]], validation_percent: float
+) -> Iterator[tuple[tuple[str, str], int]]:
+    digest, copies = equal
+    (size, problem), *others = copies
+    if problem is not None:
+        yield ("left_out", problem), 1 + len(others)
+        return
+    split = split_of(digest, validation_percent)
+    yield ("documents", split), 1
+    yield ("bytes", split), size
+    if others:
+        yield ("left_out", "duplicate"), len(others)
+
+
+def _first(equal: tuple[bytes, Iterable[Found]]) -> tuple[str, dict[str, Any]]:
+    first = min(equal[1])
+    return first.place, {"text": first.text, "source": first.place}

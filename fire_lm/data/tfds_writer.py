@@ -1,0 +1,80 @@
+"""Writes texts as a TFDS data set, in this process or on Apache Beam's workers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
+
+# A key that no other example of the split has, and the text of each field.
+Example = tuple[str, dict[str, str | bytes]]
+# Makes the examples of a split; for Beam, a transform that does.
+Examples = Callable[[], Iterable[Example] | Any]
+
+# Not registered: TFDS has a C4 of its own, and reading needs only the written files.
+with tfds.core.registered.skip_registration():
+
+    class _Texts(tfds.core.GeneratorBasedBuilder):
+        """Examples of text fields alone; a subclass has the name and the version."""
+
+        VERSION = tfds.core.Version("0.0.0")
+
+        def __init__(self, fields: Sequence[str], splits: Mapping[str, Examples], **kwargs):
+            self._fields, self._splits = fields, splits
+            super().__init__(**kwargs)
+
+        def _info(self) -> tfds.core.DatasetInfo:
+            features = tfds.features.FeaturesDict({n: tfds.features.Text() for n in self._fields})
+            return tfds.core.DatasetInfo(
+                builder=self, description="Documents written by fire_lm.", features=features
+            )
+
+        def _split_generators(self, dl_manager):
+            return {split: self._generate_examples(split) for split in self._splits}
+
+        def _generate_examples(self, split: str):
+            return self._splits[split]()
+
+
+def write_dataset(
+    data_dir: str | os.PathLike,
+    name: str,
+    version: str,
+    fields: Sequence[str],
+    splits: Mapping[str, Examples],
+    *,
+    files: int,
+    config: str | None = None,
+    beam_options: Any = None,
+) -> None:
+    """Writes DATA_DIR/NAME[/CONFIG]/VERSION: all of its splits appear at the end, or none.
+
+    TFDS orders the examples of a split by a hash of their keys.
+
+    Args:
+        files: of each split.
+        beam_options: `PipelineOptions`, if `splits` holds transforms.
+    """
+    members: dict[str, Any] = {"name": name, "VERSION": tfds.core.Version(version)}
+    if config is not None:
+        members["BUILDER_CONFIGS"] = [tfds.core.BuilderConfig(name=config)]
+    tfds.disable_progress_bar()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(without_their_warnings())
+        # TFDS prints about downloads, of which there are none, and makes a folder for them.
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        unused = stack.enter_context(tempfile.TemporaryDirectory())
+        with tfds.core.registered.skip_registration():
+            builder_class = type(name, (_Texts,), {"__module__": __name__, **members})
+        builder = builder_class(fields, splits, data_dir=os.fspath(data_dir), config=config)
+        builder.download_and_prepare(
+            download_dir=unused,
+            download_config=tfds.download.DownloadConfig(
+                try_download_gcs=False, num_shards=files, beam_options=beam_options
+            ),
+        )
