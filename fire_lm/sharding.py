@@ -19,6 +19,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import distributed
 from jax.experimental import mesh_utils
@@ -161,6 +162,14 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     return {
         name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
     }
+
+
+def batch_like(
+    features: Sequence[str], shape: tuple[int, int], mesh: Mesh
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """What `put_batch` makes of int32 rows, without them."""
+    rows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, BATCH))
+    return dict.fromkeys(features, rows)
 
 
 def put_scalar(value: float, mesh: Mesh) -> jax.Array:

@@ -61,7 +61,7 @@ def path(data_dir, tmp_path_factory) -> str:
 
 def iterator(path: str, construction="concat", **arguments) -> reader.TrainIterator:
     given = dict(length=LENGTH, batch_size=GLOBAL_BATCH, seed=3) | arguments
-    return reader.TrainIterator(Blocks(path, "bytes", construction), **given)
+    return train_iterator(Blocks(path, "bytes", construction), **given)
 
 
 def take(batches: reader.TrainIterator, count: int) -> list[dict[str, np.ndarray]]:

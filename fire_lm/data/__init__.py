@@ -15,6 +15,7 @@ from fire_lm.data.blocks import Blocks
 from fire_lm.data.blocks.manifest import Manifest
 from fire_lm.data.corpus import CorpusSummary, write_embedded_corpus
 from fire_lm.data.text import CONSTRUCTIONS, ScoringText, TextData, unknown_warning
+from fire_lm.errors import UserError
 
 if TYPE_CHECKING:
     from fire_lm.data import pipeline
@@ -74,6 +75,10 @@ def train_iterator(
         UserError: data set or vocabulary missing or unfit, or less text than shards.
         RunFailed: the text is damaged, or cannot be read.
     """
+    if batch_size < 1 or not 0 <= shard_index < shard_count:
+        raise UserError(
+            f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}."
+        )
     return data.train_iterator(
         length=length,
         batch_size=batch_size,

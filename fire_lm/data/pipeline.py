@@ -40,10 +40,6 @@ class TrainIterator:
         shard_index: int = 0,
         shard_count: int = 1,
     ):
-        if batch_size < 1 or not 0 <= shard_index < shard_count:
-            raise UserError(
-                f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}."
-            )
         self._documents = tasks.check(data, length=length, split="train")
         if data.mixture:
             self._check_parts(data, length, shard_index, shard_count)

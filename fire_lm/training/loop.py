@@ -14,14 +14,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh, NamedSharding
 
 from fire_lm import data as data_layer
 from fire_lm import sharding
-from fire_lm.checkpoints import (
-    Checkpointing,
-    Checkpoints,
-)
+from fire_lm.checkpoints import Checkpointing, Checkpoints
 from fire_lm.data import Data, unknown_warning
 from fire_lm.errors import Preempted, RunFailed, UserError
 from fire_lm.metrics import phase
@@ -105,16 +103,10 @@ def pretrain(
         functools.partial(init_state, model, transformation), jax.random.key(seed)
     )
     if not quiet:
-        described = describe(
-            model,
-            sharding.with_shardings(abstract, planned_mesh),
-            planned_mesh,
-            batch_size=batch_size,
-            train_length=train_length,
-            train_steps=train_steps,
-            microbatches=microbatches,
-        )
-        print(described, flush=True)
+        planned = sharding.with_shardings(abstract, planned_mesh)
+        counts = {"batch_size": batch_size, "train_length": train_length}
+        counts |= {"train_steps": train_steps, "microbatches": microbatches}
+        print(describe(model, planned, planned_mesh, **counts), flush=True)
     if dry_run:
         return
     ensure_writable(workdir)
@@ -137,23 +129,7 @@ def pretrain(
         model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
 
         # --- Data: this process's slice of every batch.
-        with phase("opening the data", quiet):
-            shard_index, shard_count = sharding.process_shard(device_mesh, jax.process_index())
-            check_vocabulary(data, model.vocab_size)
-            unknown = 0.0 if quiet else data_layer.unknown_share(data, "train")
-            batches = data_layer.train_iterator(
-                data,
-                length=train_length,
-                batch_size=batch_size // shard_count,
-                seed=seed,
-                shard_index=shard_index,
-                shard_count=shard_count,
-            )
-        if not quiet:
-            print(f"data: {batches.description}", flush=True)
-
-        if warning := unknown_warning(unknown, "train", data):
-            print(warning, flush=True)
+        batches = open_text(data, model, device_mesh, train_length, batch_size, seed, quiet)
 
         # --- State: from where this run stopped, or fresh, or from another run.
         counters = new_counters()
@@ -164,9 +140,7 @@ def pretrain(
                 counters = {name: info.get(name, value) for name, value in counters.items()}
         else:
             with phase("initialising parameters", quiet):
-                init = functools.partial(init_state, model, transformation)
-                shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
-                state = jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
+                state = fresh_state(model, transformation, seed, like)
                 if init_from:
                     allowed = (init_allow_missing, init_allow_unused)
                     state = start_from(state, init_from, *allowed, model, init_from_model)
@@ -185,14 +159,7 @@ def pretrain(
                     microbatches=microbatches,
                 ),
                 like,
-                dict.fromkeys(
-                    data.features,
-                    jax.ShapeDtypeStruct(
-                        (batch_size, train_length),
-                        jnp.int32,
-                        sharding=NamedSharding(device_mesh, sharding.BATCH),
-                    ),
-                ),
+                sharding.batch_like(data.features, (batch_size, train_length), device_mesh),
                 *spikes.guard(jax.ShapeDtypeStruct((), jnp.float32, sharding=like.step.sharding)),
             )
             sharding.wait_for_all("compiled")
@@ -231,6 +198,38 @@ def pretrain(
         )
     if not quiet:
         print(f"done: {train_steps} steps, run in {workdir}\n{table(workdir)}")
+
+
+def open_text(
+    data: Data, model: Decoder, mesh: Mesh, length: int, batch_size: int, seed: int, quiet: bool
+) -> data_layer.TrainIterator:
+    """This process's slice of every batch of `batch_size`; says which text it is."""
+    with phase("opening the data", quiet):
+        check_vocabulary(data, model.vocab_size)
+        unknown = 0.0 if quiet else data_layer.unknown_share(data, "train")
+        index, count = sharding.process_shard(mesh, jax.process_index())
+        batches = data_layer.train_iterator(
+            data,
+            length=length,
+            batch_size=batch_size // count,
+            seed=seed,
+            shard_index=index,
+            shard_count=count,
+        )
+    if not quiet:
+        print(f"data: {batches.description}", flush=True)
+        if warning := unknown_warning(unknown, "train", data):
+            print(warning, flush=True)
+    return batches
+
+
+def fresh_state(
+    model: Decoder, optimizer: optax.GradientTransformation, seed: int, like: TrainState
+) -> TrainState:
+    """Step 0, sharded as `like`."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+    init = functools.partial(init_state, model, optimizer)
+    return jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
 
 
 def run_steps(

@@ -204,7 +204,7 @@ class _Peers:
                 peer = int(key.rpartition("/")[2])
                 if self._heard.get(peer, ("", 0.0))[0] != said:
                     self._heard[peer] = said, now
-        except Exception:  # the coordinator, which is process 0, does not answer
+        except jax.errors.JaxRuntimeError:  # the coordinator, which is process 0, does not answer
             return
 
     def lost(self, silence_seconds: float) -> str:

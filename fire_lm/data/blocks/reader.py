@@ -46,10 +46,6 @@ class TrainIterator:
         shard_index: int = 0,
         shard_count: int = 1,
     ):
-        if batch_size < 1 or not 0 <= shard_index < shard_count:
-            raise UserError(
-                f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}."
-            )
         manifest = open_set(data.path, data.vocabulary)
         self._stream = Stream(data.path, manifest, "train")
         self._rows = table_of_rows(data, self._stream, length)

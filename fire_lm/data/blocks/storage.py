@@ -28,6 +28,10 @@ _PLAIN = [*_INDEX_CODECS]
 _SMALL = [_INDEX_CODECS[0], {"name": "zstd", "configuration": {"level": 3}}, _INDEX_CODECS[1]]
 
 
+# What TensorStore raises for its status codes: invalid or missing, denied, late, no such scheme.
+_REFUSALS = (ValueError, OSError, TimeoutError, NotImplementedError)
+
+
 def join(path: str, *names: str) -> str:
     return "/".join([path.rstrip("/"), *names])
 
@@ -41,7 +45,7 @@ def read_bytes(path: str) -> bytes | None:
     folder, _, name = _absolute(path).rpartition("/")
     try:
         found = ts.KvStore.open(_store(folder), context=_context()).result().read(name).result()
-    except (ValueError, OSError, TimeoutError, NotImplementedError) as error:
+    except _REFUSALS as error:
         raise RunFailed(f"Reading {path} failed: {brief(error)}") from error
     return None if found.state == "missing" else found.value
 
@@ -51,7 +55,7 @@ def write_bytes(path: str, content: bytes) -> None:
     folder, _, name = _absolute(path).rpartition("/")
     try:
         ts.KvStore.open(_store(folder), context=_context()).result().write(name, content).result()
-    except (ValueError, OSError, TimeoutError, NotImplementedError) as error:
+    except _REFUSALS as error:
         raise RunFailed(f"Writing {path} failed: {brief(error)}") from error
 
 
