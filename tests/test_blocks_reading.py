@@ -61,7 +61,9 @@ def path(data_dir, tmp_path_factory) -> str:
 
 def iterator(path: str, construction="concat", **arguments) -> reader.TrainIterator:
     given = dict(length=LENGTH, batch_size=GLOBAL_BATCH, seed=3) | arguments
-    return train_iterator(Blocks(path, "bytes", construction), **given)
+    batches = train_iterator(Blocks(path, "bytes", construction), **given)
+    assert isinstance(batches, reader.TrainIterator)
+    return batches
 
 
 def take(batches: reader.TrainIterator, count: int) -> list[dict[str, np.ndarray]]:
