@@ -80,6 +80,21 @@ def mesh_of(sizes: tuple[int, int, int], devices: Sequence[jax.Device]) -> Mesh:
             f"mesh {described} needs {math.prod(sizes)} devices, this job has "
             f"{len(devices)}: set --gin.MeshShape.data (or fsdp, tensor) to fit"
         )
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices > 1:
+        if sizes[0] % slices:
+            raise UserError(
+                f"MeshShape.data is {sizes[0]}, but the batch is what {slices} slices share: make "
+                f"it a multiple of {slices}"
+            )
+        # Slices talk over the hosts' network: only gradients are summed across them.
+        arranged = mesh_utils.create_hybrid_device_mesh(
+            (sizes[0] // slices, *sizes[1:]),
+            (slices, 1, 1),
+            devices,
+            allow_split_physical_axes=True,
+        )
+        return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * 3)
     # An axis of 16 on a torus of 4 x 4 x 8 has to run along more than one of its axes, in part.
     arranged = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * 3)

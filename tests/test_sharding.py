@@ -21,7 +21,7 @@ from fire_lm import models, positions, sharding
 from fire_lm.errors import UserError
 from fire_lm.sharding import AXES, MeshShape
 from fire_lm.training import step as training_step
-from fire_lm.training.loop import compile_step
+from fire_lm.training.compile import compile_step
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.step import init_state, summed_loss, train_step
 

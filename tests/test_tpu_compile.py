@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from fire_lm import sharding
 from fire_lm.models import build_decoder, size_125m
 from fire_lm.positions import encodings
-from fire_lm.training.loop import compile_step
+from fire_lm.training.compile import compile_step
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.step import init_state, train_step
 

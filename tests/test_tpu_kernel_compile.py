@@ -117,7 +117,7 @@ from fire_lm import sharding
 from fire_lm.models import build_decoder, sizes
 from fire_lm.models.loss import token_losses
 from fire_lm.positions import encodings
-from fire_lm.training.loop import compile_step
+from fire_lm.training.compile import compile_step
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.step import init_state, train_step
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import logging
+from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 import jax
@@ -24,16 +27,29 @@ LONGEST_DENSE = {"cpu": 64, "tpu": 127}
 LONGEST_DENSE_ELSEWHERE = 1024
 
 
+_backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("backend", default=None)
+
+
+@contextlib.contextmanager
+def compiling_for(backend: str) -> Iterator[None]:
+    """What is traced inside is for this backend ("tpu"), whatever JAX's default one is."""
+    token = _backend.set(backend)
+    try:
+        yield
+    finally:
+        _backend.reset(token)
+
+
 def choose_implementation(requested: Implementation, num_keys: int) -> Implementation:
-    """What `attend` will run for `num_keys` keys on JAX's default backend."""
+    """What `attend` will run for `num_keys` keys on JAX's default backend, or `compiling_for`."""
     if requested not in get_args(Implementation):
         known = ", ".join(get_args(Implementation))
         raise UserError(f"attention implementation '{requested}' is not one of {known}")
     if requested == "auto":
-        longest = LONGEST_DENSE.get(jax.default_backend(), LONGEST_DENSE_ELSEWHERE)
-        if num_keys <= longest:
+        backend = _backend.get() or jax.default_backend()
+        if num_keys <= LONGEST_DENSE.get(backend, LONGEST_DENSE_ELSEWHERE):
             return "dense"
-        return "tpu" if jax.default_backend() == "tpu" else "blockwise"
+        return "tpu" if backend == "tpu" else "blockwise"
     return requested
 
 

@@ -109,6 +109,17 @@ class Config:
         UserError before the call if something that it needs has no value, or if a binding sets
         what `kwargs` sets to another value (it could never act).
         """
+        place = self._complete_root(root, kwargs)
+        return self.call_place(place, (), kwargs)
+
+    def arguments(self, root: str, **kwargs: Any) -> dict[str, Any]:
+        """What `call` would call a verb's function with, its defaults too, without calling it."""
+        place = self._complete_root(root, kwargs)
+        parameters = inspect.signature(self._program.configurables[root]).parameters
+        defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+        return {**defaults, **self._bound_values(place, kwargs), **kwargs}
+
+    def _complete_root(self, root: str, kwargs: Mapping[str, Any]) -> Place:
         if root not in self._program.roots:
             raise ValueError(f"{root!r} is no root; roots are {self._program.roots}")
         place = Place((), root)
@@ -116,7 +127,7 @@ class Config:
         for reached, called in self._program.reach([root]).items():
             if called or reached == place:
                 self._check_complete(reached, kwargs if reached == place else {})
-        return self.call_place(place, (), kwargs)
+        return place
 
     def call_place(self, place: Place, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls one configurable. What the caller passes wins over files, as in gin.
@@ -131,12 +142,14 @@ class Config:
         bound = self._program.bound(place)
         self._check_free(place, given, (b for b in bound.values() if b.from_command_line))
         self._check_complete(place, given)
-        values = {
+        return target(*args, **self._bound_values(place, given), **kwargs)
+
+    def _bound_values(self, place: Place, given: Mapping[str, Any]) -> dict[str, Any]:
+        return {
             name: self._construct(self._values[statement.key], place)
-            for name, statement in bound.items()
+            for name, statement in self._program.bound(place).items()
             if name not in given
         }
-        return target(*args, **values, **kwargs)
 
     def _construct(self, value: Any, place: Place) -> Any:
         """`value` with references made into callables, or called; containers are fresh."""

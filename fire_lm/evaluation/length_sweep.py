@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -154,9 +154,14 @@ def check_same_budget(row: SweepRow, counts: tuple[int, int, int]) -> None:
 
 def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh) -> Any:
     """The checkpoint's parameters on `mesh`."""
+    return restore_params(workdir, step, abstract_params(model, mesh))[0]
+
+
+def abstract_params(model: Decoder, mesh: jax.sharding.Mesh) -> Any:
+    """Shapes, dtypes and layout of the parameters."""
     tokens_BT = jax.ShapeDtypeStruct((1, 1), np.int32)
     abstract = jax.eval_shape(model.init, jax.random.key(0), tokens_BT, tokens_BT)["params"]
-    return restore_params(workdir, step, sharding.with_shardings(abstract, mesh))[0]
+    return sharding.with_shardings(abstract, mesh)
 
 
 def score(
@@ -169,18 +174,9 @@ def score(
     name: str,
 ) -> np.ndarray:
     """Summed nats `[R]` of the rows `[R, longest]`, seen `length` tokens at a time."""
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    batch_size = ways * max(1, tokens_per_batch // (length * ways))
+    batch_size = sequences_at_a_time(length, tokens_per_batch, mesh)
     batch_sharding = NamedSharding(mesh, sharding.BATCH)
-
-    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    def summed_nll(params: Any, *sequences_BT: jax.Array) -> jax.Array:
-        """Of targets, and segments where there are any."""
-        targets_BT, *segments = sequences_BT
-        pos_BT = model.resampling.evaluation_positions(length)
-        nll_BT, _, weight_BT = token_losses(model, params, targets_BT, pos_BT, *segments)
-        return (nll_BT * weight_BT).sum(axis=1)
-
+    summed_nll = scorer(model, length, mesh)
     sequences, *segments = (
         rows.reshape(-1, length) for rows in (text.targets, text.segment_ids) if rows is not None
     )
@@ -195,6 +191,39 @@ def score(
         progress.show(done, f"{name} at length {length}")
     progress.close()
     return np.concatenate(results)[: len(sequences)].reshape(len(text.targets), -1).sum(axis=1)
+
+
+def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.Mesh) -> int:
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    return ways * max(1, tokens_per_batch // (length * ways))
+
+
+def scorer(model: Decoder, length: int, mesh: jax.sharding.Mesh) -> jax.stages.Wrapped:
+    """Jitted: summed nats `[B]` of targets `[B, T]`, and of segments if there are any."""
+
+    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    def summed_nll(params: Any, *sequences_BT: jax.Array) -> jax.Array:
+        targets_BT, *segments = sequences_BT
+        pos_BT = model.resampling.evaluation_positions(length)
+        nll_BT, _, weight_BT = token_losses(model, params, targets_BT, pos_BT, *segments)
+        return (nll_BT * weight_BT).sum(axis=1)
+
+    return summed_nll
+
+
+def compile_scoring(
+    model: Decoder,
+    mesh: jax.sharding.Mesh,
+    *,
+    features: Sequence[str],
+    length: int,
+    tokens_per_batch: int,
+) -> jax.stages.Compiled:
+    """What `score` runs, for the devices of `mesh`, which need not be of this job."""
+    model = model.clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
+    batch_size = sequences_at_a_time(length, tokens_per_batch, mesh)
+    rows = sharding.batch_like(features, (batch_size, length), mesh).values()
+    return scorer(model, length, mesh).lower(abstract_params(model, mesh), *rows).compile()
 
 
 def batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from fire_lm import data as data_layer
 from fire_lm import sharding
@@ -24,6 +23,7 @@ from fire_lm.data import Data, unknown_warning
 from fire_lm.errors import Preempted, RunFailed, UserError
 from fire_lm.metrics import phase
 from fire_lm.models import Decoder
+from fire_lm.training.compile import abstract_state, compile_training, on_mesh
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
 from fire_lm.training.lock import only_writer
 from fire_lm.training.optimizer import AdamW
@@ -31,7 +31,7 @@ from fire_lm.training.preemption import StopFlag, sigterm_flag
 from fire_lm.training.reporter import Reporter, new_counters
 from fire_lm.training.spikes import Spikes
 from fire_lm.training.start import check_positive, check_vocabulary, ensure_writable, start_from
-from fire_lm.training.step import TrainState, init_state, train_step
+from fire_lm.training.step import TrainState, init_state
 from fire_lm.training.summary import describe, model_flops_per_token
 from fire_lm.training.watchdog import Watch, Watchdog
 
@@ -99,9 +99,7 @@ def pretrain(
     planned_mesh = sharding.abstract_mesh(mesh)
     sharding.check_batch(batch_size, microbatches, planned_mesh)
     transformation = optimizer.build(train_steps)
-    abstract = jax.eval_shape(
-        functools.partial(init_state, model, transformation), jax.random.key(seed)
-    )
+    abstract = abstract_state(model, transformation)
     if not quiet:
         planned = sharding.with_shardings(abstract, planned_mesh)
         counts = {"batch_size": batch_size, "train_length": train_length}
@@ -126,7 +124,7 @@ def pretrain(
         goodput.resumed(start)
         device_mesh = sharding.make_mesh(mesh)
         like = sharding.with_shardings(abstract, device_mesh)
-        model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
+        model = on_mesh(model, device_mesh)
 
         # --- Data: this process's slice of every batch.
         batches = open_text(data, model, device_mesh, train_length, batch_size, seed, quiet)
@@ -149,18 +147,17 @@ def pretrain(
 
         # --- Step: compiled before the first batch, so that what follows is steady.
         with phase("compiling the training step", quiet):
-            step_fn = compile_step(
-                functools.partial(
-                    train_step,
-                    model=model,
-                    optimizer=transformation,
-                    seed=seed,
-                    z_loss=z_loss,
-                    microbatches=microbatches,
-                ),
-                like,
-                sharding.batch_like(data.features, (batch_size, train_length), device_mesh),
-                *spikes.guard(jax.ShapeDtypeStruct((), jnp.float32, sharding=like.step.sharding)),
+            step_fn = compile_training(
+                model,
+                transformation,
+                device_mesh,
+                features=data.features,
+                batch_size=batch_size,
+                train_length=train_length,
+                seed=seed,
+                z_loss=z_loss,
+                microbatches=microbatches,
+                spikes=spikes,
             )
             sharding.wait_for_all("compiled")
 
@@ -280,15 +277,3 @@ def run_steps(
         if stopping:
             return True
     return False
-
-
-def compile_step(
-    step: Callable[..., Any],
-    like: TrainState,
-    batch: dict[str, jax.ShapeDtypeStruct],
-    *skip_above: jax.ShapeDtypeStruct,
-) -> Callable[..., Any]:
-    """The step for states and batches like these; it takes over the memory of the state."""
-    state_shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
-    jitted = jax.jit(step, out_shardings=(state_shardings, None), donate_argnums=0)
-    return jitted.lower(like, batch, *skip_above).compile()

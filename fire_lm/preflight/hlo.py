@@ -1,0 +1,227 @@
+"""What an optimised TPU program does in one run: cycles, kernels and collectives, by instruction.
+
+XLA's own analysis counts the body of a scanned layer once, Pallas kernels and collectives not at
+all. Here the text of the program is walked: a `while` runs its body as often as its condition says,
+a `conditional` one branch, and each instruction keeps the cycles that the compiler noted on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator
+
+from fire_lm.errors import RunFailed
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_BITS = {"pred": 8, "bf16": 16, "f16": 16}  # others end in their number of bits
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-<>]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-<>]+) = (.*)$")
+_OPCODE = re.compile(r"^([\w\-]+)\(")
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+_CALLED = re.compile(r"\b(?:calls|to_apply|body)=%([\w.\-<>]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line: `%name = shape opcode(operands), attributes`."""
+
+    name: str
+    shape: str
+    opcode: str
+    rest: str
+
+    @property
+    def bytes(self) -> int:
+        return bytes_of(self.shape)
+
+    @property
+    def cycles(self) -> int:
+        """The compiler's estimate; 0 where it makes none."""
+        found = re.search(r'"estimated_cycles":"(\d+)"', self.rest)
+        return int(found.group(1)) if found else 0
+
+    @property
+    def source(self) -> str:
+        """Where in our program it comes from, as JAX names it."""
+        found = re.search(r'op_name="([^"]*)"', self.rest)
+        return found.group(1) if found else ""
+
+    @property
+    def kernel(self) -> str:
+        """The name of a Pallas kernel without its number; empty for anything else."""
+        is_kernel = 'custom_call_target="tpu_custom_call"' in self.rest
+        return self.name.rpartition(".")[0] if is_kernel else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """An instruction and how often one run of the program executes it."""
+
+    instruction: Instruction
+    times: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Attributes:
+    kind: one of COLLECTIVES.
+    bytes: of the whole array on one device: gathered, or before it is scattered.
+    devices: that take part in one of its groups.
+    """
+
+    kind: str
+    bytes: int
+    devices: int
+    times: int
+    source: str
+
+
+class Program:
+    """The text of a compiled program, `compiled.as_text()`."""
+
+    def __init__(self, text: str):
+        self.computations, self.entry = parse(text)
+
+    def runs(self) -> list[Run]:
+        """All instructions outside fusions."""
+        return list(self._walk(self.entry, 1))
+
+    def collectives(self) -> list[Collective]:
+        """Also those that the compiler has fused; a started one counts where it starts."""
+        return [
+            found for run in self.runs() for found in self._collectives(run.instruction, run.times)
+        ]
+
+    def _collectives(self, instruction: Instruction, times: int) -> Iterator[Collective]:
+        kind = instruction.opcode.removesuffix("-start")
+        if kind in COLLECTIVES:
+            size = instruction.bytes
+            if instruction.opcode.endswith("-start"):  # operands, results and flags
+                size = largest(instruction.shape)
+            devices = group_size(instruction.rest)
+            if kind == "reduce-scatter":
+                size *= devices
+            yield Collective(kind, size, devices, times, instruction.source)
+        elif instruction.opcode == "fusion":
+            called = _CALLED.search(instruction.rest)
+            name = called.group(1) if called else ""
+            for inner in self.computations.get(name, ()):
+                for found in self._collectives(inner, times):
+                    if name.startswith("all-reduce-scatter"):
+                        found = dataclasses.replace(found, kind="reduce-scatter")
+                    yield dataclasses.replace(found, source=found.source or instruction.source)
+
+    def _walk(self, name: str, times: int) -> Iterator[Run]:
+        for instruction in self.computations[name]:
+            yield Run(instruction, times)
+            if instruction.opcode == "while":
+                condition = re.search(r"condition=%([\w.\-<>]+)", instruction.rest)
+                body = re.search(r"body=%([\w.\-<>]+)", instruction.rest)
+                assert condition and body
+                yield from self._walk(body.group(1), times * self.trips(condition.group(1)))
+            elif instruction.opcode == "conditional":
+                yield from self._walk(self.likely_branch(instruction), times)
+            elif instruction.opcode in ("call", "async-start"):
+                called = _CALLED.search(instruction.rest)
+                if called and called.group(1) in self.computations:
+                    yield from self._walk(called.group(1), times)
+
+    def trips(self, condition: str) -> int:
+        """Of a loop that counts from 0 to a constant, as `lax.scan` and `lax.map` make it.
+
+        Raises:
+            RunFailed: it is another loop.
+        """
+        lines = self.computations[condition]
+        limits = [
+            int(found.group(1))
+            for line in lines
+            if line.opcode == "constant" and (found := re.match(r"constant\((\d+)\)", line.rest))
+        ]
+        less = any("direction=LT" in line.rest for line in lines)
+        if len(limits) != 1 or not less:
+            raise RunFailed(f"the program has a loop whose length is not known ({condition})")
+        return limits[0]
+
+    def likely_branch(self, conditional: Instruction) -> str:
+        """With kernels of ours if there are any: the others are what they fall back to."""
+        listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
+        names = (
+            re.findall(r"%([\w.\-<>]+)", listed.group(1))
+            if listed
+            else re.findall(r"(?:true|false)_computation=%([\w.\-<>]+)", conditional.rest)
+        )
+        return max(names, key=self._weight)
+
+    @functools.cache  # noqa: B019  (a program lives as long as its report)
+    def _weight(self, name: str) -> tuple[bool, int]:
+        runs = list(self._walk(name, 1))
+        return any(r.instruction.kernel for r in runs), sum(
+            r.times * r.instruction.cycles for r in runs
+        )
+
+
+def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
+    """Computations by name, and the name of the first to run."""
+    computations: dict[str, list[Instruction]] = {}
+    entry, lines = "", None
+    for line in text.splitlines():
+        if found := _COMPUTATION.match(line):
+            lines = computations.setdefault(found.group(2), [])
+            entry = found.group(2) if found.group(1) else entry
+        elif line.startswith("}"):
+            lines = None
+        elif lines is not None and (found := _INSTRUCTION.match(line)):
+            shape, rest = split_shape(found.group(2))
+            opcode = _OPCODE.match(rest)
+            if opcode:
+                lines.append(Instruction(found.group(1), shape, opcode.group(1), rest))
+    if not entry:
+        raise RunFailed("the compiled program has no entry computation: its text has changed form")
+    return computations, entry
+
+
+def split_shape(text: str) -> tuple[str, str]:
+    """`(f32[2], s32[]) while(...)` into shape and the rest."""
+    if not text.startswith("("):
+        shape, _, rest = text.partition(" ")
+        return shape, rest
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return text[: place + 1], text[place + 2 :]
+    raise RunFailed(f"the compiled program has an unfinished line: {text[:60]}")
+
+
+def array_bytes(shape: str) -> list[int]:
+    """Of each array of a shape."""
+    sizes = []
+    for dtype, dimensions in _ARRAY.findall(shape):
+        bits = _BITS.get(dtype) or int(re.sub(r"\D", "", dtype) or 0)
+        sizes.append(math.prod(int(d) for d in dimensions.split(",") if d) * bits // 8)
+    return sizes
+
+
+def bytes_of(shape: str) -> int:
+    return sum(array_bytes(shape))
+
+
+def largest(shape: str) -> int:
+    return max(array_bytes(shape), default=0)
+
+
+def group_size(attributes: str) -> int:
+    """Devices in one group of a collective, in any of the three ways that XLA writes them."""
+    if found := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", found.group(1)))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", found.group(2)))
+    if found := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
+        return int(found.group(1))
+    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
+        return found.group(1).count(",") + 1
+    return 2 if "source_target_pairs" in attributes else 1

@@ -1,0 +1,159 @@
+"""TPU slices by name: how many chips, in which shape, and what a chip can do.
+
+The number after v4- and v5p- counts TensorCores, two a chip; after v5e- and v6e- it counts chips.
+Sources: Google Cloud's pages on each TPU version; usable memory is what libtpu 0.0.42.1 allows a
+program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+from typing import Any
+
+from fire_lm.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One kind of TPU.
+
+    Attributes:
+      flops: peak, bfloat16, per second.
+      clock: cycles per second of the compiler's estimates.
+      usable_bytes: of its memory, for a program.
+      link_bytes: per second to all neighbours together: 90 % of the published rate.
+      slice_bytes: per second to other slices: the host's network, shared by its chips.
+      cores: TensorCores, which its names count if `counts_cores`.
+      shapes: of the slices there are.
+      options: for the compiler's topology.
+    """
+
+    flops: float
+    clock: float
+    usable_bytes: float
+    link_bytes: float
+    counts_cores: bool
+    cores: int
+    shapes: tuple[tuple[int, ...], ...]
+    topology: str
+    options: dict[str, Any]
+    slice_bytes: float = 3.1e9  # 100 Gbit/s a host of four chips
+
+    @property
+    def per_name(self) -> int:
+        """What a chip counts in the name of a slice."""
+        return self.cores if self.counts_cores else 1
+
+
+_CUBES = (
+    (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 4, 12), (4, 8, 8),
+    (4, 4, 16), (8, 8, 8), (8, 8, 12), (8, 8, 16), (8, 16, 16), (16, 16, 16),
+)  # fmt: skip
+_SQUARES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+# Without "megacore" there would be two devices a chip, each of half the speed.
+_MEGACORE = {"chip_config_name": "megacore"}
+_GIB = 2**30
+
+CHIPS = {
+    "v4": Chip(275e12, 1.05e9, 30.75 * _GIB, 270e9, True, 2, _CUBES, "v4", _MEGACORE),
+    "v5p": Chip(459e12, 1.75e9, 95.74 * _GIB, 540e9, True, 2, _CUBES, "v5", _MEGACORE),
+    "v5e": Chip(197e12, 1.5e9, 15.75 * _GIB, 180e9, False, 1, _SQUARES, "v5e", {}),
+    "v6e": Chip(918e12, 1.75e9, 31.25 * _GIB, 403e9, False, 1, _SQUARES, "v6e", {}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """One or more equal slices.
+
+    Attributes:
+      kind: v4, v5e, ...
+      shape: chips along each axis of one slice's network.
+      count: of slices.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    count: int = 1
+
+    @property
+    def chip(self) -> Chip:
+        return CHIPS[self.kind]
+
+    @property
+    def chips(self) -> int:
+        """Of all slices."""
+        return self.count * math.prod(self.shape)
+
+    @property
+    def name(self) -> str:
+        """As Google names it, with the number of slices before it."""
+        one = f"{self.kind}-{math.prod(self.shape) * self.chip.per_name}"
+        return f"{self.count}x{one}" if self.count > 1 else one
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.chips} chips)"
+
+    def devices(self) -> list[Any]:
+        """What the compiler takes for the chips; no TPU is needed.
+
+        Raises:
+          UserError: libtpu is not installed, or another process holds it.
+        """
+        if importlib.util.find_spec("libtpu") is None:
+            raise UserError(
+                "compiling for a TPU needs libtpu, also where there is no TPU: "
+                "pip install 'fire-lm[tpu]'"
+            )
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+        from jax.experimental import topologies
+
+        one_chip = math.prod(self.shape) == 1
+        bounds = (1, 1, 1) if one_chip else (2, 2, 1)
+        try:
+            found = topologies.get_topology_desc(
+                f"{self.chip.topology}:{'x'.join(map(str, self.shape))}",
+                platform="tpu",
+                chips_per_host_bounds=bounds,
+                num_slices=self.count,
+                **self.chip.options,
+            )
+        except RuntimeError as error:
+            first_line = str(error).partition("\n")[0]
+            raise UserError(
+                f"libtpu cannot be loaded ({first_line})\n"
+                "if another program uses it, wait, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1"
+            ) from error
+        return list(found.devices)
+
+
+def parse_slice(text: str) -> Slice:
+    """`v4-256` as Google names it, `v4:128` by chips, `2xv4-128` for two slices.
+
+    Raises:
+      UserError: there is no such slice; says which are near.
+    """
+    # gcloud's own word for v5e.
+    found = re.fullmatch(
+        r"(?:(\d+)x)?(v\d+[a-z]*)([-:])(\d+)", text.strip().replace("v5litepod", "v5e")
+    )
+    if not found or found[2] not in CHIPS or found[1] == "0":
+        raise UserError(
+            f"--slice={text}: name one as Google does (v4-256 is 128 chips of v4), or v4:128 by "
+            f"its chips, 2xv4-128 for two\nthere are {', '.join(CHIPS)}"
+        )
+    count, kind, number = int(found[1] or 1), found[2], int(found[4])
+    chip = CHIPS[kind]
+    by_size = {math.prod(shape): shape for shape in reversed(chip.shapes)}
+    per = chip.per_name if found[3] == "-" else 1
+    if number % per or number // per not in by_size:
+        sizes = sorted(by_size)
+        near = sorted(sizes, key=lambda size: abs(math.log(size * per / max(1, number))))[:3]
+        told = ", ".join(str(Slice(kind, by_size[size], count)) for size in sorted(near))
+        raise UserError(f"--slice={text}: {kind} has no such slice; near it are {told}")
+    return Slice(kind, by_size[number // per], count)

@@ -1,0 +1,67 @@
+"""The training step compiled before it runs, on the devices of the job or for those of another."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding
+
+from fire_lm import sharding
+from fire_lm.models import Decoder
+from fire_lm.training.spikes import Spikes
+from fire_lm.training.step import TrainState, init_state, train_step
+
+
+def abstract_state(model: Decoder, optimizer: optax.GradientTransformation) -> TrainState:
+    """Shapes and dtypes of the state."""
+    return jax.eval_shape(functools.partial(init_state, model, optimizer), jax.random.key(0))
+
+
+def on_mesh(model: Decoder, mesh: Mesh) -> Decoder:
+    """The model, with its activations laid out over `mesh`."""
+    return model.clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
+
+
+def compile_training(
+    model: Decoder,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    features: Sequence[str],
+    batch_size: int,
+    train_length: int,
+    seed: int,
+    z_loss: float,
+    microbatches: int,
+    spikes: Spikes,
+) -> jax.stages.Compiled:
+    """The step of `pretrain`: takes state, batch and, with `spikes`, a limit of the loss."""
+    like = sharding.with_shardings(abstract_state(model, optimizer), mesh)
+    step = functools.partial(
+        train_step,
+        model=on_mesh(model, mesh),
+        optimizer=optimizer,
+        seed=seed,
+        z_loss=z_loss,
+        microbatches=microbatches,
+    )
+    limit = jax.ShapeDtypeStruct((), jnp.float32, sharding=like.step.sharding)
+    batch = sharding.batch_like(features, (batch_size, train_length), mesh)
+    return compile_step(step, like, batch, *spikes.guard(limit))
+
+
+def compile_step(
+    step: Callable[..., Any],
+    like: TrainState,
+    batch: dict[str, jax.ShapeDtypeStruct],
+    *skip_above: jax.ShapeDtypeStruct,
+) -> jax.stages.Compiled:
+    """The step for states and batches like these; it takes over the memory of the state."""
+    state_shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+    jitted = jax.jit(step, out_shardings=(state_shardings, None), donate_argnums=0)
+    return jitted.lower(like, batch, *skip_above).compile()
