@@ -44,6 +44,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="go on in a workdir whose saved configuration differs",
     )
 
+    preflight = verbs.add_parser(
+        "preflight", parents=[gin, debug], help="compile a run for a TPU slice, without a TPU"
+    )
+    preflight.add_argument("--slice", required=True, help="v4-256, or v4:128 by chips; 2xv4-128")
+    preflight.add_argument("--workdir", help="run directory to try, local or gs://")
+    preflight.add_argument("--all_lengths", action="store_true", help="not the longest alone")
+    preflight.add_argument("--json", metavar="FILE", help="the results for programs")
+
     sweep = verbs.add_parser("sweep", parents=[gin, debug], help="loss against sequence length")
     sweep.add_argument("runs", metavar="RUN[@STEP]", nargs="+", help="run, or folder of runs")
     sweep.add_argument("--output", help="folder of the combined table and figure")

@@ -66,6 +66,16 @@ CHIPS = {
 }
 
 
+_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Slice:
     """One or more equal slices.
@@ -109,8 +119,9 @@ class Slice:
                 "compiling for a TPU needs libtpu, also where there is no TPU: "
                 "pip install 'fire-lm[tpu]'"
             )
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+        # libtpu looks for a TPU machine around it, and complains of what it does not find.
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         from jax.experimental import topologies
 
         one_chip = math.prod(self.shape) == 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from fire_lm import config as gin
 from fire_lm import evaluation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, available_steps, choose_step, split_run
 from fire_lm.data import Blocks, TextData
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.reporting import SweepRow, ranked_steps, read_rows, write_rows
 from fire_lm.reporting import length_sweep as report
 from fire_lm.sharding import MeshShape, initialize_distributed, skip_absent_tpu
@@ -171,6 +173,46 @@ def newest_config(workdir: str | epath.Path) -> epath.Path | None:
         if (match := re.fullmatch(r"config(?:_(\d+))?\.gin", path.name))
     }
     return found[max(found)] if found else None
+
+
+def preflight(arguments: argparse.Namespace) -> None:
+    """`fire-lm preflight`: the programs of a run compiled for `--slice`, and what it reads."""
+    from fire_lm.preflight import bundles
+    from fire_lm.preflight.check import preflight as check
+    from fire_lm.preflight.programs import Compiler
+    from fire_lm.tpu_topology import parse_slice
+
+    where = parse_slice(arguments.slice)
+    _quiet_libraries()
+    config = load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
+    check_blocks(config)
+    workdir = arguments.workdir or ""
+
+    def check_workdir() -> str:
+        steps = available_steps(workdir)
+        check_same_experiment(config, workdir, allow_change=False)
+        return f"goes on from step {max(steps)}" if steps else "none yet"
+
+    train = config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None)
+    score = config.arguments(
+        "length_sweep", workdir="", run="", step=0, variant="", finished=[], on_row=None
+    )
+    lengths = sorted(score["lengths"])
+    with tempfile.TemporaryDirectory() as folder:
+        bundles.ask(folder)
+        report = check(
+            Compiler(where, Path(folder)),
+            train,
+            score,
+            lengths if arguments.all_lengths else lengths[-1:],
+            workdir,
+            check_workdir,
+        )
+    print(report)
+    if arguments.json:
+        epath.Path(arguments.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    if not report.passed:
+        raise RunFailed(f"this run would not work on {where}")
 
 
 def sweep(arguments: argparse.Namespace) -> None:

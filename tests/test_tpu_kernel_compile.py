@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from fire_lm.attention.tpu.schedule import Blocks
-from fire_lm.bench import tpu_kernels
-from fire_lm.bench.bundles import Stretch, longest, parse
+from fire_lm.preflight import kernels
+from fire_lm.preflight.bundles import Stretch, longest, parse
 from fire_lm.errors import RunFailed
 
 SCHEDULE = """
@@ -60,7 +60,7 @@ def test_reads_the_schedule():
 def test_how_often_a_stretch_is_run(scopes, depth, often):
     """Three blocks, two sequences at a time; tiles (0, 0), (1, 0), (1, 1), (2, 0), ..."""
     live = np.array([[0, 4], [2, 2], [0, 4], [2, 2], [2, 2], [0, 4]])
-    found = tpu_kernels.times(Stretch(scopes, depth, 9), Blocks(128, 2, 384), "by_query", live)
+    found = kernels.times(Stretch(scopes, depth, 9), Blocks(128, 2, 384), "by_query", live)
     assert list(found) == often
 
 

@@ -53,7 +53,7 @@ def compile_for_tpu(arguments: argparse.Namespace) -> None:
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("--tpu needs the TPU's compiler: `pip install 'jax[tpu]'`")
     with tempfile.TemporaryDirectory(prefix="fire_lm_bundles_") as folder:
-        from fire_lm.bench import bundles
+        from fire_lm.preflight import bundles
 
         bundles.ask(folder)
         from fire_lm.bench import tpu_kernels

@@ -18,26 +18,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from fire_lm.attention.tpu import tpu_attention
-from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
-from fire_lm.attention.tpu.tables import Tables
-from fire_lm.bench import bundles
-from fire_lm.bench.bundles import Stretch
+from fire_lm.attention.tpu.schedule import Order, choose_blocks, tiles
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.kerple import KERPLELog
 from fire_lm.positions.nope import NoPE
+from fire_lm.preflight import bundles
+from fire_lm.preflight.bundles import Stretch
+from fire_lm.preflight.kernels import cycles, live_segments
+from fire_lm.tpu_topology import parse_slice
 
 HEADS, WIDTH, TRAIN_LENGTH = 12, 64, 2048
-# Google's names of slices with one chip of each kind; a core of v4 is a half of one.
-TOPOLOGIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "v4-8": ("v4:2x2x1", {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}),
-}
 SETTINGS = ((8, 2048), (8, 8192), (2, 2048))
 MEMORY_LENGTHS = (8192, 32768)
 KERNELS: tuple[tuple[str, Order], ...] = (("forward", "by_query"), ("backward", "by_key"))
@@ -124,8 +119,7 @@ class Compiler:
     """Compiles one attention for a TPU, and reads what the compiler wrote down of it."""
 
     def __init__(self, name: str, folder: Path):
-        topology, more = TOPOLOGIES[name]
-        self.device = topologies.get_topology_desc(topology, platform="tpu", **more).devices[0]
+        self.device = parse_slice(name).devices()[0]
         self.folder = folder
 
     def compile(self, function: Callable[..., Any], *arguments: Any) -> jax.stages.Compiled:
@@ -172,15 +166,9 @@ class Compiler:
         for name, order in KERNELS:
             live = None
             if params is not None:
-                bias = _encoding(kind).common_bias(params, setting.length, setting.length)
-                assert bias is not None and bool(bias.exact)
-                tables = Tables.of(bias, None, blocks, setting.length)
-                live = np.asarray(tables.live_segments(blocks, order))[0, :, 0]
+                live = live_segments(_encoding(kind), params, setting.length, blocks, order)
             groups = setting.batch // blocks.batch
-            found[name] = groups * sum(
-                stretch.bundles * np.sum(times(stretch, blocks, order, live))
-                for stretch in self.schedules(kind, setting)[name]
-            )
+            found[name] = groups * cycles(self.schedules(kind, setting)[name], blocks, order, live)
         return found
 
     def stock(self, length: int) -> dict[str, float]:
@@ -206,40 +194,6 @@ class Compiler:
         }
         backward = sum(size for name, size in body.items() if "_bwd_" in name or "dq" in name)
         return {"forward": sum(body.values()) - backward, "backward": backward}
-
-
-def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | None) -> np.ndarray:
-    """How often a stretch is run at each tile `[X]`; `live` as from `live_segments`.
-
-    A scope's name ends in when it is run; in a loop, for each sequence, but for bends.
-    """
-    query_X, key_X = tiles(blocks, order)
-    place_X = np.arange(query_X.size)
-    last_query = blocks.padded_length // blocks.tokens - 1
-    when = {
-        "": place_X >= 0,
-        "diagonal": query_X == key_X,
-        "below": query_X != key_X,
-        "first_key": key_X == 0,
-        "later_key": key_X > 0,
-        "last_query": query_X == last_query,
-        "first_tile": place_X == 0,
-        "later_tile": place_X > 0,
-        "last_tile": place_X == query_X.size - 1,
-    }
-    if stretch.depth == 0:
-        return (place_X == 0).astype(float)
-    run_X = np.ones(query_X.size)
-    each_X = np.full(query_X.size, blocks.batch)
-    for scope in stretch.scopes:
-        name, _, condition = scope.partition(".")
-        if name == "bends":
-            assert live is not None
-            first_X, last_X = live[:, 2 * int(condition)], live[:, 2 * int(condition) + 1]
-            run_X, each_X = run_X * (last_X > first_X), (last_X - first_X) // 2
-        else:
-            run_X = run_X * when[condition]
-    return run_X * each_X if stretch.depth > 1 else run_X
 
 
 def say(text: str) -> None:

@@ -1,5 +1,5 @@
 """Everything that computes a number for a report."""
 
-from fire_lm.evaluation.length_sweep import length_sweep
+from fire_lm.evaluation.length_sweep import compile_scoring, length_sweep, sequences_at_a_time
 
-__all__ = ["length_sweep"]
+__all__ = ["compile_scoring", "length_sweep", "sequences_at_a_time"]

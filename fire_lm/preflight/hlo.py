@@ -15,7 +15,10 @@ from collections.abc import Iterator
 
 from fire_lm.errors import RunFailed
 
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+COLLECTIVES = (
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
+    "send",  # between slices, over the hosts' network
+)
 _BITS = {"pred": 8, "bf16": 16, "f16": 16}  # others end in their number of bits
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-<>]+) \(.*\{$")
@@ -100,7 +103,7 @@ class Program:
         kind = instruction.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
             size = instruction.bytes
-            if instruction.opcode.endswith("-start"):  # operands, results and flags
+            if instruction.opcode.endswith("-start") or kind == "send":  # flags are in it too
                 size = largest(instruction.shape)
             devices = group_size(instruction.rest)
             if kind == "reduce-scatter":

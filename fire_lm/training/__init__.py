@@ -1,8 +1,20 @@
 """Pretraining: the loop, the step, the optimizer, and what a run says before it starts."""
 
+from fire_lm.training.compile import compile_training
 from fire_lm.training.loop import pretrain
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.spikes import Spikes
+from fire_lm.training.start import check_vocabulary, ensure_writable
+from fire_lm.training.summary import model_flops_per_token
 from fire_lm.training.watchdog import Watchdog
 
-__all__ = ["AdamW", "Spikes", "Watchdog", "pretrain"]
+__all__ = [
+    "AdamW",
+    "Spikes",
+    "Watchdog",
+    "check_vocabulary",
+    "compile_training",
+    "ensure_writable",
+    "model_flops_per_token",
+    "pretrain",
+]

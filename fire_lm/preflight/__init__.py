@@ -1,0 +1,1 @@
+"""Every pod run compiled before a TPU is booked."""

@@ -1,0 +1,94 @@
+"""What one run of a compiled program needs on a slice: memory, collectives and time.
+
+The time is the compiler's, not measured: its cycles at the chip's clock, our kernels by their
+schedules, and collectives at the rate of the links, none of it hidden behind the rest. What the
+compiler leaves out (waits for memory in kernels, the input, the host) is left out here too.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from fire_lm.preflight.hlo import Collective, Program
+from fire_lm.tpu_topology import Chip, Slice
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Of one program on one chip; bytes and seconds.
+
+    Attributes:
+      arguments, temporary, peak: memory.
+      usable: memory of a chip for a program.
+      collectives: (number, bytes of the whole arrays) in one run, by kind.
+      compile_seconds: on this machine.
+      xla, kernels, links: parts of the time.
+    """
+
+    arguments: int
+    temporary: int
+    peak: int
+    usable: float
+    collectives: dict[str, tuple[int, int]]
+    compile_seconds: float
+    xla: float
+    kernels: float
+    links: float
+
+    @property
+    def seconds(self) -> float:
+        return self.xla + self.kernels + self.links
+
+    @property
+    def memory(self) -> int:
+        """Arguments, which are there all the time, and what else is there at the worst."""
+        return self.arguments + self.temporary
+
+
+def estimate(
+    compiled: Any, where: Slice, compile_seconds: float, kernel_cycles: Callable[[str, str], float]
+) -> Estimate:
+    """
+    Args:
+      compiled: `jax.stages.Compiled` for devices of `where`.
+      kernel_cycles: of one run on one core, from a kernel's name and its instruction's.
+    """
+    program = Program(compiled.as_text())
+    memory = compiled.memory_analysis()
+    chip = where.chip
+    kinds: dict[str, tuple[int, int]] = collections.defaultdict(lambda: (0, 0))
+    links = 0.0
+    for found in program.collectives():
+        number, size = kinds[found.kind]
+        kinds[found.kind] = number + found.times, size + found.times * found.bytes
+        links += found.times * seconds_of(found, chip)
+    runs = program.runs()
+    kernels = sum(
+        run.times * kernel_cycles(run.instruction.kernel, run.instruction.name)
+        for run in runs
+        if run.instruction.kernel
+    )
+    return Estimate(
+        arguments=memory.argument_size_in_bytes,
+        temporary=memory.temp_size_in_bytes,
+        peak=memory.peak_memory_in_bytes,
+        usable=chip.usable_bytes,
+        collectives=dict(sorted(kinds.items())),
+        compile_seconds=compile_seconds,
+        xla=sum(run.times * run.instruction.cycles for run in runs) / chip.clock,
+        kernels=kernels / chip.clock,
+        links=links,
+    )
+
+
+def seconds_of(collective: Collective, chip: Chip) -> float:
+    """On rings over all links of a chip: a gather or scatter sends all but the own part of an
+    array once, a sum twice."""
+    if collective.kind == "send":
+        return collective.bytes / chip.slice_bytes
+    passes = 2 if collective.kind == "all-reduce" else 1
+    others = 1 - 1 / max(2, collective.devices)
+    return passes * others * collective.bytes / chip.link_bytes

@@ -1,0 +1,91 @@
+"""How long our attention kernels take by their schedules: bundles times how often each is run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
+from fire_lm.attention.tpu.tables import Tables
+from fire_lm.models import Decoder
+from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.base import Params
+from fire_lm.preflight.bundles import Stretch
+
+PREFIX = "fire_lm_attention_"
+ORDERS: dict[str, Order] = {"forward": "by_query", "backward": "by_key"}
+
+
+def attention_cycles(
+    stretches: Sequence[Stretch], which: str, model: Decoder, batch: int, length: int, packed: bool
+) -> float:
+    """Of one kernel for `batch` sequences and one head, FIRE as it is at initialisation.
+
+    Args:
+      which: "forward" or "backward".
+      packed: the bias is built for each sequence.
+    """
+    width, dtype = model.size.head_dim, jnp.dtype(model.dtype)
+    blocks = choose_blocks(length, 1 if packed else batch, width, dtype, None)
+    live = None
+    key = jax.random.key(0)
+    if any(scope.startswith("bends") for stretch in stretches for scope in stretch.scopes):
+        encoding = next(each for each in model.encodings if jax.eval_shape(each.init, key))
+        live = live_segments(encoding, encoding.init(key), length, blocks, ORDERS[which])
+    return batch // blocks.batch * cycles(stretches, blocks, ORDERS[which], live)
+
+
+def live_segments(
+    encoding: PositionalEncoding, params: Params, length: int, blocks: Blocks, order: Order
+) -> np.ndarray:
+    """Of the first head, `[X, 4]`: which kinks each part of a tile can meet."""
+    bias = encoding.common_bias(params, length, length)
+    assert bias is not None and bool(bias.exact)
+    return np.asarray(Tables.of(bias, None, blocks, length).live_segments(blocks, order))[0, :, 0]
+
+
+def cycles(
+    stretches: Sequence[Stretch], blocks: Blocks, order: Order, live: np.ndarray | None
+) -> float:
+    """For one head and `blocks.batch` sequences: a bundle a cycle."""
+    return sum(
+        stretch.bundles * float(np.sum(times(stretch, blocks, order, live)))
+        for stretch in stretches
+    )
+
+
+def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | None) -> np.ndarray:
+    """How often a stretch is run at each tile `[X]`; `live` as from `live_segments`.
+
+    A scope's name ends in when it is run; in a loop, for each sequence, but for bends.
+    """
+    query_X, key_X = tiles(blocks, order)
+    place_X = np.arange(query_X.size)
+    last_query = blocks.padded_length // blocks.tokens - 1
+    when = {
+        "": place_X >= 0,
+        "diagonal": query_X == key_X,
+        "below": query_X != key_X,
+        "first_key": key_X == 0,
+        "later_key": key_X > 0,
+        "last_query": query_X == last_query,
+        "first_tile": place_X == 0,
+        "later_tile": place_X > 0,
+        "last_tile": place_X == query_X.size - 1,
+    }
+    if stretch.depth == 0:
+        return (place_X == 0).astype(float)
+    run_X = np.ones(query_X.size)
+    each_X = np.full(query_X.size, blocks.batch)
+    for scope in stretch.scopes:
+        name, _, condition = scope.partition(".")
+        if name == "bends":
+            assert live is not None
+            first_X, last_X = live[:, 2 * int(condition)], live[:, 2 * int(condition) + 1]
+            run_X, each_X = run_X * (last_X > first_X), (last_X - first_X) // 2
+        else:
+            run_X = run_X * when[condition]
+    return run_X * each_X if stretch.depth > 1 else run_X

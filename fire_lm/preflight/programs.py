@@ -1,0 +1,125 @@
+"""The programs of a run, compiled for a slice: the training step and the sweep's forward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fire_lm import sharding
+from fire_lm.attention import compiling_for
+from fire_lm.errors import FireLMError, UserError
+from fire_lm.evaluation import compile_scoring, sequences_at_a_time
+from fire_lm.models import Decoder
+from fire_lm.preflight import bundles
+from fire_lm.preflight.estimate import Estimate, estimate
+from fire_lm.preflight.kernels import PREFIX, attention_cycles
+from fire_lm.tpu_topology import Slice
+from fire_lm.training import compile_training, model_flops_per_token
+from fire_lm.training.compile import abstract_state
+
+
+class DoesNotFit(FireLMError):
+    """The compiler refuses a program for its memory; `needed` and `usable` in bytes."""
+
+    def __init__(self, needed: float, usable: float):
+        super().__init__(f"{needed / 2**30:.2f} GiB needed, {usable / 2**30:.2f} usable")
+        self.needed, self.usable = needed, usable
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiler:
+    """Compiles for a slice; leaves the schedules of the kernels in `folder`, see `bundles.ask`."""
+
+    where: Slice
+    folder: Path
+
+    @functools.cached_property
+    def devices(self) -> list[Any]:
+        return self.where.devices()
+
+    def training(self, run: Mapping[str, Any]) -> Estimate:
+        """The step of `pretrain`, called with the arguments `run`."""
+        mesh = self.mesh(run["mesh"])
+        sharding.check_batch(run["batch_size"], run["microbatches"], mesh)
+        names = ("batch_size", "train_length", "seed", "z_loss", "microbatches", "spikes")
+        ways = mesh.shape["data"] * mesh.shape["fsdp"] * run["microbatches"]
+        return self._estimate(
+            lambda: compile_training(
+                run["model"],
+                run["optimizer"].build(run["train_steps"]),
+                mesh,
+                features=run["data"].features,
+                **{name: run[name] for name in names},
+            ),
+            self._attention(run, mesh, run["batch_size"] // ways, run["train_length"]),
+        )
+
+    def scoring(self, run: Mapping[str, Any], length: int) -> Estimate:
+        """The forward pass of `length_sweep`, called with the arguments `run`."""
+        mesh = self.mesh(run["mesh"])
+        batch = sequences_at_a_time(length, run["tokens_per_batch"], mesh)
+        return self._estimate(
+            lambda: compile_scoring(
+                run["model"],
+                mesh,
+                features=run["data"].features,
+                length=length,
+                tokens_per_batch=run["tokens_per_batch"],
+            ),
+            self._attention(run, mesh, batch // (mesh.shape["data"] * mesh.shape["fsdp"]), length),
+        )
+
+    def mesh(self, shape: sharding.MeshShape) -> jax.sharding.Mesh:
+        return sharding.mesh_of(shape.resolve(len(self.devices)), self.devices)
+
+    def _estimate(
+        self,
+        compile: Callable[[], jax.stages.Compiled],
+        kernel_cycles: Callable[[str, str], float],
+    ) -> Estimate:
+        for path in self.folder.iterdir():
+            path.unlink()
+        start = time.monotonic()
+        try:
+            with compiling_for("tpu"):
+                compiled = compile()
+        except jax.errors.JaxRuntimeError as error:
+            told = re.search(
+                r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)G\)", str(error)
+            )
+            if not told:
+                raise
+            scale = 2.0 ** (10 * " KMGT".index(told[2]))
+            raise DoesNotFit(float(told[1]) * scale, float(told[3]) * 2**30) from error
+        return estimate(compiled, self.where, time.monotonic() - start, kernel_cycles)
+
+    def _attention(
+        self, run: Mapping[str, Any], mesh: jax.sharding.Mesh, batch: int, length: int
+    ) -> Callable[[str, str], float]:
+        """Cycles of a chip in a kernel: its cores share the heads."""
+        model: Decoder = run["model"]
+        heads = model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores
+        packed = "segment_ids" in run["data"].features
+
+        def cycles(kernel: str, instruction: str) -> float:
+            if not kernel.startswith(PREFIX):
+                raise UserError(f"no cost is known of the kernel {kernel}")
+            stretches = bundles.read(self.folder, instruction)
+            which = kernel.removeprefix(PREFIX)
+            return heads * attention_cycles(stretches, which, model, batch, length, packed)
+
+        return cycles
+
+
+def flops(run: Mapping[str, Any]) -> float:
+    """Of one training step, by the convention of `metrics.FLOPS_CONVENTION`."""
+    params = abstract_state(run["model"], run["optimizer"].build(run["train_steps"])).params
+    per_token = model_flops_per_token(run["model"], params, run["train_length"])
+    return per_token * run["batch_size"] * run["train_length"]

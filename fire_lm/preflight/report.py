@@ -1,0 +1,129 @@
+"""What preflight found, as one table for a person and as JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fire_lm.preflight.estimate import Estimate
+from fire_lm.tpu_topology import Slice
+
+OK, FAILED, SKIPPED = "ok", "FAILED", "-"
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing that a run needs besides its programs."""
+
+    name: str
+    outcome: str
+    told: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Attributes:
+    where, mesh: the slice, and devices along each axis.
+    programs: estimates by name; the training step is the first.
+    flops, tokens: of a training step, of all chips.
+    misfits: programs that do not fit, with what is said of them.
+    checks: of data, directory, checkpoint.
+    """
+
+    where: Slice
+    mesh: Mapping[str, int]
+    programs: Mapping[str, Estimate]
+    flops: float
+    tokens: int
+    misfits: Mapping[str, str]
+    checks: Sequence[Check]
+    compiler: str
+
+    @property
+    def passed(self) -> bool:
+        return not self.misfits and all(check.outcome != FAILED for check in self.checks)
+
+    @property
+    def mfu(self) -> float | None:
+        """Of the training step, by the estimate."""
+        step = self.programs.get("training step")
+        if step is None:
+            return None
+        return self.flops / (step.seconds * self.where.chips * self.where.chip.flops)
+
+    def as_json(self) -> dict[str, Any]:
+        """Bytes and seconds of one chip."""
+        step = self.programs.get("training step")
+        return {
+            "slice": self.where.name,
+            "chips": self.where.chips,
+            "mesh": dict(self.mesh),
+            "compiler": self.compiler,
+            "passed": self.passed,
+            "programs": {
+                name: {**dataclasses.asdict(found), "seconds": found.seconds}
+                for name, found in self.programs.items()
+            },
+            "misfits": dict(self.misfits),
+            "checks": [dataclasses.asdict(check) for check in self.checks],
+            "flops": self.flops,
+            "mfu_estimate": self.mfu,
+            "tokens_per_second_estimate": self.tokens / step.seconds if step else None,
+        }
+
+    def __str__(self) -> str:
+        mesh = " x ".join(f"{axis}={size}" for axis, size in self.mesh.items())
+        lines = [f"{self.where}, mesh {mesh}; {self.compiler}", ""]
+        lines += _columns([["one chip", *self.programs], *self._rows()])
+        if (mfu := self.mfu) is not None:
+            step = self.programs["training step"]
+            lines += [
+                "",
+                f"training, by the compiler's estimate (nothing was run): {mfu:.1%} MFU, "
+                f"{self.tokens / step.seconds:,.0f} tokens a second",
+            ]
+        lines += ["", *_columns([[c.name, c.outcome, c.told] for c in self.checks])]
+        lines += [f"{name} does not fit: {told}" for name, told in self.misfits.items()]
+        return "\n".join(lines)
+
+    def _rows(self) -> list[list[str]]:
+        found = list(self.programs.values())
+        kinds = sorted({kind for each in found for kind in each.collectives})
+        return [
+            ["arguments, GiB", *(_gib(each.arguments) for each in found)],
+            ["temporary, GiB", *(_gib(each.temporary) for each in found)],
+            ["together, of usable", *(f"{each.memory / each.usable:.0%}" for each in found)],
+            *(
+                [
+                    f"{kind}, number and MiB",
+                    *(_number(each.collectives.get(kind)) for each in found),
+                ]
+                for kind in kinds
+            ),
+            ["XLA's cycles, ms", *(_ms(each.xla) for each in found)],
+            ["attention kernels, ms", *(_ms(each.kernels) for each in found)],
+            ["collectives, ms", *(_ms(each.links) for each in found)],
+            ["together, ms", *(_ms(each.seconds) for each in found)],
+            ["compile time here, s", *(f"{each.compile_seconds:.0f}" for each in found)],
+        ]
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f}"
+
+
+def _number(found: tuple[int, int] | None) -> str:
+    return f"{found[0]}, {found[1] / 2**20:.0f}" if found else "-"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
