@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 import traceback
 from typing import Any, NoReturn
 
 from fire_lm import __version__
-from fire_lm.errors import FireLMError, RunFailed, UserError
+from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
 
 # Those of bench/attention.py, which is not imported for --help.
 _BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
@@ -160,18 +161,29 @@ def main(argv: list[str] | None = None) -> int:
         if "--debug" in arguments:
             traceback.print_exc()
         print(f"\nfire-lm: {error}", file=sys.stderr)
-        return error.exit_code
+        return error.exit_code if isinstance(error, Preempted) else leave_job(error.exit_code)
     except Exception as error:
         storage = isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
         if "--debug" in arguments or not storage:
             raise
         first_line = str(error).partition("\n")[0]
         print(f"\nfire-lm: reading or writing failed: {first_line}", file=sys.stderr)
-        return RunFailed.exit_code
+        return leave_job(RunFailed.exit_code)
     except KeyboardInterrupt:
         print("\nfire-lm: interrupted; the same command goes on", file=sys.stderr)
         return 130
     return 0
+
+
+def leave_job(code: int) -> int:
+    """After an error: leaving a job of several processes in order would wait 5 minutes for the
+    others, which wait for this one, and abort."""
+    jax = sys.modules.get("jax")
+    if jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def perform(parsed: argparse.Namespace) -> None:

@@ -76,6 +76,11 @@ def pretrain(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         config.call("pretrain", workdir="", dry_run=True, init_from_model=None)
         return
+    with training.telling_others():
+        start_run(config, arguments, speaks)
+
+
+def start_run(config: gin.Config, arguments: argparse.Namespace, speaks: bool) -> None:
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
     trained = None

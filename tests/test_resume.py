@@ -7,6 +7,7 @@ goes wrong is shown in test_training.py, where one begins the text again.
 import functools
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -164,3 +165,22 @@ def killed_and_whole(
 def assert_each_step_once(workdir: Path) -> None:
     steps = steps_logged(workdir)
     assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.ci
+def test_a_full_disk_does_not_end_the_run(data_dir, tmp_path):
+    """For a while no file of the process may grow beyond 2 kB, wherever it is."""
+    arguments = command(data_dir, tmp_path, "--gin.TRAIN_STEPS=400")
+    process = start([*arguments, "--gin.Checkpointing.failures_allowed=100"])
+    assert process.stderr is not None
+    while not steps_logged(tmp_path) or steps_logged(tmp_path)[-1] < 40:
+        assert process.poll() is None
+        time.sleep(0.01)
+    unlimited = resource.RLIM_INFINITY
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2000, unlimited))
+    told = next(line for line in process.stderr if "could not be saved" in line)
+    time.sleep(1)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0 and "training goes on" in errors, told + errors
+    assert saved_state(tmp_path, 400)

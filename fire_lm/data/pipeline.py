@@ -9,11 +9,13 @@ block again, which takes what a start takes.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
-import tempfile
+import uuid
 import zipfile
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -202,20 +204,35 @@ class TrainIterator:
             self._next_rows += len(self._next[-1]["targets"])
 
     def _save_reader(self) -> dict[str, bytes]:
-        with tempfile.TemporaryDirectory() as folder:
-            tf.train.Checkpoint(reader=self._reader).write(os.path.join(folder, "reader"))
-            return {name: _read(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
+        with _folder_in_memory() as folder:
+            tf.train.Checkpoint(reader=self._reader).write(f"{folder}/reader")
+            files = {}
+            for name in sorted(tf.io.gfile.listdir(folder)):
+                with tf.io.gfile.GFile(f"{folder}/{name}", "rb") as file:
+                    files[name] = file.read()
+            return files
 
     def _restore_reader(self, files: dict[str, bytes]) -> None:
         self._reader = self._open_reader()
         if not files:  # the very beginning
             return
-        with tempfile.TemporaryDirectory() as folder:
+        with _folder_in_memory() as folder:
             for name, content in files.items():
-                with open(os.path.join(folder, name), "wb") as file:
+                with tf.io.gfile.GFile(f"{folder}/{name}", "wb") as file:
                     file.write(content)
             checkpoint = tf.train.Checkpoint(reader=self._reader)
-            checkpoint.read(os.path.join(folder, "reader")).assert_consumed()
+            checkpoint.read(f"{folder}/reader").assert_consumed()
+
+
+@contextlib.contextmanager
+def _folder_in_memory() -> Iterator[str]:
+    """TensorFlow saves a reader to files alone, and a full disk must not end the reading."""
+    folder = f"ram://fire_lm_reader_{uuid.uuid4().hex}"
+    tf.io.gfile.makedirs(folder)
+    try:
+        yield folder
+    finally:
+        tf.io.gfile.rmtree(folder)
 
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -230,11 +247,6 @@ def _nothing_to_read(data: TextData, split: str, length: int, short: int) -> str
             "Choose a shorter length, or another TextData.construction than 'long_documents'."
         )
     return f"No readable text in {where}: every document is empty, huge or not UTF-8."
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def scoring_text(

@@ -111,11 +111,11 @@ def pretrain(
         return
     ensure_writable(workdir)
     with (
-        only_writer(workdir),
         contextlib.closing(Goodput(workdir, quiet)) as goodput,
+        watchdog.watching(workdir, goodput) as watch,
+        only_writer(workdir),
         sigterm_flag() as stop,  # until the last save is on disk
         contextlib.closing(Checkpoints(workdir, checkpoints, ranked)) as writer,
-        watchdog.watching(workdir, goodput) as watch,
     ):
         with phase("verifying checkpoints", quiet):
             start = writer.recover()
