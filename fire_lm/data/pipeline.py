@@ -21,6 +21,7 @@ from fire_lm.data import preprocessors, tasks, vocabularies
 from fire_lm.data.blocks import manifest
 from fire_lm.data.preprocessors import COUNTERS
 from fire_lm.data.quiet_tensorflow import seqio, tf
+from fire_lm.data.source import unreadable
 from fire_lm.data.text import SCORING_SPREAD, ScoringText, TextData, share_unknown
 from fire_lm.errors import UserError
 
@@ -192,7 +193,7 @@ class TrainIterator:
                     f"shard {self._shard_index} of {self._shard_count}: use fewer processes."
                 ) from None
             except tf.errors.OpError as error:
-                raise tasks.unreadable(self._data, error) from error
+                raise unreadable(self._data, error) from error
             skipped, short = int(group["skipped"]), int(group["short"])
             self._skipped += skipped
             fruitless = 0 if int(group["documents"]) > short else fruitless + skipped + short
@@ -260,7 +261,7 @@ def scoring_text(
             if rows >= num_sequences * SCORING_SPREAD:
                 break
     except tf.errors.OpError as error:
-        raise tasks.unreadable(data, error) from error
+        raise unreadable(data, error) from error
     if not rows:
         if counts["documents"] == counts["short"]:
             raise UserError(_nothing_to_read(data, split, length, counts["short"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,15 +10,11 @@ from etils import epath
 
 from fire_lm.data import preprocessors, vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
+from fire_lm.data.source import Source, read_config, unreadable
 from fire_lm.data.text import CONSTRUCTIONS, TextData
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import UserError
 
 Preprocessor = Callable[..., tf.data.Dataset]
-
-# Files read at once. Few, so that the seed's order of the files decides which documents a short
-# run sees; documents within a file are in hash order already.
-_FILES_AT_ONCE = 4
-
 
 def check(data: TextData, *, length: int, split: str) -> int:
     """Checks that the text can be read.
@@ -126,7 +121,7 @@ def dataset(
     byte_counts: bool = False,
 ) -> tf.data.Dataset:
     """Groups of rows (see preprocessors). With a seed: files shuffled, endless. Without: once."""
-    with _read_config(), without_their_warnings():
+    with read_config(), without_their_warnings():
         construct = preprocessors.CONSTRUCTIONS[data.construction]
         if not data.mixture:
             task = _task(data, split, construct, byte_counts=byte_counts, rank=2)
@@ -145,7 +140,7 @@ def documents(
     data: TextData, *, split: str, shard: seqio.ShardInfo | None = None
 ) -> tf.data.Dataset:
     """Groups of whole documents with their byte counts, once, in the order of a read to score."""
-    with _read_config(), without_their_warnings():
+    with read_config(), without_their_warnings():
         task = _task(data, split, byte_counts=True, rank=1)
         return _with_options(task.get_dataset({"targets": None}, **_reading(split, None, shard)))
 
@@ -158,11 +153,8 @@ def document_groups(data: TextData, split: str) -> Iterator[tuple[list[bytes], i
         UserError: as `check`. RunFailed: a damaged file.
     """
     _check_data_set(data, split)
-    source = seqio.TfdsDataSource(
-        data.tfds_name, tfds_data_dir=data.data_dir, splits=[split], read_only=True
-    )
-    with _read_config(), without_their_warnings():
-        texts = source.get_dataset(split, shuffle=False).map(lambda example: example["text"])
+    with read_config(), without_their_warnings():
+        texts = Source(data, split).get_dataset(split, shuffle=False).map(lambda example: example["text"])
     readable = texts.batch(preprocessors.DOCUMENTS_PER_GROUP).map(
         lambda text: (text, preprocessors.is_text(text))
     )
@@ -171,12 +163,6 @@ def document_groups(data: TextData, split: str) -> Iterator[tuple[list[bytes], i
             yield group[fit].tolist(), int((~fit).sum())
     except tf.errors.OpError as error:
         raise unreadable(data, error) from error
-
-
-def unreadable(data: TextData, error: tf.errors.OpError) -> RunFailed:
-    return RunFailed(
-        f"Reading {data.title} in {data.data_dir} failed: {error.message.splitlines()[0]}"
-    )
 
 
 def _task(
@@ -194,9 +180,7 @@ def _task(
     vocabulary = vocabularies.load(data.vocabulary)
     return seqio.Task(
         f"fire_lm_text{in_mixture}",
-        source=seqio.TfdsDataSource(
-            data.tfds_name, tfds_data_dir=data.data_dir, splits=[split], read_only=True
-        ),
+        source=Source(data, split),
         preprocessors=[preprocessors.Tokenize(vocabulary, byte_counts), *construct],
         output_features=dict.fromkeys(
             data.features if construct else ("targets",), seqio.Feature(vocabulary, rank=rank)
@@ -249,22 +233,3 @@ def _with_options(groups: tf.data.Dataset) -> tf.data.Dataset:
     options.experimental_symbolic_checkpoint = True
     options.autotune.ram_budget = 2**29  # bytes; bounds what is read ahead
     return groups.with_options(options)
-
-
-@contextlib.contextmanager
-def _read_config() -> Iterator[None]:
-    """TfdsDataSource takes no ReadConfig, only a global override."""
-    before = seqio.utils._TFDS_DATA_READ_CONFIG_OVERRIDE
-    config = tfds.ReadConfig(
-        try_autocache=False,
-        interleave_cycle_length=_FILES_AT_ONCE,
-        interleave_block_length=1,
-        # In parallel, an iterator that was restored hangs in its destructor every few times
-        # (TensorFlow 2.21). One file after the other is fast enough: decoding runs in parallel.
-        num_parallel_calls_for_interleave_files=None,
-    )
-    seqio.set_tfds_read_config_override(config)
-    try:
-        yield
-    finally:
-        seqio.set_tfds_read_config_override(before)

@@ -21,6 +21,7 @@ from fire_lm.data.blocks import storage
 from fire_lm.data.blocks.manifest import Identity, Manifest, Part
 from fire_lm.data.blocks.stream import BYTE_COUNTS, ENDS, LAYOUT, TOKENS, part_path
 from fire_lm.data.quiet_tensorflow import seqio, tf
+from fire_lm.data.source import unreadable
 from fire_lm.data.text import TextData
 from fire_lm.errors import RunFailed, UserError
 
@@ -224,10 +225,7 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
         for array in arrays.values():
             array.close()
     except tf.errors.OpError as error:
-        raise RunFailed(
-            f"Reading {job.data.tfds_name} in {job.data.data_dir} failed: "
-            f"{error.message.splitlines()[0]}"
-        ) from error
+        raise unreadable(job.data, error) from error
     except (ValueError, OSError, TimeoutError) as error:
         raise RunFailed(f"Writing {job.path} failed: {storage.brief(error)}") from error
     return Part(documents, skipped, tokens, unknown, text_bytes, digest.hexdigest())
