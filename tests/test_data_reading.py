@@ -528,18 +528,34 @@ def _store(folder: pathlib.Path, features, examples, **settings) -> TextData:
     return TextData(str(folder), tfds_name="other:1.0.0")
 
 
-def test_a_data_set_of_another_schema(tmp_path):
-    from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
+def test_data_sets_of_other_schemas(tmp_path):
+    from fire_lm.data.quiet_tensorflow import tfds
 
-    with without_their_warnings():
-        features = tfds.features.FeaturesDict({"body": tfds.features.Text()})
-        tfds.dataset_builders.store_as_tfds_dataset(
-            name="other", version="1.0.0", data_dir=str(tmp_path), features=features,
-            split_datasets={"train": [("1", {"body": "text"})]}, disable_shuffling=True,
-        )  # fmt: skip
-    data = TextData(str(tmp_path), tfds_name="other:1.0.0")
-    with pytest.raises(UserError, match="has no feature 'text', only body"):
-        fire_lm.data.train_iterator(data, length=16, batch_size=1, seed=0)
+    text = tfds.features.Text()
+    for number, (features, example, complaint) in enumerate(
+        [
+            ({"body": text}, {"body": "text"}, "has no feature 'text', only body"),
+            ({"text": np.int64}, {"text": 3}, "is no single string"),
+            ({"text": {"en": text}}, {"text": {"en": "text"}}, "is no single string"),
+            ({"text": tfds.features.Sequence(text)}, {"text": ["a"]}, "is no single string"),
+            ({"text": tfds.features.Dataset(text)}, {"text": ["a"]}, "is no single string"),
+        ]
+    ):
+        data = _store(tmp_path / str(number), features, [example])
+        with pytest.raises(UserError, match=complaint) as told:
+            fire_lm.data.train_iterator(data, length=16, batch_size=1, seed=0)
+        assert str(told.value).count("\n") <= 1
+
+
+def test_a_data_set_in_files_that_are_no_stream(tmp_path, monkeypatch):
+    from fire_lm.data import tasks
+    from fire_lm.data.quiet_tensorflow import tfds
+
+    data = _store(tmp_path, {"text": tfds.features.Text()}, [{"text": "words"}])
+    info = tmp_path / "other" / "1.0.0" / "dataset_info.json"
+    info.write_text(info.read_text().replace('"tfrecord"', '"array_record"'))
+    with pytest.raises(UserError, match="(?s)array_record files.*tfds convert_format"):
+        tasks.check(data, length=16, split="train")
 
 
 def test_an_ordered_data_set_is_read_as_any_other(tmp_path, monkeypatch, caplog):
@@ -559,6 +575,42 @@ def test_an_ordered_data_set_is_read_as_any_other(tmp_path, monkeypatch, caplog)
     assert sorted(seen) == sorted(texts)
     assert [documents_of(row)[0] for row in in_order.targets] == texts
     assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
+def test_damaged_metadata_is_told(tmp_path, name):
+    from fire_lm.data import c4_writer, tasks
+
+    c4_writer.write(tmp_path, {"train": GOOD["train"]})
+    file = tmp_path / "c4" / "en" / "3.1.0" / name
+    whole = file.read_bytes()
+    for content in (b"", whole[: len(whole) // 2], b"[]", b"\xff\xfe\x00"):
+        file.write_bytes(content)
+        with pytest.raises(RunFailed, match="metadata of c4/en:3.1.0 .* damaged") as told:
+            tasks.check(TextData(str(tmp_path)), length=16, split="train")
+        assert "No data set" not in str(told.value) and str(told.value).count("\n") <= 1
+
+
+def test_a_bucket_is_not_offered_as_a_place_to_write(monkeypatch):
+    """`fire-lm corpus` writes to local directories alone."""
+    from fire_lm.data import tasks
+
+    monkeypatch.setattr(tasks, "data_sets", lambda _: [])
+
+    def missing(data_dir: str) -> str:
+        monkeypatch.setattr(tasks.tfds, "builder", _not_found)
+        with pytest.raises(UserError, match="No data set c4/en:3.1.0") as told:
+            tasks.dataset_info(TextData(data_dir))
+        return str(told.value)
+
+    assert "fire-lm corpus" not in missing("gs://bucket/text")
+    assert "`fire-lm corpus --data_dir=here` writes" in missing("here")
+
+
+def _not_found(*_, **__):
+    from fire_lm.data.quiet_tensorflow import tfds
+
+    raise tfds.core.registered.DatasetNotFoundError
 
 
 def test_no_document_of_the_asked_length(data_dir):
@@ -582,7 +634,7 @@ def test_storage_that_refuses_is_told(data_dir, monkeypatch):
         raise tf.errors.PermissionDeniedError(None, None, "403 on gs://bucket: no storage.get")
 
     monkeypatch.setattr(tfds, "builder", refuse)
-    with pytest.raises(UserError, match=r"c4/en:3.1.0 .*(\n.*)+403 on gs://bucket") as told:
+    with pytest.raises(RunFailed, match=r"c4/en:3.1.0 .*(\n.*)+403 on gs://bucket") as told:
         tasks.check(TextData(data_dir), length=16, split="train")
     assert str(told.value).count("\n") <= 2
     monkeypatch.setattr(tf.io.gfile, "exists", refuse)
