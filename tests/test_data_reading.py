@@ -486,9 +486,17 @@ def test_a_damaged_file_is_a_failure_while_running(tmp_path, damage):
     assert str(told.value).count("\n") == 0
     assert not any(noise in str(told.value) for noise in ("{", "node", "[Op", "name:"))
     with pytest.raises(RunFailed, match="Reading c4/en:3.1.0"):
+        _mixed(data, length=16, batch_size=9, seed=0)
+    with pytest.raises(RunFailed, match="Reading c4/en:3.1.0"):
         fire_lm.data.scoring_text(data, length=16, num_sequences=10**6, split="train")
     with pytest.raises(RunFailed, match="Reading c4/en:3.1.0"):
         survey.survey(data, "train", 10**6)
+
+
+def _mixed(data: TextData, **arguments):
+    mixture = dataclasses.replace(data, mixture=((data.tfds_name, 1.0),))
+    iterator = fire_lm.data.train_iterator(mixture, **arguments)
+    return [next(iterator) for _ in range(200)]
 
 
 @pytest.mark.parametrize("damage", ["emptied", "cut between records"])
@@ -513,6 +521,22 @@ def test_a_file_that_lost_whole_documents_is_a_failure(tmp_path, damage, hosts, 
             assert "Reading c4/en:3.1.0" in str(error) and "contained only" in str(error)
             failed.append(host)
     assert failed == failing
+
+
+def test_hosts_with_nothing_to_read_say_so_after_two_rounds_of_their_own(tmp_path):
+    from fire_lm.data import c4_writer
+
+    c4_writer.write(tmp_path, {"train": {str(n): b" " for n in range(512)}})
+    iterator = fire_lm.data.train_iterator(
+        TextData(str(tmp_path)), length=4, batch_size=1, seed=0, shard_index=1, shard_count=8
+    )
+    skipped = []
+    iterator._reader = map(
+        lambda group: skipped.append(int(group["skipped"])) or group, iterator._reader
+    )
+    with pytest.raises(UserError, match="No readable text"):
+        next(iterator)
+    assert 2 * 64 < sum(skipped) < 3 * 64
 
 
 def _store(folder: pathlib.Path, features, examples, **settings) -> TextData:
