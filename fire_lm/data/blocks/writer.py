@@ -233,12 +233,17 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
 
 def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:
     """Its parts as they are on the disk, if together they hold all documents."""
-    parts = [_finished(job) for job in jobs]
-    whole = [part for part in parts if part is not None]
-    documents = sum(part.documents for part in whole)
-    if len(whole) < len(jobs) or (jobs[0].source_documents not in (0, documents)):
+    whole = [part for part in map(_finished, jobs) if part is not None]
+    first, documents = jobs[0], sum(part.documents for part in whole)
+    if len(whole) < len(jobs):
         raise RunFailed(
-            f"The {jobs[0].split} split has {jobs[0].source_documents:,} documents, but "
-            f"{documents:,} were written.\nThe same command goes on with what is missing."
+            f"Of the {len(jobs)} parts of the {first.split} split, {len(whole)} were written.\n"
+            "The same command goes on with what is missing."
+        )
+    if first.source_documents not in (0, documents):
+        folder = storage.join(first.output, first.split)
+        raise RunFailed(
+            f"{folder} holds {documents:,} documents, the data set {first.source_documents:,}.\n"
+            "Remove that directory and give the same command again."
         )
     return whole
