@@ -305,6 +305,13 @@ def test_a_truncated_or_missing_file_is_an_error(blocks, name):
         all_rows(blocks)
 
 
+def test_a_manifest_of_another_shape_is_an_error(blocks):
+    for content in (b"[1]", b"[]", b"3", b"null", b'"text"', b"{}"):
+        (blocks / "manifest.json").write_bytes(content)
+        with pytest.raises(RunFailed, match="damaged"):
+            all_rows(blocks)
+
+
 def test_the_undamaged_copy_reads(blocks):
     assert all_rows(blocks).any()
 

@@ -289,8 +289,9 @@ def test_a_position_of_other_data_is_refused(data_dir):
         with pytest.raises(UserError, match="data position was saved with"):
             iterator.set_state(state)
     iterator = fire_lm.data.train_iterator(data, **arguments)
-    for damaged in (b"", b"nonsense", state[: len(state) // 2]):
-        with pytest.raises(UserError, match="damaged"):
+    of_blocks = b'{"samples": 12, "blocks": "0123"}'
+    for damaged in (b"", b"nonsense", state[: len(state) // 2], of_blocks):
+        with pytest.raises(UserError, match="damaged, or one of blocks"):
             iterator.set_state(damaged)
 
 
@@ -433,6 +434,7 @@ def test_padding_is_never_unknown_text(sentencepiece_model, tmp_path):
         ({}, {"length": 1}, "at least 2 tokens"),
         ({}, {"batch_size": 0}, "batches of 0"),
         ({}, {"shard_index": 2, "shard_count": 2}, "shard 2 of 2"),
+        ({}, {"seed": -1}, "The seed is 0 or more, not -1"),
     ],
 )
 def test_bad_input_is_told_in_plain_words(data_dir, change, arguments, message):

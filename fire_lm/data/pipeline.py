@@ -108,7 +108,7 @@ class TrainIterator:
                 header = json.loads(str(saved["header"]))
                 start = {name: saved[name].tobytes() for name in saved if name != "header"}
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise UserError("The saved data position is damaged.") from error
+            raise UserError("The saved data position is damaged, or one of blocks.") from error
         for key, now in self._identity().items():
             if header.get(key) != now:
                 raise UserError(
