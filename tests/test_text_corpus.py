@@ -190,8 +190,8 @@ def damaged(name: str) -> bytes:
         ("cut.jsonl.gz", r"cut.jsonl.gz line \d+: the file is truncated or damaged"),
         ("cut.jsonl.zst", r"cut.jsonl.zst line \d+: the file is truncated or damaged"),
         ("cut.txt.gz", "cut.txt.gz: the file is truncated"),
-        ("noise.jsonl.gz", "noise.jsonl.gz line 1: .*(?i:not a gzipped file)"),
-        ("noise.jsonl.zst", "noise.jsonl.zst line 1: the file is"),
+        ("noise.jsonl.gz", "noise.jsonl.gz does not begin as a .gz file"),
+        ("noise.jsonl.zst", "noise.jsonl.zst does not begin as a .zst file"),
         ("broken.jsonl", "broken.jsonl line 7 is not JSON"),
         ("list.jsonl", "list.jsonl line 1 is not a JSON object"),
         ("number.jsonl", "number.jsonl line 1: the text is a int, not a string"),
@@ -218,7 +218,7 @@ def test_a_file_damaged_in_the_middle_of_writing_leaves_nothing(tmp_path, monkey
             raise RunFailed("x.jsonl line 51: the file is truncated or damaged")
 
     monkeypatch.setattr(text_corpus, "read_documents", failing)
-    (tmp_path / "x.jsonl").write_bytes(b"")
+    (tmp_path / "x.jsonl").write_bytes(json_lines(texts(1)))
     with pytest.raises(RunFailed, match="line 51"):
         write(tmp_path / "x.jsonl", tmp_path / "data")
     assert not (tmp_path / "data/mine/1.0.0").exists()

@@ -19,7 +19,13 @@ from etils import epath
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.corpus import MANIFEST
 from fire_lm.data.quiet_tensorflow import tf, tfds
-from fire_lm.data.text_files import Document, OnBytes, list_files, read_documents
+from fire_lm.data.text_files import (
+    Document,
+    OnBytes,
+    check_files,
+    list_files,
+    read_documents,
+)
 from fire_lm.data.text_selection import Counts, choose
 from fire_lm.data.tfds_writer import Example, Examples, write_dataset
 from fire_lm.errors import UserError
@@ -77,16 +83,17 @@ def write_text_corpus(
             `read_documents` raises.
     """
     _check(data_dir, name, validation_percent)
-    files = list_files(source)
+    files, links = list_files(source)
     settings = {
         "name": name,
         "text_field": text_field,
         "validation_percent": validation_percent,
-        "files": [[path, size] for path, _, size in files],
+        "files": [[file.name, file.size] for file in files],
     }
     target = epath.Path(data_dir) / name / VERSION
     if (held := _held(target, settings)) is not None:
         return held
+    check_files(files, text_field)
     splits = ("train", "validation") if validation_percent else ("train",)
     if workers is None:
         passes = _Passes(source, text_field, validation_percent, splits, on_bytes)
@@ -97,6 +104,8 @@ def write_text_corpus(
         reading = text_corpus_beam.Reading(files, text_field, validation_percent)
         counts = text_corpus_beam.count(workers, reading, splits, target.parent)
         examples = functools.partial(text_corpus_beam.examples, reading)
+    if links:
+        counts.leave_out("links that lead nowhere", links)
     counts.check()
     _write(
         data_dir,
