@@ -59,7 +59,7 @@ def write_from_files(arguments: argparse.Namespace) -> None:
             workers=beam_workers(arguments),
         )
     if not written.written:
-        print(f"{arguments.data_dir} holds this text already: nothing to do")
+        print(f"{arguments.data_dir} holds these files (by name, size and time): nothing to do")
     for split, documents in written.documents.items():
         print(f"{split}: {documents:,} documents, {written.bytes[split] / 1e6:.1f} MB")
     left_out = (f"{count:,} {why}" for why, count in sorted(written.left_out.items()))

@@ -81,8 +81,9 @@ def test_beam_writes_a_data_set_of_the_same_documents(tmp_path):
         "e": b" ",
         "f": b" ",
         "g": b"a file",
+        "a.jsonl:1": b"named as a line of another",
     }.items():
-        (source / f"{name}.txt").write_bytes(content)
+        (source / (name if ":" in name else f"{name}.txt")).write_bytes(content)
     printed = {}
     for where, *runner in (["here"], ["beam", "--runner=DirectRunner"]):
         command = ["corpus", f"--from={source}", "--name=mine", "--validation_percent=30"]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import tracemalloc
 from pathlib import Path
 
@@ -166,6 +167,30 @@ def test_a_second_run_does_nothing_and_another_text_is_refused(source, tmp_path)
     (tmp_path / "mine/1.0.0/fire_lm_corpus.json").unlink()
     with pytest.raises(UserError, match="has no whole fire_lm_corpus.json"):
         write(source, tmp_path)
+
+
+def test_other_text_of_the_same_names_and_sizes_is_not_taken_for_the_same(tmp_path, capsys):
+    """The time tells; files that were only copied again are told how to go on."""
+    source, data = tmp_path / "mine.jsonl", tmp_path / "data"
+    source.write_bytes(json_lines(texts(40)))
+    write(source, data, validation_percent=20)
+    assert not write(source, data, validation_percent=20).written
+    source.write_bytes(json_lines(texts(40)).replace(b"word", b"WORD"))
+    os.utime(source, (1e9, 1e9))
+    with pytest.raises(
+        UserError, match="names and sizes but other times(.|\n)*use it as it is"
+    ) as e:
+        write(source, data, validation_percent=20)
+    assert str(e.value).count("\n") == 1 and "--gin.TextData.tfds_name=mine:1.0.0" in str(e.value)
+
+
+def test_a_file_with_the_name_of_a_line_of_another(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.jsonl").write_bytes(json_lines(texts(40)))
+    (source / "a.jsonl:1").write_text("a whole file")
+    written = write(source, tmp_path / "data", validation_percent=20)
+    assert sum(written.documents.values()) == 41 and written.left_out == {}
 
 
 def damaged(name: str) -> bytes:

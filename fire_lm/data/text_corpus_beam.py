@@ -14,7 +14,7 @@ from etils import epath
 
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.text_files import File, read_file
-from fire_lm.data.text_selection import Counts, digest_of, split_of, unfit
+from fire_lm.data.text_selection import Counts, digest_of, key_of, split_of, unfit
 
 
 class Reading(NamedTuple):
@@ -101,5 +101,6 @@ def _tally(
 
 
 def _first(equal: tuple[bytes, Iterable[Found]]) -> tuple[str, dict[str, Any]]:
-    first = min(equal[1])
-    return first.place, {"text": first.text, "source": first.place}
+    digest, copies = equal
+    first = min(copies)
+    return key_of(digest), {"text": first.text, "source": first.place}

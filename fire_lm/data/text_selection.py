@@ -43,6 +43,11 @@ def digest_of(text: bytes) -> bytes:
     return hashlib.sha256(text).digest()
 
 
+def key_of(digest: bytes) -> str:
+    """For TFDS. A place would not do: a file may be called a.jsonl:1, as the line of another."""
+    return digest.hex()
+
+
 def split_of(digest: bytes, validation_percent: float) -> str:
     """'train' or 'validation'."""
     fraction = int.from_bytes(digest[:8]) / 2**64
