@@ -80,9 +80,7 @@ def list_files(source: str) -> tuple[list[File], int]:
     top = epath.Path(source)
     try:
         if not source or not top.exists():
-            raise UserError(
-                f"There is no {source or 'name'} to read documents from: --from=FILE_OR_FOLDER"
-            )
+            raise UserError(f"There is no {source!r} to read documents from: --from=FILE_OR_FOLDER")
         if not top.is_dir():
             return [_file(top.name, top)], 0
         paths = list(_walk(source))
