@@ -20,13 +20,12 @@ from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.corpus import MANIFEST
 from fire_lm.data.quiet_tensorflow import tf, tfds
 from fire_lm.data.text_files import (
-    Document,
     OnBytes,
     check_files,
     list_files,
     read_documents,
 )
-from fire_lm.data.text_selection import Counts, choose, digest_of, key_of
+from fire_lm.data.text_selection import Counts, choose, key_of
 from fire_lm.data.tfds_writer import Example, Examples, write_dataset
 from fire_lm.errors import UserError
 
@@ -151,10 +150,10 @@ class _Passes:
         return counts
 
     def examples(self, split: str) -> Iterator[Example]:
-        for place, text in self._choose(split, Counts.none(self.splits)):
-            yield key_of(digest_of(text)), {"text": text, "source": place}
+        for digest, place, text in self._choose(split, Counts.none(self.splits)):
+            yield key_of(digest), {"text": text, "source": place}
 
-    def _choose(self, split: str | None, counts: Counts) -> Iterator[Document]:
+    def _choose(self, split: str | None, counts: Counts) -> Iterator[tuple[bytes, str, bytes]]:
         before, passes = self.begun, 1 + len(self.splits)
         self.begun += 1
         documents = read_documents(

@@ -69,8 +69,8 @@ def unfit(text: bytes) -> str | None:
 
 def choose(
     documents: Iterator[Document], split: str | None, validation_percent: float, counts: Counts
-) -> Iterator[Document]:
-    """Those of one split, the first of equal ones; counts those of all.
+) -> Iterator[tuple[bytes, str, bytes]]:
+    """(digest, place, text) of those of one split, the first of equal ones; counts those of all.
 
     Holds the hash of each document: 110 bytes of memory, measured on 200,000 documents.
     """
@@ -86,4 +86,4 @@ def choose(
         counts.documents[found] += 1
         counts.bytes[found] += len(text)
         if found == split:
-            yield place, text
+            yield digest, place, text
