@@ -175,8 +175,9 @@ def test_other_text_of_the_same_names_and_sizes_is_not_taken_for_the_same(tmp_pa
     source.write_bytes(json_lines(texts(40)))
     write(source, data, validation_percent=20)
     assert not write(source, data, validation_percent=20).written
+    before = source.stat().st_mtime_ns
     source.write_bytes(json_lines(texts(40)).replace(b"word", b"WORD"))
-    os.utime(source, (1e9, 1e9))
+    os.utime(source, ns=(0, before + 1))
     with pytest.raises(
         UserError, match="names and sizes but other times(.|\n)*use it as it is"
     ) as e:
