@@ -39,7 +39,7 @@ _LFS = b"version https://git-lfs"
 
 
 class File(NamedTuple):
-    """A file to read; `name` is below the source, `modified` in nanoseconds, 0 where it is unknown."""
+    """A file to read; `name` is below the source, `modified` in nanoseconds, 0 if unknown."""
 
     name: str
     path: epath.Path
@@ -118,7 +118,7 @@ def _file(name: str, path: epath.Path) -> File:
         return File(name, path, found.st_size, found.st_mtime_ns)
     except FileNotFoundError:
         in_bucket = path.stat()
-        return File(name, path, in_bucket.length, in_bucket.mtime * 10**9)
+        return File(name, path, in_bucket.length, (in_bucket.mtime or 0) * 10**9)
 
 
 def check_files(files: Sequence[File], text_field: str | None) -> None:
