@@ -58,6 +58,8 @@ def check_positive(**settings: int) -> None:
     for name, value in settings.items():
         if value < 1:
             raise UserError(f"{name} is {value}: it must be 1 or more")
+        if value >= 2**31:  # steps and tokens of a row are counted in int32
+            raise UserError(f"{name} is {value}: it must be less than {2**31}")
 
 
 def ensure_writable(workdir: str) -> None:
