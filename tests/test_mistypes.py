@@ -82,7 +82,7 @@ def meaning(line: str) -> list[str]:
     if line.startswith(("--gin_file=", "--workdir=")):
         flag, _, path = line.partition("=")
         return [flag, os.path.normpath(path)]
-    readable = line.removeprefix("--").replace("%", "percent ")
+    readable = re.sub("(?<!:)/+", "/", line.removeprefix("--")).replace("%", "percent ")
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(readable).readline))
     except (tokenize.TokenError, SyntaxError):
@@ -192,7 +192,8 @@ def test_a_place_that_cannot_be_is_told(folder, capsys):
 
 @pytest.mark.ci
 def test_five_hundred_slips_are_told_or_seen(folder, capsys):
-    assert wrongly_treated(folder, capsys, 500) == []
+    found = wrongly_treated(folder, capsys, 500)
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.ci

@@ -10,7 +10,6 @@ import dataclasses
 
 from fire_lm.errors import UserError
 
-
 _MOST = 2**24  # of one dimension: what is mistyped is told, not tried
 
 

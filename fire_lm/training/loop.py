@@ -189,6 +189,10 @@ def pretrain(
                 stop, start, train_steps, checkpoints.save_every,
             )  # fmt: skip
     newest = writer.newest()
+    if stopped and not newest:
+        raise Preempted(
+            "stopped by SIGTERM before any step was saved\nthe same command begins again"
+        )
     if stopped:
         raise Preempted(
             f"stopped by SIGTERM after step {newest}, which is saved\nthe same command resumes"
