@@ -169,13 +169,19 @@ def compare_with_source(model: models.Decoder, trained: models.Decoder, source: 
 
 def newest_config(workdir: str | epath.Path) -> epath.Path | None:
     """The configuration of a run's latest start."""
-
     found = {
         int(match[1] or 0): path
-        for path in epath.Path(workdir).glob("config*.gin")
+        for path in place(workdir).glob("config*.gin")
         if (match := re.fullmatch(r"config(?:_(\d+))?\.gin", path.name))
     }
     return found[max(found)] if found else None
+
+
+def place(path: str | epath.Path) -> epath.Path:
+    try:
+        return epath.Path(path)
+    except KeyError as error:
+        raise UserError(f"{path} is neither a local folder nor gs://") from error
 
 
 def sweep(arguments: argparse.Namespace) -> None:
@@ -256,8 +262,8 @@ def find_runs(
     runs: list[tuple[epath.Path, int | None]] = []
     folders = []
     for name in named:
-        folder, step = (name, None) if epath.Path(name).is_dir() else split_run(name)
-        path = epath.Path(folder)
+        folder, step = (name, None) if place(name).is_dir() else split_run(name)
+        path = place(folder)
         path = path if path.name else path.absolute()  # `.` has no name
         if not path.is_dir():
             raise UserError(f"there is no run directory {folder}")

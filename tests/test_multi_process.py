@@ -9,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from sample_run import command, logged, write_text
+from sample_run import command, logged, saved_state, write_text
 
 from fire_lm.checkpoints import available_steps
 
@@ -100,6 +101,11 @@ def test_sigterm_to_one_of_two_stops_both_at_the_same_step(tmp_path):
     run_together(arguments, 2)
     run_together(command(data_dir, tmp_path / "whole", *more), 2)
     assert logged(tmp_path / "stopped") == logged(tmp_path / "whole")
+    found, expected = (saved_state(tmp_path / name, 300) for name in ("stopped", "whole"))
+    assert found.keys() == expected.keys()
+    assert any(name.startswith("opt_state/") for name in expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 @pytest.mark.ci

@@ -99,6 +99,8 @@ def data_sets(data_dir: str) -> list[str]:
         found = [*top.glob("*/*/dataset_info.json"), *top.glob("*/*/*/dataset_info.json")]
     except (OSError, tf.errors.OpError):
         return []
+    except KeyError as error:  # etils knows no such places
+        raise UserError(f"{data_dir} is neither a local folder nor gs://") from error
     places = (path.parent.relative_to(top) for path in found)
     return sorted(f"{place.parent.as_posix()}:{place.name}" for place in places)
 

@@ -53,9 +53,11 @@ class Watchdog:
     silence_seconds: float = 45.0
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if not value > 0:
-                raise UserError(f"Watchdog.{name} is {value}: it must be positive")
+        # A silence shorter than a few looks is none; longer waits than 1e9 s threads do not take.
+        for name, least in {"multiple": 1, "least_seconds": 1, "silence_seconds": 5}.items():
+            value = getattr(self, name)
+            if not least <= value <= 1e9:
+                raise UserError(f"Watchdog.{name} is {value}: it must be between {least} and 1e9")
 
     @contextlib.contextmanager
     def watching(self, workdir: str, goodput: Goodput) -> Iterator[Watch]:
