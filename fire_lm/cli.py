@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 import traceback
 from typing import Any, NoReturn
 
 from fire_lm import __version__
-from fire_lm.errors import FireLMError, RunFailed, UserError
+from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
 
 # Those of bench/attention.py, which is not imported for --help.
 _BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
@@ -103,9 +104,11 @@ def add_corpus(corpus: _Parser, debug: _Parser) -> None:
     corpus.add_argument("--from", dest="source", help="text, .jsonl, .parquet; also .gz, .zst")
     corpus.add_argument("--name", help="of the data set: arxiv, github, ...")
     corpus.add_argument("--text_field", help="of JSON and Parquet (text)")
-    corpus.add_argument("--whole_files", action="store_true", help="each file is a document")
+    corpus.add_argument(
+        "--whole_files", action="store_true", default=None, help="each file is a document"
+    )
     corpus.add_argument("--validation_percent", type=float, help="of the documents (6)")
-    add_beam(corpus, None, [])
+    add_beam(corpus)
     parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=_Parser)
     written = _Parser(add_help=False)
     written.add_argument("--data_dir", required=True, help="TFDS data directory")
@@ -121,7 +124,7 @@ def add_corpus(corpus: _Parser, debug: _Parser) -> None:
     blocks.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
     blocks.add_argument("--splits", type=_names, default=[], metavar="A,B", help="all by default")
     blocks.add_argument("--parts", type=_number, help="of each split (one a gigabyte of text)")
-    add_beam(blocks, argparse.SUPPRESS, argparse.SUPPRESS)  # keeps what `corpus` was given
+    add_beam(blocks)
 
     check = parts.add_parser("check", parents=[written, debug], help="what a data set holds")
     check.add_argument("--vocabulary", default="bytes", help="as VOCABULARY (%(default)s)")
@@ -133,14 +136,10 @@ def add_corpus(corpus: _Parser, debug: _Parser) -> None:
     check.add_argument("--output", default="corpus_check.png", help="the picture (%(default)s)")
 
 
-def add_beam(verb: _Parser, runner: str | None, options: list[str] | str) -> None:
-    """Work for Apache Beam; the arguments are the defaults."""
-    verb.add_argument(
-        "--runner", default=runner, help="of Apache Beam, such as DirectRunner or DataflowRunner"
-    )
-    verb.add_argument(
-        "--runner_options", action="append", default=options, metavar="--NAME=VALUE", help="for it"
-    )
+def add_beam(verb: _Parser) -> None:
+    """Work for Apache Beam."""
+    verb.add_argument("--runner", help="of Apache Beam, such as DirectRunner or DataflowRunner")
+    verb.add_argument("--runner_options", action="append", metavar="--NAME=VALUE", help="for it")
 
 
 def _number(text: str) -> int:
@@ -168,18 +167,29 @@ def main(argv: list[str] | None = None) -> int:
         if "--debug" in arguments:
             traceback.print_exc()
         print(f"\nfire-lm: {error}", file=sys.stderr)
-        return error.exit_code
+        return error.exit_code if isinstance(error, Preempted) else leave_job(error.exit_code)
     except Exception as error:
         storage = isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
         if "--debug" in arguments or not storage:
             raise
         first_line = str(error).partition("\n")[0]
         print(f"\nfire-lm: reading or writing failed: {first_line}", file=sys.stderr)
-        return RunFailed.exit_code
+        return leave_job(RunFailed.exit_code)
     except KeyboardInterrupt:
         print("\nfire-lm: interrupted; the same command goes on", file=sys.stderr)
         return 130
     return 0
+
+
+def leave_job(code: int) -> int:
+    """After an error: leaving a job of several processes in order would wait 5 minutes for the
+    others, which wait for this one, and abort."""
+    jax = sys.modules.get("jax")
+    if jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def perform(parsed: argparse.Namespace) -> None:
@@ -194,6 +204,10 @@ def perform(parsed: argparse.Namespace) -> None:
         if not parsed.data_dir:
             raise UserError("corpus needs --data_dir=DIR, the folder of the data set")
         getattr(corpus_verbs, f"corpus_{parsed.part}" if parsed.part else "corpus")(parsed)
+    elif parsed.verb == "preflight":
+        from fire_lm import preflight_verb
+
+        preflight_verb.preflight(parsed)
     else:
         from fire_lm import verbs
 
@@ -218,5 +232,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         near = difflib.get_close_matches(flag, known, 1)
         hint = f": did you mean {near[0]}?" if near else f"; `fire-lm {parsed.verb} --help`"
         raise UserError(f"unknown argument {flag}{hint}")
+    if getattr(parsed, "part", None):
+        _check_before(parsed.part, rest)
     parsed.bindings = bindings
     return parsed
+
+
+def _check_before(part: str, arguments: list[str]) -> None:
+    """Raises UserError for what `corpus` was given and its part would not see."""
+    for argument in arguments[: arguments.index(part)]:
+        flag = argument.partition("=")[0]
+        if flag.startswith("--") and flag != "--debug":
+            raise UserError(
+                f"{flag} before `{part}` has no effect: what `corpus {part}` takes comes after it\n"
+                f"`fire-lm corpus {part} --help` lists what there is"
+            )

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 def corpus(arguments: argparse.Namespace) -> None:
     """`fire-lm corpus`: the bundled text, or the documents of --from, as a TFDS data set."""
-    if arguments.source:
+    if arguments.source is not None:
         write_from_files(arguments)
         return
     own = ("name", "text_field", "validation_percent", "whole_files", "runner", "runner_options")
-    given = [f"--{name}" for name in own if getattr(arguments, name)]
+    given = [f"--{name}" for name in own if getattr(arguments, name) is not None]
     if given:
         raise UserError(f"{given[0]} is for documents of one's own: add --from=FILE_OR_FOLDER")
     summary = write_embedded_corpus(arguments.data_dir, lambda text: print(text, flush=True))
@@ -59,7 +59,7 @@ def write_from_files(arguments: argparse.Namespace) -> None:
             workers=beam_workers(arguments),
         )
     if not written.written:
-        print(f"{arguments.data_dir} holds this text already: nothing to do")
+        print(f"{arguments.data_dir} holds these files (by name, size and time): nothing to do")
     for split, documents in written.documents.items():
         print(f"{split}: {documents:,} documents, {written.bytes[split] / 1e6:.1f} MB")
     left_out = (f"{count:,} {why}" for why, count in sorted(written.left_out.items()))
@@ -72,7 +72,7 @@ def write_from_files(arguments: argparse.Namespace) -> None:
 
 def beam_workers(arguments: argparse.Namespace) -> BeamWorkers | None:
     if arguments.runner:
-        return BeamWorkers(arguments.runner, tuple(arguments.runner_options))
+        return BeamWorkers(arguments.runner, tuple(arguments.runner_options or ()))
     if arguments.runner_options:
         raise UserError("--runner_options are for Beam: say which --runner, such as DirectRunner")
     return None
@@ -114,6 +114,8 @@ def corpus_check(arguments: argparse.Namespace) -> None:
     lengths = sorted(set(arguments.lengths))
     if not lengths or lengths[0] < 2 or any(lengths[-1] % length for length in lengths):
         raise UserError(f"--lengths {lengths}: 2 or more, and each divides the longest (a sweep)")
+    picture = epath.Path(arguments.output)
+    make_place(picture)
     splits = {}
     for split in tasks.splits(data):
         with Bar(f"documents of {split}") as bar:
@@ -130,11 +132,21 @@ def corpus_check(arguments: argparse.Namespace) -> None:
             for row in survey.sweep_contents(construction, splits[split].tokens, lengths)
         ]
         print(sweep_table(rows))
-    length_figure(tokens, f"{data.tfds_name}, {data.vocabulary}", epath.Path(arguments.output))
+    length_figure(tokens, f"{data.tfds_name}, {data.vocabulary}", picture)
     print(f"\npicture: {arguments.output}")
     for split, contents in splits.items():
         if warning := unknown_warning(contents.unknown_share, split, data):
             print(warning)
+
+
+def make_place(file: epath.Path) -> None:
+    """Makes its folder, so that hours of reading do not end in having nowhere to write."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot write {file}: {error.strerror or error}") from error
+    if file.is_dir():
+        raise UserError(f"Cannot write {file}: it is a folder, name a file in it")
 
 
 def contents_table(splits: Mapping[str, Contents]) -> str:
@@ -151,7 +163,9 @@ def contents_table(splits: Mapping[str, Contents]) -> str:
         )
     for one, other in itertools.combinations(splits, 2):
         both = len(splits[one].digests & splits[other].digests)
-        lines.append(f"texts in both {one} and {other}: {both:,}")
+        whole = splits[one].whole and splits[other].whole
+        of_some = "" if whole else " (of the documents read, not all)"
+        lines.append(f"texts in both {one} and {other}{of_some}: {both:,}")
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -103,13 +103,19 @@ def tolerating(what: str) -> Iterator[None]:
         _failing.discard(what)
 
 
-def whole_lines(path: epath.Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """(object, line) of each line of a JSON lines file; what a kill or a crash has torn is left
-    out."""
+def of_a_step(facts: dict[str, Any]) -> bool:
+    return type(facts.get("step")) is int
+
+
+def whole_lines(
+    path: epath.Path, ours: Callable[[dict[str, Any]], bool] = of_a_step
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """(object, line) of each line of a JSON lines file that is `ours`; what a kill or a crash has
+    torn, a disk has changed or somebody has noted is left out."""
     for line in path.read_bytes().decode(errors="replace").splitlines() if path.exists() else ():
         with suppress(ValueError):
             facts = json.loads(line)
-            if isinstance(facts, dict):
+            if isinstance(facts, dict) and ours(facts):
                 yield facts, f"{line}\n"
 
 

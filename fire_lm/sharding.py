@@ -193,6 +193,10 @@ def put_scalar(value: float, mesh: Mesh) -> jax.Array:
     return jax.make_array_from_callback((), NamedSharding(mesh, PartitionSpec()), lambda _: array)
 
 
+# Until the watchdog looks on, JAX itself ends a job one of whose processes has died.
+_SILENCE_SECONDS = 60
+
+
 def initialize_distributed() -> None:
     """Joins the processes of a multi-host job, where the machine or its environment says so.
 
@@ -211,9 +215,11 @@ def initialize_distributed() -> None:
                 "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and JAX_PROCESS_ID must "
                 f"be numbers too: {error}"
             ) from error
-        jax.distributed.initialize(num_processes=count, process_id=index)
+        jax.distributed.initialize(
+            num_processes=count, process_id=index, heartbeat_timeout_seconds=_SILENCE_SECONDS
+        )
     elif _has_tpu():
-        jax.distributed.initialize()
+        jax.distributed.initialize(heartbeat_timeout_seconds=_SILENCE_SECONDS)
 
 
 def wait_for_all(point: str, seconds: float = 3600.0) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from fire_lm import config as gin
 from fire_lm import evaluation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, available_steps, choose_step, split_run
 from fire_lm.data import Blocks, TextData
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import UserError
 from fire_lm.reporting import SweepRow, ranked_steps, read_rows, write_rows
 from fire_lm.reporting import length_sweep as report
 from fire_lm.sharding import MeshShape, initialize_distributed, skip_absent_tpu
@@ -66,7 +64,7 @@ def load_config(
 
 def pretrain(arguments: argparse.Namespace) -> None:
     """`fire-lm pretrain`: trains, or resumes, the run in `--workdir`."""
-    _quiet_libraries()
+    quiet_libraries()
     if not arguments.workdir and not arguments.dry_run:
         raise UserError("pretrain needs --workdir=DIR, the run directory (or --dry_run)")
     config = load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
@@ -78,6 +76,11 @@ def pretrain(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         config.call("pretrain", workdir="", dry_run=True, init_from_model=None)
         return
+    with training.telling_others():
+        start_run(config, arguments, speaks)
+
+
+def start_run(config: gin.Config, arguments: argparse.Namespace, speaks: bool) -> None:
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
     trained = None
@@ -166,58 +169,24 @@ def compare_with_source(model: models.Decoder, trained: models.Decoder, source: 
 
 def newest_config(workdir: str | epath.Path) -> epath.Path | None:
     """The configuration of a run's latest start."""
-
     found = {
         int(match[1] or 0): path
-        for path in epath.Path(workdir).glob("config*.gin")
+        for path in place(workdir).glob("config*.gin")
         if (match := re.fullmatch(r"config(?:_(\d+))?\.gin", path.name))
     }
     return found[max(found)] if found else None
 
 
-def preflight(arguments: argparse.Namespace) -> None:
-    """`fire-lm preflight`: the programs of a run compiled for `--slice`, and what it reads."""
-    from fire_lm.preflight import bundles
-    from fire_lm.preflight.check import preflight as check
-    from fire_lm.preflight.programs import Compiler
-    from fire_lm.tpu_topology import parse_slice
-
-    where = parse_slice(arguments.slice)
-    _quiet_libraries()
-    config = load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
-    check_blocks(config)
-    workdir = arguments.workdir or ""
-
-    def check_workdir() -> str:
-        steps = available_steps(workdir)
-        check_same_experiment(config, workdir, allow_change=False)
-        return f"goes on from step {max(steps)}" if steps else "none yet"
-
-    train = config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None)
-    score = config.arguments(
-        "length_sweep", workdir="", run="", step=0, variant="", finished=[], on_row=None
-    )
-    lengths = sorted(score["lengths"])
-    with tempfile.TemporaryDirectory() as folder:
-        bundles.ask(folder)
-        report = check(
-            Compiler(where, Path(folder)),
-            train,
-            score,
-            lengths if arguments.all_lengths else lengths[-1:],
-            workdir,
-            check_workdir,
-        )
-    print(report)
-    if arguments.json:
-        epath.Path(arguments.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
-    if not report.passed:
-        raise RunFailed(f"this run would not work on {where}")
+def place(path: str | epath.Path) -> epath.Path:
+    try:
+        return epath.Path(path)
+    except KeyError as error:
+        raise UserError(f"{path} is neither a local folder nor gs://") from error
 
 
 def sweep(arguments: argparse.Namespace) -> None:
     """`fire-lm sweep`: rows beside each run, table and figure of all of them at the top."""
-    _quiet_libraries()
+    quiet_libraries()
     runs, top = find_runs(arguments.runs, arguments.output)
     initialize_distributed()
     rows: list[SweepRow] = []
@@ -293,8 +262,8 @@ def find_runs(
     runs: list[tuple[epath.Path, int | None]] = []
     folders = []
     for name in named:
-        folder, step = (name, None) if epath.Path(name).is_dir() else split_run(name)
-        path = epath.Path(folder)
+        folder, step = (name, None) if place(name).is_dir() else split_run(name)
+        path = place(folder)
         path = path if path.name else path.absolute()  # `.` has no name
         if not path.is_dir():
             raise UserError(f"there is no run directory {folder}")
@@ -316,7 +285,7 @@ def find_runs(
     raise UserError("several runs: say --output=DIR, the folder for their table and figure")
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """Orbax and TensorFlow log internals through absl and C++; what users need, we say."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

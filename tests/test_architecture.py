@@ -37,10 +37,13 @@ ALLOWED: dict[str, set[str]] = {
         "errors",
     },
 }
-ALLOWED["verbs"] = set(ALLOWED)
+ALLOWED["tpu_topology"] = {"errors"}
+ALLOWED["preflight"] = {*ALLOWED, "preflight"} - {"config", "reporting", "checkpoints"}
+ALLOWED["verbs"] = set(ALLOWED) - {"preflight", "tpu_topology"}
+ALLOWED["preflight_verb"] = {"verbs", "preflight", "checkpoints", "tpu_topology", "errors"}
 ALLOWED["corpus_verbs"] = {"data", "metrics", "reporting", "errors"}
-ALLOWED["bench"] = {"models", "positions", "attention", "sharding", "data", "errors"}
-ALLOWED["cli"] = {"verbs", "corpus_verbs", "bench", "errors"}
+ALLOWED["bench"] = {*ALLOWED["models"], "models", "preflight", "tpu_topology", "sharding", "data"}
+ALLOWED["cli"] = {"verbs", "preflight_verb", "corpus_verbs", "bench", "errors"}
 ALLOWED["__init__"] = set()
 ALLOWED["__main__"] = {"cli"}
 

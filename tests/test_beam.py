@@ -81,8 +81,9 @@ def test_beam_writes_a_data_set_of_the_same_documents(tmp_path):
         "e": b" ",
         "f": b" ",
         "g": b"a file",
+        "a.jsonl:1": b"named as a line of another",
     }.items():
-        (source / f"{name}.txt").write_bytes(content)
+        (source / (name if ":" in name else f"{name}.txt")).write_bytes(content)
     printed = {}
     for where, *runner in (["here"], ["beam", "--runner=DirectRunner"]):
         command = ["corpus", f"--from={source}", "--name=mine", "--validation_percent=30"]
@@ -115,8 +116,33 @@ def test_a_damaged_file_ends_beam_plainly(tmp_path):
     assert done.returncode == 1 and not list(tmp_path.glob("data/mine/1.0.0*"))
     told = "fire-lm: cut.txt.gz: the file is truncated or damaged"
     assert done.stderr.splitlines()[-1].startswith(told)
+    assert done.stderr.rstrip().endswith("end-of-stream marker was reached)")
+    for option, told in (
+        ("--direct_num_workers=abc", "argument --direct_num_workers: invalid int value: 'abc'"),
+        ("--direct_num_worker=2", "DirectRunner has no option --direct_num_worker"),
+    ):
+        done = fire_lm(*command, "--runner=DirectRunner", f"--runner_options={option}")
+        assert done.returncode == 2 and told in done.stderr and "usage:" not in done.stderr
+        assert done.stderr.count("\n") < 6, done.stderr
     done = fire_lm(*command, "--runner=DirctRunner")
     assert done.returncode == 2 and "--runner=DirctRunner: Unexpected pipeline" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "raised, told",
+    [
+        ("fire_lm.errors.RunFailed: a.gz: cut (x) [while running 'A/B/C']", "a.gz: cut (x)"),
+        ("Trace\nfire_lm.errors.RunFailed: a: b\nmore", "a: b"),
+        ("Pipeline has errors: \nMissing project.\nMissing region.",
+         "Pipeline has errors: Missing project. Missing region."),
+        ("One line\nand another", "One line"),
+        ("Ends so:", "Ends so:"),
+    ],
+)  # fmt: skip
+def test_what_beam_raises_is_told_in_a_line(raised, told):
+    from fire_lm.data.beam_workers import _reason
+
+    assert _reason(RuntimeError(raised)) == told
 
 
 def test_without_beam_it_says_what_to_install(tmp_path, capsys, monkeypatch):
@@ -126,5 +152,7 @@ def test_without_beam_it_says_what_to_install(tmp_path, capsys, monkeypatch):
         command = ["corpus", *command, f"--data_dir={tmp_path / 'data'}", "--runner=DirectRunner"]
         assert cli.main(command) == 2
         assert "pip install 'fire-lm[cache]', or leave --runner out" in capsys.readouterr().err
+    assert cli.main([*command[:-1], "--runner=DataflowRunner"]) == 2
+    assert "pip install 'fire-lm[dataflow]', or leave" in capsys.readouterr().err
     assert cli.main(["corpus", f"--data_dir={tmp_path}", "--runner=DirectRunner"]) == 2
     assert "--runner is for documents of one's own: add --from" in capsys.readouterr().err

@@ -131,7 +131,8 @@ def test_resume_on_another_number_of_processes_also_past_an_epoch(path, construc
     rows = whole._rows.count
     steps = 2 * rows // GLOBAL_BATCH + 3
     batches = take(whole, steps)
-    for stop in (0, 1, 5, rows // GLOBAL_BATCH, steps - 2):
+    drawn = np.random.default_rng(rows).integers(1, steps - 2, 2)
+    for stop in (0, *drawn, rows // GLOBAL_BATCH, steps - 2):
         before = [
             iterator(path, construction, batch_size=3, shard_index=index, shard_count=4)
             for index in range(4)
@@ -318,6 +319,7 @@ def test_what_cannot_be_read_is_said_plainly(path, tmp_path):
     assert "at least 2 tokens" in bad(path, length=1)
     assert "is one of 'concat', 'cut', 'packed'" in bad(path, construction="stuffed")
     assert "Cannot read shard 2 of 2" in bad(path, shard_index=2, shard_count=2)
+    assert "The seed is 0 or more, not -1" in bad(path, seed=-1)
     assert "no manifest.json" in bad(str(tmp_path))
     with pytest.raises(UserError, match="no split 'test', only train, validation"):
         scoring_text(Blocks(path), length=16, num_sequences=1, split="test")

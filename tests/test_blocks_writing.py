@@ -209,6 +209,37 @@ def test_an_interrupted_writing_goes_on_with_the_next_part(data_dir, tmp_path, m
     assert np.array_equal(stream_of(output, TOKENS), stream_of(tmp_path / "at_once", TOKENS))
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_short_source_leaves_no_part_that_hinders_the_next_try(data_dir, tmp_path, parts):
+    source = Path(shutil.copytree(data_dir, tmp_path / "text"))
+    file = sorted(source.glob("c4/en/3.1.0/c4-train.tfrecord*"))[1]
+    whole = file.read_bytes()
+    file.write_bytes(b"")
+    data, output = TextData(str(source)), str(tmp_path / "out")
+    with pytest.raises(RunFailed, match="Reading c4/en:3.1.0 .* contained only"):
+        write_blocks(data, output, parts=parts)
+    file.write_bytes(whole)
+    manifest = write_blocks(data, output, parts=parts)
+    assert sum(part.documents for part in manifest.splits["train"]) == len(TRICKY)
+
+
+def test_parts_of_another_number_of_documents_are_told(data_dir, tmp_path):
+    """As an earlier version left them that read a damaged source to its end."""
+    output = tmp_path / "out"
+    write_blocks(TextData(data_dir), str(output), parts=2)
+    (output / "manifest.json").unlink()
+    part = str(output / "train" / "00001-of-00002" / "part.json")
+    content = manifests.read_json(part)
+    assert content is not None
+    content["part"]["documents"] -= 1
+    manifests.write_json(part, content)
+    with pytest.raises(RunFailed, match=f"(?s)holds {len(TRICKY) - 1} documents.*Remove") as told:
+        write_blocks(TextData(data_dir), str(output), parts=2)
+    assert "goes on" not in str(told.value)
+    shutil.rmtree(output / "train")
+    write_blocks(TextData(data_dir), str(output), parts=2)
+
+
 def test_a_split_can_be_added(data_dir, tmp_path):
     output = str(tmp_path / "out")
     write_blocks(TextData(data_dir), output, splits=["validation"])
@@ -272,6 +303,13 @@ def test_a_truncated_or_missing_file_is_an_error(blocks, name):
     (blocks / name).unlink()
     with pytest.raises((RunFailed, UserError), match="No blocks in|failed"):
         all_rows(blocks)
+
+
+def test_a_manifest_of_another_shape_is_an_error(blocks):
+    for content in (b"[1]", b"[]", b"3", b"null", b'"text"', b"{}"):
+        (blocks / "manifest.json").write_bytes(content)
+        with pytest.raises(RunFailed, match="damaged"):
+            all_rows(blocks)
 
 
 def test_the_undamaged_copy_reads(blocks):

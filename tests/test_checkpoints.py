@@ -1,6 +1,7 @@
 """fire_lm.checkpoints: what is saved comes back; what is damaged or does not fit is told."""
 
 import contextlib
+import os
 import random
 import re
 import shutil
@@ -22,6 +23,7 @@ from fire_lm.checkpoints import (
     available_steps,
     manifest,
     restore_params,
+    writer,
 )
 from fire_lm.errors import FireLMError, RunFailed, UserError
 from fire_lm.training.step import TrainState
@@ -109,6 +111,57 @@ def test_keep_the_best(tmp_path, capsys):
     assert "no checkpoint removed: the table is damaged" in capsys.readouterr().err
 
 
+def test_a_power_cut_after_a_removal_finds_the_new_step_on_disk(tmp_path, monkeypatch):
+    """All of it is on disk, and so is its name, before the step before is removed."""
+    told: list[str] = []
+
+    def noting(file: int) -> None:
+        told.append(os.readlink(f"/proc/self/fd/{file}"))
+        fsync(file)
+
+    fsync, remove_step = os.fsync, writer._remove
+    saved(tmp_path, 3, make=one_array, keep_last=1)
+    folder = (tmp_path / "checkpoints").resolve()
+    monkeypatch.setattr(os, "fsync", noting)
+    monkeypatch.setattr(writer, "_remove", lambda step: told.append("removed") or remove_step(step))
+    saved(tmp_path, 5, make=one_array, keep_last=1)
+    assert available_steps(tmp_path) == [5]
+    before = told[: told.index("removed")]
+    files = [str(path) for path in (folder / "5").rglob("*") if path.name != "manifest.sha256"]
+    assert {*files, str(folder / "5" / "manifest.sha256.tmp")} <= set(before)
+    assert before[-2:] == [str(folder / "5"), str(folder)], "the names, once they are there"
+
+
+KILLED_WHILE_REMOVING = """
+import os, sys
+from etils import epath
+from fire_lm.checkpoints import writer
+
+def killed(self, *_, **__):
+    os._exit(9)
+
+type(epath.Path(sys.argv[1])).rmtree = killed
+writer._remove(epath.Path(sys.argv[1]))
+"""
+
+
+def test_a_kill_during_a_removal_leaves_nothing_for_good(tmp_path):
+    folder = saved(tmp_path, 3, 5, make=one_array) / "checkpoints"
+    arguments = [sys.executable, "-c", KILLED_WHILE_REMOVING, str(folder / "3")]
+    assert subprocess.run(arguments).returncode == 9
+    assert available_steps(tmp_path) == [5], "never half a step by its own name"
+    assert len(list(folder.iterdir())) == 2
+    assert recovered(tmp_path) == 5
+    assert [path.name for path in folder.iterdir()] == ["5"]
+
+
+def test_a_removal_that_failed_does_not_hinder_the_next(tmp_path):
+    folder = saved(tmp_path, 3, make=one_array) / "checkpoints"
+    (folder / "3.removing" / "state").mkdir(parents=True)
+    saved(tmp_path, 5, make=one_array, keep_last=1)
+    assert [path.name for path in folder.iterdir()] == ["5"]
+
+
 def test_choose_step(tmp_path):
     saved(tmp_path, 3, 5)
     assert checkpoints.choose_step(tmp_path, None) == 5
@@ -123,8 +176,9 @@ def test_split_run():
     assert checkpoints.split_run("runs/fire") == ("runs/fire", None)
     assert checkpoints.split_run("runs/fire@20") == ("runs/fire", 20)
     assert checkpoints.split_run("gs://me@here/run@20") == ("gs://me@here/run", 20)
-    with pytest.raises(UserError, match="'runs/fire@last': after @ comes a step number, .*@1000"):
-        checkpoints.split_run("runs/fire@last")
+    for wrong in ("last", "²", "٣", "-1", "", "9" * 5000):
+        with pytest.raises(UserError, match=f"'runs/fire@{wrong}': after @ comes a step .*@1000"):
+            checkpoints.split_run(f"runs/fire@{wrong}")
 
 
 @pytest.mark.parametrize("name", ["5.orbax-checkpoint-tmp", "5"])
@@ -223,7 +277,9 @@ def test_what_others_keep_there_is_left_alone(tmp_path):
     (folder / "2024").mkdir()
     (folder / "2024" / "thesis.txt").write_text("mine")
     (folder / "7").write_text("mine too")
-    assert recovered(tmp_path) == 5
+    for copy in ("²", "005", "٣"):
+        shutil.copytree(folder / "5", folder / copy)
+    assert recovered(tmp_path) == 5 == available_steps(tmp_path)[0]
     saved(tmp_path, 6, 8, 9, make=one_array, keep_last=1)
     assert (folder / "2024" / "thesis.txt").exists() and (folder / "7").exists()
 
@@ -337,10 +393,16 @@ def test_saves_on_a_full_disk(tmp_path):
 
 def test_damaged_parameters_are_told_too(tmp_path):
     truncate_arrays(saved(tmp_path, 5, make=one_array) / "checkpoints" / "5")
-    with pytest.raises(
-        RunFailed, match="checkpoint 5 of .*\nanother model needs another --workdir"
-    ):
+    with pytest.raises(RunFailed, match="checkpoint 5 of .* cannot be read: .*\nif it is damaged"):
         restore_params(tmp_path, 5, one_array()["params"])
+
+
+def test_a_whole_checkpoint_of_another_model_is_not_called_damaged(tmp_path):
+    saved(tmp_path, 5, make=one_array)
+    assert recovered(tmp_path) == 5
+    with pytest.raises(RunFailed, match="5 of .* does not fit .*\nanother model .*--work") as error:
+        restored(tmp_path, 5, {"params": {"embedding": state().params["layers"]["query"]}})
+    assert "damaged" not in str(error.value) and "away" not in str(error.value)
 
 
 # --- Parameters alone, from a run that may differ.

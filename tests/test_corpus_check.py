@@ -105,6 +105,23 @@ def test_the_command_prints_tables_and_draws(data_dir, tmp_path, capsys):
     assert "No data set" in capsys.readouterr().err
 
 
+def test_the_picture_has_a_place_before_anything_is_read(data_dir, tmp_path, capsys, monkeypatch):
+    from fire_lm.data import survey
+
+    surveyed = survey.survey
+    for output, told in ((tmp_path, "it is a folder"), (Path(__file__) / "y.png", "Cannot write")):
+        monkeypatch.setattr(survey, "survey", lambda *_: pytest.fail("the text was read"))
+        assert main(["corpus", "check", f"--data_dir={data_dir}", f"--output={output}"]) == 2
+        assert told in capsys.readouterr().err
+    monkeypatch.setattr(survey, "survey", surveyed)
+    picture = tmp_path / "new" / "dir" / "y.png"
+    arguments = [f"--data_dir={data_dir}", "--documents=20", f"--output={picture}"]
+    assert main(["corpus", "check", *arguments]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    told = "texts in both train and validation (of the documents read, not all): "
+    assert told in capsys.readouterr().out
+
+
 def test_the_vocabulary_loses_nothing(vocabulary, data_dir):
     """Through seqio and TensorFlow, as training reads it; and every byte is counted."""
     from fire_lm.data import vocabularies

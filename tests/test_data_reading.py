@@ -193,13 +193,15 @@ def test_shards_are_disjoint_and_their_union_is_the_text(tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
-@pytest.mark.parametrize(  # 52: some epochs and blocks on
+@pytest.mark.parametrize(  # some epochs and blocks before the last ones
     "taken_after",
-    [pytest.param(0, marks=pytest.mark.ci), 7, pytest.param(52, marks=pytest.mark.ci)],
+    [pytest.param(0, marks=pytest.mark.ci), "drawn", pytest.param("late", marks=pytest.mark.ci)],
 )
 def test_a_saved_position_continues_exactly(data_dir, construction, taken_after):
     data = TextData(data_dir, construction=construction, shuffle_buffer=30)
     arguments = dict(length=16, batch_size=5, seed=3)
+    drawn = np.random.default_rng(CONSTRUCTIONS.index(construction)).integers([1, 40], [40, 80])
+    taken_after = {0: 0, "drawn": drawn[0], "late": drawn[1]}[taken_after]
     uninterrupted = fire_lm.data.train_iterator(data, **arguments)
     for _ in range(taken_after):
         next(uninterrupted)
@@ -207,7 +209,7 @@ def test_a_saved_position_continues_exactly(data_dir, construction, taken_after)
     assert isinstance(state, bytes) and len(state) < 20_000
     expected = [next(uninterrupted) for _ in range(40)]
     resumed = fire_lm.data.train_iterator(data, **arguments)
-    if taken_after == 7:  # a position may also be set on an iterator in use
+    if 0 < taken_after < 40:  # a position may also be set on an iterator in use
         next(resumed)
     resumed.set_state(state)
     assert resumed.get_state() == state
@@ -219,6 +221,24 @@ def test_a_saved_position_continues_exactly(data_dir, construction, taken_after)
     # To the document: a resumed run reports each skipped document exactly once.
     assert [int(b["skipped"]) for b in got] == [int(b["skipped"]) for b in expected]
     assert sum(int(b["skipped"]) for b in expected) > 0
+
+
+@pytest.mark.parametrize("hosts", [2, 40])  # of 32 files: divided by file, by document
+def test_the_position_of_a_shard_continues_exactly(data_dir, monkeypatch, hosts):
+    from fire_lm.data import preprocessors
+
+    monkeypatch.setattr(preprocessors, "DOCUMENTS_PER_GROUP", 2)
+    data = TextData(data_dir, shuffle_buffer=5)
+    shard = dict(length=16, batch_size=2, seed=3, shard_index=1, shard_count=hosts)
+    uninterrupted = fire_lm.data.train_iterator(data, **shard)
+    for _ in range(int(np.random.default_rng(hosts).integers(1, 240 // hosts))):
+        next(uninterrupted)
+    state = uninterrupted.get_state()
+    assert len(state) < 4_000
+    resumed = fire_lm.data.train_iterator(data, **shard)
+    resumed.set_state(state)
+    for _ in range(240 // hosts):
+        np.testing.assert_array_equal(next(resumed)["targets"], next(uninterrupted)["targets"])
 
 
 def test_the_state_does_not_grow_with_the_buffer(data_dir):
@@ -271,8 +291,9 @@ def test_a_position_of_other_data_is_refused(data_dir):
         with pytest.raises(UserError, match="data position was saved with"):
             iterator.set_state(state)
     iterator = fire_lm.data.train_iterator(data, **arguments)
-    for damaged in (b"", b"nonsense", state[: len(state) // 2]):
-        with pytest.raises(UserError, match="damaged"):
+    of_blocks = b'{"samples": 12, "blocks": "0123"}'
+    for damaged in (b"", b"nonsense", state[: len(state) // 2], of_blocks):
+        with pytest.raises(UserError, match="damaged, or one of blocks"):
             iterator.set_state(damaged)
 
 
@@ -415,6 +436,7 @@ def test_padding_is_never_unknown_text(sentencepiece_model, tmp_path):
         ({}, {"length": 1}, "at least 2 tokens"),
         ({}, {"batch_size": 0}, "batches of 0"),
         ({}, {"shard_index": 2, "shard_count": 2}, "shard 2 of 2"),
+        ({}, {"seed": -1}, "The seed is 0 or more, not -1"),
     ],
 )
 def test_bad_input_is_told_in_plain_words(data_dir, change, arguments, message):
@@ -466,24 +488,157 @@ def test_a_damaged_file_is_a_failure_while_running(tmp_path, damage):
         iterator = fire_lm.data.train_iterator(data, length=16, batch_size=9, seed=0)
         [next(iterator) for _ in range(200)]
     assert str(told.value).count("\n") == 0
+    assert not any(noise in str(told.value) for noise in ("{", "node", "[Op", "name:"))
+    with pytest.raises(RunFailed, match="Reading c4/en:3.1.0"):
+        _mixed(data, length=16, batch_size=9, seed=0)
     with pytest.raises(RunFailed, match="Reading c4/en:3.1.0"):
         fire_lm.data.scoring_text(data, length=16, num_sequences=10**6, split="train")
     with pytest.raises(RunFailed, match="Reading c4/en:3.1.0"):
         survey.survey(data, "train", 10**6)
 
 
-def test_a_data_set_of_another_schema(tmp_path):
+def _mixed(data: TextData, **arguments):
+    mixture = dataclasses.replace(data, mixture=((data.tfds_name, 1.0),))
+    iterator = fire_lm.data.train_iterator(mixture, **arguments)
+    return [next(iterator) for _ in range(200)]
+
+
+@pytest.mark.parametrize("damage", ["emptied", "cut between records"])
+@pytest.mark.parametrize(  # 40 hosts share 32 files: divided by document
+    "hosts, failing", [(1, [0]), (2, [1]), (40, [0, 1])]
+)
+def test_a_file_that_lost_whole_documents_is_a_failure(tmp_path, damage, hosts, failing):
+    """TFRecord's checksums do not see it; without a failure the text would be lost silently."""
+    from fire_lm.data import c4_writer
+
+    c4_writer.write(tmp_path, {"train": GOOD["train"]})
+    file = sorted(tmp_path.glob("c4/en/3.1.0/*tfrecord*"))[5]
+    content = file.read_bytes()
+    first_record = 8 + 4 + int.from_bytes(content[:8], "little") + 4
+    assert first_record < len(content), "this file holds several documents"
+    file.write_bytes(content[: 0 if damage == "emptied" else first_record])
+    failed = []
+    for host in range(min(hosts, 2)):
+        try:
+            batches(TextData(str(tmp_path)), 99, batch_size=9, shard_index=host, shard_count=hosts)
+        except RunFailed as error:
+            assert "Reading c4/en:3.1.0" in str(error) and "contained only" in str(error)
+            failed.append(host)
+    assert failed == failing
+
+
+def test_hosts_with_nothing_to_read_say_so_after_two_rounds_of_their_own(tmp_path):
+    from fire_lm.data import c4_writer
+
+    c4_writer.write(tmp_path, {"train": {str(n): b" " for n in range(512)}})
+    iterator = fire_lm.data.train_iterator(
+        TextData(str(tmp_path)), length=4, batch_size=1, seed=0, shard_index=1, shard_count=8
+    )
+    skipped = []
+    iterator._reader = map(
+        lambda group: skipped.append(int(group["skipped"])) or group, iterator._reader
+    )
+    with pytest.raises(UserError, match="No readable text"):
+        next(iterator)
+    assert 2 * 64 < sum(skipped) < 3 * 64
+
+
+def _store(folder: pathlib.Path, features, examples, **settings) -> TextData:
+    """As somebody else's data set, in an order of its own."""
     from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
 
     with without_their_warnings():
-        features = tfds.features.FeaturesDict({"body": tfds.features.Text()})
         tfds.dataset_builders.store_as_tfds_dataset(
-            name="other", version="1.0.0", data_dir=str(tmp_path), features=features,
-            split_datasets={"train": [("1", {"body": "text"})]}, disable_shuffling=True,
+            name="other", version="1.0.0", data_dir=str(folder), disable_shuffling=True,
+            features=tfds.features.FeaturesDict(features),
+            split_datasets={"train": list(enumerate(examples))}, **settings,
         )  # fmt: skip
-    data = TextData(str(tmp_path), tfds_name="other:1.0.0")
-    with pytest.raises(UserError, match="has no feature 'text', only body"):
-        fire_lm.data.train_iterator(data, length=16, batch_size=1, seed=0)
+    return TextData(str(folder), tfds_name="other:1.0.0")
+
+
+def test_data_sets_of_other_schemas(tmp_path):
+    from fire_lm.data.quiet_tensorflow import tfds
+
+    text = tfds.features.Text()
+    for number, (features, example, complaint) in enumerate(
+        [
+            ({"body": text}, {"body": "text"}, "has no feature 'text', only body"),
+            ({"text": np.int64}, {"text": 3}, "is no single string"),
+            ({"text": {"en": text}}, {"text": {"en": "text"}}, "is no single string"),
+            ({"text": tfds.features.Sequence(text)}, {"text": ["a"]}, "is no single string"),
+            ({"text": tfds.features.Dataset(text)}, {"text": ["a"]}, "is no single string"),
+        ]
+    ):
+        data = _store(tmp_path / str(number), features, [example])
+        with pytest.raises(UserError, match=complaint) as told:
+            fire_lm.data.train_iterator(data, length=16, batch_size=1, seed=0)
+        assert str(told.value).count("\n") <= 1
+
+
+def test_a_data_set_in_files_that_are_no_stream(tmp_path, monkeypatch):
+    from fire_lm.data import tasks
+    from fire_lm.data.quiet_tensorflow import tfds
+
+    data = _store(tmp_path, {"text": tfds.features.Text()}, [{"text": "words"}])
+    info = tmp_path / "other" / "1.0.0" / "dataset_info.json"
+    info.write_text(info.read_text().replace('"tfrecord"', '"array_record"'))
+    with pytest.raises(UserError, match="(?s)array_record files.*tfds convert_format"):
+        tasks.check(data, length=16, split="train")
+
+
+def test_an_ordered_data_set_is_read_as_any_other(tmp_path, monkeypatch, caplog):
+    from fire_lm.data import preprocessors
+    from fire_lm.data.quiet_tensorflow import tfds
+
+    monkeypatch.setattr(preprocessors, "DOCUMENTS_PER_GROUP", 1)
+    texts = list(GOOD["validation"].values())
+    data = _store(tmp_path, {"text": tfds.features.Text()}, [{"text": text} for text in texts])
+    data = dataclasses.replace(data, construction="cut", shuffle_buffer=1)
+    caplog.clear()
+    seen = []
+    for shard in range(3):
+        own = batches(data, 8, length=400, batch_size=1, shard_index=shard, shard_count=3)
+        seen += [documents_of(row)[0] for batch in own for row in batch["targets"]]
+    in_order = fire_lm.data.scoring_text(data, length=400, num_sequences=24, split="train")
+    assert sorted(seen) == sorted(texts)
+    assert [documents_of(row)[0] for row in in_order.targets] == texts
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
+def test_damaged_metadata_is_told(tmp_path, name):
+    from fire_lm.data import c4_writer, tasks
+
+    c4_writer.write(tmp_path, {"train": GOOD["train"]})
+    file = tmp_path / "c4" / "en" / "3.1.0" / name
+    whole = file.read_bytes()
+    for content in (b"", whole[: len(whole) // 2], b"[]", b"\xff\xfe\x00"):
+        file.write_bytes(content)
+        with pytest.raises(RunFailed, match="metadata of c4/en:3.1.0 .* damaged") as told:
+            tasks.check(TextData(str(tmp_path)), length=16, split="train")
+        assert "No data set" not in str(told.value) and str(told.value).count("\n") <= 1
+
+
+def test_a_bucket_is_not_offered_as_a_place_to_write(monkeypatch):
+    """`fire-lm corpus` writes to local directories alone."""
+    from fire_lm.data import tasks
+
+    monkeypatch.setattr(tasks, "data_sets", lambda _: [])
+
+    def missing(data_dir: str) -> str:
+        monkeypatch.setattr(tasks.tfds, "builder", _not_found)
+        with pytest.raises(UserError, match="No data set c4/en:3.1.0") as told:
+            tasks.dataset_info(TextData(data_dir))
+        return str(told.value)
+
+    assert "fire-lm corpus" not in missing("gs://bucket/text")
+    assert "`fire-lm corpus --data_dir=here` writes" in missing("here")
+
+
+def _not_found(*_, **__):
+    from fire_lm.data.quiet_tensorflow import tfds
+
+    raise tfds.core.registered.DatasetNotFoundError
 
 
 def test_no_document_of_the_asked_length(data_dir):
@@ -507,7 +662,7 @@ def test_storage_that_refuses_is_told(data_dir, monkeypatch):
         raise tf.errors.PermissionDeniedError(None, None, "403 on gs://bucket: no storage.get")
 
     monkeypatch.setattr(tfds, "builder", refuse)
-    with pytest.raises(UserError, match=r"c4/en:3.1.0 .*(\n.*)+403 on gs://bucket") as told:
+    with pytest.raises(RunFailed, match=r"c4/en:3.1.0 .*(\n.*)+403 on gs://bucket") as told:
         tasks.check(TextData(data_dir), length=16, split="train")
     assert str(told.value).count("\n") <= 2
     monkeypatch.setattr(tf.io.gfile, "exists", refuse)

@@ -1,6 +1,7 @@
 """fire_lm.training.goodput: the time of a run by what it went into, over all its starts."""
 
 import json
+import math
 import time
 
 import pytest
@@ -52,6 +53,83 @@ def test_a_checkpoint_that_was_damaged_loses_what_came_after_the_one_before(tmp_
     total = account(str(tmp_path))
     assert total[DEVICES] == 20.0 + 60.0
     assert total[LOST] == (49 - 20) + 3 + 1 - 2 - 1 + 30 + 1
+
+
+def test_what_no_start_has_written_is_left_out(tmp_path):
+    """Notes of people, and records with a bit flipped."""
+    two_starts(tmp_path)
+    expected = account(str(tmp_path))
+    folder = tmp_path / "goodput"
+    whole = json.loads((folder / "00001.json").read_text())
+    (folder / "notes.json").write_text(json.dumps(whole))
+    (folder / "²²²²².json").write_text(json.dumps(whole))
+    broken = [
+        {"a": 1},
+        whole | {"began": "noon"},
+        whole | {"resumed_from": None},
+        whole | {"at_save": {"20": 5}},
+        whole | {"seconds": {"savjng": 1.0}},
+        whole | {"seconds": {DATA: math.nan}},
+        {name: value for name, value in whole.items() if name != "seconds"},
+    ]
+    for number, facts in enumerate(broken, 2):
+        (folder / f"{number:05d}.json").write_text(json.dumps(facts))
+    assert account(str(tmp_path)) == expected
+    goodput = Goodput(str(tmp_path), quiet=False)
+    goodput.resumed(30)
+    goodput.close()
+    assert (folder / "00009.json").exists(), "no record is written over"
+
+
+def test_a_clock_that_jumps_forward_is_time_stopped(tmp_path):
+    """Between two starts; what the starts did stays what it was."""
+    two_starts(tmp_path)
+    before = account(str(tmp_path))
+    two_starts(tmp_path, second_began=150.0 + 86_400.0)
+    assert account(str(tmp_path)) == before | {STOPPED: before[STOPPED] + 86_400.0}
+
+
+@pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
+def test_a_clock_that_jumps_during_a_start_changes_nothing(tmp_path, monkeypatch, jump):
+    now, wall = [time.monotonic()], [1_000_000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "time", lambda: wall[0])
+    monkeypatch.setattr("fire_lm.STARTED", now[0])
+    goodput = Goodput(str(tmp_path), quiet=False)
+    goodput.resumed(0)
+    for stage in (COMPILE, DEVICES, SAVE):
+        goodput.enter(stage)
+        now[0] += 10.0
+        wall[0] += jump
+    goodput.saved(1)
+    goodput.close()
+    assert account(str(tmp_path)) == {
+        DEVICES: 10.0, DATA: 0.0, SAVE: 10.0, START: 0.0, COMPILE: 10.0, LOST: 0.0, STOPPED: 0.0,
+    }  # fmt: skip
+
+
+def test_a_kill_while_it_compiles_leaves_the_time_before(tmp_path, monkeypatch):
+    """And while it still starts, once it is known that there is something to do."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("fire_lm.STARTED", now[0])
+    goodput = Goodput(str(tmp_path), quiet=False)
+    monkeypatch.setattr(goodput, "_period", math.inf)  # as in a bucket
+    now[0] += 3.0
+    assert account(str(tmp_path))[START] == 0
+    goodput.resumed(0)
+    assert account(str(tmp_path))[START] == pytest.approx(3)
+    now[0] += 40.0
+    goodput.enter(COMPILE)
+    assert account(str(tmp_path))[START] == pytest.approx(43)
+    now[0] += 50.0
+    goodput.enter(START)
+    assert account(str(tmp_path))[COMPILE] == pytest.approx(50)
+
+
+def test_a_start_that_finds_nothing_to_do_leaves_no_record(tmp_path):
+    Goodput(str(tmp_path), quiet=False).close()
+    assert not list((tmp_path / "goodput").iterdir())
 
 
 def test_a_clock_set_back_gives_no_negative_time(tmp_path):

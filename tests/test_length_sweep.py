@@ -103,6 +103,21 @@ def packed_text() -> ScoringText:
     return dataclasses.replace(text, segment_ids=segments * (text.targets != 0))
 
 
+def test_padding_is_counted(monkeypatch, capsys):
+    """Where there is any; the table has no column for it."""
+    targets = np.ones((5, 40), np.int32)
+    for padding, told in (
+        (0, ""),
+        (30, "30 of the 200 places in the rows of mine are padding (15.0%)"),
+    ):
+        targets.ravel()[:padding] = 0
+        text = ScoringText(targets, targets, skipped=0)
+        monkeypatch.setattr(module, "read_scoring_text", lambda *_, text=text, **__: text)
+        module.read_text(TextData("here"), "mine", 40, 200, "validation")
+        said = capsys.readouterr().out
+        assert said.startswith(told) and said.count("\n") == bool(told)
+
+
 @pytest.mark.parametrize("length", [8, pytest.param(LONGEST, marks=pytest.mark.ci)])
 def test_packed_rows_score_each_document_alone(length):
     """What of a document lies in a part of a row is scored as a row of its own."""

@@ -109,6 +109,17 @@ def test_log_drops_what_comes_after_the_resume_step_and_a_torn_line(tmp_path):
     assert [event.value for event in events.Scalars("loss")][3:] == [10.0] * 3
 
 
+FOREIGN = ['{"note": "mine"}', '{"stfp": 1, "loss": 2.0}', '{"step": "1"}', '{"step": null}', "[1]"]
+
+
+def test_lines_that_no_run_has_written_are_dropped(tmp_path):
+    """A bit flips, or somebody makes a note: no reason never to start again."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(['{"step": 1, "loss": 2.0}', *FOREIGN, '{"step": 2}', ""]))
+    metrics.MetricsLog(tmp_path, 2).close()
+    assert path.read_text() == '{"step": 1, "loss": 2.0}\n{"step": 2}\n'
+
+
 def test_a_new_log_keeps_nothing_of_a_run_without_checkpoint(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     metrics.MetricsLog(tmp_path, 0).close()

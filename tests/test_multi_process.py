@@ -1,5 +1,6 @@
 """Two processes on one machine train one model, save together and resume together."""
 
+import fcntl
 import os
 import signal
 import socket
@@ -8,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from sample_run import command, logged, write_text
+from sample_run import command, logged, saved_state, write_text
 
 from fire_lm.checkpoints import available_steps
 
@@ -99,6 +101,11 @@ def test_sigterm_to_one_of_two_stops_both_at_the_same_step(tmp_path):
     run_together(arguments, 2)
     run_together(command(data_dir, tmp_path / "whole", *more), 2)
     assert logged(tmp_path / "stopped") == logged(tmp_path / "whole")
+    found, expected = (saved_state(tmp_path / name, 300) for name in ("stopped", "whole"))
+    assert found.keys() == expected.keys()
+    assert any(name.startswith("opt_state/") for name in expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 @pytest.mark.ci
@@ -114,6 +121,71 @@ def test_a_killed_process_is_named_and_the_same_command_resumes(tmp_path):
     assert time.monotonic() - began < 90 and started[0].returncode != 0
     assert f"pid {started[1].pid})" in output.splitlines()[-2], output[-3000:]
     run_together(arguments, 2)
+
+
+@pytest.mark.ci
+def test_a_directory_that_another_run_holds_is_refused_by_both(tmp_path):
+    """Process 0 alone asks for the lock; the other would wait for it."""
+    data_dir, workdir = write_text(tmp_path / "data"), tmp_path / "run"
+    workdir.mkdir()
+    with (workdir / ".lock").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write("process 12345 on another host\n")
+        file.flush()
+        began = time.monotonic()
+        started = start_together(command(data_dir, workdir), 2)
+        outputs = finish(started, 90)
+    assert time.monotonic() - began < 90
+    assert [process.returncode for process in started] == [2, 2], outputs
+    for output in outputs:
+        assert f"{workdir} is being written by process 12345" in output, output[-3000:]
+        assert "Traceback" not in output
+
+
+ON_PROCESS_1 = """
+import os, sys
+import jax
+import fire_lm.data
+from fire_lm import cli, sharding
+from fire_lm.errors import UserError
+
+what, *arguments = sys.argv[1:]
+
+def no_text(*_, **__):
+    raise UserError("there is no text here")
+
+if os.environ["JAX_PROCESS_ID"] == "1":
+    if what == "error":
+        fire_lm.data.train_iterator = no_text
+    else:
+        sharding.initialize_distributed()
+        jax.devices()  # the processes have met
+        os.kill(os.getpid(), 9)
+sys.exit(cli.main(arguments))
+"""
+
+
+@pytest.mark.ci
+def test_an_error_of_one_process_ends_both_with_its_words_and_code(tmp_path):
+    arguments = command(write_text(tmp_path / "data"), tmp_path / "run")
+    began = time.monotonic()
+    started = start_together(["-c", ON_PROCESS_1, "error", *arguments], 2, module=())
+    outputs = finish(started, 90)
+    assert time.monotonic() - began < 90
+    assert [process.returncode for process in started] == [2, 2], outputs
+    assert f"process 1 ({socket.gethostname()}, pid {started[1].pid}): there is no" in outputs[0]
+    assert "fire-lm: there is no text here" in outputs[1]
+
+
+@pytest.mark.ci
+def test_a_process_that_dies_before_its_first_word_is_named(tmp_path):
+    arguments = command(write_text(tmp_path / "data"), tmp_path / "run")
+    arguments.append("--gin.Watchdog.silence_seconds=10")
+    began = time.monotonic()
+    started = start_together(["-c", ON_PROCESS_1, "die", *arguments], 2, module=())
+    output = finish(started, 90)[0]
+    assert time.monotonic() - began < 90 and started[0].returncode not in (0, -6)
+    assert "process 1 not heard of for 10 s" in output, output[-3000:]
 
 
 LATE = """

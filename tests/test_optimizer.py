@@ -56,11 +56,25 @@ def test_schedule_of_the_paper():
     np.testing.assert_allclose(schedule(100_000), last + (peak - last) * cosine, rtol=1e-5)
 
 
-@pytest.mark.parametrize("warmup_steps", [10, 11, -1])
+@pytest.mark.parametrize("warmup_steps", [10, 11])
 def test_warm_up_must_fit(warmup_steps):
     with pytest.raises(UserError, match=f"warm-up of {warmup_steps} .*TRAIN_STEPS = 10: lower"):
         AdamW(warmup_steps=warmup_steps).build(10)
     learning_rate_schedule(1e-3, 9, 10, 0.1)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "learning_rate=-1", "learning_rate=0", "learning_rate=inf", "learning_rate=nan",
+        "warmup_steps=-1", "final_fraction=-3", "final_fraction=1.5", "b1=1", "b1=-0.1", "b2=2",
+        "epsilon=0", "weight_decay=-0.1", "clip_norm=0", "clip_norm=-1",
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work(setting):
+    name, _, value = setting.partition("=")
+    with pytest.raises(UserError, match=f"AdamW.{name} is {float(value):g}.*: it must be"):
+        AdamW(**{name: float(value)})
 
 
 PARAMS = {

@@ -7,9 +7,11 @@ goes wrong is shown in test_training.py, where one begins the text again.
 import functools
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -124,7 +126,12 @@ def killed_and_whole(
     steps = 100 * (kills + while_saving) + 100
     bindings = [f"TRAIN_STEPS={steps}", f"TextData.construction={construction}"]
     more = [f"--gin.{binding}" for binding in [*bindings, "Checkpointing.save_every=16"]]
-    whole = start(command(data_dir, tmp_path / "whole", *more))  # at the same time
+    # At the same time, watched by a clock of our own.
+    spawned = time.monotonic()
+    whole = start(command(data_dir, tmp_path / "whole", *more), stdout=subprocess.PIPE)
+    seen: dict[str, float] = {}
+    clock = threading.Thread(target=when_seen, args=(whole, ["compiling", " s\n", "loss"], seen))
+    clock.start()
 
     draw = random.Random(construction)
     workdir, began = tmp_path / "killed", time.time()
@@ -146,6 +153,7 @@ def killed_and_whole(
     assert any(line.startswith("done: ") for line in last.stdout), last.communicate()[1]
     wall = time.time() - began  # without what Python takes to clear up
     finish(last)
+    clock.join()
     finish(whole)
 
     assert_each_step_once(workdir)
@@ -153,6 +161,11 @@ def killed_and_whole(
     total = account(str(workdir))
     assert abs(sum(total.values()) - wall) < 0.02 * wall, total
     assert min(total[stage] for stage in (DEVICES, START, COMPILE, STOPPED)) > 0
+    once = account(str(tmp_path / "whole"))
+    compiled = seen[" s\n"] - seen["compiling"]
+    assert abs(once[COMPILE] - compiled) < max(0.5, 0.1 * compiled), (once, seen)
+    started = seen["loss"] - spawned - compiled
+    assert abs(once[START] - started) < max(1.0, 0.15 * started), (once, seen)
     assert logged(workdir) == logged(tmp_path / "whole")
     found, expected = saved_state(workdir, steps), saved_state(tmp_path / "whole", steps)
     assert found.keys() == expected.keys()
@@ -161,6 +174,37 @@ def killed_and_whole(
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+def when_seen(process: subprocess.Popen[str], words: list[str], seen: dict[str, float]) -> None:
+    """Reads all that a process prints; when each word came, looked for after the one before."""
+    assert process.stdout is not None
+    left, text = list(words), ""
+    while letters := os.read(process.stdout.fileno(), 4096).decode(errors="replace"):
+        now, text = time.monotonic(), text + letters
+        while left and left[0] in text:
+            text = text.partition(left[0])[2]
+            seen[left.pop(0)] = now
+        text = text if left else ""
+
+
 def assert_each_step_once(workdir: Path) -> None:
     steps = steps_logged(workdir)
     assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.ci
+def test_a_full_disk_does_not_end_the_run(data_dir, tmp_path):
+    """For a while no file of the process may grow beyond 2 kB, wherever it is."""
+    arguments = command(data_dir, tmp_path, "--gin.TRAIN_STEPS=400")
+    process = start([*arguments, "--gin.Checkpointing.failures_allowed=100"])
+    assert process.stderr is not None
+    while not steps_logged(tmp_path) or steps_logged(tmp_path)[-1] < 40:
+        assert process.poll() is None
+        time.sleep(0.01)
+    unlimited = resource.RLIM_INFINITY
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2000, unlimited))
+    told = next(line for line in process.stderr if "could not be saved" in line)
+    time.sleep(1)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0 and "training goes on" in errors, told + errors
+    assert saved_state(tmp_path, 400)

@@ -60,7 +60,7 @@ def test_the_log_holds_every_step_once_also_after_a_restart(tmp_path):
     for step in (3, 5, 9):
         log.add({"step": step, "loss": math.nan, "limit": math.inf, "skipped": False})
     with (tmp_path / "spikes.jsonl").open("a") as file:
-        file.write('{"step": 11, "lo')  # as a kill leaves it
+        file.write('{"note": "mine"}\n{"step": "4"}\n{"step": 11, "lo')  # the last by a kill
     assert SpikeLog(tmp_path, 5) and steps() == [3, 5]
     SpikeLog(tmp_path, 5).add({"step": 6, "loss": 1.0})
     assert steps() == [3, 5, 6]

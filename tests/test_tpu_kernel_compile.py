@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from fire_lm.attention.tpu.schedule import Blocks
+from fire_lm.errors import RunFailed
 from fire_lm.preflight import kernels
 from fire_lm.preflight.bundles import Stretch, longest, parse
-from fire_lm.errors import RunFailed
 
 SCHEDULE = """
      0   :  { %s1 = sld [smem:[#allocation0]] }

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from etils import epath
 from sample_run import (
     SAVE_EVERY,
     STEPS,
@@ -30,6 +31,7 @@ from fire_lm.training import Spikes, loop
 from fire_lm.training.goodput import Goodput
 from fire_lm.training.lock import only_writer
 from fire_lm.training.reporter import Reporter, new_counters
+from fire_lm.training.start import ensure_writable
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +141,38 @@ def test_sigterm_saves_and_the_same_command_resumes(
     assert logged(broken)[7:] != logged(finished)[7:]  # the text began again
     with pytest.raises(AssertionError):
         assert_same_state(broken, finished)
+
+
+def test_sigterm_before_anything_is_saved_is_told_so(data_dir, tmp_path, monkeypatch, capsys):
+    """As when the first losses are not finite, and their updates left out."""
+    pending = Reporter.pending
+
+    def pending_with_signal(self: Reporter, *arguments: object) -> None:
+        pending(self, *arguments)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Reporter, "pending", pending_with_signal)
+    monkeypatch.setattr(Reporter, "flush", lambda self: setattr(self, "sound", False))
+    assert main(command(data_dir, tmp_path / "run")) == 3
+    told = capsys.readouterr().err
+    assert "stopped by SIGTERM before any step was saved\nthe same command begins again" in told
+    assert "step 0" not in told
+
+
+def test_two_starts_at_once_do_not_take_each_others_probe(tmp_path, monkeypatch):
+    write_probe, left = type(epath.Path(tmp_path)).write_text, []
+
+    def while_another_starts(self: epath.Path, *arguments: object) -> None:
+        write_probe(self, *arguments)
+        left.append(self.name)
+        for probe in tmp_path.iterdir():  # on another machine, with the same pid
+            probe.unlink()
+
+    monkeypatch.setattr(type(epath.Path(tmp_path)), "write_text", while_another_starts)
+    ensure_writable(str(tmp_path))
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    ensure_writable(str(tmp_path))
+    assert len(set(left)) == 2 and not list(tmp_path.iterdir())
 
 
 def assert_same_state(run: Path, other: Path) -> None:

@@ -121,6 +121,13 @@ def test_the_limit_follows_the_median(tmp_path):
     assert watch.limit() == 5.0
 
 
-def test_settings_that_cannot_work():
-    with pytest.raises(UserError, match="Watchdog.multiple is 0"):
-        Watchdog(multiple=0)
+@pytest.mark.parametrize(
+    "setting",
+    ["multiple=0", "multiple=inf", "least_seconds=1e-9", "silence_seconds=1e-9",
+     "silence_seconds=1e15", "silence_seconds=nan"],
+)  # fmt: skip
+def test_settings_that_cannot_work(setting):
+    """A process tells of itself once a second."""
+    name, _, value = setting.partition("=")
+    with pytest.raises(UserError, match=f"Watchdog.{name} is {float(value)}: it must be"):
+        Watchdog(**{name: float(value)})

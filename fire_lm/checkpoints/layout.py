@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import sys
 
 from etils import epath
@@ -17,7 +18,7 @@ def split_run(run: str) -> tuple[str, int | None]:
     name, at, step = run.rpartition("@")
     if not at:
         return run, None
-    if not step.isdigit():
+    if not re.fullmatch("[0-9]{1,18}", step):
         raise UserError(f"'{run}': after @ comes a step number, as in {name}@1000")
     return name, int(step)
 
@@ -41,7 +42,7 @@ def written_steps(workdir: str | epath.Path) -> list[int]:
     return sorted(
         int(path.name)
         for path in directory.iterdir()
-        if path.name.isdigit() and is_checkpoint(path)
+        if re.fullmatch("0|[1-9][0-9]{0,17}", path.name) and is_checkpoint(path)
     )
 
 
@@ -78,9 +79,17 @@ def choose_step(workdir: str | epath.Path, step: int | None) -> int:
 def unreadable(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
     hush_abandoned_work()
     return RunFailed(
-        f"checkpoint {step} of {workdir} does not fit or cannot be read: {first_line(error)}\n"
-        "another model needs another --workdir; if it is damaged, move "
-        f"{checkpoint_directory(workdir) / str(step)} away to go on from the one before it"
+        f"checkpoint {step} of {workdir} cannot be read: {first_line(error)}\nif it is damaged, "
+        f"move {checkpoint_directory(workdir) / str(step)} away to use the one before it"
+    )
+
+
+def misfit(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
+    """Of a checkpoint that has just been found whole."""
+    hush_abandoned_work()
+    return RunFailed(
+        f"checkpoint {step} of {workdir} does not fit this model: {first_line(error)}\n"
+        "another model needs another --workdir"
     )
 
 

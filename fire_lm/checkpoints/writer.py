@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from fire_lm.checkpoints.layout import (
     first_line,
     hush_abandoned_work,
     is_checkpoint,
-    unreadable,
+    misfit,
     written_steps,
 )
 from fire_lm.checkpoints.manifest import MANIFEST, NEVER_ENDED, damage, write_manifest
@@ -32,6 +33,8 @@ from fire_lm.errors import RunFailed, UserError
 _PATIENCE_MS = 3_600_000  # for the slowest reader of a checkpoint
 _WRITING_SECONDS = 900  # after which a process that has not written its part has failed
 _UNFINISHED = ".orbax-checkpoint-tmp"
+_REMOVING = ".removing"
+_LEFTOVER = re.compile(f"[0-9]+({re.escape(_UNFINISHED)}.*|{re.escape(_REMOVING)})")
 _round = itertools.count()  # of what the processes tell each other; they all count alike
 
 
@@ -88,7 +91,7 @@ class Checkpoints:
 
         What lies above it is told and set aside, so that the step can be saved again: damaged
         steps as `<step>.damaged`, those whose save never ended as `<step>.unfinished`. What a
-        kill left of a save under way is removed.
+        kill left of a save or a removal under way is removed.
 
         Raises:
           RunFailed: there are steps, but none is whole.
@@ -116,7 +119,7 @@ class Checkpoints:
                     f"{aside.name}, going on from {step or 'the beginning'}",
                     file=sys.stderr,
                 )
-            self._remove_unfinished()
+            self._remove_leftovers()
         return step
 
     def save(
@@ -180,7 +183,7 @@ class Checkpoints:
                 ),
             )
         except Exception as error:  # Orbax raises bare Exceptions
-            raise unreadable(self.workdir, step, error) from error
+            raise misfit(self.workdir, step, error) from error
         return restored.state, restored.position, restored.info
 
     def reached_preemption(self, step: int) -> bool:
@@ -248,7 +251,7 @@ class Checkpoints:
         if self._failures <= self._policy.failures_allowed:
             print(f"{self._failure}; training goes on", file=sys.stderr)
         with contextlib.suppress(Exception):
-            self._remove_unfinished()  # what was written may fill the disk
+            self._remove_leftovers()  # what was written may fill the disk
             if is_checkpoint(self._directory / str(step)):
                 _remove(self._directory / str(step))
 
@@ -272,11 +275,11 @@ class Checkpoints:
             aside = self._directory / f"{name}_{copies}"
         return (self._directory / str(step)).rename(aside)
 
-    def _remove_unfinished(self) -> None:
-        """Orbax's temporary folders: saves that were under way when the process died."""
-        for path in self._directory.glob(f"*{_UNFINISHED}*") if self._directory.is_dir() else ():
-            if path.name.partition(_UNFINISHED)[0].isdigit():
-                _remove(path)
+    def _remove_leftovers(self) -> None:
+        """Of saves (Orbax's temporary folders) and removals that were under way at a kill."""
+        for path in self._directory.iterdir() if self._directory.is_dir() else ():
+            if _LEFTOVER.fullmatch(path.name):
+                path.rmtree()
 
 
 def _checkpointer() -> ocp.AsyncCheckpointer:
@@ -284,9 +287,16 @@ def _checkpointer() -> ocp.AsyncCheckpointer:
 
 
 def _remove(step: epath.Path) -> None:
-    """Its manifest first: what a kill leaves is no whole checkpoint."""
-    (step / MANIFEST).unlink(missing_ok=True)
-    step.rmtree()
+    """What a kill leaves is no whole checkpoint. It goes by another name, so that the next start
+    removes the rest; a bucket, which would rename file by file, loses the manifest first."""
+    if "://" in step.as_posix():
+        (step / MANIFEST).unlink(missing_ok=True)
+        step.rmtree()
+        return
+    leaving = step.with_name(f"{step.name}{_REMOVING}")
+    if leaving.exists():
+        leaving.rmtree()
+    step.rename(leaving).rmtree()
 
 
 def _told_by_all(number: int, problem: str | None) -> str:

@@ -62,7 +62,7 @@ class _Reader:
             for path in self._candidates(name):
                 if path.is_file():
                     return path
-        except (OSError, ValueError) as error:  # a name too long, a null byte, no such bucket
+        except (OSError, ValueError, KeyError) as error:  # too long, a null byte, no such bucket
             raise UserError(f"{wanted_by}: cannot read {name!r}: {first_line(error)}") from None
         near = nearest(pathlib.PurePath(name).stem, known := self._known(name))
         hint = f" Did you mean {known[near]}?" if near else ""

@@ -59,7 +59,7 @@ def train_iterator(
         data: which text.
         length: tokens in a row, at least 2.
         batch_size: rows in a batch of this shard.
-        seed: decides the order of files and rows.
+        seed: 0 or more; decides the order of files and rows.
         shard_index: which of `shard_count` disjoint parts of the text (of blocks: of every batch)
             to read.
         shard_count: usually the number of processes.
@@ -79,6 +79,8 @@ def train_iterator(
         raise UserError(
             f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}."
         )
+    if seed < 0:
+        raise UserError(f"The seed is 0 or more, not {seed}.")
     return data.train_iterator(
         length=length,
         batch_size=batch_size,

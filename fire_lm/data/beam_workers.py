@@ -1,12 +1,14 @@
 """Apache Beam: its options as a user gives them, and its failures as a user can read them.
 
-Needs the extra `cache` (`pip install 'fire-lm[cache]'`), and on the workers this package.
+Needs the extra `cache`, or `dataflow` (`pip install 'fire-lm[dataflow]'`), and on the workers this
+package.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,18 +32,38 @@ class BeamWorkers:
     flags: Sequence[str] = ()
 
     def __post_init__(self):
+        dataflow = "dataflow" in self.runner.lower()
         try:
             from apache_beam.runners.runner import create_runner
-        except ModuleNotFoundError as error:
+
+            if dataflow:  # which the runner itself imports only once all has been read and counted
+                from apache_beam.runners.dataflow.internal import apiclient  # noqa: F401
+        except ImportError as error:
             raise UserError(
                 f"--runner={self.runner} needs Apache Beam, which is not installed "
                 f"({error.name}).\n"
-                "pip install 'fire-lm[cache]', or leave --runner out to write in this process."
+                f"pip install 'fire-lm[{'dataflow' if dataflow else 'cache'}]', "
+                "or leave --runner out to write in this process."
             ) from error
         try:
             create_runner(self.runner)
         except (ValueError, ImportError) as error:
             raise UserError(f"--runner={self.runner}: {_reason(error)}") from error
+        self._check_flags()
+
+    def _check_flags(self) -> None:
+        """Of a wrong value Beam prints all of its usage; what it does not know it only logs."""
+        options = self.options()  # before the redirection: it gives the log its stderr
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                given = options.get_all_options(retain_unknown_options=True)
+        except SystemExit as error:
+            problem = said.getvalue().rpartition("error: ")[2].strip()
+            raise UserError(f"--runner_options: {problem}") from error
+        if self.runner.lower() in ("direct", "directrunner"):  # others hand on the unknown
+            if unknown := sorted(given.keys() - options.get_all_options().keys()):
+                raise UserError(f"--runner_options: DirectRunner has no option --{unknown[0]}")
 
     def options(self) -> Any:
         """A new `PipelineOptions`."""
@@ -55,8 +77,8 @@ class BeamWorkers:
         """Raises RunFailed in place of what Beam raises, with the worker's own words."""
         try:
             yield
-        except FireLMError:
-            raise
+        except FireLMError as error:
+            raise type(error)(_plain(str(error))) from error
         except Exception as error:  # Beam wraps what a worker raises in errors of its own
             raise RunFailed(f"Beam's {self.runner} failed: {_reason(error)}") from error
 
@@ -70,7 +92,17 @@ class BeamWorkers:
 
 
 def _reason(error: Exception) -> str:
-    """The message of our own error that a worker's traceback ends in, else the first line."""
+    """The message of our own error that a worker's traceback ends in, else the first line.
+
+    A line that ends in a colon is none without those after it.
+    """
     text = str(error).strip()
-    ours = re.search(r"^fire_lm\.errors\.\w+: (.*)$", text, re.MULTILINE)
-    return ours.group(1) if ours else text.partition("\n")[0]
+    if ours := re.search(r"^fire_lm\.errors\.\w+: (.*)$", text, re.MULTILINE):
+        return _plain(ours.group(1))
+    first, *others = (line.strip() for line in text.split("\n"))
+    return " ".join([first, *others]) if first.endswith(":") else first
+
+
+def _plain(message: str) -> str:
+    """Without the step that Beam adds: it names the inside of our pipelines."""
+    return re.sub(r"\s*\[while running '.*'\]$", "", message)

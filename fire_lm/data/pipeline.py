@@ -9,11 +9,13 @@ block again, which takes what a start takes.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
-import tempfile
+import uuid
 import zipfile
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from fire_lm.data import preprocessors, tasks, vocabularies
 from fire_lm.data.blocks import manifest
 from fire_lm.data.preprocessors import COUNTERS
 from fire_lm.data.quiet_tensorflow import seqio, tf
+from fire_lm.data.source import documents_of, unreadable
 from fire_lm.data.text import SCORING_SPREAD, ScoringText, TextData, share_unknown
 from fire_lm.errors import UserError
 
@@ -41,10 +44,14 @@ class TrainIterator:
         shard_count: int = 1,
     ):
         self._documents = tasks.check(data, length=length, split="train")
-        if data.mixture:
-            self._check_parts(data, length, shard_index, shard_count)
+        self._shard = seqio.ShardInfo(shard_index, shard_count) if shard_count > 1 else None
+        self._documents_of_shard = sum(
+            documents_of(part, "train", self._shard) for part in data.parts
+        )
         self._data, self._length, self._batch_size = data, length, batch_size
         self._seed, self._shard_index, self._shard_count = seed, shard_index, shard_count
+        for part in data.parts if data.mixture else ():
+            self._check_part(part)
         self._fingerprint = manifest.vocabulary_fingerprint(data.vocabulary)
         self._reader = self._open_reader()
         self._block = -1  # number of the current block
@@ -103,7 +110,7 @@ class TrainIterator:
                 header = json.loads(str(saved["header"]))
                 start = {name: saved[name].tobytes() for name in saved if name != "header"}
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise UserError("The saved data position is damaged.") from error
+            raise UserError("The saved data position is damaged, or one of blocks.") from error
         for key, now in self._identity().items():
             if header.get(key) != now:
                 raise UserError(
@@ -118,24 +125,26 @@ class TrainIterator:
         self._read_ahead(self._used)
         self._skipped = header.get("skipped", 0)  # the others that are read again were reported
 
-    @staticmethod
-    def _check_parts(data: TextData, length: int, shard_index: int, shard_count: int) -> None:
-        """Each must have a row, or the mixture would read it for ever in search of one."""
-        for part in data.parts:
-            shard = seqio.ShardInfo(shard_index, shard_count) if shard_count > 1 else None
-            groups = tasks.dataset(part, length=length, split="train", seed=None, shard=shard)
-            counts = dict.fromkeys(COUNTERS, 0)
+    def _check_part(self, part: TextData) -> None:
+        """It must have a row, or the mixture would read it for ever in search of one."""
+        groups = tasks.dataset(
+            part, length=self._length, split="train", seed=None, shard=self._shard
+        )
+        counts = dict.fromkeys(COUNTERS, 0)
+        try:
             for group in groups.as_numpy_iterator():
                 counts = {name: count + int(group[name]) for name, count in counts.items()}
                 if len(group["targets"]):
-                    break
-            else:
-                if counts["documents"] == counts["short"]:
-                    raise UserError(_nothing_to_read(part, "train", length, counts["short"]))
-                raise UserError(
-                    f"{part.tfds_name} in {part.data_dir} has less text than one row of {length} "
-                    f"tokens for shard {shard_index} of {shard_count}: leave it out of the mixture."
-                )
+                    return
+        except tf.errors.OpError as error:
+            raise unreadable(part, error) from error
+        if counts["documents"] == counts["short"]:
+            raise UserError(_nothing_to_read(part, "train", self._length, counts["short"]))
+        raise UserError(
+            f"{part.tfds_name} in {part.data_dir} has less text than one row of {self._length} "
+            f"tokens for shard {self._shard_index} of {self._shard_count}: leave it out of the "
+            "mixture."
+        )
 
     def _identity(self) -> dict[str, object]:
         data = self._data
@@ -155,11 +164,8 @@ class TrainIterator:
         }
 
     def _open_reader(self):
-        shard = None
-        if self._shard_count > 1:
-            shard = seqio.ShardInfo(self._shard_index, self._shard_count)
         groups = tasks.dataset(
-            self._data, length=self._length, split="train", seed=self._seed, shard=shard
+            self._data, length=self._length, split="train", seed=self._seed, shard=self._shard
         )
         return iter(groups)
 
@@ -192,30 +198,45 @@ class TrainIterator:
                     f"shard {self._shard_index} of {self._shard_count}: use fewer processes."
                 ) from None
             except tf.errors.OpError as error:
-                raise tasks.unreadable(self._data, error) from error
+                raise unreadable(self._data, error) from error
             skipped, short = int(group["skipped"]), int(group["short"])
             self._skipped += skipped
             fruitless = 0 if int(group["documents"]) > short else fruitless + skipped + short
-            if self._documents and fruitless > 2 * self._documents:
+            if self._documents and fruitless > 2 * self._documents_of_shard:
                 raise UserError(_nothing_to_read(self._data, "train", self._length, short))
             self._next.append({name: group[name].numpy() for name in self._data.features})
             self._next_rows += len(self._next[-1]["targets"])
 
     def _save_reader(self) -> dict[str, bytes]:
-        with tempfile.TemporaryDirectory() as folder:
-            tf.train.Checkpoint(reader=self._reader).write(os.path.join(folder, "reader"))
-            return {name: _read(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
+        with _folder_in_memory() as folder:
+            tf.train.Checkpoint(reader=self._reader).write(f"{folder}/reader")
+            files = {}
+            for name in sorted(tf.io.gfile.listdir(folder)):
+                with tf.io.gfile.GFile(f"{folder}/{name}", "rb") as file:
+                    files[name] = file.read()
+            return files
 
     def _restore_reader(self, files: dict[str, bytes]) -> None:
         self._reader = self._open_reader()
         if not files:  # the very beginning
             return
-        with tempfile.TemporaryDirectory() as folder:
+        with _folder_in_memory() as folder:
             for name, content in files.items():
-                with open(os.path.join(folder, name), "wb") as file:
+                with tf.io.gfile.GFile(f"{folder}/{name}", "wb") as file:
                     file.write(content)
             checkpoint = tf.train.Checkpoint(reader=self._reader)
-            checkpoint.read(os.path.join(folder, "reader")).assert_consumed()
+            checkpoint.read(f"{folder}/reader").assert_consumed()
+
+
+@contextlib.contextmanager
+def _folder_in_memory() -> Iterator[str]:
+    """TensorFlow saves a reader to files alone, and a full disk must not end the reading."""
+    folder = f"ram://fire_lm_reader_{uuid.uuid4().hex}"
+    tf.io.gfile.makedirs(folder)
+    try:
+        yield folder
+    finally:
+        tf.io.gfile.rmtree(folder)
 
 
 def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -230,11 +251,6 @@ def _nothing_to_read(data: TextData, split: str, length: int, short: int) -> str
             "Choose a shorter length, or another TextData.construction than 'long_documents'."
         )
     return f"No readable text in {where}: every document is empty, huge or not UTF-8."
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def scoring_text(
@@ -260,7 +276,7 @@ def scoring_text(
             if rows >= num_sequences * SCORING_SPREAD:
                 break
     except tf.errors.OpError as error:
-        raise tasks.unreadable(data, error) from error
+        raise unreadable(data, error) from error
     if not rows:
         if counts["documents"] == counts["short"]:
             raise UserError(_nothing_to_read(data, split, length, counts["short"]))

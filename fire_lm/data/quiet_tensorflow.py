@@ -7,6 +7,7 @@ to a temporary file during the import; whatever in it is not such a log line is 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sys
@@ -40,13 +41,19 @@ def without_their_warnings() -> Iterator[None]:
     """Mutes the deprecation warnings of TFDS and SentencePiece.
 
     They are not ours to mend, and where warnings are errors SentencePiece's wrapper crashes the
-    process instead of raising.
+    process instead of raising. TFDS also logs: of an ordered data set that it is shuffled.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        # TFDS passes `deterministic` to its interleave, which needs it only in parallel.
-        warnings.filterwarnings("ignore", message="The `deterministic` argument")
-        yield
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            # TFDS passes `deterministic` to its interleave, which needs it only in parallel.
+            warnings.filterwarnings("ignore", message="The `deterministic` argument")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

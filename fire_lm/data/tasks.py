@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from etils import epath
+from google.protobuf import json_format
 
 from fire_lm.data import preprocessors, vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
+from fire_lm.data.source import Source, read_config, unreadable
 from fire_lm.data.text import CONSTRUCTIONS, TextData
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import FireLMError, RunFailed, UserError
 
 Preprocessor = Callable[..., tf.data.Dataset]
-
-# Files read at once. Few, so that the seed's order of the files decides which documents a short
-# run sees; documents within a file are in hash order already.
-_FILES_AT_ONCE = 4
+# What TFDS raises of metadata that it cannot read or parse.
+_METADATA_ERRORS = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    json_format.Error,
+    tf.errors.OpError,
+    OSError,
+)
 
 
 def check(data: TextData, *, length: int, split: str) -> int:
@@ -54,17 +62,29 @@ def _check_mixture(data: TextData) -> None:
 
 def _check_data_set(data: TextData, split: str) -> int:
     info = dataset_info(data)
+    where = f"{data.tfds_name} in {data.data_dir}"
     if split not in info.splits:
-        raise UserError(
-            f"{data.tfds_name} in {data.data_dir} has no split {split!r}, "
-            f"only {', '.join(sorted(info.splits))}."
-        )
+        raise UserError(f"{where} has no split {split!r}, only {', '.join(sorted(info.splits))}.")
     if "text" not in info.features:
+        raise UserError(f"{where} has no feature 'text', only {', '.join(sorted(info.features))}.")
+    if not _is_string(info.features["text"]):
+        kind = " ".join(str(info.features["text"]).split())
         raise UserError(
-            f"{data.tfds_name} in {data.data_dir} has no feature 'text', "
-            f"only {', '.join(sorted(info.features))}."
+            f"The feature 'text' of {where} is no single string, but {kind}.\n"
+            "Write the texts out as a .jsonl file: `fire-lm corpus --from=FILE` makes a data set."
+        )
+    if info.file_format is not tfds.core.FileFormat.TFRECORD:  # the only one tf.data reads alone
+        raise UserError(
+            f"{where} is in {info.file_format.value} files, not in TFRecord files.\n"
+            "`tfds convert_format --out_file_format=tfrecord` copies it into such files."
         )
     return info.splits[split].num_examples
+
+
+def _is_string(feature: tfds.features.FeatureConnector) -> bool:
+    """One for each document; not a list, a tree or a data set of strings."""
+    single = isinstance(feature, tfds.features.Text | tfds.features.Tensor)
+    return single and feature.shape == () and feature.tf_dtype == tf.string
 
 
 def splits(data: TextData) -> list[str]:
@@ -79,6 +99,8 @@ def data_sets(data_dir: str) -> list[str]:
         found = [*top.glob("*/*/dataset_info.json"), *top.glob("*/*/*/dataset_info.json")]
     except (OSError, tf.errors.OpError):
         return []
+    except KeyError as error:  # etils knows no such places
+        raise UserError(f"{data_dir} is neither a local folder nor gs://") from error
     places = (path.parent.relative_to(top) for path in found)
     return sorted(f"{place.parent.as_posix()}:{place.name}" for place in places)
 
@@ -96,24 +118,40 @@ def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
 
 
 def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
-    held = ", ".join(data_sets(data.data_dir))
-    missing = f"No data set {data.tfds_name} in the directory {data.data_dir}\n" + (
-        f"It holds {held}: say --tfds_name=NAME "
-        "(pretrain and sweep: --gin.TextData.tfds_name=NAME)."
-        if held
-        else f"`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there."
-    )
+    """What its metadata says.
+
+    Raises:
+        UserError: there is no such data set. RunFailed: its metadata cannot be read.
+    """
     try:
         with without_their_warnings():
             info = tfds.builder(data.tfds_name, data_dir=data.data_dir).info
     except tfds.core.registered.DatasetNotFoundError as error:
-        raise UserError(missing) from error
-    except (ValueError, KeyError, AssertionError, tf.errors.OpError, OSError) as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise UserError(f"{missing}\n({first_line})") from error
-    if not info.splits:
-        raise UserError(missing)
+        raise _no_data_set(data) from error
+    except _METADATA_ERRORS as error:
+        raise _no_data_set(data, str(error).strip().split("\n")[0]) from error
+    if not info.splits or info.features is None:
+        raise _no_data_set(data)
     return info
+
+
+def _no_data_set(data: TextData, reason: str = "") -> FireLMError:
+    """`reason`: what TFDS says, if it found something."""
+    held, because = data_sets(data.data_dir), f"\n({reason})" if reason else ""
+    if data.tfds_name in held:
+        return RunFailed(
+            f"The metadata of {data.tfds_name} in the directory {data.data_dir} is damaged or "
+            f"cannot be read.{because}"
+        )
+    told = f"No data set {data.tfds_name} in the directory {data.data_dir}"
+    if held:
+        told += (
+            f"\nIt holds {', '.join(held)}: say --tfds_name=NAME "
+            "(pretrain and sweep: --gin.TextData.tfds_name=NAME)."
+        )
+    elif "://" not in data.data_dir:  # `fire-lm corpus` writes to local directories alone
+        told += f"\n`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there."
+    return UserError(told + because)
 
 
 def dataset(
@@ -126,7 +164,7 @@ def dataset(
     byte_counts: bool = False,
 ) -> tf.data.Dataset:
     """Groups of rows (see preprocessors). With a seed: files shuffled, endless. Without: once."""
-    with _read_config(), without_their_warnings():
+    with read_config(), without_their_warnings():
         construct = preprocessors.CONSTRUCTIONS[data.construction]
         if not data.mixture:
             task = _task(data, split, construct, byte_counts=byte_counts, rank=2)
@@ -145,7 +183,7 @@ def documents(
     data: TextData, *, split: str, shard: seqio.ShardInfo | None = None
 ) -> tf.data.Dataset:
     """Groups of whole documents with their byte counts, once, in the order of a read to score."""
-    with _read_config(), without_their_warnings():
+    with read_config(), without_their_warnings():
         task = _task(data, split, byte_counts=True, rank=1)
         return _with_options(task.get_dataset({"targets": None}, **_reading(split, None, shard)))
 
@@ -158,11 +196,12 @@ def document_groups(data: TextData, split: str) -> Iterator[tuple[list[bytes], i
         UserError: as `check`. RunFailed: a damaged file.
     """
     _check_data_set(data, split)
-    source = seqio.TfdsDataSource(
-        data.tfds_name, tfds_data_dir=data.data_dir, splits=[split], read_only=True
-    )
-    with _read_config(), without_their_warnings():
-        texts = source.get_dataset(split, shuffle=False).map(lambda example: example["text"])
+    with read_config(), without_their_warnings():
+        texts = (
+            Source(data, split)
+            .get_dataset(split, shuffle=False)
+            .map(lambda example: example["text"])
+        )
     readable = texts.batch(preprocessors.DOCUMENTS_PER_GROUP).map(
         lambda text: (text, preprocessors.is_text(text))
     )
@@ -171,12 +210,6 @@ def document_groups(data: TextData, split: str) -> Iterator[tuple[list[bytes], i
             yield group[fit].tolist(), int((~fit).sum())
     except tf.errors.OpError as error:
         raise unreadable(data, error) from error
-
-
-def unreadable(data: TextData, error: tf.errors.OpError) -> RunFailed:
-    return RunFailed(
-        f"Reading {data.title} in {data.data_dir} failed: {error.message.splitlines()[0]}"
-    )
 
 
 def _task(
@@ -194,9 +227,7 @@ def _task(
     vocabulary = vocabularies.load(data.vocabulary)
     return seqio.Task(
         f"fire_lm_text{in_mixture}",
-        source=seqio.TfdsDataSource(
-            data.tfds_name, tfds_data_dir=data.data_dir, splits=[split], read_only=True
-        ),
+        source=Source(data, split),
         preprocessors=[preprocessors.Tokenize(vocabulary, byte_counts), *construct],
         output_features=dict.fromkeys(
             data.features if construct else ("targets",), seqio.Feature(vocabulary, rank=rank)
@@ -249,22 +280,3 @@ def _with_options(groups: tf.data.Dataset) -> tf.data.Dataset:
     options.experimental_symbolic_checkpoint = True
     options.autotune.ram_budget = 2**29  # bytes; bounds what is read ahead
     return groups.with_options(options)
-
-
-@contextlib.contextmanager
-def _read_config() -> Iterator[None]:
-    """TfdsDataSource takes no ReadConfig, only a global override."""
-    before = seqio.utils._TFDS_DATA_READ_CONFIG_OVERRIDE
-    config = tfds.ReadConfig(
-        try_autocache=False,
-        interleave_cycle_length=_FILES_AT_ONCE,
-        interleave_block_length=1,
-        # In parallel, an iterator that was restored hangs in its destructor every few times
-        # (TensorFlow 2.21). One file after the other is fast enough: decoding runs in parallel.
-        num_parallel_calls_for_interleave_files=None,
-    )
-    seqio.set_tfds_read_config_override(config)
-    try:
-        yield
-    finally:
-        seqio.set_tfds_read_config_override(before)

@@ -2,7 +2,7 @@
 
 A document's split is decided by a hash of its text, so it depends neither on order nor on how the
 documents are divided into files, and a text that occurs twice cannot be in both splits: exact
-duplicates are left out and counted. TFDS orders the documents of a split by another hash.
+duplicates are left out and counted. TFDS orders the documents of a split by a hash of that hash.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ from etils import epath
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.corpus import MANIFEST
 from fire_lm.data.quiet_tensorflow import tf, tfds
-from fire_lm.data.text_files import Document, OnBytes, list_files, read_documents
-from fire_lm.data.text_selection import Counts, choose
+from fire_lm.data.text_files import (
+    OnBytes,
+    check_files,
+    list_files,
+    read_documents,
+)
+from fire_lm.data.text_selection import Counts, choose, key_of
 from fire_lm.data.tfds_writer import Example, Examples, write_dataset
 from fire_lm.errors import UserError
 
@@ -39,7 +44,7 @@ class TextCorpus:
         tfds_name: for `TextData.tfds_name`.
         documents, bytes: by split.
         left_out: documents by reason.
-        written: False if the data set was there, from the same files.
+        written: False if the data set was there, from files of the same names, sizes and times.
     """
 
     tfds_name: str
@@ -59,7 +64,7 @@ def write_text_corpus(
     on_bytes: OnBytes = lambda done, total: None,
     workers: BeamWorkers | None = None,
 ) -> TextCorpus:
-    """Writes DATA_DIR/NAME/1.0.0; does nothing if it is there from the same files.
+    """Writes DATA_DIR/NAME/1.0.0; does nothing if it is there from files that have not changed.
 
     The documents are read once to count them and once for each split. In this process TFDS holds
     up to 1 GB of them, to shuffle.
@@ -77,16 +82,18 @@ def write_text_corpus(
             `read_documents` raises.
     """
     _check(data_dir, name, validation_percent)
-    files = list_files(source)
+    files, links = list_files(source)
     settings = {
         "name": name,
         "text_field": text_field,
         "validation_percent": validation_percent,
-        "files": [[path, size] for path, _, size in files],
+        "files": [[file.name, file.size] for file in files],
     }
     target = epath.Path(data_dir) / name / VERSION
-    if (held := _held(target, settings)) is not None:
+    times = [file.modified for file in files]
+    if (held := _held(target, settings, times)) is not None:
         return held
+    check_files(files, text_field)
     splits = ("train", "validation") if validation_percent else ("train",)
     if workers is None:
         passes = _Passes(source, text_field, validation_percent, splits, on_bytes)
@@ -97,6 +104,8 @@ def write_text_corpus(
         reading = text_corpus_beam.Reading(files, text_field, validation_percent)
         counts = text_corpus_beam.count(workers, reading, splits, target.parent)
         examples = functools.partial(text_corpus_beam.examples, reading)
+    if links:
+        counts.leave_out("links that lead nowhere", links)
     counts.check()
     _write(
         data_dir,
@@ -105,7 +114,7 @@ def write_text_corpus(
         counts,
         workers,
     )
-    manifest = settings | dataclasses.asdict(counts)
+    manifest = settings | {"modified": times} | dataclasses.asdict(counts)
     (target / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return _summary(manifest, written=True)
 
@@ -141,10 +150,10 @@ class _Passes:
         return counts
 
     def examples(self, split: str) -> Iterator[Example]:
-        for place, text in self._choose(split, Counts.none(self.splits)):
-            yield place, {"text": text, "source": place}
+        for digest, place, text in self._choose(split, Counts.none(self.splits)):
+            yield key_of(digest), {"text": text, "source": place}
 
-    def _choose(self, split: str | None, counts: Counts) -> Iterator[Document]:
+    def _choose(self, split: str | None, counts: Counts) -> Iterator[tuple[bytes, str, bytes]]:
         before, passes = self.begun, 1 + len(self.splits)
         self.begun += 1
         documents = read_documents(
@@ -155,18 +164,28 @@ class _Passes:
         return choose(documents, split, self.validation_percent, counts)
 
 
-def _held(target: epath.Path, settings: dict) -> TextCorpus | None:
+def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | None:
     """What is there from the same files, None if nothing is.
 
+    "The same" is of the same names, sizes and times: to compare the text is to read it all.
+
     Raises:
-        UserError: it is something else, or unfinished.
+        UserError: it is something else, or unfinished, or the files may have changed.
     """
     if not target.exists():
         return None
     try:
         manifest = json.loads((target / MANIFEST).read_text())
         if all(manifest[key] == value for key, value in settings.items()):
-            return _summary(manifest, written=False)
+            summary = _summary(manifest, written=False)
+            if manifest.get("modified") == times:
+                return summary
+            raise UserError(
+                f"{target} was written from files of these names and sizes but other times\n"
+                "if they were only copied again, use it as it is "
+                f"(--gin.TextData.tfds_name={summary.tfds_name}); "
+                "else choose another --name, or remove that folder"
+            )
         problem = "was written from other files or settings"
     except (OSError, ValueError, KeyError, TypeError):
         problem = f"has no whole {MANIFEST}"

@@ -13,14 +13,14 @@ import apache_beam as beam
 from etils import epath
 
 from fire_lm.data.beam_workers import BeamWorkers
-from fire_lm.data.text_files import read_file
-from fire_lm.data.text_selection import Counts, digest_of, split_of, unfit
+from fire_lm.data.text_files import File, read_file
+from fire_lm.data.text_selection import Counts, digest_of, key_of, split_of, unfit
 
 
 class Reading(NamedTuple):
     """What is read: files as `list_files` gives them."""
 
-    files: Sequence[tuple[str, epath.Path, int]]
+    files: Sequence[File]
     text_field: str | None
     validation_percent: float
 
@@ -74,7 +74,7 @@ def examples(reading: Reading, split: str) -> beam.PTransform:
 
 def _documents(reading: Reading) -> beam.PTransform:
     """Pairs of a hash and what was found."""
-    files = [(n, name, str(path)) for n, (name, path, _) in enumerate(reading.files)]
+    files = [(n, file.name, str(file.path)) for n, file in enumerate(reading.files)]
     return beam.Create(files) | beam.Reshuffle() | beam.FlatMap(_read, reading.text_field)
 
 
@@ -101,5 +101,6 @@ def _tally(
 
 
 def _first(equal: tuple[bytes, Iterable[Found]]) -> tuple[str, dict[str, Any]]:
-    first = min(equal[1])
-    return first.place, {"text": first.text, "source": first.place}
+    digest, copies = equal
+    first = min(copies)
+    return key_of(digest), {"text": first.text, "source": first.place}

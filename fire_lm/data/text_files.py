@@ -10,10 +10,13 @@ import contextlib
 import gzip
 import io
 import json
+import os
 import pathlib
+import re
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO, NamedTuple
 
 from etils import epath
 
@@ -28,6 +31,20 @@ OnBytes = Callable[[int, int], None]
 _JSON = {".json", ".jsonl", ".ndjson"}
 _PARQUET = {".parquet", ".pq"}
 _COMPRESSED = {".gz", ".zst"}
+
+# What a file of that ending begins with. A frame of zstandard may also be one to skip.
+_MAGIC = {".gz": rb"\x1f\x8b", ".zst": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"}
+_PARQUET_MAGIC = rb"PAR[1E]"
+_LFS = b"version https://git-lfs"
+
+
+class File(NamedTuple):
+    """A file to read; `name` is below the source, `modified` in nanoseconds, 0 if unknown."""
+
+    name: str
+    path: epath.Path
+    size: int
+    modified: int
 
 
 def read_documents(
@@ -45,9 +62,9 @@ def read_documents(
         UserError: no such file, nothing in it, or no such field. RunFailed: a damaged file; both
             name the file and the line or row.
     """
-    files = list_files(source)
-    total, before = sum(size for _, _, size in files), 0
-    for name, path, size in files:
+    files, _ = list_files(source)
+    total, before = sum(file.size for file in files), 0
+    for name, path, size, _ in files:
         with path.open("rb") as file:
             for document in read_file(name, file, text_field):
                 yield document
@@ -56,43 +73,105 @@ def read_documents(
     on_bytes(total, total)
 
 
-def list_files(source: str) -> list[tuple[str, epath.Path, int]]:
-    """(name below `source`, path, bytes) of each file to read."""
+def list_files(source: str) -> tuple[list[File], int]:
+    """The files to read, and how many links lead nowhere: repositories often hold such."""
     from fire_lm.data.quiet_tensorflow import tf
 
     top = epath.Path(source)
     try:
-        if not top.exists():
-            raise UserError(f"There is no {source} to read documents from: --from=FILE_OR_FOLDER")
+        if not source or not top.exists():
+            raise UserError(f"There is no {source!r} to read documents from: --from=FILE_OR_FOLDER")
         if not top.is_dir():
-            return [(top.name, top, top.stat().length)]
-        found = []
-        for folder, folders, names in tf.io.gfile.walk(source):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            inside = epath.Path(folder)
-            for name in names:
-                if not name.startswith("."):
-                    path = inside / name
-                    found.append((path.relative_to(top).as_posix(), path, path.stat().length))
+            return [_file(top.name, top)], 0
+        paths = list(_walk(source))
+        found = [path for path in paths if not _leads_nowhere(path)]
+        files = [_file(path.relative_to(top).as_posix(), path) for path in found]
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{source} holds a file whose name is not UTF-8 ({error.object!r}): rename it"
+        ) from error
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise UserError(f"Cannot read {source}: {reason}") from error
-    if not found:
+    if not files:
         raise UserError(f"{source} holds no files: there are no documents to read")
-    return sorted(found)
+    return sorted(files), len(paths) - len(found)
+
+
+def _walk(source: str) -> Iterator[epath.Path]:
+    """All below a folder but what is hidden."""
+    from fire_lm.data.quiet_tensorflow import tf
+
+    for folder, folders, names in tf.io.gfile.walk(source):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        inside = epath.Path(folder)
+        yield from (inside / name for name in names if not name.startswith("."))
+
+
+def _leads_nowhere(path: epath.Path) -> bool:
+    return os.path.islink(path) and not os.path.exists(path)
+
+
+def _file(name: str, path: epath.Path) -> File:
+    try:
+        found = os.stat(path)
+        return File(name, path, found.st_size, found.st_mtime_ns)
+    except FileNotFoundError:
+        in_bucket = path.stat()
+        return File(name, path, in_bucket.length, (in_bucket.mtime or 0) * 10**9)
+
+
+def check_files(files: Sequence[File], text_field: str | None) -> None:
+    """Raises RunFailed for a file whose first bytes tell that it is not what its ending says.
+
+    A last file that was not downloaded is told at once, not after hours of the others.
+    """
+
+    def check(file: File) -> None:
+        if any(_form(file.name, text_field)):
+            with file.path.open("rb") as stream:
+                _check_beginning(file.name, stream, text_field)
+
+    with ThreadPoolExecutor(16) as pool:  # in a bucket each takes a while to open
+        for _ in pool.map(check, files):
+            pass
+
+
+def _check_beginning(name: str, file: BinaryIO, text_field: str | None) -> None:
+    kind, compressed = _form(name, text_field)
+    if not kind and not compressed:
+        return
+    begin = file.read(len(_LFS))
+    file.seek(0)
+    if not begin:
+        raise RunFailed(f"{name} is empty (0 bytes): was it downloaded?")
+    if begin == _LFS:
+        raise RunFailed(f"{name} is a Git LFS pointer, not the file: git lfs pull")
+    magic = _MAGIC.get(compressed) or (_PARQUET_MAGIC if kind in _PARQUET else b"")
+    if not re.match(magic, begin):
+        raise RunFailed(f"{name} does not begin as a {compressed or kind} file: is it damaged?")
+
+
+def _form(name: str, text_field: str | None) -> tuple[str, str]:
+    """The ending that tells JSON or Parquet, if such records are read, and that of compression."""
+    endings = [ending.lower() for ending in pathlib.PurePath(name).suffixes]
+    compressed = endings.pop() if endings and endings[-1] in _COMPRESSED else ""
+    kind = endings[-1] if endings else ""
+    if text_field is None or kind not in _JSON | _PARQUET:
+        kind = ""
+    return kind, compressed
 
 
 def read_file(name: str, file: BinaryIO, text_field: str | None) -> Iterator[Document]:
     """The documents of one file; see `read_documents`."""
-    endings = [ending.lower() for ending in pathlib.PurePath(name).suffixes]
-    compressed = endings.pop() if endings and endings[-1] in _COMPRESSED else ""
-    kind = endings[-1] if endings else ""
-    if kind in _PARQUET and text_field is not None:
-        yield from _parquet(name, file, text_field)
+    _check_beginning(name, file, text_field)
+    kind, compressed = _form(name, text_field)
+    if kind in _PARQUET:
+        yield from _parquet(name, file, str(text_field))
         return
     with contextlib.closing(_decompressed(file, compressed)) as stream:
-        if kind in _JSON and text_field is not None:
-            yield from _json_lines(name, stream, text_field)
+        if kind in _JSON:
+            yield from _json_lines(name, stream, str(text_field))
         else:
             with _damage(name):
                 content = stream.read(LONGEST_DOCUMENT + 1)
@@ -160,21 +239,32 @@ def _parquet(name: str, file: BinaryIO, text_field: str) -> Iterator[Document]:
 
     number = 0
     try:
-        table = parquet.ParquetFile(file)
+        table = parquet.ParquetFile(file, page_checksum_verification=True)
         if text_field not in table.schema_arrow.names:
             raise _no_field(name, text_field, table.schema_arrow.names)
         for batch in table.iter_batches(batch_size=256, columns=[text_field]):
-            for value in batch.column(0).to_pylist():
+            for value in _bytes_of(batch.column(0)).to_pylist():
                 number += 1
                 text = (
                     value if isinstance(value, bytes) else _text_of(f"{name} row {number}", value)
                 )
                 yield f"{name}:{number}", text
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError) as error:
         first_line = str(error).partition("\n")[0]
         raise RunFailed(
             f"{name} row {number + 1}: not a whole Parquet file ({first_line})"
         ) from error
+
+
+def _bytes_of(column: Any) -> Any:
+    """Strings as bytes: Parquet promises UTF-8, and nothing holds its writers to that."""
+    from pyarrow import large_binary, types
+
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if types.is_string(column.type) or types.is_large_string(column.type):
+        column = column.cast(large_binary())
+    return column
 
 
 def _no_field(place: str, field: str, found: list[str]) -> UserError:

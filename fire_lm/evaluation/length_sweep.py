@@ -102,6 +102,11 @@ def read_text(data: Data, label: str, longest: int, tokens: int, split: str) -> 
                 f"the {split} split of {label} has less text: {scored:,} tokens instead of "
                 f"{tokens:,}"
             )
+        if padding := scored - np.count_nonzero(text.targets):
+            print(
+                f"{padding:,} of the {scored:,} places in the rows of {label} are padding "
+                f"({padding / scored:.1%}), which weighs nothing"
+            )
         if text.skipped:
             print(f"{text.skipped:,} empty or undecodable documents of {label} were skipped")
         if warning := unknown_warning(text.unknown, split, data):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fire_lm.attention import Implementation
 from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder, Remat, has_parameters
-from fire_lm.models.sizes import ModelSize
+from fire_lm.models.sizes import ModelSize, check_size
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import Resampling
@@ -36,6 +36,7 @@ def build_decoder(
     Raises:
       UserError: encoding, schedule, resampling and scaling do not fit each other.
     """
+    check_size("vocab_size", vocab_size)
     kinds = position if isinstance(position, tuple) else (position,)
     encodings = tuple(
         kind(

@@ -10,6 +10,8 @@ import dataclasses
 
 from fire_lm.errors import UserError
 
+_MOST = 2**24  # of one dimension: what is mistyped is told, not tried
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelSize:
@@ -25,8 +27,14 @@ class ModelSize:
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
-            if value <= 0:
-                raise UserError(f"the model's {name} is {value}: it must be positive")
+            check_size(name, value)
+
+
+def check_size(name: str, value: float) -> None:
+    if value <= 0:
+        raise UserError(f"the model's {name} is {value}: it must be positive")
+    if value > _MOST:
+        raise UserError(f"the model's {name} is {value}: it must be {_MOST} or less")
 
 
 def size_tiny(

@@ -6,7 +6,7 @@ from fire_lm.training.optimizer import AdamW
 from fire_lm.training.spikes import Spikes
 from fire_lm.training.start import check_vocabulary, ensure_writable
 from fire_lm.training.summary import model_flops_per_token
-from fire_lm.training.watchdog import Watchdog
+from fire_lm.training.watchdog import Watchdog, telling_others
 
 __all__ = [
     "AdamW",
@@ -17,4 +17,5 @@ __all__ = [
     "ensure_writable",
     "model_flops_per_token",
     "pretrain",
+    "telling_others",
 ]

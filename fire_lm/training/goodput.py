@@ -1,13 +1,15 @@
 """Where the time of a run goes, over all its starts: from the run's own files, without a service.
 
-Process 0 keeps one file a start, `goodput/<number>.json`, with the seconds of each stage so far. A
-kill loses what came after its last writing, a few seconds at most; that counts as stopped.
+Process 0 keeps one file a start, `goodput/<number>.json`, with the seconds of each stage so far. It
+is written where starting and compiling begin and end, at each save, and every few seconds of steps,
+between two of them; in a bucket, not that often. What a kill loses after that counts as stopped.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from typing import Any
 
@@ -21,7 +23,8 @@ START, COMPILE = "starting", "compiling"
 DATA, DEVICES, SAVE = "waiting for data", "waiting for the devices", "saving"
 STEPS = (DATA, DEVICES, SAVE)
 LOST, STOPPED = "steps done again", "stopped"
-_PERIOD = 2.0  # seconds between two writings; in a bucket, one at each save
+_STAGES = (*STEPS, START, COMPILE)
+_PERIOD = 2.0  # seconds between two writings while there are steps; in a bucket, one at each save
 
 
 class Goodput:
@@ -34,7 +37,7 @@ class Goodput:
         if not quiet:
             folder.mkdir(exist_ok=True)
             self._earlier = _starts(workdir)
-            taken = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()]
+            taken = [int(path.stem) for path in _records(folder)]
             self._file = folder / f"{max(taken, default=-1) + 1:05d}.json"
         now = time.monotonic()
         self.stage = START
@@ -44,15 +47,19 @@ class Goodput:
         self._told = (now, 0.0)  # when fractions were last asked for, and the wait for data then
         # The clock on the wall is asked once: it may jump.
         self._began, self._resumed_from = time.time() - (now - fire_lm.STARTED), 0
+        self._counts = False  # to find nothing to do is no start
 
     def resumed(self, step: int) -> None:
-        self._resumed_from = step
+        """There is something to do, from `step` on."""
+        self._resumed_from, self._counts = step, True
+        self.enter(self.stage)
 
     def enter(self, stage: str) -> None:
         now = time.monotonic()
         self._seconds[self.stage] = self._seconds.get(self.stage, 0.0) + now - self._since
+        rare = stage not in STEPS or self.stage not in STEPS
         self.stage, self._since = stage, now
-        if now - self._written > self._period:
+        if rare or now - self._written > self._period:
             self.write()
 
     def saved(self, step: int) -> None:
@@ -63,7 +70,7 @@ class Goodput:
 
     def write(self) -> None:
         self._written = time.monotonic()
-        if self._file is None or len(self._seconds) < 2:  # to find nothing to do is no start
+        if self._file is None or not self._counts:
             return
         if not self._file.parent.is_dir():
             raise RunFailed(
@@ -111,8 +118,36 @@ def account(workdir: str) -> dict[str, float]:
 
 
 def _starts(workdir: str) -> list[dict[str, Any]]:
-    files = sorted((epath.Path(workdir) / "goodput").glob("*.json"))
-    return [facts for file in files for facts, _ in whole_lines(file)]
+    files = _records(epath.Path(workdir) / "goodput")
+    return [facts for file in files for facts, _ in whole_lines(file, _of_a_start)]
+
+
+def _records(folder: epath.Path) -> list[epath.Path]:
+    """In the order of the starts; people put other things beside."""
+    found = folder.glob("*.json")
+    return sorted(path for path in found if re.fullmatch("[0-9]{5,9}", path.stem))
+
+
+def _of_a_start(facts: dict[str, Any]) -> bool:
+    """Whether it is all that `_account` needs: a disk may have changed it."""
+    at_save = facts.get("at_save")
+    return (
+        _is_time(facts.get("began"))
+        and type(facts.get("resumed_from")) is int
+        and _are_seconds(facts.get("seconds"))
+        and isinstance(at_save, dict)
+        and all(map(_are_seconds, at_save.values()))
+    )
+
+
+def _are_seconds(found: Any) -> bool:
+    return isinstance(found, dict) and all(
+        stage in _STAGES and _is_time(spent) for stage, spent in found.items()
+    )
+
+
+def _is_time(found: Any) -> bool:
+    return isinstance(found, int | float) and abs(found) < 1e15
 
 
 def _account(starts: list[dict[str, Any]]) -> dict[str, float]:
@@ -139,7 +174,7 @@ def table(workdir: str) -> str:
     total = account(workdir)
     wall = sum(total.values())
     lines = [
-        f"  {stage:<24}{duration(seconds):>10}{seconds / wall:>8.1%}"
+        f"  {stage:<24}{duration(seconds):>10}{seconds / max(wall, 1e-9):>8.1%}"
         for stage, seconds in total.items()
     ]
     return "\n".join([f"where the time went, {duration(wall)} in all:", *lines])

@@ -1,4 +1,4 @@
-"""The training loop, in chapters: mesh, state, data, step, train.
+"""The training loop, in chapters: mesh, data, state, step, train.
 
 Running the same command again resumes from the newest checkpoint: the state, the place in the
 data and the counters come back, so that the continued run is bit-equal to an uninterrupted one on
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -92,8 +93,10 @@ def pretrain(
         microbatches=microbatches,
         log_every=log_every,
     )
-    if seed < 0:
-        raise UserError(f"SEED is {seed}: it must be 0 or more")
+    if not 0 <= seed < 2**32:  # of more, jax.random.key takes the lower bits
+        raise UserError(f"SEED is {seed}: it must be 0 or more, and less than {2**32}")
+    if not 0 <= z_loss < math.inf:
+        raise UserError(f"z_loss is {z_loss}: it must be 0 or more")
 
     # --- Mesh: where every array lives.
     planned_mesh = sharding.abstract_mesh(mesh)
@@ -109,11 +112,11 @@ def pretrain(
         return
     ensure_writable(workdir)
     with (
-        only_writer(workdir),
         contextlib.closing(Goodput(workdir, quiet)) as goodput,
+        watchdog.watching(workdir, goodput) as watch,
+        only_writer(workdir),
         sigterm_flag() as stop,  # until the last save is on disk
         contextlib.closing(Checkpoints(workdir, checkpoints, ranked)) as writer,
-        watchdog.watching(workdir, goodput) as watch,
     ):
         with phase("verifying checkpoints", quiet):
             start = writer.recover()
@@ -184,6 +187,10 @@ def pretrain(
                 stop, start, train_steps, checkpoints.save_every,
             )  # fmt: skip
     newest = writer.newest()
+    if stopped and not newest:
+        raise Preempted(
+            "stopped by SIGTERM before any step was saved\nthe same command begins again"
+        )
     if stopped:
         raise Preempted(
             f"stopped by SIGTERM after step {newest}, which is saved\nthe same command resumes"

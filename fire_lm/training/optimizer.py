@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -67,6 +68,18 @@ class AdamW:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            fits, words = value >= 0, "0 or more"
+            if name in ("learning_rate", "epsilon", "clip_norm"):
+                fits, words = value > 0, "more than 0"
+            elif name in ("b1", "b2"):
+                fits, words = 0 <= value < 1, "0 or more, and less than 1"
+            elif name == "final_fraction":
+                fits, words = 0 <= value <= 1, "between 0 and 1"
+            if not (fits and math.isfinite(value)):
+                raise UserError(f"AdamW.{name} is {value}: it must be {words}")
 
     def schedule(self, train_steps: int) -> optax.Schedule:
         return learning_rate_schedule(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 from etils import epath
 
@@ -58,15 +60,17 @@ def check_positive(**settings: int) -> None:
     for name, value in settings.items():
         if value < 1:
             raise UserError(f"{name} is {value}: it must be 1 or more")
+        if value >= 2**31:  # steps and tokens of a row are counted in int32
+            raise UserError(f"{name} is {value}: it must be less than {2**31}")
 
 
 def ensure_writable(workdir: str) -> None:
     """Fails before the work starts rather than at the first checkpoint."""
-    probe = epath.Path(workdir) / f".writable_{jax.process_index()}"
+    probe = epath.Path(workdir) / f".writable_{jax.process_index()}_{os.getpid()}"
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # one of the same name, on another machine, was faster
     except Exception as error:  # a bucket's errors are TensorFlow's, not OSError
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise UserError(f"cannot write to --workdir {workdir}: {reason}") from error

@@ -17,7 +17,6 @@ import faulthandler
 import os
 import socket
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -28,13 +27,15 @@ import jax
 from etils import epath
 from jax._src import distributed
 
-from fire_lm.errors import UserError
+from fire_lm.errors import FireLMError, Preempted, UserError
 from fire_lm.training.goodput import DEVICES, SAVE, STEPS, Goodput
 
 _PERIOD = 1.0  # seconds between two looks
 _SAVE_SECONDS = 1800.0  # that a step may wait for storage; saves have limits of their own
 _PREFIX = "fire_lm/watchdog/"
 _PORT = "fire_lm/watchdog_port"
+_FAILED = _PREFIX + "failed"
+_START_SECONDS = 30.0  # that a process may take longer to its first word than between two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +53,11 @@ class Watchdog:
     silence_seconds: float = 45.0
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if not value > 0:
-                raise UserError(f"Watchdog.{name} is {value}: it must be positive")
+        # A silence shorter than a few looks is none; longer waits than 1e9 s threads do not take.
+        for name, least in {"multiple": 1, "least_seconds": 1, "silence_seconds": 5}.items():
+            value = getattr(self, name)
+            if not least <= value <= 1e9:
+                raise UserError(f"Watchdog.{name} is {value}: it must be between {least} and 1e9")
 
     @contextlib.contextmanager
     def watching(self, workdir: str, goodput: Goodput) -> Iterator[Watch]:
@@ -72,6 +75,26 @@ class Watchdog:
         finally:
             watch.close()
             thread.join()
+
+
+@contextlib.contextmanager
+def telling_others() -> Iterator[None]:
+    """Tells the other processes of an error in this one, for which they would wait in vain: their
+    watchdogs print it, and end with the same exit code."""
+    try:
+        yield
+    except Preempted:  # all of them end so
+        raise
+    except Exception as error:
+        if jax.process_count() > 1:
+            code = error.exit_code if isinstance(error, FireLMError) else 1
+            words = f"{code}|{_own_name()}: {str(error) or type(error).__name__}"
+            client: Any = distributed.global_state.client
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first one counts
+                client.key_value_set(_FAILED, words)
+            if jax.process_index() == 0:  # with it ends what the others are told by
+                time.sleep(3 * _PERIOD)
+        raise
 
 
 class Watch:
@@ -110,6 +133,10 @@ class Watch:
             stage, taken = self._goodput.stage, time.monotonic() - self._since
             if self._peers is not None:
                 self._peers.tell(self._step, stage)
+                if self._peers.failed and not self.stop.is_set():
+                    code, _, why = self._peers.failed.partition("|")
+                    say_at_once(why)
+                    os._exit(int(code))
                 lost = self._peers.lost(self._settings.silence_seconds)
                 if lost and not self.stop.is_set():
                     self._end(f"{lost} at step {self._step + 1}")
@@ -146,7 +173,19 @@ class Watch:
 
 
 def tell_end(why: str, where: str = "") -> None:
-    print(f"\n{why}: stopped\n{where}the same command resumes", file=sys.stderr, flush=True)
+    say_at_once(f"{why}: stopped\n{where}the same command resumes")
+
+
+# The stderr that the process was born with: the descriptor 2 is another's while TensorFlow loads.
+_STDERR = os.dup(2)
+
+
+def say_at_once(text: str) -> None:
+    os.write(_STDERR, f"\n{text}\n".encode())
+
+
+def _own_name() -> str:
+    return f"process {jax.process_index()} ({socket.gethostname()}, pid {os.getpid()})"
 
 
 class _Peers:
@@ -155,9 +194,12 @@ class _Peers:
     def __init__(self) -> None:
         self._client: Any = distributed.global_state.client
         self._index, self._count = jax.process_index(), jax.process_count()
-        self._name = f"process {self._index} ({socket.gethostname()}, pid {os.getpid()})"
+        self._name = _own_name()
         self._beats = 0
-        self._heard: dict[int, tuple[str, float]] = {}  # last words, and when they were new
+        first = time.monotonic() + _START_SECONDS
+        # Last words, and when they were new.
+        self._heard = {i: (f"0|0|process {i}|starting", first) for i in range(self._count)}
+        self.failed = ""  # exit code, and what one of them has died of
         self._lines: list[socket.socket] = []
         self._server = socket.create_server(("", 0)) if self._index == 0 else None
         start = self._accept if self._server else self._listen
@@ -190,7 +232,7 @@ class _Peers:
                     why = words.read()
             if why == ".":
                 return
-            name = self._heard[0][0].split("|")[2] if 0 in self._heard else f"process 0 ({host})"
+            name = self._heard[0][0].split("|")[2]
             tell_end(why or f"{name} is gone, on whom the others depend")
             os._exit(1)
 
@@ -201,6 +243,9 @@ class _Peers:
         try:
             self._client.key_value_set(f"{_PREFIX}{self._index}", words, allow_overwrite=True)
             for key, said in self._client.key_value_dir_get(_PREFIX):
+                if key == _FAILED:
+                    self.failed = said
+                    continue
                 peer = int(key.rpartition("/")[2])
                 if self._heard.get(peer, ("", 0.0))[0] != said:
                     self._heard[peer] = said, now
@@ -224,8 +269,6 @@ class _Peers:
     def late(self) -> str:
         """Who holds up the others."""
         told = [said.split("|", 3) for said, _ in self._heard.values()]
-        if not told:
-            return ""
         behind = min(int(step) for _, step, _, _ in told)
         candidates = [(name, doing) for _, step, name, doing in told if int(step) == behind]
         busy = [entry for entry in candidates if entry[1] != DEVICES] or candidates

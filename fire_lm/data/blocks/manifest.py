@@ -133,7 +133,7 @@ def read_json(path: str) -> dict[str, Any] | None:
         content = json.loads(written)
         if content.pop("sha256") == _digest(content):
             return content
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass
     raise RunFailed(f"{path} is damaged: it is not what `fire-lm corpus blocks` wrote.")
 

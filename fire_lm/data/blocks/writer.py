@@ -21,6 +21,7 @@ from fire_lm.data.blocks import storage
 from fire_lm.data.blocks.manifest import Identity, Manifest, Part
 from fire_lm.data.blocks.stream import BYTE_COUNTS, ENDS, LAYOUT, TOKENS, part_path
 from fire_lm.data.quiet_tensorflow import seqio, tf
+from fire_lm.data.source import unreadable
 from fire_lm.data.text import TextData
 from fire_lm.errors import RunFailed, UserError
 
@@ -224,10 +225,7 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
         for array in arrays.values():
             array.close()
     except tf.errors.OpError as error:
-        raise RunFailed(
-            f"Reading {job.data.tfds_name} in {job.data.data_dir} failed: "
-            f"{error.message.splitlines()[0]}"
-        ) from error
+        raise unreadable(job.data, error) from error
     except (ValueError, OSError, TimeoutError) as error:
         raise RunFailed(f"Writing {job.path} failed: {storage.brief(error)}") from error
     return Part(documents, skipped, tokens, unknown, text_bytes, digest.hexdigest())
@@ -235,12 +233,17 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
 
 def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:
     """Its parts as they are on the disk, if together they hold all documents."""
-    parts = [_finished(job) for job in jobs]
-    whole = [part for part in parts if part is not None]
-    documents = sum(part.documents for part in whole)
-    if len(whole) < len(jobs) or (jobs[0].source_documents not in (0, documents)):
+    whole = [part for part in map(_finished, jobs) if part is not None]
+    first, documents = jobs[0], sum(part.documents for part in whole)
+    if len(whole) < len(jobs):
         raise RunFailed(
-            f"The {jobs[0].split} split has {jobs[0].source_documents:,} documents, but "
-            f"{documents:,} were written.\nThe same command goes on with what is missing."
+            f"Of the {len(jobs)} parts of the {first.split} split, {len(whole)} were written.\n"
+            "The same command goes on with what is missing."
+        )
+    if first.source_documents not in (0, documents):
+        folder = storage.join(first.output, first.split)
+        raise RunFailed(
+            f"{folder} holds {documents:,} documents, the data set {first.source_documents:,}.\n"
+            "Remove that directory and give the same command again."
         )
     return whole

@@ -1,0 +1,89 @@
+"""The documents of a TFDS data set as seqio reads them; what is missing among them is an error."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
+from fire_lm.data.text import TextData
+from fire_lm.errors import RunFailed
+
+# Files read at once. Few, so that the seed's order of the files decides which documents a short
+# run sees; documents within a file are mostly in hash order already.
+_FILES_AT_ONCE = 4
+# What TensorFlow puts around a message: the operation, not what failed.
+_OPERATION = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*")
+
+
+class Source(seqio.TfdsDataSource):
+    """Fails where files hold fewer documents than the data set says.
+
+    TFRecord's checksums do not see a file that was emptied or cut between two records, and TFDS
+    counts only where one host reads all files.
+    """
+
+    def __init__(self, data: TextData, split: str):
+        super().__init__(
+            data.tfds_name, tfds_data_dir=data.data_dir, splits=[split], read_only=True
+        )
+
+    def get_dataset(
+        self,
+        split: str | None = None,
+        shuffle: bool = True,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **unused: Any,
+    ) -> tf.data.Dataset:
+        found = super().get_dataset(split, shuffle, seed, shard_info, **unused)
+        if shard_info is None:
+            return found
+        documents = sum(_of_shard(self.documents_by_file(split), shard_info))
+        return found.apply(tf.data.experimental.assert_cardinality(documents))
+
+    def documents_by_file(self, split: str | None) -> list[int]:
+        return [file.take for file in self.tfds_dataset.files(split)]
+
+
+def documents_of(data: TextData, split: str, shard: seqio.ShardInfo | None) -> int:
+    """That a shard reads in one epoch, at most."""
+    with without_their_warnings():
+        files = Source(data, split).documents_by_file(split)
+    if shard is None:
+        return sum(files)
+    if len(files) < shard.num_shards:  # then seqio divides the documents
+        return -(-sum(files) // shard.num_shards)
+    return sum(_of_shard(files, shard))
+
+
+def _of_shard(files: Sequence[int], shard: seqio.ShardInfo) -> Sequence[int]:
+    """As TFDS divides the files."""
+    return files[shard.index :: shard.num_shards]
+
+
+@contextlib.contextmanager
+def read_config() -> Iterator[None]:
+    """TfdsDataSource takes no ReadConfig, only a global override."""
+    before = seqio.utils._TFDS_DATA_READ_CONFIG_OVERRIDE
+    config = tfds.ReadConfig(
+        try_autocache=False,
+        interleave_cycle_length=_FILES_AT_ONCE,
+        interleave_block_length=1,
+        enable_ordering_guard=False,  # also what was written in an order of its own is shuffled
+        # In parallel, an iterator that was restored hangs in its destructor every few times
+        # (TensorFlow 2.21). One file after the other is fast enough: decoding runs in parallel.
+        num_parallel_calls_for_interleave_files=None,
+    )
+    seqio.set_tfds_read_config_override(config)
+    try:
+        yield
+    finally:
+        seqio.set_tfds_read_config_override(before)
+
+
+def unreadable(data: TextData, error: tf.errors.OpError) -> RunFailed:
+    reason = _OPERATION.sub("", error.message.splitlines()[0])
+    return RunFailed(f"Reading {data.title} in {data.data_dir} failed: {reason}")
