@@ -171,25 +171,32 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         storage = isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
         if "--debug" in arguments or not storage:
+            if in_job():
+                traceback.print_exc()
+                leave_job(RunFailed.exit_code)
             raise
         first_line = str(error).partition("\n")[0]
         print(f"\nfire-lm: reading or writing failed: {first_line}", file=sys.stderr)
         return leave_job(RunFailed.exit_code)
     except KeyboardInterrupt:
         print("\nfire-lm: interrupted; the same command goes on", file=sys.stderr)
-        return 130
+        return leave_job(130)
     return 0
 
 
 def leave_job(code: int) -> int:
     """After an error: leaving a job of several processes in order would wait 5 minutes for the
     others, which wait for this one, and abort."""
-    jax = sys.modules.get("jax")
-    if jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1:
+    if in_job():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def in_job() -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def perform(parsed: argparse.Namespace) -> None:

@@ -66,7 +66,7 @@ def test_warm_up_must_fit(warmup_steps):
 @pytest.mark.parametrize(
     "setting",
     [
-        "learning_rate=-1", "learning_rate=0", "learning_rate=inf", "learning_rate=nan",
+        "learning_rate=-1", "learning_rate=inf", "learning_rate=nan",
         "warmup_steps=-1", "final_fraction=-3", "final_fraction=1.5", "b1=1", "b1=-0.1", "b2=2",
         "epsilon=0", "weight_decay=-0.1", "clip_norm=0", "clip_norm=-1",
     ],

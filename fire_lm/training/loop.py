@@ -201,7 +201,7 @@ def pretrain(
             f"checkpoint is {newest}\nmore TRAIN_STEPS go on from there"
         )
     if not quiet:
-        print(f"done: {train_steps} steps, run in {workdir}\n{table(workdir)}")
+        print(f"done: {train_steps} steps, run in {workdir}\n{table(workdir)}", flush=True)
 
 
 def open_text(

@@ -72,7 +72,7 @@ class AdamW:
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             fits, words = value >= 0, "0 or more"
-            if name in ("learning_rate", "epsilon", "clip_norm"):
+            if name in ("epsilon", "clip_norm"):
                 fits, words = value > 0, "more than 0"
             elif name in ("b1", "b2"):
                 fits, words = 0 <= value < 1, "0 or more, and less than 1"
