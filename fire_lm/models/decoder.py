@@ -28,6 +28,7 @@ from fire_lm.attention import (
     attend,
     choose_implementation,
 )
+from fire_lm.attention.kept import KEPT
 from fire_lm.models.layers import contract, layer_norm
 from fire_lm.models.sizes import ModelSize
 from fire_lm.positions import PositionalEncoding
@@ -54,9 +55,12 @@ class Position(NamedTuple):
 Shared = tuple[Position | None, ...]
 
 # What the forward pass of a layer keeps for the backward pass; the rest is computed again.
+_ATTENTION = jax.checkpoint_policies.save_only_these_names(KEPT)
 _REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
-    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims, _ATTENTION
+    ),
+    "full": _ATTENTION,
 }
 
 
@@ -221,6 +225,7 @@ class Decoder(nn.Module):
             announce(f"{name}: with a bias, attention at positions other than 0, 1, 2, ... is "
                      "computed in blocks, not by the TPU kernel")  # fmt: skip
 
+        table_VD = gather_table(self.activation_sharding, self.dtype, table_VD)
         # Looked up from the whole table: the compiler finds no efficient way from a lookup in a
         # split one to activations that are split by the batch.
         x_BTD = jnp.take(replicate(table_VD, self.activation_sharding), tokens_BT, axis=0)
@@ -242,6 +247,7 @@ class Decoder(nn.Module):
             split_rngs={"params": True},
             in_axes=nn.broadcast,
             length=self.size.num_layers // len(blocks),
+            unroll=int(__import__("os").environ.get("UNROLL", "1")),
         )
         if alone:
             layers = scan(block)(self.size, self.encodings[0], *common, name="layers")
@@ -323,6 +329,31 @@ def heads_sharding(activations: NamedSharding | None) -> NamedSharding | None:
 def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
     """`x` laid out as `sharding`; None leaves it to the compiler."""
     return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def gather_table(activations: NamedSharding | None, dtype: Any, table_VD: jax.Array) -> jax.Array:
+    """The embedding, float32 with the values of `dtype`, no longer split by `fsdp`.
+
+    Gathered once, in `dtype`, for the lookup and the head; both gradients are added before one sum
+    over the mesh leaves each device its part.
+    """
+    table_VD = constrain(table_VD.astype(dtype), _of_table(activations, None))
+    return table_VD.astype(jnp.float32)
+
+
+def _gather_table_backward(activations, dtype, _, gradient_VD):
+    return (constrain(gradient_VD, _of_table(activations, "fsdp")),)
+
+
+gather_table.defvjp(lambda *inputs: (gather_table(*inputs), None), _gather_table_backward)
+
+
+def _of_table(activations: NamedSharding | None, columns: str | None) -> NamedSharding | None:
+    """The vocabulary is split as in fire_lm/sharding.py."""
+    if activations is None or "tensor" not in activations.mesh.shape:
+        return activations and NamedSharding(activations.mesh, PartitionSpec())
+    return NamedSharding(activations.mesh, PartitionSpec("tensor", columns))
 
 
 def replicate(x: jax.Array, like: NamedSharding | None) -> jax.Array:

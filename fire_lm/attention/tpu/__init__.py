@@ -24,7 +24,19 @@ from fire_lm.attention.tpu.tables import Tables
 Residuals = tuple[Any, ...]
 
 
-def tpu_attention(
+def tpu_attention(q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array, **rest: Any) -> jax.Array:
+    """Causal attention of tokens to themselves, `[B, T, N, H]`; arguments as of `forward_pass`."""
+    qkv_BTNH = (scale_queries(q_BTNH), k_BTNH, v_BTNH)
+    return with_gradients(*forward_pass(*qkv_BTNH, **rest), *qkv_BTNH, **rest)
+
+
+def scale_queries(q_BTNH: jax.Array) -> jax.Array:
+    """As `forward_pass` takes them: their products with keys are logits in base 2."""
+    scaled_BTNH = q_BTNH.astype(jnp.float32) * log2_scale(q_BTNH.shape[3])
+    return scaled_BTNH.astype(q_BTNH.dtype)
+
+
+def forward_pass(
     q_BTNH: jax.Array,
     k_BTNH: jax.Array,
     v_BTNH: jax.Array,
@@ -34,11 +46,12 @@ def tpu_attention(
     segment_BT: jax.Array | None = None,
     pos_BT: jax.Array | None = None,
     block_size: int | None = None,
-) -> jax.Array:
-    """Causal attention of tokens to themselves, `[B, T, N, H]`.
+) -> tuple[jax.Array, jax.Array]:
+    """The output `[B, T, N, H]`, and what its gradients need besides: log2 of the softmax's sums of
+    2^logit, `[B, N, T]` float32. No gradient goes through it, see `with_gradients`.
 
     Args:
-      q_BTNH, k_BTNH, v_BTNH: bfloat16 or float32, H 64 or 128.
+      q_BTNH, k_BTNH, v_BTNH: bfloat16 or float32, H 64 or 128; queries by `scale_queries`.
       bias: with tables of T positions at least, and of all in `pos_BT`; taken as exact.
       logit_scale_BT: factor on q k, or None; B or 1.
       segment_BT: int32, which document a token is of, or None; B or 1.
@@ -49,56 +62,90 @@ def tpu_attention(
     Raises:
       UserError: a head dim or dtype that the kernels do not have, or blocks that do not fit.
     """
+    inputs = jax.lax.stop_gradient((q_BTNH, k_BTNH, v_BTNH, bias, logit_scale_BT))
+    blocks, arrays = _prepare(*inputs, segment_BT, pos_BT, block_size)
+    out_BNHP, log_sum_BN1P = forward(*arrays, blocks)
+    length = q_BTNH.shape[1]
+    return _from_blocks(out_BNHP, length), log_sum_BN1P[:, :, 0, :length]
+
+
+def with_gradients(
+    out_BTNH: jax.Array,
+    log_sum_BNT: jax.Array,
+    q_BTNH: jax.Array,
+    k_BTNH: jax.Array,
+    v_BTNH: jax.Array,
+    *,
+    bias: CommonBias | None,
+    logit_scale_BT: jax.Array | None = None,
+    segment_BT: jax.Array | None = None,
+    pos_BT: jax.Array | None = None,
+    block_size: int | None = None,
+) -> jax.Array:
+    """`out_BTNH`, as a function of what `forward_pass` made it from."""
+    inputs = (q_BTNH, k_BTNH, v_BTNH, bias, logit_scale_BT)
+    blocks, arrays = _prepare(*inputs, segment_BT, pos_BT, block_size)
+    length = q_BTNH.shape[1]
+    to_end = blocks.padded_length - length
+    # Queries that do not exist attend to nothing: 2^(logit - log_sum) is 0.
+    no_query = dict(mode="constant", constant_values=jnp.float32(1e30))
+    log_sum_BN1P = jnp.pad(log_sum_BNT, ((0, 0), (0, 0), (0, to_end)), **no_query)[:, :, None]
+    out_BNHP = _given(blocks, _to_blocks(out_BTNH, blocks), log_sum_BN1P, *arrays)
+    return _from_blocks(out_BNHP, length)
+
+
+def _prepare(
+    q_BTNH: jax.Array,
+    k_BTNH: jax.Array,
+    v_BTNH: jax.Array,
+    bias: CommonBias | None,
+    logit_scale_BT: jax.Array | None,
+    segment_BT: jax.Array | None,
+    pos_BT: jax.Array | None,
+    block_size: int | None,
+) -> tuple[Blocks, tuple[Any, ...]]:
+    """What the kernels take: queries (scaled), keys, values, tables, segments."""
     batch, length, _, width = q_BTNH.shape
     alike = bias is None or pos_BT is None or pos_BT.shape[0] == 1
     blocks = choose_blocks(length, batch if alike else 1, width, q_BTNH.dtype, block_size)
-    scale = jnp.float32(log2_scale(width))
     if logit_scale_BT is not None:
-        scale = scale * logit_scale_BT[:, :, None, None]
-    q_BTNH = (q_BTNH.astype(jnp.float32) * scale).astype(q_BTNH.dtype)
-    to_end = blocks.padded_length - length
-
-    def to_blocks(x_BTNH: jax.Array) -> jax.Array:
-        return jnp.pad(jnp.transpose(x_BTNH, (2, 0, 3, 1)), ((0, 0), (0, 0), (0, 0), (0, to_end)))
-
+        scaled_BTNH = q_BTNH.astype(jnp.float32) * logit_scale_BT[:, :, None, None]
+        q_BTNH = scaled_BTNH.astype(q_BTNH.dtype)
     segments = None
     if segment_BT is not None:
+        to_end = blocks.padded_length - length
         padded_BT = jnp.pad(segment_BT.astype(jnp.int32), ((0, 0), (0, to_end)), mode="edge")
         segments = jnp.broadcast_to(padded_BT[:, None], (batch, 1, blocks.padded_length))
-    out_NBHP = _attention(
-        blocks,
-        *(to_blocks(x) for x in (q_BTNH, k_BTNH, v_BTNH)),
-        None if bias is None else Tables.of(bias, pos_BT, blocks, length),
-        segments,
-    )
-    return jnp.transpose(out_NBHP, (1, 3, 0, 2))[:, :length]
+    tables = None if bias is None else Tables.of(bias, pos_BT, blocks, length)
+    qkv_BNHP = (_to_blocks(x, blocks) for x in (q_BTNH, k_BTNH, v_BTNH))
+    return blocks, (*qkv_BNHP, tables, segments)
+
+
+def _to_blocks(x_BTNH: jax.Array, blocks: Blocks) -> jax.Array:
+    to_end = blocks.padded_length - x_BTNH.shape[1]
+    return jnp.pad(jnp.transpose(x_BTNH, (0, 2, 3, 1)), ((0, 0), (0, 0), (0, 0), (0, to_end)))
+
+
+def _from_blocks(x_BNHP: jax.Array, length: int) -> jax.Array:
+    return jnp.transpose(x_BNHP, (0, 3, 1, 2))[:, :length]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(
-    blocks: Blocks,
-    q_NBHP: jax.Array,
-    k_NBHP: jax.Array,
-    v_NBHP: jax.Array,
-    tables: Tables | None,
-    segments: jax.Array | None,
-) -> jax.Array:
-    return forward(q_NBHP, k_NBHP, v_NBHP, tables, segments, blocks)[0]
+def _given(blocks: Blocks, out_BNHP: jax.Array, *_: Any) -> jax.Array:
+    return out_BNHP
 
 
-def _attention_forward(blocks: Blocks, *inputs: Any) -> tuple[Any, Residuals]:
-    wanted = Wanted.of(inputs[3])
+def _given_forward(blocks: Blocks, *inputs: Any) -> tuple[Any, Residuals]:
     values = jax.tree.map(lambda x: x.value, inputs, is_leaf=lambda x: hasattr(x, "perturbed"))
-    q_NBHP, k_NBHP, v_NBHP, tables, segments = values
-    out, log_sum = forward(q_NBHP, k_NBHP, v_NBHP, tables, segments, blocks)
-    return out, (*values, out, log_sum, wanted)
+    return values[0], (*values, Wanted.of(inputs[5]))
 
 
-def _attention_backward(blocks: Blocks, residuals: Residuals, d_out: Any) -> tuple[Any, ...]:
-    q_NBHP, k_NBHP, v_NBHP, tables, segments, out, log_sum, wanted = residuals
+def _given_backward(blocks: Blocks, residuals: Residuals, d_out: Any) -> tuple[Any, ...]:
+    out, log_sum, *arrays, wanted = residuals
     d_out = jnp.zeros_like(out) if not isinstance(d_out, jax.Array) else d_out
-    inputs = (q_NBHP, k_NBHP, v_NBHP, out, d_out, log_sum)
-    return *backward(*inputs, tables, segments, wanted, blocks), None
+    q_BNHP, k_BNHP, v_BNHP, tables, segments = arrays
+    inputs = (q_BNHP, k_BNHP, v_BNHP, out, d_out, log_sum)
+    return None, None, *backward(*inputs, tables, segments, wanted, blocks), None
 
 
-_attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)
+_given.defvjp(_given_forward, _given_backward, symbolic_zeros=True)

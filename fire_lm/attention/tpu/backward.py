@@ -71,24 +71,24 @@ class Wanted:
 
 
 def backward(
-    q_NBHP: jax.Array,
-    k_NBHP: jax.Array,
-    v_NBHP: jax.Array,
-    out_NBHP: jax.Array,
-    d_out_NBHP: jax.Array,
-    log_sum_NB1P: jax.Array,
+    q_BNHP: jax.Array,
+    k_BNHP: jax.Array,
+    v_BNHP: jax.Array,
+    out_BNHP: jax.Array,
+    d_out_BNHP: jax.Array,
+    log_sum_BN1P: jax.Array,
     bias: Tables | None,
     segments_B1P: jax.Array | None,
     wanted: Wanted,
     blocks: Blocks,
 ) -> tuple[jax.Array, jax.Array, jax.Array, Tables | None]:
     """The gradients to queries, keys, values and tables."""
-    heads, batch, width, length = q_NBHP.shape
+    batch, heads, width, length = q_BNHP.shape
     operands = Operands(blocks, "by_key")
     by_query, by_key, row = operands.by_query(width), operands.by_key(width), operands.by_query(1)
-    products_NBHP = out_NBHP.astype(jnp.float32) * d_out_NBHP.astype(jnp.float32)
-    means_NB1P = jnp.sum(products_NBHP, axis=2, keepdims=True)
-    ins: list[Any] = [q_NBHP, k_NBHP, v_NBHP, d_out_NBHP, log_sum_NB1P, means_NB1P]
+    products_BNHP = out_BNHP.astype(jnp.float32) * d_out_BNHP.astype(jnp.float32)
+    means_BN1P = jnp.sum(products_BNHP, axis=2, keepdims=True)
+    ins: list[Any] = [q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P]
     specs = [by_query, by_key, by_key, by_query, row, row]
     if segments_B1P is not None:
         ins += [segments_B1P, segments_B1P]
@@ -98,9 +98,9 @@ def backward(
         arrays, blocks_of = operands.bias(bias)
         ins, specs, tables = ins + arrays, specs + blocks_of, len(arrays)
     out_shape = [
-        jax.ShapeDtypeStruct(q_NBHP.shape, jnp.float32),
-        jax.ShapeDtypeStruct(k_NBHP.shape, k_NBHP.dtype),
-        jax.ShapeDtypeStruct(v_NBHP.shape, v_NBHP.dtype),
+        jax.ShapeDtypeStruct(q_BNHP.shape, jnp.float32),
+        jax.ShapeDtypeStruct(k_BNHP.shape, k_BNHP.dtype),
+        jax.ShapeDtypeStruct(v_BNHP.shape, v_BNHP.dtype),
     ]
     out_specs = [pl.BlockSpec(memory_space=pl.ANY), by_key, by_key]
     sizes = _sizes(bias, wanted, length)
@@ -140,10 +140,10 @@ def backward(
     ln_2 = math.log(2)
     d_tables = None
     if bias is not None:
-        sums_GNXR = ln_2 * found[0][:, :, :, 0] if starts else jnp.zeros((1, heads, 0, LANES))
-        d_tables = _to_tables(bias, sums_GNXR, starts)
-    d_k = (d_k.astype(jnp.float32) * ln_2).astype(k_NBHP.dtype)
-    return (d_q * ln_2).astype(q_NBHP.dtype), d_k, d_v, d_tables
+        sums_GNXR = found[0][:, :, :, 0] if starts else jnp.zeros((1, heads, 0, LANES))
+        d_tables = jax.tree.map(lambda x: ln_2 * x, _to_tables(bias, sums_GNXR, starts))
+    d_k = (d_k.astype(jnp.float32) * ln_2).astype(k_BNHP.dtype)
+    return (d_q * ln_2).astype(q_BNHP.dtype), d_k, d_v, d_tables
 
 
 def _sizes(bias: Tables | None, wanted: Wanted, length: int) -> dict[str, int]:
@@ -215,11 +215,11 @@ def _kernel(
     query_block, key_block = query_X[index], key_X[index]
     diagonal = query_block == key_block
     last = index == pl.num_programs(2) - 1
-    batch, block = q.shape[1], q.shape[3]
+    batch, block = q.shape[0], q.shape[3]
 
     def of_d_q(b: Any) -> Ref:
         start = pl.multiple_of(query_block * block, block)
-        return d_q_hbm.at[head, group * batch + b, :, pl.ds(start, block)]
+        return d_q_hbm.at[group * batch + b, head, :, pl.ds(start, block)]
 
     def reading(b: Any) -> Any:
         return pltpu.make_async_copy(of_d_q(b), d_q.at[b], copied.at[0, b])
@@ -260,17 +260,17 @@ def _kernel(
     def attend(b: jax.Array, masked: bool) -> None:
         # First, since what follows is best scheduled as one piece; it was asked for long before.
         pl.when(key_block > 0)(lambda: reading(b).wait())
-        s = logits(q.at[0, b], k.at[0, b], segments and [ref.at[b] for ref in segments])
+        s = logits(q.at[b, 0], k.at[b, 0], segments and [ref.at[b] for ref in segments])
         if tile is not None:
             s = s + tile[...]
         if masked:
             s = causal(s)
-        p = jnp.exp2(s - log_sum[0, b])
-        d_s = p * (product(v[0, b], d_out[0, b], KEYS_BY_QUERIES) - mean[0, b])
+        p = jnp.exp2(s - log_sum[b, 0])
+        d_s = p * (product(v[b, 0], d_out[b, 0], KEYS_BY_QUERIES) - mean[b, 0])
         d_s_rounded = d_s.astype(k.dtype)
-        d_v_sum[b] += product(d_out[0, b], p.astype(k.dtype), OVER_QUERIES)
-        d_k_sum[b] += product(q[0, b], d_s_rounded, OVER_QUERIES)
-        d_q[b] += product(k[0, b], d_s_rounded)
+        d_v_sum[b] += product(d_out[b, 0], p.astype(k.dtype), OVER_QUERIES)
+        d_k_sum[b] += product(q[b, 0], d_s_rounded, OVER_QUERIES)
+        d_q[b] += product(k[b, 0], d_s_rounded)
         if d_tile is not None:
             d_tile[...] += d_s
         writing(b).start()
@@ -285,8 +285,8 @@ def _kernel(
     @pl.when(query_block == blocks_of_queries - 1)
     @jax.named_scope("finish.last_query")
     def _() -> None:
-        d_k[0] = d_k_sum[...].astype(d_k.dtype)
-        d_v[0] = d_v_sum[...].astype(d_v.dtype)
+        d_k[:, 0] = d_k_sum[...].astype(d_k.dtype)
+        d_v[:, 0] = d_v_sum[...].astype(d_v.dtype)
 
     @pl.when(last)
     @jax.named_scope("wait.last_tile")

@@ -9,19 +9,22 @@ Shapes: B batch, T tokens, N heads, H head dim.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.common_bias import CommonBias
 from fire_lm.attention.dense import BiasFn
-from fire_lm.attention.tpu import tpu_attention
-from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS
-
+from fire_lm.attention.kept import KEPT
+from fire_lm.attention.tpu import forward_pass, scale_queries, with_gradients
+from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS, log2_scale
 
 def obstacle(
     q_BTNH: jax.Array,
@@ -61,17 +64,19 @@ def attend_on_tpu(
     sharding: NamedSharding | None,
 ) -> jax.Array:
     """`attend` of tokens to themselves, where there is no `obstacle`."""
+    # Not in a kernel's branch, where it could not be merged with what makes the queries.
+    qkv_BTNH = (scale_queries(q_BTNH), k_BTNH, v_BTNH)
     by_place = segment_BT is None and pos_BT.shape[0] == 1
     pos_of_bias = None if by_place or tables is None else pos_BT
-    by_token = (logit_scale_BT, segment_BT, pos_of_bias)
-    kernel = functools.partial(_on_each_device, sharding, tables, by_token)
+    by_token = ByToken(logit_scale_BT, segment_BT, pos_of_bias)
     if tables is None:  # positions order the tokens, and do no more
-        return kernel(q_BTNH, k_BTNH, v_BTNH)
+        return _attention(sharding, None, None, qkv_BTNH, None, by_token, [])
 
-    @jax.checkpoint  # else what it keeps for its gradients would be kept for the kernel's
-    def in_blocks(q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array) -> jax.Array:
+    def in_blocks(scaled_BTNH: jax.Array, *kv_BTNH: jax.Array) -> jax.Array:
+        q_BTNH = scaled_BTNH.astype(jnp.float32) / log2_scale(scaled_BTNH.shape[3])
         return blockwise_attention(
-            *(q_BTNH, k_BTNH, v_BTNH),
+            q_BTNH.astype(scaled_BTNH.dtype),
+            *kv_BTNH,
             q_pos_BT=pos_BT,
             k_pos_BS=pos_BT,
             bias=bias,
@@ -85,7 +90,108 @@ def attend_on_tpu(
         in_tables = jnp.all(pos_BT == _places(pos_BT))
     else:
         in_tables = _follow_one_another(pos_BT, segment_BT)
-    return jax.lax.cond(in_tables & tables.exact, kernel, in_blocks, q_BTNH, k_BTNH, v_BTNH)
+    # A custom gradient may not close over what has gradients: here, over an encoding's parameters.
+    blocks = jax.make_jaxpr(in_blocks)(*qkv_BTNH)
+    usable = in_tables & tables.exact
+    return _attention(
+        sharding, blocks.jaxpr, usable, qkv_BTNH, tables, by_token, list(blocks.consts)
+    )
+
+
+class ByToken(NamedTuple):
+    """`[B or 1, T]`, or None: factor on q k, segment, position for the bias."""
+
+    logit_scale: jax.Array | None
+    segment: jax.Array | None
+    pos: jax.Array | None
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """Which leaves of the inputs somebody asks the gradient to."""
+
+    leaves: tuple[bool, ...]
+
+
+# One gradient for both ways, each whole inside its branch: differentiated by itself, the branch
+# taken would write zeros in place of all that the other keeps.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attention(sharding: NamedSharding | None, blocks: Any, usable: Any, *inputs: Any) -> jax.Array:
+    """By the kernels, where `usable`, or by the program `blocks`.
+
+    `inputs`: q, k, v; tables; by token; what `blocks` takes before q, k, v.
+    """
+    return _forward(sharding, blocks, usable, inputs)[0]
+
+
+def _forward(
+    sharding: NamedSharding | None, blocks: Any, usable: Any, inputs: Any
+) -> tuple[jax.Array, jax.Array]:
+    """The output, and the softmax's sums where the kernels made it."""
+
+    def kernel() -> tuple[jax.Array, jax.Array]:
+        return _on_each_device(_kernel_forward, sharding, (), inputs[:3])
+
+    def in_blocks() -> tuple[jax.Array, jax.Array]:
+        batch, length, heads, _ = inputs[0][0].shape
+        return _run(blocks, inputs), jnp.zeros((batch, heads, length), jnp.float32)
+
+    return kernel() if blocks is None else jax.lax.cond(usable, kernel, in_blocks)
+
+
+def _run(blocks: Any, inputs: Any) -> jax.Array:
+    (out_BTNH,) = jax.core.eval_jaxpr(blocks, inputs[3], *inputs[0])
+    return out_BTNH
+
+
+def _attention_forward(
+    sharding: NamedSharding | None, blocks: Any, usable: Any, *inputs: Any
+) -> tuple[jax.Array, Any]:
+    def is_primal(x: Any) -> bool:
+        return hasattr(x, "perturbed")
+
+    mask = Mask(tuple(x.perturbed for x in jax.tree.leaves(inputs, is_leaf=is_primal)))
+    usable, inputs = jax.tree.map(lambda x: x.value, (usable, inputs), is_leaf=is_primal)
+    out, log_sum = _forward(sharding, blocks, usable, inputs)
+    out, log_sum = (checkpoint_name(x, KEPT) for x in (out, log_sum))
+    return out, (usable, inputs, mask, out, log_sum)
+
+
+def _attention_backward(
+    sharding: NamedSharding | None, blocks: Any, residuals: Any, d_out: Any
+) -> tuple[Any, ...]:
+    usable, inputs, mask, *outputs = residuals
+    leaves, tree = jax.tree.flatten(inputs)
+    if not isinstance(d_out, jax.Array):
+        d_out = jnp.zeros_like(outputs[0])
+
+    def gradients(attend: Callable[[Any], jax.Array]) -> list[jax.Array]:
+        def of_asked(asked: list[jax.Array]) -> jax.Array:
+            rest = iter(asked)
+            merged = [
+                next(rest) if is_asked else leaf
+                for is_asked, leaf in zip(mask.leaves, leaves, strict=True)
+            ]
+            return attend(jax.tree.unflatten(tree, merged))
+
+        asked = [leaf for leaf, is_asked in zip(leaves, mask.leaves, strict=True) if is_asked]
+        return jax.vjp(of_asked, asked)[1](d_out)[0]
+
+    def kernel() -> list[jax.Array]:
+        return gradients(
+            lambda inputs: _on_each_device(_kernel_backward, sharding, outputs, inputs[:3])
+        )
+
+    def in_blocks() -> list[jax.Array]:
+        return gradients(lambda inputs: _run(blocks, inputs))
+
+    found = iter(kernel() if blocks is None else jax.lax.cond(usable, kernel, in_blocks))
+    cotangents = [next(found) if is_asked else None for is_asked in mask.leaves]
+    return None, *jax.tree.unflatten(tree, cotangents)
+
+
+_attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)
 
 
 def _follow_one_another(pos_BT: jax.Array, segment_BT: jax.Array | None) -> jax.Array:
@@ -103,36 +209,42 @@ def _places(pos_BT: jax.Array) -> jax.Array:
     return jnp.arange(pos_BT.shape[1], dtype=pos_BT.dtype)[None]
 
 
-def _on_each_device(
-    sharding: NamedSharding | None,
+def _kernel_forward(
+    outputs: tuple[()], qkv_BTNH: Any, tables: CommonBias | None, by_token: ByToken
+) -> tuple[jax.Array, jax.Array]:
+    return forward_pass(*qkv_BTNH, **_named(tables, by_token))
+
+
+def _kernel_backward(
+    outputs: tuple[jax.Array, jax.Array],
+    qkv_BTNH: Any,
     tables: CommonBias | None,
-    by_token: tuple[jax.Array | None, ...],
-    *qkv_BTNH: jax.Array,
+    by_token: ByToken,
 ) -> jax.Array:
-    """The kernel, on every device's sequences and heads: XLA cannot split it by itself.
+    return with_gradients(*outputs, *qkv_BTNH, **_named(tables, by_token))
 
-    `by_token`: factor on q k, segment and position of each, or None; B or 1.
+
+def _named(tables: CommonBias | None, by_token: ByToken) -> dict[str, Any]:
+    scale_BT, segment_BT, pos_BT = by_token
+    return dict(bias=tables, logit_scale_BT=scale_BT, segment_BT=segment_BT, pos_BT=pos_BT)
+
+
+def _on_each_device(
+    run: Callable[..., Any], sharding: NamedSharding | None, outputs: Any, inputs: Any
+) -> Any:
+    """`run(outputs, *inputs)`, on every device's sequences and heads: XLA cannot split a kernel.
+
+    `outputs`: those of the forward pass, in the backward pass; else empty.
     """
-
-    def run(qkv_BTNH: Any, tables: Any, by_token: Any) -> jax.Array:
-        scale_BT, segment_BT, pos_BT = by_token
-        return tpu_attention(
-            *qkv_BTNH,
-            bias=tables,
-            logit_scale_BT=scale_BT,
-            segment_BT=segment_BT,
-            pos_BT=pos_BT,
-        )
-
-    arguments = (qkv_BTNH, tables, by_token)
     if sharding is None or sharding.mesh.size == 1:
-        return run(*arguments)
+        return run(outputs, *inputs)
+    qkv_BTNH, tables, by_token = inputs
     batch, heads = (_axis(sharding, axis, qkv_BTNH[0].shape[axis]) for axis in (0, 2))
     by_example = PartitionSpec(batch, None, heads, None)
+    of_outputs = (by_example, PartitionSpec(batch, heads, None))
 
-    def rows(x_BT: jax.Array | None) -> PartitionSpec:
-        shared = x_BT is None or x_BT.shape[0] == 1
-        return PartitionSpec() if shared else PartitionSpec(batch, None)
+    def rows(x_BT: jax.Array) -> PartitionSpec:
+        return PartitionSpec() if x_BT.shape[0] == 1 else PartitionSpec(batch, None)
 
     of_tables: Any = None
     if tables is not None:
@@ -141,13 +253,14 @@ def _on_each_device(
         if tables.slab_MP.shape[0] > 1:
             by_head["slab_MP"] = PartitionSpec(heads)
         of_tables = of_tables._replace(**by_head)
+    of_inputs = (by_example, of_tables, jax.tree.map(rows, by_token))
     return jax.shard_map(
         run,
         mesh=sharding.mesh,
-        in_specs=(by_example, of_tables, tuple(map(rows, by_token))),
-        out_specs=by_example,
+        in_specs=(of_outputs, *of_inputs) if outputs else ((), *of_inputs),
+        out_specs=by_example if outputs else of_outputs,
         check_vma=False,
-    )(*arguments)
+    )(tuple(outputs), *inputs)
 
 
 def _axis(sharding: NamedSharding, axis: int, size: int) -> Any:

@@ -32,18 +32,18 @@ KEYS_BY_QUERIES = (((0,), (0,)), ((), ()))  # [H, keys], [H, queries]: both cont
 
 
 def forward(
-    q_NBHP: jax.Array,
-    k_NBHP: jax.Array,
-    v_NBHP: jax.Array,
+    q_BNHP: jax.Array,
+    k_BNHP: jax.Array,
+    v_BNHP: jax.Array,
     bias: Tables | None,
     segments_B1P: jax.Array | None,
     blocks: Blocks,
 ) -> tuple[jax.Array, jax.Array]:
-    """The output `[N, B, H, P]`, and log2 of the sum of 2^logit, `[N, B, 1, P]` float32."""
-    heads, batch, width, length = q_NBHP.shape
+    """The output `[B, N, H, P]`, and log2 of the sum of 2^logit, `[B, N, 1, P]` float32."""
+    batch, heads, width, length = q_BNHP.shape
     operands = Operands(blocks, "by_query")
     by_query = operands.by_query(width)
-    ins: list[Any] = [q_NBHP, k_NBHP, v_NBHP]
+    ins: list[Any] = [q_BNHP, k_BNHP, v_BNHP]
     specs = [by_query, operands.by_key(width), operands.by_key(width)]
     if segments_B1P is not None:
         ins += [segments_B1P, segments_B1P]
@@ -62,8 +62,8 @@ def forward(
         ins,
         specs,
         out_shape=[
-            jax.ShapeDtypeStruct(q_NBHP.shape, q_NBHP.dtype),
-            jax.ShapeDtypeStruct((heads, batch, 1, length), jnp.float32),
+            jax.ShapeDtypeStruct(q_BNHP.shape, q_BNHP.dtype),
+            jax.ShapeDtypeStruct((batch, heads, 1, length), jnp.float32),
         ],
         out_specs=[by_query, operands.by_query(1)],
         scratch=scratch,
@@ -90,7 +90,7 @@ def _kernel(query_X: Ref, key_X: Ref, *refs: Ref, packed: bool, tables: int) -> 
         mean[...] = jnp.zeros_like(mean)
 
     def attend(b: jax.Array, masked: bool) -> None:
-        s = logits(q.at[0, b], k.at[0, b], segments and [ref.at[b] for ref in segments])
+        s = logits(q.at[b, 0], k.at[b, 0], segments and [ref.at[b] for ref in segments])
         if tile is not None:
             s = s + tile[...]
         if masked:
@@ -100,20 +100,20 @@ def _kernel(query_X: Ref, key_X: Ref, *refs: Ref, packed: bool, tables: int) -> 
         rescale = jnp.exp2(largest[b] - m)
         largest[b] = m
         total[b] = rescale * total[b] + jnp.sum(p, axis=0, keepdims=True)
-        mean[b] = rescale * mean[b] + product(v[0, b], p.astype(v.dtype))
+        mean[b] = rescale * mean[b] + product(v[b, 0], p.astype(v.dtype))
 
     if bias is not None:
         build(bias, tile, diagonal)
-    for_each_sequence(q.shape[1], diagonal, attend)
+    for_each_sequence(q.shape[0], diagonal, attend)
 
     @pl.when(diagonal)
     @jax.named_scope("finish.diagonal")
     def _() -> None:
         def finish(b: jax.Array, _: None) -> None:
-            out[0, b] = (mean[b] / total[b]).astype(out.dtype)
-            log_sum[0, b] = largest[b] + jnp.log2(total[b])
+            out[b, 0] = (mean[b] / total[b]).astype(out.dtype)
+            log_sum[b, 0] = largest[b] + jnp.log2(total[b])
 
-        jax.lax.fori_loop(0, q.shape[1], finish, None)
+        jax.lax.fori_loop(0, q.shape[0], finish, None)
 
 
 def for_each_sequence(batch: int, diagonal: jax.Array, run: Callable[[Any, bool], None]) -> None:

@@ -31,13 +31,13 @@ class Operands:
     order: Order
 
     def by_query(self, width: int) -> pl.BlockSpec:
-        """Of `[N, B, width, P]`."""
-        shape = (1, self.blocks.batch, width, self.blocks.tokens)
-        return pl.BlockSpec(shape, lambda g, n, x, query, key: (n, g, 0, query[x]))
+        """Of `[B, N, width, P]`."""
+        shape = (self.blocks.batch, 1, width, self.blocks.tokens)
+        return pl.BlockSpec(shape, lambda g, n, x, query, key: (g, n, 0, query[x]))
 
     def by_key(self, width: int) -> pl.BlockSpec:
-        shape = (1, self.blocks.batch, width, self.blocks.tokens)
-        return pl.BlockSpec(shape, lambda g, n, x, query, key: (n, g, 0, key[x]))
+        shape = (self.blocks.batch, 1, width, self.blocks.tokens)
+        return pl.BlockSpec(shape, lambda g, n, x, query, key: (g, n, 0, key[x]))
 
     def of_head(self, shape: tuple[int, ...]) -> pl.BlockSpec:
         """Of `[G, N, ...]`, whole for all tiles of a head."""
@@ -114,7 +114,7 @@ class Operands:
         name: str,
     ) -> Any:
         """Runs `kernel`; on a CPU step by step in XLA, for tests."""
-        heads, batch = ins[0].shape[:2]
+        batch, heads = ins[0].shape[:2]
         query_X, key_X = tiles(self.blocks, self.order)
         grid = (batch // self.blocks.batch, heads, query_X.size)
         tables = (jnp.asarray(query_X), jnp.asarray(key_X))
