@@ -199,6 +199,23 @@ def test_remat_changes_memory_not_results():
     assert kept["full"] <= kept["dots"] < 0.9 * kept["none"], kept
 
 
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_layers_written_out_compute_what_a_loop_does(remat):
+    runs = []
+    for scan_layers in (True, False):
+        model = build_decoder(
+            SMALL, ALiBi, 32, train_length=64, dtype="float32", remat=remat, scan_layers=scan_layers
+        )
+
+        def loss(params: Any, model: Any = model) -> jax.Array:
+            return summed_loss(params, model, jnp.asarray(TARGETS), jnp.arange(6)[None], 0.0)[0]
+
+        compiled = quick_jit(jax.value_and_grad(loss)).lower(shapes(model)).compile()
+        assert (" while(" in compiled.as_text()) == scan_layers
+        runs.append(compiled(filled(model)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *runs)
+
+
 def test_logits_are_float32_in_a_bfloat16_model():
     model = build_decoder(SMALL, ALiBi, 32, train_length=64)
     assert model.dtype == jnp.bfloat16

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fire_lm.errors import RunFailed
+from fire_lm.preflight import bundles
 from fire_lm.preflight.hlo import Program, array_bytes, group_size, split_shape
 
 TEXT = (Path(__file__).parent / "golden" / "small_program.hlo.txt").read_text()
@@ -52,3 +53,30 @@ def test_shapes_and_groups():
     assert group_size("replica_groups={{0,1,2}}") == 3
     mesh = "replica_groups=mesh['a'=2,'b'=3,'c'=5] {'a','c'}, use_global_device_ids=true"
     assert group_size(mesh) == 10
+
+
+def test_kernels_of_the_same_code_are_scheduled_once(tmp_path):
+    """In layers that are written out, one schedule serves all."""
+    code = '{{"custom_call_config":{{"body":"{}","serialization_format":"1"}}}}'
+    calls = [
+        f'  %fire_lm_attention_forward.{number} = bf16[2,4]{{1,0}} custom-call(%input), '
+        f'custom_call_target="tpu_custom_call", backend_config={code.format(body)}'
+        for number, body in ((1, "AAAA"), (11, "AAAA"), (12, "BBBB"))
+    ]
+    text = TEXT.replace("  %loop =", "\n".join([*calls, "  %loop ="]))
+    codes = [run.instruction.kernel_code for run in Program(text).runs() if run.instruction.kernel]
+    assert codes[:3] == ["AAAA", "AAAA", "BBBB"]
+
+    def schedule(name, bundles):
+        lines = "".join(f"{number:#x}   :  {{ nop }}\n" for number in range(bundles))
+        (tmp_path / f"17-{name}-00-schedule-analysis_final_bundles.txt").write_text("none")
+        (tmp_path / f"17-{name}-01-final_bundles.txt").write_text(lines)
+
+    schedule("fire_lm_attention_forward.11", 5)
+    schedule("fire_lm_attention_forward.12", 7)
+    of_both = ("fire_lm_attention_forward.1", "fire_lm_attention_forward.11")
+    assert bundles.longest(bundles.read(tmp_path, *of_both)) == 5
+    assert bundles.longest(bundles.read(tmp_path, "fire_lm_attention_forward.12")) == 7
+    for names in (("fire_lm_attention_forward.1",), ("fire_lm_attention_forward",)):
+        with pytest.raises(RunFailed, match="schedules of fire_lm_attention_forward"):
+            bundles.read(tmp_path, *names)

@@ -388,23 +388,19 @@ def test_decoder_with_kernels_is_the_dense_one():
     assert_close(ours, wanted, 1e-3)
 
 
-def loops_with_tables(share_position: bool) -> list[str]:
-    """Where a training step works out psi of all distances: "" for once, "scan" for each layer."""
+def step_equations(**settings: Any) -> list[tuple[Any, str]]:
+    """All equations of a step of training with FIRE, and "scan" where a layer runs them."""
     size = ModelSize(num_layers=3, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
                      init_std=0.02)  # fmt: skip
     encoding = FIRE(1, 64, train_length=130, hidden_size=64)
-    model = Decoder(
-        size, (encoding,), 8, attention="tpu", remat="full", share_position=share_position
-    )
+    model = Decoder(size, (encoding,), 8, attention="tpu", **settings)
     tokens = pos = jnp.arange(130)[None]
     params = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)
     found = []
 
     def look(jaxpr: Any, loop: str) -> None:
         for equation in jaxpr.eqns:
-            shapes = [out.aval.shape for out in equation.outvars]
-            if equation.primitive.name == "log1p" and shapes == [(130,)]:
-                found.append(loop)
+            found.append((equation, loop))
             for inner in jaxprs_in_params(equation.params):
                 look(inner, "scan" if equation.primitive.name == "scan" else loop)
 
@@ -414,6 +410,23 @@ def loops_with_tables(share_position: bool) -> list[str]:
 
     look(jax.make_jaxpr(jax.grad(loss))(params).jaxpr, "")
     return found
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_the_forward_kernel_runs_once_a_layer(remat):
+    """What it makes is kept, also where the rest is computed again; compiled, and interpreted."""
+    names = [e.params["name"] for e, _ in step_equations(remat=remat) if "grid_mapping" in e.params]
+    assert sorted(names) == 2 * ["fire_lm_attention_backward"] + 2 * ["fire_lm_attention_forward"]
+
+
+def loops_with_tables(share_position: bool) -> list[str]:
+    """Where a training step works out psi of all distances: "" for once, "scan" for each layer."""
+    return [
+        loop
+        for equation, loop in step_equations(remat="full", share_position=share_position)
+        if equation.primitive.name == "log1p"
+        and [out.aval.shape for out in equation.outvars] == [(130,)]
+    ]
 
 
 @pytest.mark.ci

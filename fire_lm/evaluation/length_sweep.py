@@ -205,6 +205,8 @@ def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.M
 
 def scorer(model: Decoder, length: int, mesh: jax.sharding.Mesh) -> jax.stages.Wrapped:
     """Jitted: summed nats `[B]` of targets `[B, T]`, and of segments if there are any."""
+    # Nothing is kept for a backward pass, so a loop costs nothing, and is compiled for each length.
+    model = model.clone(scan_layers=True)
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
     def summed_nll(params: Any, *sequences_BT: jax.Array) -> jax.Array:

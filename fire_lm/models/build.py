@@ -23,6 +23,7 @@ def build_decoder(
     train_length: int,
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
     remat: Remat = "none",
+    scan_layers: bool = True,
     attention: Implementation = "auto",
     log_n: LogN | None = None,
     resampling: Resampling = Resampling(),  # noqa: B008 (frozen)
@@ -62,6 +63,7 @@ def build_decoder(
         vocab_size=vocab_size,
         dtype=jnp.dtype(dtype),
         remat=remat,
+        scan_layers=scan_layers,
         attention=attention,
         log_n=log_n,
         resampling=resampling,

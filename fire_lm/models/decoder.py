@@ -184,7 +184,10 @@ class Decoder(nn.Module):
       encodings: the positional encoding of the layers; several take turns, layer by layer.
       vocab_size: V, rows of the embedding; at least the vocabulary's ids.
       dtype: of activations and matrix products; parameters, logits and softmax are float32.
-      remat: what the backward pass recomputes ("none", "dots" = all but matrix products, "full").
+      remat: what the backward pass recomputes ("none", "dots" = all but matrix products, "full");
+        the output of the attention kernel and the statistics of norms are kept.
+      scan_layers: whether the program loops over the layers, which is compiled sooner, or has each
+        written out, which is faster, since what a layer keeps is not copied into one array of all.
       attention: see `attention.choose_implementation`.
       log_n: attention scaled by log n, or None.
       resampling: where tokens stand; for those who call the decoder, which is given positions.
@@ -198,6 +201,7 @@ class Decoder(nn.Module):
     vocab_size: int
     dtype: Any = jnp.float32
     remat: Remat = "none"
+    scan_layers: bool = True
     attention: Implementation = "auto"
     log_n: LogN | None = None
     resampling: Resampling = Resampling()
@@ -235,7 +239,8 @@ class Decoder(nn.Module):
         block = Block
         if self.remat != "none":
             # Inside a scan, nothing can be merged across iterations: prevent_cse only costs.
-            block = nn.remat(Block, policy=_REMAT_POLICIES[self.remat], prevent_cse=False)
+            policy, prevent_cse = _REMAT_POLICIES[self.remat], not self.scan_layers
+            block = nn.remat(Block, policy=policy, prevent_cse=prevent_cse)
         common = (self.log_n, self.attention, self.activation_sharding)
         blocks = tuple(
             functools.partial(block, self.size, encoding, *common) for encoding in self.encodings
@@ -247,7 +252,7 @@ class Decoder(nn.Module):
             split_rngs={"params": True},
             in_axes=nn.broadcast,
             length=self.size.num_layers // len(blocks),
-            unroll=int(__import__("os").environ.get("UNROLL", "1")),
+            unroll=1 if self.scan_layers else self.size.num_layers,
         )
         if alone:
             layers = scan(block)(self.size, self.encodings[0], *common, name="layers")

@@ -52,15 +52,16 @@ class Stretch(NamedTuple):
     bundles: int
 
 
-def read(folder: Path, kernel: str) -> list[Stretch]:
-    """The schedule of the one kernel in `folder` whose name contains `kernel`."""
+def read(folder: Path, *kernels: str) -> list[Stretch]:
+    """The one schedule in `folder` of `kernels`, by name, with or without its number."""
     files = [
         path
         for path in folder.glob("*-final_bundles.txt")
-        if kernel in path.name and "schedule-analysis" not in path.name
+        if "schedule-analysis" not in path.name
+        and any(re.search(rf"-{re.escape(kernel)}(\.\d+)?-\d+-", path.name) for kernel in kernels)
     ]
     if len(files) != 1:
-        raise RunFailed(f"the compiler wrote {len(files)} schedules of {kernel}, not one")
+        raise RunFailed(f"the compiler wrote {len(files)} schedules of {kernels[0]}, not one")
     return parse(files[0].read_text())
 
 

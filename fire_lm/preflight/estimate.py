@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from fire_lm.preflight.hlo import Collective, Program
+from fire_lm.preflight.hlo import Collective, Instruction, Program
 from fire_lm.tpu_topology import Chip, Slice
 
 
@@ -49,12 +49,13 @@ class Estimate:
 
 
 def estimate(
-    compiled: Any, where: Slice, compile_seconds: float, kernel_cycles: Callable[[str, str], float]
+    compiled: Any, where: Slice, compile_seconds: float, kernel_cycles: Callable[[str, Sequence[str]], float]
 ) -> Estimate:
     """
     Args:
       compiled: `jax.stages.Compiled` for devices of `where`.
-      kernel_cycles: of one run on one core, from a kernel's name and its instruction's.
+      kernel_cycles: of one run on one core, from a kernel's name and those of the instructions
+        that run the very same, of which the compiler schedules one.
     """
     program = Program(compiled.as_text())
     memory = compiled.memory_analysis()
@@ -66,10 +67,13 @@ def estimate(
         kinds[found.kind] = number + found.times, size + found.times * found.bytes
         links += found.times * seconds_of(found, chip)
     runs = program.runs()
+    alike: dict[str, list[Instruction]] = collections.defaultdict(list)
+    for run in runs:
+        if run.instruction.kernel:
+            alike[run.instruction.kernel_code].extend([run.instruction] * run.times)
     kernels = sum(
-        run.times * kernel_cycles(run.instruction.kernel, run.instruction.name)
-        for run in runs
-        if run.instruction.kernel
+        len(found) * kernel_cycles(found[0].kernel, sorted({each.name for each in found}))
+        for found in alike.values()
     )
     return Estimate(
         arguments=memory.argument_size_in_bytes,

@@ -59,6 +59,11 @@ class Instruction:
         is_kernel = 'custom_call_target="tpu_custom_call"' in self.rest
         return self.name.rpartition(".")[0] if is_kernel else ""
 
+    @property
+    def kernel_code(self) -> str:
+        """Of a Pallas kernel, as the compiler is given it: it schedules the same code once."""
+        return self.rest.partition('"custom_call_config":{"body":"')[2].partition('"')[0]
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:

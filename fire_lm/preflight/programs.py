@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class Compiler:
     def _estimate(
         self,
         compile: Callable[[], jax.stages.Compiled],
-        kernel_cycles: Callable[[str, str], float],
+        kernel_cycles: Callable[[str, Sequence[str]], float],
     ) -> Estimate:
         for path in self.folder.iterdir():
             path.unlink()
@@ -102,16 +102,16 @@ class Compiler:
 
     def _attention(
         self, run: Mapping[str, Any], mesh: jax.sharding.Mesh, batch: int, length: int
-    ) -> Callable[[str, str], float]:
+    ) -> Callable[[str, Sequence[str]], float]:
         """Cycles of a chip in a kernel: its cores share the heads."""
         model: Decoder = run["model"]
         heads = model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores
         packed = "segment_ids" in run["data"].features
 
-        def cycles(kernel: str, instruction: str) -> float:
+        def cycles(kernel: str, instructions: Sequence[str]) -> float:
             if not kernel.startswith(PREFIX):
                 raise UserError(f"no cost is known of the kernel {kernel}")
-            stretches = bundles.read(self.folder, instruction)
+            stretches = bundles.read(self.folder, *instructions)
             which = kernel.removeprefix(PREFIX)
             return heads * attention_cycles(stretches, which, model, batch, length, packed)
 

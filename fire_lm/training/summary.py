@@ -83,7 +83,7 @@ def describe(
             f" = {devices} devices; state "
             f"{bytes_per_device(state) / 2**20:.1f} MiB a device",
             f"attention {attention} at length {train_length}; compute in {model.dtype.name}; "
-            f"remat {model.remat}",
+            f"remat {model.remat}; layers {'in a loop' if model.scan_layers else 'written out'}",
             f"batch {batch_size} x {train_length} = {batch_size * train_length:,} tokens a step"
             + (f" in {microbatches} microbatches" if microbatches > 1 else "")
             + f", {train_steps:,} steps, {batch_size * train_length * train_steps:.4g} tokens",
