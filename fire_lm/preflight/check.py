@@ -95,6 +95,7 @@ def compile_all(
             with phase(f"compiling the {name} for {compiler.where}", quiet=False):
                 programs[name] = compile()
         except DoesNotFit as error:
+            print("too large")
             failures[name] = f"{error}\n{_check('', what_fits).told}"
         except FireLMError as error:
             failures[name] = str(error)
@@ -159,7 +160,7 @@ def writable_part(workdir: str) -> epath.Path:
     return place
 
 
-def check_gathers(train: Mapping[str, Any], mesh: Mesh, step: Estimate) -> Check:
+def check_gathers(train: Mapping[str, Any], mesh: Mesh | AbstractMesh, step: Estimate) -> Check:
     """Whether parameters are gathered over fsdp where they are used, at least once each.
 
     With fsdp so large that a chip's part is thinner than the compiler's tiles, it adds up arrays
@@ -180,16 +181,13 @@ def check_gathers(train: Mapping[str, Any], mesh: Mesh, step: Estimate) -> Check
     )
 
 
-def gathered_once(train: Mapping[str, Any], mesh: Mesh) -> int:
+def gathered_once(train: Mapping[str, Any], mesh: Mesh | AbstractMesh) -> int:
     """Bytes, as the model computes, of the parameters that fsdp splits; of one tensor part."""
     sizes = {**mesh.shape, "fsdp": 1}
     whole = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=mesh.axis_types)
-    params, width = state_of(train).params, np.dtype(train["model"].dtype).itemsize
-    split, gathered = (
-        jax.tree.leaves(sharding.with_shardings(params, each)) for each in (mesh, whole)
-    )
-    return sum(
-        width * math.prod(after.sharding.shard_shape(after.shape))
-        for before, after in zip(split, gathered, strict=True)
-        if "fsdp" in before.sharding.spec
+    params = jax.tree.leaves(sharding.with_shardings(state_of(train).params, whole))
+    return np.dtype(train["model"].dtype).itemsize * sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in params
+        if "fsdp" in leaf.sharding.spec
     )

@@ -22,6 +22,7 @@ def training(compiler: Compiler, train: Mapping[str, Any]) -> str:
                 with phase(f"trying {parts} microbatches", quiet=False):
                     found = compiler.training({**train, "microbatches": parts})
             except DoesNotFit:
+                print("too large")
                 continue
             return f"with --gin.pretrain.microbatches={parts} it fits: {gib(found.memory)}"
     if train["model"].remat != "full":
@@ -41,6 +42,7 @@ def scoring(compiler: Compiler, score: Mapping[str, Any], length: int) -> str:
             with phase(f"trying {tokens} tokens at a time", quiet=False):
                 found = compiler.scoring({**score, "tokens_per_batch": tokens}, length)
         except DoesNotFit:
+            print("too large")
             each //= 2
             continue
         return f"with --gin.length_sweep.tokens_per_batch={tokens} it fits: {gib(found.memory)}"

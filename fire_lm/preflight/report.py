@@ -74,8 +74,9 @@ class Report:
 
     def __str__(self) -> str:
         mesh = " x ".join(f"{axis}={size}" for axis, size in self.mesh.items())
-        lines = [f"{self.where}, mesh {mesh}; {self.compiler}", ""]
-        lines += _columns([["one chip", *self.programs], *self._rows()])
+        lines = [f"{self.where}, mesh {mesh}; {self.compiler}"]
+        if self.programs:
+            lines += ["", *_columns([["one chip", *self.programs], *self._rows()])]
         if (mfu := self.mfu) is not None:
             step = self.programs["training step"]
             lines += [
