@@ -9,25 +9,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from etils import epath
-
 from fire_lm import verbs
 from fire_lm.checkpoints import available_steps, check_arrays, split_run
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight.programs import Compiler, state_of
 from fire_lm.tpu_topology import parse_slice
+from fire_lm.training import ensure_writable
 
 
 def preflight(arguments: argparse.Namespace) -> None:
     """`fire-lm preflight`: the programs of a run compiled for `--slice`, and what it reads."""
     where = parse_slice(arguments.slice)
+    verbs.quiet_libraries()
+    workdir = str(verbs.place(arguments.workdir)) if arguments.workdir else ""
     if arguments.json:
         check_place_of(arguments.json)
-    verbs.quiet_libraries()
     config = verbs.load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     verbs.check_blocks(config)
-    workdir = arguments.workdir or ""
     train = config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None)
     score = config.arguments(
         "length_sweep", workdir="", run="", step=0, variant="", finished=[], on_row=None
@@ -79,13 +78,11 @@ def what_is_saved(
     return checks
 
 
-def check_place_of(file: str) -> epath.Path:
+def check_place_of(file: str) -> None:
     """Before minutes of compiling."""
     path = verbs.place(file)
-    if path.is_dir() or not path.parent.is_dir():
-        raise UserError(
-            f"--json={file}: it is a folder\nname a file"
-            if path.is_dir()
-            else f"--json={file}: there is no folder {path.parent}\nmake it, or name another file"
-        )
-    return path
+    if path.is_dir():
+        raise UserError(f"--json={file} is a folder: name a file")
+    if not path.parent.is_dir():
+        raise UserError(f"--json={file}: there is no folder {path.parent}: make it")
+    ensure_writable(path.parent, "--json")
