@@ -10,7 +10,14 @@ import traceback
 from typing import Any, NoReturn
 
 from fire_lm import __version__
-from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
+from fire_lm.errors import (
+    FireLMError,
+    Preempted,
+    RunFailed,
+    UserError,
+    is_of_storage,
+    reason,
+)
 
 # Those of bench/attention.py, which is not imported for --help.
 _BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
@@ -169,14 +176,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\nfire-lm: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, Preempted) else leave_job(error.exit_code)
     except Exception as error:
-        storage = isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
-        if "--debug" in arguments or not storage:
+        if "--debug" in arguments or not is_of_storage(error):
             if in_job():
                 traceback.print_exc()
                 leave_job(RunFailed.exit_code)
             raise
-        first_line = str(error).partition("\n")[0]
-        print(f"\nfire-lm: reading or writing failed: {first_line}", file=sys.stderr)
+        print(f"\nfire-lm: reading or writing failed: {reason(error)}", file=sys.stderr)
         return leave_job(RunFailed.exit_code)
     except KeyboardInterrupt:
         print("\nfire-lm: interrupted; the same command goes on", file=sys.stderr)

@@ -5,36 +5,33 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-
-from etils import epath
+from typing import Any
 
 from fire_lm import verbs
-from fire_lm.checkpoints import available_steps
-from fire_lm.errors import RunFailed
+from fire_lm.checkpoints import available_steps, check_arrays, split_run
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.preflight import bundles, check
-from fire_lm.preflight.programs import Compiler
+from fire_lm.preflight.programs import Compiler, state_of
 from fire_lm.tpu_topology import parse_slice
+from fire_lm.training import ensure_writable
 
 
 def preflight(arguments: argparse.Namespace) -> None:
     """`fire-lm preflight`: the programs of a run compiled for `--slice`, and what it reads."""
     where = parse_slice(arguments.slice)
     verbs.quiet_libraries()
+    workdir = str(verbs.place(arguments.workdir)) if arguments.workdir else ""
+    if arguments.json:
+        check_place_of(arguments.json)
     config = verbs.load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     verbs.check_blocks(config)
-    workdir = arguments.workdir or ""
-
-    def check_workdir() -> str:
-        steps = available_steps(workdir)
-        verbs.check_same_experiment(config, workdir, allow_change=False)
-        return f"goes on from step {max(steps)}" if steps else "none yet"
-
     train = config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None)
     score = config.arguments(
         "length_sweep", workdir="", run="", step=0, variant="", finished=[], on_row=None
     )
-    lengths = sorted(score["lengths"])
+    lengths = sorted(set(score["lengths"]))
     with tempfile.TemporaryDirectory() as folder:
         bundles.ask(folder)
         report = check.preflight(
@@ -43,10 +40,49 @@ def preflight(arguments: argparse.Namespace) -> None:
             score,
             lengths if arguments.all_lengths else lengths[-1:],
             workdir,
-            check_workdir,
+            what_is_saved(config, train, workdir),
         )
     print(report)
     if arguments.json:
-        epath.Path(arguments.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
+        verbs.place(arguments.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
     if not report.passed:
         raise RunFailed(f"this run would not work on {where}")
+
+
+def what_is_saved(
+    config: Any, train: Mapping[str, Any], workdir: str
+) -> dict[str, Callable[[], str]]:
+    """Checks of what the run would go on from, or start from."""
+
+    def checkpoint() -> str:
+        verbs.check_same_experiment(config, workdir, allow_change=False)
+        steps = available_steps(workdir)
+        if not steps:
+            return "none yet"
+        check_arrays(workdir, steps[-1], state_of(train))
+        return f"goes on from step {steps[-1]}"
+
+    def source() -> str:
+        run, step = split_run(train["init_from"])
+        verbs.model_of_run(run)
+        steps = available_steps(run)
+        if not steps or step not in (None, *steps):
+            raise UserError(f"{run} has the checkpoints {steps}, not {step or 'one'}")
+        return f"{run} has the checkpoints {steps}"
+
+    checks: dict[str, Callable[[], str]] = {}
+    if workdir:
+        checks["checkpoint"] = checkpoint
+    if train["init_from"]:
+        checks["INIT_FROM"] = source
+    return checks
+
+
+def check_place_of(file: str) -> None:
+    """Before minutes of compiling."""
+    path = verbs.place(file)
+    if path.is_dir():
+        raise UserError(f"--json={file} is a folder: name a file")
+    if not path.parent.is_dir():
+        raise UserError(f"--json={file}: there is no folder {path.parent}: make it")
+    ensure_writable(path.parent, "--json")

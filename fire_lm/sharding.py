@@ -2,8 +2,8 @@
 
 Mesh axes: `data` replicates parameters and splits the batch, `fsdp` splits both, `tensor` splits
 heads and the MLP. Arrays are matched by their path in the state tree (optimizer moments carry the
-path of their parameter); a path without a row is an error, so a new parameter cannot be
-replicated by oversight.
+path of their parameter); a path without a row, or with two, is an error, so a new parameter cannot
+be replicated by oversight.
 """
 
 from __future__ import annotations
@@ -72,15 +72,18 @@ def make_mesh(shape: MeshShape) -> Mesh:
     return mesh_of(shape.resolve(jax.device_count()), jax.devices())
 
 
-def mesh_of(sizes: tuple[int, int, int], devices: Sequence[jax.Device]) -> Mesh:
+def mesh_of(
+    sizes: tuple[int, int, int], devices: Sequence[jax.Device], where: str = "this job"
+) -> Mesh:
     """The mesh over `devices`, its axes along those of the physical network where it has some."""
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
     if math.prod(sizes) != len(devices):
         described = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
+        fits = zip(AXES, fitting(sizes, len(devices), slices), strict=True)
         raise UserError(
-            f"mesh {described} needs {math.prod(sizes)} devices, this job has "
-            f"{len(devices)}: set --gin.MeshShape.data (or fsdp, tensor) to fit"
+            f"mesh {described} needs {math.prod(sizes)} devices, {where} has {len(devices)}: set "
+            + " ".join(f"--gin.MeshShape.{axis}={size}" for axis, size in fits)
         )
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices > 1:
         if sizes[0] % slices:
             raise UserError(
@@ -100,6 +103,14 @@ def mesh_of(sizes: tuple[int, int, int], devices: Sequence[jax.Device]) -> Mesh:
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
+def fitting(sizes: tuple[int, int, int], devices: int, slices: int = 1) -> tuple[int, int, int]:
+    """Sizes near `sizes` for so many devices: tensor and fsdp no larger, data takes the rest."""
+    left = devices // slices
+    tensor = max(size for size in range(1, sizes[2] + 1) if left % size == 0)
+    fsdp = max(size for size in range(1, sizes[1] + 1) if left // tensor % size == 0)
+    return devices // (tensor * fsdp), fsdp, tensor
+
+
 def abstract_mesh(shape: MeshShape) -> AbstractMesh:
     """A mesh of the same shape without devices, for planning on another machine."""
     return AbstractMesh(shape.resolve(jax.device_count()), AXES, axis_types=(AxisType.Auto,) * 3)
@@ -111,17 +122,19 @@ def path_name(path: Any) -> str:
 
 
 def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """The table's row for one array; an error if there is none or its axes do not divide."""
-    rows = [spec for pattern, spec in TABLE if re.search(pattern, path)]
-    if not rows:
-        raise ValueError(f"no row of the sharding table matches '{path}' {shape}")
-    for dimension, axis in zip(shape, rows[0], strict=False):
+    """The table's row for one array; an error unless there is exactly one and its axes divide."""
+    rows = [(pattern, spec) for pattern, spec in TABLE if re.search(pattern, path)]
+    if len(rows) != 1:
+        found = " and ".join(pattern for pattern, _ in rows) or "no row"
+        raise ValueError(f"{found} of the sharding table matches '{path}' {shape}, not one")
+    _, spec = rows[0]
+    for dimension, axis in zip(shape, spec, strict=False):
         if axis is not None and dimension % mesh.shape[axis]:
             raise UserError(
                 f"'{path}' {shape} cannot be split {mesh.shape[axis]} ways along mesh axis "
                 f"'{axis}': choose a size of {axis} that divides {dimension}"
             )
-    return rows[0]
+    return spec
 
 
 def tree_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:

@@ -40,7 +40,9 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED["tpu_topology"] = {"errors"}
 ALLOWED["preflight"] = {*ALLOWED, "preflight"} - {"config", "reporting", "checkpoints"}
 ALLOWED["verbs"] = set(ALLOWED) - {"preflight", "tpu_topology"}
-ALLOWED["preflight_verb"] = {"verbs", "preflight", "checkpoints", "tpu_topology", "errors"}
+ALLOWED["preflight_verb"] = {
+    *("verbs", "preflight", "training", "checkpoints", "tpu_topology", "errors"),
+}
 ALLOWED["corpus_verbs"] = {"data", "metrics", "reporting", "errors"}
 ALLOWED["bench"] = {*ALLOWED["models"], "models", "preflight", "tpu_topology", "sharding", "data"}
 ALLOWED["cli"] = {"verbs", "preflight_verb", "corpus_verbs", "bench", "errors"}

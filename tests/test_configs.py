@@ -1,6 +1,7 @@
 """The gin files under configs/: all of them load and build, and say what the paper says."""
 
 import functools
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from fire_lm import cli, config, training, verbs
 from fire_lm.config.syntax import Key
 from fire_lm.models import size_125m, size_350m
 from fire_lm.positions.fire import FIRE
+from fire_lm.tpu_topology import parse_slice
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).parent / "golden" / "configs"
 RUNS = sorted(path.stem for path in (ROOT / "configs" / "runs").glob("*.gin"))
+SLICES = sorted(path.stem for path in (ROOT / "configs" / "slices").glob("*.gin"))
 FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.gin"))
 
 
@@ -30,6 +33,7 @@ def load(run: str, position: str, *bindings: str) -> config.Config:
 
 def test_there_are_files_to_test():
     assert {"c4_125m", "c4_350m", "quickstart"} <= set(RUNS)
+    assert {"v4_8", "v5e_8", "gpu_1"} <= set(SLICES)
     assert {"fire", "fire_g", "fire_s", "t5", "kerple_log", "rope", "nope"} <= set(POSITIONS)
     assert {"fire", "t5", "rope", "learned"} <= set(CLASSES) and "fire_g" not in CLASSES
 
@@ -118,6 +122,18 @@ def test_c4_runs_are_the_papers(run, size, learning_rate, chips, monkeypatch):
     assert rate(715) == pytest.approx(learning_rate)
     assert rate(715 + (600_000 - 715) // 2) == pytest.approx(0.55 * learning_rate, rel=1e-4)
     assert rate(600_000) == pytest.approx(0.1 * learning_rate)
+
+
+@pytest.mark.parametrize("preset", SLICES)
+def test_a_small_slice_has_the_papers_batch(preset):
+    """In parts, on all of its chips; a file is called as the slice, or gpu_NUMBER."""
+    loaded = verbs.load_config([*files("c4_125m", "fire"), f"configs/slices/{preset}.gin"])
+    run = loaded.arguments("pretrain", workdir="", dry_run=True, init_from_model=None)
+    kind, _, number = preset.partition("_")
+    chips = int(number) if kind == "gpu" else parse_slice(f"{kind}-{number}").chips
+    sizes = run["mesh"].resolve(chips)
+    assert math.prod(sizes) == chips and run["batch_size"] == 256
+    assert 256 % (sizes[0] * sizes[1] * run["microbatches"]) == 0 and run["microbatches"] > 1
 
 
 def test_the_warm_up_is_the_papers_375m_tokens(monkeypatch):

@@ -28,9 +28,11 @@ from fire_lm.training.step import init_state, summed_loss, train_step
 LENGTH, BATCH, STEPS = 32, 8, 4
 SIZES = {"tiny": models.size_tiny, "125m": models.size_125m, "350m": models.size_350m}
 ENCODINGS = [
-    (name, kind.embed is not positions.PositionalEncoding.embed)  # there is one embedding
+    (name, share)
     for name, kind in positions.encodings().items()
-] + [("FIRE", True)]
+    for share in (False, True)
+    if share or kind.embed is positions.PositionalEncoding.embed  # there is one embedding
+]
 
 
 def mesh_of(data: int, fsdp: int, tensor: int) -> Mesh:
@@ -159,33 +161,46 @@ def test_the_compiler_finds_an_efficient_layout(before, complaints):
 @pytest.mark.parametrize(("encoding", "share"), ENCODINGS)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_array_has_exactly_one_row_and_nothing_big_is_replicated(size, encoding, share):
+    """Parameters and both moments, on the meshes of the paper's runs and with tensor."""
     position = positions.encodings()[encoding]
     model = models.build_decoder(SIZES[size](), position, 32_128, 2048, share_position=share)
     state = abstract_state(model)
     for path in by_path(state):
         rows = [pattern for pattern, _ in sharding.TABLE if re.search(pattern, path)]
         assert len(rows) == 1, (path, rows)
-    assert replicated(state, plan(8, 16, 1)) == []
+    for mesh in (plan(8, 16, 1), plan(16, 16, 1), plan(128, 1, 1), plan(8, 8, 2)):
+        if SIZES[size]().num_heads % mesh.shape["tensor"] == 0:
+            assert replicated(state, mesh) == []
 
 
 def replicated(state: Any, mesh: AbstractMesh) -> list[str]:
-    """Paths of arrays above 1 MiB that every device would hold whole."""
+    """Paths of arrays above 1 MiB that are whole along fsdp or tensor, where these split."""
     planned = by_path(sharding.with_shardings(state, mesh))
+    split = {axis for axis in ("fsdp", "tensor") if mesh.shape[axis] > 1}
     return [
         path
         for path, leaf in planned.items()
         if math.prod(leaf.shape) * leaf.dtype.itemsize > 2**20
-        and leaf.sharding.shard_shape(leaf.shape) == leaf.shape
+        and not split <= set(leaf.sharding.spec)
     ]
 
 
-def test_the_check_sees_a_replicated_embedding(monkeypatch):
-    table = [(p, PartitionSpec() if "embedding" in p else spec) for p, spec in sharding.TABLE]
+@pytest.mark.parametrize("axis", ["fsdp", "tensor"])
+def test_the_check_sees_an_embedding_replicated_along_one_axis(axis, monkeypatch):
+    other = PartitionSpec(*(each if each != axis else None for each in ("tensor", "fsdp")))
+    table = [(p, other if "embedding$" in p else spec) for p, spec in sharding.TABLE]
     monkeypatch.setattr(sharding, "TABLE", table)
-    state = abstract_state(
-        models.build_decoder(models.size_tiny(), positions.encodings()["NoPE"], 32_128, 64)
-    )
-    assert "params/embedding" in replicated(state, plan(8, 16, 1))
+    size = models.size_tiny(num_heads=4)
+    state = abstract_state(models.build_decoder(size, positions.encodings()["NoPE"], 32_128, 64))
+    assert "params/embedding" in replicated(state, plan(8, 8, 2))
+    assert replicated(state, plan(128, 1, 1)) == []
+
+
+def test_two_rows_are_an_error_as_none_is(monkeypatch):
+    monkeypatch.setattr(sharding, "TABLE", (*sharding.TABLE, ("embedding", PartitionSpec())))
+    tree = {"embedding": jnp.ones((2, 8))}
+    with pytest.raises(ValueError, match=r"embedding\$ and embedding of .* 'embedding' \(2, 8\)"):
+        sharding.tree_shardings(tree, plan(1, 1, 1))
 
 
 def test_an_array_without_a_row_is_an_error():
@@ -225,6 +240,21 @@ def test_mesh_shape_refuses(sizes):
 def test_mesh_must_use_exactly_the_devices_of_the_job(sizes):
     with pytest.raises(UserError, match=r"needs \d+ devices, this job has 4: set --gin.MeshShape"):
         sharding.make_mesh(MeshShape(*sizes))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices", "slices", "fits"),
+    [
+        ((8, 16, 1), 256, 1, (16, 16, 1)),
+        ((8, 16, 1), 4, 1, (1, 4, 1)),
+        ((16, 1, 8), 12, 1, (2, 1, 6)),
+        ((1, 16, 1), 24, 1, (2, 12, 1)),
+        ((8, 16, 1), 8, 2, (2, 4, 1)),
+        ((1, 1, 1), 128, 2, (128, 1, 1)),
+    ],
+)
+def test_sizes_that_would_fit(sizes, devices, slices, fits):
+    assert sharding.fitting(sizes, devices, slices) == fits and math.prod(fits) == devices
 
 
 def test_batch_must_divide():

@@ -11,13 +11,14 @@ from fire_lm.checkpoints.layout import (
     choose_step,
     split_run,
 )
-from fire_lm.checkpoints.params import restore_params
+from fire_lm.checkpoints.params import check_arrays, restore_params
 from fire_lm.checkpoints.writer import Checkpointing, Checkpoints
 
 __all__ = [
     "Checkpointing",
     "Checkpoints",
     "available_steps",
+    "check_arrays",
     "checkpoint_directory",
     "choose_step",
     "restore_params",

@@ -1,4 +1,7 @@
-"""Parameters alone of a checkpoint, for evaluation and INIT_FROM; strict about their names."""
+"""Parameters alone of a checkpoint, for evaluation and INIT_FROM; strict about their names.
+
+And whether a checkpoint would fit, without reading it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from fire_lm.checkpoints.layout import checkpoint_directory, unreadable
+from fire_lm.checkpoints.layout import checkpoint_directory, misfit, unreadable
 from fire_lm.errors import UserError
 
 
@@ -36,7 +40,7 @@ def restore_params(
     directory = checkpoint_directory(workdir) / str(step) / "state"
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
-        stored = _leaves(reader.metadata(directory).item_metadata.tree["params"])
+        stored = _leaves(_metadata(reader, directory)["params"])
     except Exception as error:
         raise unreadable(workdir, step, error) from error
     want = _leaves(like)
@@ -62,6 +66,34 @@ def restore_params(
         raise unreadable(workdir, step, error) from error
     params = jax.tree_util.tree_map_with_path(lambda path, leaf: found.get(_name(path), leaf), like)
     return params, missing
+
+
+def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:
+    """Compares a checkpoint's arrays with those of the state `like`, without reading them.
+
+    Raises:
+      RunFailed: that names the first array of another shape or type, or on one side alone.
+    """
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    try:
+        have = _leaves(_metadata(reader, checkpoint_directory(workdir) / str(step) / "state"))
+    except Exception as error:
+        raise unreadable(workdir, step, error) from error
+    want = _leaves(like)
+    for path in [*want, *have]:
+        stored, ours = (_described(leaves.get(path)) for leaves in (have, want))
+        if stored != ours:
+            difference = ValueError(f"'{path}' is {stored} in it, {ours} in the model")
+            raise misfit(workdir, step, difference)
+
+
+def _metadata(reader: ocp.Checkpointer, directory: epath.Path) -> Any:
+    """The tree of arrays, as shapes and types."""
+    return reader.metadata(directory).item_metadata.tree
+
+
+def _described(leaf: Any) -> str:
+    return "missing" if leaf is None else f"{np.dtype(leaf.dtype)} {list(leaf.shape)}"
 
 
 def _refuse(

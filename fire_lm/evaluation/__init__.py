@@ -1,5 +1,17 @@
 """Everything that computes a number for a report."""
 
-from fire_lm.evaluation.length_sweep import compile_scoring, length_sweep, sequences_at_a_time
+from fire_lm.evaluation.length_sweep import (
+    check_lengths,
+    check_model_takes,
+    compile_scoring,
+    length_sweep,
+    sequences_at_a_time,
+)
 
-__all__ = ["compile_scoring", "length_sweep", "sequences_at_a_time"]
+__all__ = [
+    "check_lengths",
+    "check_model_takes",
+    "compile_scoring",
+    "length_sweep",
+    "sequences_at_a_time",
+]

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import AbstractMesh, Mesh
+
 from fire_lm import data as data_layer
 from fire_lm import sharding
-from fire_lm.errors import FireLMError, UserError
+from fire_lm.errors import FireLMError, is_of_storage, reason
+from fire_lm.evaluation import check_lengths, check_model_takes
 from fire_lm.metrics import phase
-from fire_lm.preflight.programs import Compiler, DoesNotFit, flops
+from fire_lm.preflight import fits
+from fire_lm.preflight.estimate import Estimate
+from fire_lm.preflight.programs import Compiler, DoesNotFit, flops, state_of
 from fire_lm.preflight.report import FAILED, OK, SKIPPED, Check, Report
-from fire_lm.training import check_vocabulary, ensure_writable
+from fire_lm.training import check_settings, check_vocabulary, ensure_writable
+
+STEP = "training step"
+SETTINGS = (
+    *("train_steps", "batch_size", "train_length", "microbatches"),
+    *("log_every", "seed", "z_loss"),
+)
 
 
 def preflight(
@@ -22,48 +37,78 @@ def preflight(
     score: Mapping[str, Any],
     lengths: Sequence[int],
     workdir: str,
-    check_workdir: Callable[[], str],
+    saved: Mapping[str, Callable[[], str]],
 ) -> Report:
     """Compiles the training step, and the forward pass of a sweep at `lengths`.
+
+    What takes seconds comes first; what fails then is in the report, as is what does not compile.
 
     Args:
       train, score: what `pretrain` and `length_sweep` would be called with.
       workdir: the run directory, or "".
-      check_workdir: whether the run there can go on, in a word; raises if it cannot.
+      saved: by name, whether what is saved there or elsewhere fits, in a word; raises if not.
 
     Raises:
       UserError: a setting that cannot work on this slice.
     """
     mesh = compiler.mesh(train["mesh"])
+    compiler.mesh(score["mesh"])
+    check_settings(**{name: train[name] for name in SETTINGS})
     sharding.check_batch(train["batch_size"], train["microbatches"], mesh)
-    checks = list(check_surroundings(train, workdir, check_workdir))
-    programs, misfits = {}, {}
-    wanted = {"training step": functools.partial(compiler.training, train)}
-    for length in lengths:
-        wanted[f"sweep at {length}"] = functools.partial(compiler.scoring, score, length)
-    for name, compile in wanted.items():
-        try:
-            with phase(f"compiling the {name} for {compiler.where}", quiet=False):
-                programs[name] = compile()
-        except DoesNotFit as error:
-            misfits[name] = str(error)
-            if name == "training step":
-                misfits[name] += f"\n{what_fits(compiler, train, mesh)}"
+    sharding.tree_shardings(state_of(train), mesh)
+    checks = list(check_surroundings(train, score, workdir, saved))
+    if any(check.name == "sweep" and check.outcome == FAILED for check in checks):
+        lengths = ()
+    programs, failures = compile_all(compiler, train, score, lengths)
+    if STEP in programs and mesh.shape["fsdp"] > 1:
+        checks.append(check_gathers(train, mesh, programs[STEP]))
     return Report(
         where=compiler.where,
         mesh=dict(mesh.shape),
         programs=programs,
         flops=flops(train),
         tokens=train["batch_size"] * train["train_length"],
-        misfits=misfits,
+        failures=failures,
         checks=checks,
         compiler=f"libtpu {importlib.metadata.version('libtpu')}",
     )
 
 
+def compile_all(
+    compiler: Compiler, train: Mapping[str, Any], score: Mapping[str, Any], lengths: Sequence[int]
+) -> tuple[dict[str, Estimate], dict[str, str]]:
+    """Programs by name; of those that cannot be, what is the matter and what would fit."""
+    programs, failures = {}, {}
+    wanted: dict[str, tuple[Callable[[], Estimate], Callable[[], str]]] = {
+        STEP: (
+            functools.partial(compiler.training, train),
+            functools.partial(fits.training, compiler, train),
+        )
+    }
+    for length in lengths:
+        wanted[f"sweep at {length}"] = (
+            functools.partial(compiler.scoring, score, length),
+            functools.partial(fits.scoring, compiler, score, length),
+        )
+    for name, (compile, what_fits) in wanted.items():
+        try:
+            with phase(f"compiling the {name} for {compiler.where}", quiet=False):
+                programs[name] = compile()
+        except DoesNotFit as error:
+            print("too large")
+            failures[name] = f"{error}\n{_check('', what_fits).told}"
+        except FireLMError as error:
+            failures[name] = str(error)
+    return programs, failures
+
+
 def check_surroundings(
-    train: Mapping[str, Any], workdir: str, check_workdir: Callable[[], str]
+    train: Mapping[str, Any],
+    score: Mapping[str, Any],
+    workdir: str,
+    saved: Mapping[str, Callable[[], str]],
 ) -> Iterator[Check]:
+    """What a run needs besides its programs; nothing is left behind."""
     data, model = train["data"], train["model"]
 
     def read() -> str:
@@ -73,17 +118,20 @@ def check_surroundings(
         )
         return batches.description
 
+    def sweep() -> str:
+        lengths = tuple(sorted(set(score["lengths"])))
+        check_lengths(lengths)
+        check_model_takes(score["model"], lengths, "this run")
+        return f"to length {lengths[-1]}"
+
     yield _check("text and vocabulary", read)
-    if not workdir:
+    yield _check("sweep", sweep)
+    if workdir:
+        yield _check("run directory", lambda: f"{writable_part(workdir)} can be written")
+    else:
         yield Check("run directory", SKIPPED, "none given: add --workdir=DIR to try it")
-        return
-
-    def write() -> str:
-        ensure_writable(workdir)
-        return f"{workdir} can be written"
-
-    yield _check("run directory", write)
-    yield _check("checkpoint", check_workdir)
+    for name, check in saved.items():
+        yield _check(name, check)
 
 
 def _check(name: str, what: Callable[[], str]) -> Check:
@@ -91,23 +139,55 @@ def _check(name: str, what: Callable[[], str]) -> Check:
         return Check(name, OK, what())
     except FireLMError as error:
         return Check(name, FAILED, str(error).replace("\n", "; "))
+    except Exception as error:
+        if not is_of_storage(error):
+            raise
+        return Check(name, FAILED, f"reading or writing failed: {reason(error)}")
 
 
-def what_fits(compiler: Compiler, train: Mapping[str, Any], mesh: Any) -> str:
-    """The fewest microbatches, by doubling, with which the step fits."""
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    parts = train["microbatches"] * 2
-    while train["batch_size"] % (ways * parts) == 0:
-        try:
-            with phase(f"trying {parts} microbatches", quiet=False):
-                found = compiler.training({**train, "microbatches": parts})
-            return (
-                f"it fits with --gin.pretrain.microbatches={parts}: {found.memory / 2**30:.2f} GiB"
-            )
-        except DoesNotFit:
-            parts *= 2
-        except UserError as error:
-            return str(error)
-    if train["model"].remat != "full":
-        return "no number of microbatches makes it fit: try --gin.build_decoder.remat='full'"
-    return "no number of microbatches makes it fit: split the state over more fsdp or more chips"
+def writable_part(workdir: str) -> epath.Path:
+    """The run directory, or the nearest folder above it that is there: nothing is made.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    place = epath.Path(workdir)
+    in_bucket = "://" in place.as_posix()
+    place = place if in_bucket else place.absolute()
+    while not place.exists() and len(place.parts) > 3 * in_bucket:  # ("/", "gs", "bucket")
+        place = place.parent
+    ensure_writable(place)
+    return place
+
+
+def check_gathers(train: Mapping[str, Any], mesh: Mesh | AbstractMesh, step: Estimate) -> Check:
+    """Whether parameters are gathered over fsdp where they are used, at least once each.
+
+    With fsdp so large that a chip's part is thinner than the compiler's tiles, it adds up arrays
+    of zeros around each part instead, which moves and computes a multiple.
+    """
+    least = gathered_once(train, mesh)
+    found = sum(step.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
+    summed = step.collectives.get("all-reduce", (0, 0))[1]
+    sizes = [f"{size / 2**20:.0f} MiB" for size in (least, found, summed)]
+    name = "gathers over fsdp"
+    if found >= 0.9 * least:
+        return Check(name, OK, f"{sizes[1]}; every parameter once would be {sizes[0]}")
+    return Check(
+        name,
+        FAILED,
+        f"{sizes[1]} are gathered, every parameter once would be {sizes[0]}: the compiler has made "
+        f"all-reduces of them ({sizes[2]}); choose a smaller MeshShape.fsdp, more data",
+    )
+
+
+def gathered_once(train: Mapping[str, Any], mesh: Mesh | AbstractMesh) -> int:
+    """Bytes, as the model computes, of the parameters that fsdp splits; of one tensor part."""
+    sizes = {**mesh.shape, "fsdp": 1}
+    whole = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=mesh.axis_types)
+    params = jax.tree.leaves(sharding.with_shardings(state_of(train).params, whole))
+    return np.dtype(train["model"].dtype).itemsize * sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in params
+        if "fsdp" in leaf.sharding.spec
+    )

@@ -14,7 +14,7 @@ import jax
 
 from fire_lm import sharding
 from fire_lm.attention import compiling_for
-from fire_lm.errors import FireLMError, UserError
+from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 from fire_lm.evaluation import compile_scoring, sequences_at_a_time
 from fire_lm.models import Decoder
 from fire_lm.preflight import bundles
@@ -23,13 +23,15 @@ from fire_lm.preflight.kernels import PREFIX, attention_cycles
 from fire_lm.tpu_topology import Slice
 from fire_lm.training import compile_training, model_flops_per_token
 from fire_lm.training.compile import abstract_state
+from fire_lm.training.step import TrainState
 
 
 class DoesNotFit(FireLMError):
     """The compiler refuses a program for its memory; `needed` and `usable` in bytes."""
 
     def __init__(self, needed: float, usable: float):
-        super().__init__(f"{needed / 2**30:.2f} GiB needed, {usable / 2**30:.2f} usable")
+        needs, has, over = (f"{size / 2**30:.2f}" for size in (needed, usable, needed - usable))
+        super().__init__(f"it needs {needs} GiB a chip, {has} are usable: {over} too many")
         self.needed, self.usable = needed, usable
 
 
@@ -47,7 +49,6 @@ class Compiler:
     def training(self, run: Mapping[str, Any]) -> Estimate:
         """The step of `pretrain`, called with the arguments `run`."""
         mesh = self.mesh(run["mesh"])
-        sharding.check_batch(run["batch_size"], run["microbatches"], mesh)
         names = ("batch_size", "train_length", "seed", "z_loss", "microbatches", "spikes")
         ways = mesh.shape["data"] * mesh.shape["fsdp"] * run["microbatches"]
         return self._estimate(
@@ -77,7 +78,8 @@ class Compiler:
         )
 
     def mesh(self, shape: sharding.MeshShape) -> jax.sharding.Mesh:
-        return sharding.mesh_of(shape.resolve(len(self.devices)), self.devices)
+        """Raises UserError if it does not fit the slice."""
+        return sharding.mesh_of(shape.resolve(len(self.devices)), self.devices, str(self.where))
 
     def _estimate(
         self,
@@ -95,7 +97,7 @@ class Compiler:
                 r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)G\)", str(error)
             )
             if not told:
-                raise
+                raise RunFailed(f"the compiler refuses it: {reason(error)}") from error
             scale = 2.0 ** (10 * " KMGT".index(told[2]))
             raise DoesNotFit(float(told[1]) * scale, float(told[3]) * 2**30) from error
         return estimate(compiled, self.where, time.monotonic() - start, kernel_cycles)
@@ -118,8 +120,13 @@ class Compiler:
         return cycles
 
 
+def state_of(run: Mapping[str, Any]) -> TrainState:
+    """Shapes and dtypes of what `pretrain`, called with `run`, trains and saves."""
+    return abstract_state(run["model"], run["optimizer"].build(run["train_steps"]))
+
+
 def flops(run: Mapping[str, Any]) -> float:
     """Of one training step, by the convention of `metrics.FLOPS_CONVENTION`."""
-    params = abstract_state(run["model"], run["optimizer"].build(run["train_steps"])).params
+    params = state_of(run).params
     per_token = model_flops_per_token(run["model"], params, run["train_length"])
     return per_token * run["batch_size"] * run["train_length"]

@@ -27,7 +27,7 @@ class Report:
     where, mesh: the slice, and devices along each axis.
     programs: estimates by name; the training step is the first.
     flops, tokens: of a training step, of all chips.
-    misfits: programs that do not fit, with what is said of them.
+    failures: programs that do not compile, with what is said of them.
     checks: of data, directory, checkpoint.
     """
 
@@ -36,13 +36,13 @@ class Report:
     programs: Mapping[str, Estimate]
     flops: float
     tokens: int
-    misfits: Mapping[str, str]
+    failures: Mapping[str, str]
     checks: Sequence[Check]
     compiler: str
 
     @property
     def passed(self) -> bool:
-        return not self.misfits and all(check.outcome != FAILED for check in self.checks)
+        return not self.failures and all(check.outcome != FAILED for check in self.checks)
 
     @property
     def mfu(self) -> float | None:
@@ -65,7 +65,7 @@ class Report:
                 name: {**dataclasses.asdict(found), "seconds": found.seconds}
                 for name, found in self.programs.items()
             },
-            "misfits": dict(self.misfits),
+            "failures": dict(self.failures),
             "checks": [dataclasses.asdict(check) for check in self.checks],
             "flops": self.flops,
             "mfu_estimate": self.mfu,
@@ -74,8 +74,9 @@ class Report:
 
     def __str__(self) -> str:
         mesh = " x ".join(f"{axis}={size}" for axis, size in self.mesh.items())
-        lines = [f"{self.where}, mesh {mesh}; {self.compiler}", ""]
-        lines += _columns([["one chip", *self.programs], *self._rows()])
+        lines = [f"{self.where}, mesh {mesh}; {self.compiler}"]
+        if self.programs:
+            lines += ["", *_columns([["one chip", *self.programs], *self._rows()])]
         if (mfu := self.mfu) is not None:
             step = self.programs["training step"]
             lines += [
@@ -84,7 +85,7 @@ class Report:
                 f"{self.tokens / step.seconds:,.0f} tokens a second",
             ]
         lines += ["", *_columns([[c.name, c.outcome, c.told] for c in self.checks])]
-        lines += [f"{name} does not fit: {told}" for name, told in self.misfits.items()]
+        lines += [f"{name}: {told}" for name, told in self.failures.items()]
         return "\n".join(lines)
 
     def _rows(self) -> list[list[str]]:

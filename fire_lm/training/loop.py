@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from fire_lm import data as data_layer
 from fire_lm import sharding
 from fire_lm.checkpoints import Checkpointing, Checkpoints
 from fire_lm.data import Data, unknown_warning
-from fire_lm.errors import Preempted, RunFailed, UserError
+from fire_lm.errors import Preempted, RunFailed
 from fire_lm.metrics import phase
 from fire_lm.models import Decoder
 from fire_lm.training.compile import abstract_state, compile_training, on_mesh
@@ -31,7 +30,7 @@ from fire_lm.training.optimizer import AdamW
 from fire_lm.training.preemption import StopFlag, sigterm_flag
 from fire_lm.training.reporter import Reporter, new_counters
 from fire_lm.training.spikes import Spikes
-from fire_lm.training.start import check_positive, check_vocabulary, ensure_writable, start_from
+from fire_lm.training.start import check_settings, check_vocabulary, ensure_writable, start_from
 from fire_lm.training.step import TrainState, init_state
 from fire_lm.training.summary import describe, model_flops_per_token
 from fire_lm.training.watchdog import Watch, Watchdog
@@ -86,17 +85,15 @@ def pretrain(
       Preempted: after a SIGTERM, once the state is saved.
     """
     quiet = jax.process_index() != 0
-    check_positive(
+    check_settings(
         train_steps=train_steps,
         batch_size=batch_size,
         train_length=train_length,
         microbatches=microbatches,
         log_every=log_every,
+        seed=seed,
+        z_loss=z_loss,
     )
-    if not 0 <= seed < 2**32:  # of more, jax.random.key takes the lower bits
-        raise UserError(f"SEED is {seed}: it must be 0 or more, and less than {2**32}")
-    if not 0 <= z_loss < math.inf:
-        raise UserError(f"z_loss is {z_loss}: it must be 0 or more")
 
     # --- Mesh: where every array lives.
     planned_mesh = sharding.abstract_mesh(mesh)

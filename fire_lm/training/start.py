@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import jax
@@ -10,7 +11,7 @@ from etils import epath
 from fire_lm import data as data_layer
 from fire_lm.checkpoints import choose_step, restore_params, split_run
 from fire_lm.data import Data
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, reason
 from fire_lm.models import Decoder, encoding_names
 from fire_lm.training.optimizer import POSITION
 from fire_lm.training.step import TrainState
@@ -64,16 +65,40 @@ def check_positive(**settings: int) -> None:
             raise UserError(f"{name} is {value}: it must be less than {2**31}")
 
 
-def ensure_writable(workdir: str) -> None:
-    """Fails before the work starts rather than at the first checkpoint."""
-    probe = epath.Path(workdir) / f".writable_{jax.process_index()}_{os.getpid()}"
+def check_settings(
+    *,
+    train_steps: int,
+    batch_size: int,
+    train_length: int,
+    microbatches: int,
+    log_every: int,
+    seed: int,
+    z_loss: float,
+) -> None:
+    """Refuses numbers that no run can have."""
+    check_positive(
+        train_steps=train_steps,
+        batch_size=batch_size,
+        train_length=train_length,
+        microbatches=microbatches,
+        log_every=log_every,
+    )
+    if not 0 <= seed < 2**32:  # of more, jax.random.key takes the lower bits
+        raise UserError(f"SEED is {seed}: it must be 0 or more, and less than {2**32}")
+    if not 0 <= z_loss < math.inf:
+        raise UserError(f"z_loss is {z_loss}: it must be 0 or more")
+
+
+def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
+    """Fails before the work starts rather than at the first checkpoint; makes the folder."""
+    probe = epath.Path(folder) / f".writable_{jax.process_index()}_{os.getpid()}"
     try:
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
         probe.unlink(missing_ok=True)  # one of the same name, on another machine, was faster
     except Exception as error:  # a bucket's errors are TensorFlow's, not OSError
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise UserError(f"cannot write to --workdir {workdir}: {reason}") from error
+        told = getattr(error, "strerror", None) or reason(error)
+        raise UserError(f"cannot write to {flag} {folder}: {told}") from error
 
 
 def check_vocabulary(data: Data, vocab_size: int) -> None:

@@ -1,0 +1,53 @@
+"""The nearest setting with which a program fits that is too large, found by compiling it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fire_lm.evaluation import sequences_at_a_time
+from fire_lm.metrics import phase
+from fire_lm.preflight.programs import Compiler, DoesNotFit
+
+MORE = "split the state over more fsdp or tensor, or take more chips"
+
+
+def training(compiler: Compiler, train: Mapping[str, Any]) -> str:
+    """The fewest microbatches with which the step fits: they change no result."""
+    mesh = compiler.mesh(train["mesh"])
+    sequences = train["batch_size"] // (mesh.shape["data"] * mesh.shape["fsdp"])
+    for parts in range(train["microbatches"] + 1, sequences + 1):
+        if sequences % parts == 0:
+            try:
+                with phase(f"trying {parts} microbatches", quiet=False):
+                    found = compiler.training({**train, "microbatches": parts})
+            except DoesNotFit:
+                print("too large")
+                continue
+            return f"with --gin.pretrain.microbatches={parts} it fits: {gib(found.memory)}"
+    if train["model"].remat != "full":
+        return "no number of microbatches makes it fit: try --gin.build_decoder.remat=full"
+    return f"no number of microbatches makes it fit: {MORE}"
+
+
+def scoring(compiler: Compiler, score: Mapping[str, Any], length: int) -> str:
+    """The most sequences at a time, by halving, with which the forward pass fits."""
+    mesh = compiler.mesh(score["mesh"])
+    batch = sequences_at_a_time(length, score["tokens_per_batch"], mesh)
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    each = batch // ways // 2
+    while each:
+        tokens = each * ways * length
+        try:
+            with phase(f"trying {tokens} tokens at a time", quiet=False):
+                found = compiler.scoring({**score, "tokens_per_batch": tokens}, length)
+        except DoesNotFit:
+            print("too large")
+            each //= 2
+            continue
+        return f"with --gin.length_sweep.tokens_per_batch={tokens} it fits: {gib(found.memory)}"
+    return "a chip holds not even one sequence: lower EVAL_LENGTHS, or split over more tensor"
+
+
+def gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,45 @@
+"""`fire-lm preflight` in a process of its own, as users run it, with text made for the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sample_run import write_text
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Run(NamedTuple):
+    """How a preflight ended; `report` is its JSON, None if it wrote none."""
+
+    code: int
+    out: str
+    err: str
+    report: dict[str, Any] | None
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        assert self.report is not None, self.err
+        return {check["name"]: check["outcome"] for check in self.report["checks"]}
+
+
+def preflight(folder: Path, slice_: str, run: str, position: str, *more: str) -> Run:
+    """`run` of configs/runs with an encoding; C4, which is not here, is replaced by bytes."""
+    if not (folder / "data").exists():
+        write_text(folder / "data")
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    written = folder / "report.json"
+    written.unlink(missing_ok=True)
+    command = [
+        *(sys.executable, "-m", "fire_lm", "preflight", f"--slice={slice_}", f"--json={written}"),
+        *(f"--gin_file=configs/{name}.gin" for name in (f"runs/{run}", f"positions/{position}")),
+        *(f"--gin.DATA_DIR={folder / 'data'}", "--gin.VOCABULARY=bytes", *more),
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    report = json.loads(written.read_text()) if written.exists() else None
+    return Run(done.returncode, done.stdout, done.stderr, report)

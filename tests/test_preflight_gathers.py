@@ -1,0 +1,59 @@
+"""Whether fsdp gathers its parameters: what is expected, and what is said of a program."""
+
+import dataclasses
+
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+
+from fire_lm import verbs
+from fire_lm.preflight.check import check_gathers, gathered_once
+from fire_lm.preflight.estimate import Estimate
+from fire_lm.preflight.report import FAILED, OK, Report
+from fire_lm.sharding import AXES
+from fire_lm.tpu_topology import parse_slice
+
+STEP = Estimate(2**30, 2**30, 2**31, 2**35, {}, 60.0, 0.03, 0.02, 0.01)
+
+
+@pytest.fixture(scope="module")
+def train():
+    files = [f"configs/{name}.gin" for name in ("runs/c4_125m", "positions/fire")]
+    config = verbs.load_config(files)
+    return config.arguments("pretrain", workdir="", dry_run=False, init_from_model=None)
+
+
+def plan(*sizes: int) -> AbstractMesh:
+    return AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def test_every_matrix_and_the_embedding_once_in_bfloat16(train):
+    layer = 4 * 768 * 768 + 2 * 768 * 3072
+    assert gathered_once(train, plan(8, 16, 1)) == 2 * (12 * layer + 32_128 * 768)
+    assert gathered_once(train, plan(8, 8, 2)) == 12 * layer + 32_128 * 768
+
+
+@pytest.mark.parametrize(
+    "mesh, collectives, outcome",
+    [
+        ((8, 16, 1), {"all-gather": (182, 480903168), "all-reduce": (41, 225553580)}, OK),
+        ((1, 128, 1), {"all-reduce": (53, 920095916)}, FAILED),
+        ((8, 16, 1), {"all-gather": (12, 100_000_000)}, FAILED),
+    ],
+    ids=["as compiled for fsdp=16", "as compiled for fsdp=128", "in part"],
+)
+def test_gathers_that_have_become_sums(mesh, collectives, outcome, train):
+    step = dataclasses.replace(STEP, collectives=collectives)
+    found = check_gathers(train, plan(*mesh), step)
+    assert found.outcome == outcome
+    assert ("choose a smaller MeshShape.fsdp" in found.told) == (outcome == FAILED)
+
+
+def test_a_report_of_failures_alone():
+    told = {"training step": "it needs 20.00 GiB a chip, 15.75 are usable: 4.25 too many"}
+    report = Report(parse_slice("v5e-8"), {"data": 8}, {}, 1e15, 1, told, [], "libtpu 1")
+    assert not report.passed and report.mfu is None
+    assert str(report).splitlines() == [
+        "v5e-8 (8 chips), mesh data=8; libtpu 1",
+        "",
+        f"training step: {told['training step']}",
+    ]

@@ -1,0 +1,277 @@
+"""What `fire-lm preflight` refuses, told in a line or two before anything is compiled."""
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from etils import epath
+from sample_run import command, write_text
+
+from fire_lm import config as gin
+from fire_lm import preflight_verb, verbs
+from fire_lm.checkpoints import Checkpointing, Checkpoints, check_arrays
+from fire_lm.cli import main
+from fire_lm.data.quiet_tensorflow import tf
+from fire_lm.errors import RunFailed
+from fire_lm.preflight import bundles, check
+from fire_lm.preflight.programs import Compiler, state_of
+from fire_lm.preflight.report import FAILED, OK
+from fire_lm.training.step import TrainState
+
+C4 = ("--gin_file=configs/runs/c4_125m.gin", "--gin_file=configs/positions/fire.gin")
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch):
+    """Whatever is refused is refused before."""
+    monkeypatch.setattr(Compiler, "training", lambda *_: pytest.fail("it compiles already"))
+    monkeypatch.setattr(check, "check_surroundings", lambda *_: pytest.fail("it reads already"))
+    for name in ("LIBTPU_INIT_ARGS", "TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # the verb sets them: for it alone
+    monkeypatch.setattr(bundles, "FLAGS", ())
+
+
+@pytest.mark.parametrize(
+    "slice_, more, told",
+    [
+        ("v4-7", (), "v4-8 (4 chips)"),
+        (
+            "v4-8",
+            (),
+            "mesh data=8 x fsdp=16 x tensor=1 needs 128 devices, v4-8 (4 chips) has 4: "
+            "set --gin.MeshShape.data=1 --gin.MeshShape.fsdp=4 --gin.MeshShape.tensor=1",
+        ),
+        (
+            "2xv4-8",
+            (),
+            "2xv4-8 (8 chips) has 8: set --gin.MeshShape.data=2 --gin.MeshShape.fsdp=4 ",
+        ),
+        (
+            "2xv4-8",
+            ("--gin.MeshShape.data=1", "--gin.MeshShape.fsdp=8"),
+            "MeshShape.data is 1, but the batch is what 2 slices share",
+        ),
+        ("v4-256", ("--gin.BATCH_SIZE=100",), "make BATCH_SIZE a multiple of 128"),
+        ("v4-256", ("--gin.BATCH_SIZE=64",), "make BATCH_SIZE a multiple of 128"),
+        ("v4-256", ("--gin.pretrain.microbatches=4",), "make BATCH_SIZE a multiple of 512"),
+        ("v4-256", ("--gin.TRAIN_STEPS=0",), "train_steps is 0"),
+        (
+            "v4-64",
+            ("--gin.MeshShape.fsdp=1", "--gin.MeshShape.data=4", "--gin.MeshShape.tensor=8"),
+            "choose a size of tensor that divides 12",
+        ),
+        ("v4-256", ("--json=no/such/folder/it.json",), "there is no folder no/such/folder"),
+        ("v4-256", ("--json=configs",), "--json=configs is a folder"),
+        ("v4-256", ("--json=/proc/it.json",), "cannot write to --json /proc"),
+        ("v4-256", ("--json=s5://bucket/it.json",), "neither a local folder nor gs://"),
+        ("v4-256", ("--workdir=s5://bucket/run",), "neither a local folder nor gs://"),
+    ],
+)
+def test_what_cannot_work_on_a_slice(slice_, more, told, nothing_compiles, capsys):
+    assert main(["preflight", f"--slice={slice_}", *C4, *more]) == 2
+    said = capsys.readouterr().err.strip()
+    assert told in said and len(said.splitlines()) <= 2, said
+
+
+def test_without_libtpu(nothing_compiles, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "libtpu" else find(name, *a)
+    )
+    assert main(["preflight", "--slice=v4-256", *C4]) == 2
+    assert "pip install 'fire-lm[tpu]'" in capsys.readouterr().err
+
+
+HOLD = """
+import sys
+from fire_lm.tpu_topology import parse_slice
+from fire_lm.errors import UserError
+try:
+    print(len(parse_slice("v4-8").devices()), flush=True)
+except UserError as error:
+    print(error)
+sys.stdin.read()
+"""
+
+
+def test_while_another_program_has_libtpu():
+    environment = os.environ | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "0"}
+    start: dict[str, Any] = {"env": environment, "text": True, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, **start) as holder:
+        assert holder.stdout and holder.stdout.readline() == "4\n"
+        late = subprocess.run([sys.executable, "-c", HOLD], input="", **start)
+        holder.communicate("")
+    assert "libtpu cannot be loaded (ABORTED" in late.stdout
+    assert "set ALLOW_MULTIPLE_LIBTPU_LOAD=1" in late.stdout
+    assert len(late.stdout.splitlines()) == 2
+
+
+# --- What a run reads and writes.
+
+
+def config_of(data: Path, *bindings: str, position: str = "fire") -> Any:
+    files = ["configs/runs/quickstart.gin", f"configs/positions/{position}.gin"]
+    return verbs.load_config(files, [f"DATA_DIR={data}", *bindings])
+
+
+def outcomes(config: Any, workdir: str = "") -> dict[str, tuple[str, str]]:
+    """Of everything but the compiler: (outcome, what is told) by name."""
+    train = config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None)
+    rest: dict[str, Any] = {"finished": [], "on_row": None}
+    score = config.arguments("length_sweep", workdir="", run="", step=0, variant="", **rest)
+    saved = preflight_verb.what_is_saved(config, train, workdir)
+    checks = list(check.check_surroundings(train, score, workdir, saved))
+    assert all("\n" not in found.told for found in checks)
+    return {found.name: (found.outcome, found.told) for found in checks}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+def test_nothing_is_left_where_a_run_would_be(data, tmp_path):
+    found = outcomes(config_of(data), str(tmp_path / "new" / "run"))
+    assert {outcome for outcome, _ in found.values()} == {OK}, found
+    assert found["run directory"][1] == f"{tmp_path} can be written"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written(data, tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/nothing/run")):
+        outcome, told = outcomes(config_of(data), str(place))["run directory"]
+        assert outcome == FAILED and "cannot write to --workdir" in told, (place, told)
+
+
+def test_text_vocabulary_and_lengths(data, tmp_path):
+    assert outcomes(config_of(tmp_path / "no"))["text and vocabulary"][0] == FAILED
+    found = outcomes(config_of(data, "VOCABULARY=no/such.model"))["text and vocabulary"]
+    assert found[0] == FAILED and "no/such.model" in found[1]
+    found = outcomes(config_of(data, "VOCAB_SIZE=100"))["text and vocabulary"]
+    assert found[0] == FAILED and "set --gin.VOCAB_SIZE" in found[1]
+    found = outcomes(config_of(data, "EVAL_LENGTHS=(100, 256)"))["sweep"]
+    assert found[0] == FAILED and "100 does not divide" in found[1]
+    found = outcomes(config_of(data, position="learned"))["sweep"]
+    assert found[0] == FAILED and "EVAL_LENGTHS" in found[1]
+    found = outcomes(config_of(data, f"INIT_FROM={tmp_path}"))["INIT_FROM"]
+    assert found[0] == FAILED and "holds no run" in found[1]
+
+
+REFUSAL = """Error executing an HTTP request: HTTP response code 403 with body '{
+  "error": {
+    "code": 403,
+    "message": "me@project.iam does not have storage.objects.get access to the bucket."
+  }
+}'
+\t when reading metadata of gs://theirs/run"""
+UNREACHED = """Error executing an HTTP request: libcurl code 6 meaning 'Could not resolve hostname'
+\t when reading metadata of gs://theirs/run"""
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (tf.errors.PermissionDeniedError(None, None, REFUSAL), "me@project.iam does not have"),
+        (tf.errors.FailedPreconditionError(None, None, UNREACHED), "Could not resolve hostname"),
+        (PermissionError(13, "Permission denied", "gs://theirs"), "Permission denied"),
+    ],
+    ids=["forbidden", "unreached", "local"],
+)
+def test_a_bucket_that_refuses(error, told, monkeypatch, data):
+    """There is no bucket here; the words are those that TensorFlow has for what one answers."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    config = config_of(data)
+    for name in ("exists", "is_dir", "glob"):
+        monkeypatch.setattr(type(epath.Path("gs://theirs")), name, refuse)
+    found = outcomes(config, "gs://theirs/run")
+    for name in ("run directory", "checkpoint"):
+        assert found[name][0] == FAILED and told in found[name][1], found
+
+
+def test_a_bug_is_no_outcome():
+    with pytest.raises(ZeroDivisionError):
+        check._check("it", lambda: str(1 / 0))
+
+
+# --- A run that is there already.
+
+
+def config_as_trained(data: Path, *changes: str) -> Any:
+    bindings = [
+        argument.removeprefix("--gin.")
+        for argument in command(data, Path())
+        if argument.startswith("--gin.")
+    ]
+    return config_of(data, *bindings, *changes)
+
+
+def state_as_trained(data: Path) -> TrainState:
+    train = config_as_trained(data).arguments(
+        "pretrain", workdir="", dry_run=False, init_from_model=None
+    )
+    return state_of(train)
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory) -> Path:
+    """A run directory as training leaves it, but for what its arrays hold."""
+    run = tmp_path_factory.mktemp("runs") / "fire"
+    config = config_as_trained(data)
+    gin.save(config, str(run))
+    state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state_as_trained(data))
+    with contextlib.closing(Checkpoints(run, Checkpointing())) as writer:
+        writer.save(3, state, b"", {})
+    return run
+
+
+def as_trained(data: Path, run: Path, *changes: str) -> tuple[str, str]:
+    """What is told of the checkpoint in `run`, by the configuration that it was trained with."""
+    return outcomes(config_as_trained(data, *changes), str(run))["checkpoint"]
+
+
+def test_a_run_goes_on_where_it_is(data, trained):
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*") if path.is_file()}
+    assert as_trained(data, trained) == (OK, "goes on from step 3")
+    outcome, told = as_trained(data, trained, "SEED=1")
+    assert outcome == FAILED and "holds another experiment" in told
+    assert before == {p: p.stat().st_mtime_ns for p in trained.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ("size_tiny.mlp_size=128", "is float32 [1, 64] in it, float32 [1, 128] in the model"),
+        ("FIRE.width=8", "is float32 [1, 32] in it, float32 [1, 8] in the model"),
+        ("POSITION=@NoPE", " in it, missing in the model"),
+        (
+            "POSITION=@Learned build_decoder.share_position=True",
+            "'params/position/embedding' is missing in it, float32 [32, 32] in the model",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_model(change, told, data, trained, tmp_path):
+    run = tmp_path / "fire"
+    run.mkdir()
+    (run / "checkpoints").symlink_to(trained / "checkpoints")
+    outcome, said = as_trained(data, run, *change.split())
+    assert outcome == FAILED and told in said and "does not fit this model" in said, said
+    assert as_trained(data, run)[0] == OK
+
+
+def test_a_checkpoint_of_another_type(data, trained):
+    like = state_as_trained(data)
+    check_arrays(trained, 3, like)
+    halved = jax.tree.map(lambda leaf: leaf.update(dtype=jnp.bfloat16), like.params)
+    with pytest.raises(RunFailed, match=r"float32 \[384, 32\] in it, bfloat16 \[384, 32\] in"):
+        check_arrays(trained, 3, like.replace(params=halved))
