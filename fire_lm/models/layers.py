@@ -54,9 +54,8 @@ def layer_norm(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.A
     Flax's own norm promotes dtypes implicitly, which our strict mode forbids.
     """
     x = x_BTD.astype(jnp.float32)
-    # Both sums in one pass over x. Its mean is small beside its deviation, so that nothing cancels.
     mean = jnp.mean(x, axis=-1, keepdims=True)
-    variance = jnp.maximum(jnp.mean(jnp.square(x), axis=-1, keepdims=True) - jnp.square(mean), 0.0)
+    variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
     mean, scale = (checkpoint_name(y, KEPT) for y in (mean, jax.lax.rsqrt(variance + 1e-5)))
     normalized = (x - mean) * scale
     return (normalized * scale_D[None, None, :] + bias_D[None, None, :]).astype(x_BTD.dtype)
