@@ -1,7 +1,7 @@
-"""What the backward pass of an attention kernel needs of the forward one, by name.
+"""The name of what policies of rematerialisation keep: little to store, much to compute again.
 
-For policies of rematerialisation: it is little (the output and a number for each query and head),
-and to compute it again takes the whole forward pass.
+It is the output of an attention kernel with a number for each query and head, which take the whole
+forward kernel, and the statistics of a norm, which take passes over all activations.
 """
 
-KEPT = "attention_outputs"
+KEPT = "kept"
