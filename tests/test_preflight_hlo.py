@@ -59,7 +59,7 @@ def test_kernels_of_the_same_code_are_scheduled_once(tmp_path):
     """In layers that are written out, one schedule serves all."""
     code = '{{"custom_call_config":{{"body":"{}","serialization_format":"1"}}}}'
     calls = [
-        f'  %fire_lm_attention_forward.{number} = bf16[2,4]{{1,0}} custom-call(%input), '
+        f"  %fire_lm_attention_forward.{number} = bf16[2,4]{{1,0}} custom-call(%input), "
         f'custom_call_target="tpu_custom_call", backend_config={code.format(body)}'
         for number, body in ((1, "AAAA"), (11, "AAAA"), (12, "BBBB"))
     ]

@@ -49,7 +49,10 @@ class Estimate:
 
 
 def estimate(
-    compiled: Any, where: Slice, compile_seconds: float, kernel_cycles: Callable[[str, Sequence[str]], float]
+    compiled: Any,
+    where: Slice,
+    compile_seconds: float,
+    kernel_cycles: Callable[[str, Sequence[str]], float],
 ) -> Estimate:
     """
     Args:

@@ -10,7 +10,7 @@ Shapes: B batch, T tokens, N heads, H head dim, P places (padded to whole blocks
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,9 @@ from fire_lm.attention.tpu.tables import Tables
 Residuals = tuple[Any, ...]
 
 
-def tpu_attention(q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array, **rest: Any) -> jax.Array:
+def tpu_attention(
+    q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array, **rest: Any
+) -> jax.Array:
     """Causal attention of tokens to themselves, `[B, T, N, H]`; arguments as of `forward_pass`."""
     qkv_BTNH = (scale_queries(q_BTNH), k_BTNH, v_BTNH)
     return with_gradients(*forward_pass(*qkv_BTNH, **rest), *qkv_BTNH, **rest)
@@ -94,6 +96,16 @@ def with_gradients(
     return _from_blocks(out_BNHP, length)
 
 
+class Prepared(NamedTuple):
+    """What the kernels take."""
+
+    q_BNHP: jax.Array
+    k_BNHP: jax.Array
+    v_BNHP: jax.Array
+    tables: Tables | None
+    segments_B1P: jax.Array | None
+
+
 def _prepare(
     q_BTNH: jax.Array,
     k_BTNH: jax.Array,
@@ -103,8 +115,7 @@ def _prepare(
     segment_BT: jax.Array | None,
     pos_BT: jax.Array | None,
     block_size: int | None,
-) -> tuple[Blocks, tuple[Any, ...]]:
-    """What the kernels take: queries (scaled), keys, values, tables, segments."""
+) -> tuple[Blocks, Prepared]:
     batch, length, _, width = q_BTNH.shape
     alike = bias is None or pos_BT is None or pos_BT.shape[0] == 1
     blocks = choose_blocks(length, batch if alike else 1, width, q_BTNH.dtype, block_size)
@@ -117,8 +128,8 @@ def _prepare(
         padded_BT = jnp.pad(segment_BT.astype(jnp.int32), ((0, 0), (0, to_end)), mode="edge")
         segments = jnp.broadcast_to(padded_BT[:, None], (batch, 1, blocks.padded_length))
     tables = None if bias is None else Tables.of(bias, pos_BT, blocks, length)
-    qkv_BNHP = (_to_blocks(x, blocks) for x in (q_BTNH, k_BTNH, v_BTNH))
-    return blocks, (*qkv_BNHP, tables, segments)
+    q_BNHP, k_BNHP, v_BNHP = (_to_blocks(x, blocks) for x in (q_BTNH, k_BTNH, v_BTNH))
+    return blocks, Prepared(q_BNHP, k_BNHP, v_BNHP, tables, segments)
 
 
 def _to_blocks(x_BTNH: jax.Array, blocks: Blocks) -> jax.Array:

@@ -26,6 +26,7 @@ from fire_lm.attention.kept import KEPT
 from fire_lm.attention.tpu import forward_pass, scale_queries, with_gradients
 from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS, log2_scale
 
+
 def obstacle(
     q_BTNH: jax.Array,
     q_pos_BT: jax.Array,
