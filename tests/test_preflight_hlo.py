@@ -7,6 +7,7 @@ import pytest
 from fire_lm.errors import RunFailed
 from fire_lm.preflight import bundles
 from fire_lm.preflight.hlo import Program, array_bytes, group_size, split_shape
+from fire_lm.preflight.parts import add, by_part
 
 TEXT = (Path(__file__).parent / "golden" / "small_program.hlo.txt").read_text()
 
@@ -80,3 +81,32 @@ def test_kernels_of_the_same_code_are_scheduled_once(tmp_path):
     for names in (("fire_lm_attention_forward.1",), ("fire_lm_attention_forward",)):
         with pytest.raises(RunFailed, match="schedules of fire_lm_attention_forward"):
             bundles.read(tmp_path, *names)
+
+
+def test_cycles_by_part_of_the_model():
+    of_mlp = TEXT.replace("jit(step)/layer/mul", "jit(train_step)/jvp(Decoder)/layers/mlp_in/dot")
+    assert by_part(Program(of_mlp).runs()) == {"MLP": (12 * 100, 0), "other": (7, 0)}
+    again = of_mlp.replace("jvp(Decoder)", "transpose(jvp(Decoder))")
+    assert by_part(Program(again).runs())["MLP"] == (0, 12 * 100)
+    parts = by_part(Program(again).runs())
+    add(parts, "MLP", "jit(train_step)/jvp(Decoder)", 3.5)
+    assert parts["MLP"] == (3.5, 12 * 100)
+
+
+@pytest.mark.parametrize(
+    "source, part",
+    [
+        ("jvp(Decoder)/layers/block_0/query/BTD,DNH->BTNH/dot_general", "query, key, value"),
+        ("transpose(jvp(Decoder))/layers/attention_out/reduce_sum", "attention's output"),
+        ("jvp(Decoder)/layers/cond/branch_1_fun/shard_map/stack", "tables and layout for kernels"),
+        ("jvp(Decoder)/layers/add", "encoding, residual stream"),
+        ("transpose(jvp(Decoder))/BTV,BTD->VD/dot_general", "head and loss"),
+        ("jvp()/reduce_sum", "head and loss"),
+        ("transpose(jvp(Decoder))/jit(_take)/scatter-add", "embedding"),
+        ("jvp(Decoder)/final_norm/reduce_sum", "norms"),
+        ("add", "optimizer, norm of gradients"),
+    ],
+)
+def test_parts_have_the_names_that_jax_gives(source, part):
+    text = TEXT.replace("jit(step)/layer/mul", f"jit(train_step)/{source}")
+    assert part in by_part(Program(text).runs())

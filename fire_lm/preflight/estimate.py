@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fire_lm.preflight.hlo import Collective, Instruction, Program
+from fire_lm.preflight.parts import KERNELS, add, by_part
 from fire_lm.tpu_topology import Chip, Slice
 
 
@@ -25,7 +26,8 @@ class Estimate:
       usable: memory of a chip for a program.
       collectives: (number, bytes of the whole arrays) in one run, by kind.
       compile_seconds: on this machine.
-      xla, kernels, links: parts of the time.
+      links: seconds of collectives.
+      parts: (forward, backward) seconds of the rest, by part of the model.
     """
 
     arguments: int
@@ -34,9 +36,18 @@ class Estimate:
     usable: float
     collectives: dict[str, tuple[int, int]]
     compile_seconds: float
-    xla: float
-    kernels: float
     links: float
+    parts: dict[str, tuple[float, float]]
+
+    @property
+    def kernels(self) -> float:
+        """Seconds of our Pallas kernels."""
+        return sum(self.parts.get(KERNELS, ()))
+
+    @property
+    def xla(self) -> float:
+        """Seconds of what XLA has made itself."""
+        return sum(map(sum, self.parts.values())) - self.kernels
 
     @property
     def seconds(self) -> float:
@@ -74,10 +85,10 @@ def estimate(
     for run in runs:
         if run.instruction.kernel:
             alike[run.instruction.kernel_code].extend([run.instruction] * run.times)
-    kernels = sum(
-        len(found) * kernel_cycles(found[0].kernel, sorted({each.name for each in found}))
-        for found in alike.values()
-    )
+    parts = by_part(runs)
+    for found in alike.values():
+        cycles = kernel_cycles(found[0].kernel, sorted({each.name for each in found}))
+        add(parts, KERNELS, found[0].source, len(found) * cycles)
     return Estimate(
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
@@ -85,9 +96,11 @@ def estimate(
         usable=chip.usable_bytes,
         collectives=dict(sorted(kinds.items())),
         compile_seconds=compile_seconds,
-        xla=sum(run.times * run.instruction.cycles for run in runs) / chip.clock,
-        kernels=kernels / chip.clock,
         links=links,
+        parts={
+            name: (forward / chip.clock, backward / chip.clock)
+            for name, (forward, backward) in parts.items()
+        },
     )
 
 

@@ -62,7 +62,12 @@ class Report:
             "compiler": self.compiler,
             "passed": self.passed,
             "programs": {
-                name: {**dataclasses.asdict(found), "seconds": found.seconds}
+                name: {
+                    **dataclasses.asdict(found),
+                    "xla": found.xla,
+                    "kernels": found.kernels,
+                    "seconds": found.seconds,
+                }
                 for name, found in self.programs.items()
             },
             "failures": dict(self.failures),
@@ -83,6 +88,8 @@ class Report:
                 "",
                 f"training, by the compiler's estimate (nothing was run): {mfu:.1%} MFU, "
                 f"{self.tokens / step.seconds:,.0f} tokens a second",
+                "",
+                *_columns([["ms, without collectives", "forward", "backward"], *_parts(step)]),
             ]
         lines += ["", *_columns([[c.name, c.outcome, c.told] for c in self.checks])]
         lines += [f"{name}: {told}" for name, told in self.failures.items()]
@@ -108,6 +115,12 @@ class Report:
             ["together, ms", *(_ms(each.seconds) for each in found)],
             ["compile time here, s", *(f"{each.compile_seconds:.0f}" for each in found)],
         ]
+
+
+def _parts(step: Estimate) -> list[list[str]]:
+    """The largest first."""
+    parts = sorted(step.parts.items(), key=lambda part: -sum(part[1]))
+    return [[name, _ms(forward), _ms(backward)] for name, (forward, backward) in parts]
 
 
 def _gib(size: float) -> str:

@@ -1,0 +1,48 @@
+"""Where the time of a step goes: cycles by part of the model, forward and backward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from fire_lm.preflight.hlo import Run
+
+# The first that is in what JAX names an instruction by, such as
+# jit(train_step)/transpose(jvp(Decoder))/layers/mlp_out/BTF,BTD->FD/dot_general.
+_PARTS = {
+    "MLP": r"/mlp_(in|out)/",
+    "query, key, value": r"/(query|key|value)/",
+    "attention's output": r"/attention_out/",
+    "norms": r"_norm/",
+    "tables and layout for kernels": r"/(cond|shard_map)/",
+    "encoding, residual stream": r"/layers\b",
+    "head and loss": r"BTV|\(summed_nll\)/\w+$|/jvp\(\)/",
+    "embedding": r"Decoder",
+    "optimizer, norm of gradients": r"^jit\(train_step\)/",
+}
+
+
+KERNELS = "attention kernels"
+
+Parts = dict[str, tuple[float, float]]
+
+
+def by_part(runs: Iterable[Run]) -> Parts:
+    """XLA's cycles (forward and what belongs to neither, backward) by part of the model."""
+    parts: Parts = {}
+    for run in runs:
+        source = run.instruction.source
+        name = next((n for n, pattern in _PARTS.items() if re.search(pattern, source)), "other")
+        add(parts, name, source, run.times * run.instruction.cycles)
+    return parts
+
+
+def add(parts: Parts, name: str, source: str, cycles: float) -> None:
+    """`source`: in which of the two passes, as JAX names it."""
+    forward, backward = parts.get(name, (0, 0))
+    if "transpose(" in source:  # also what the backward pass computes again
+        backward += cycles
+    else:
+        forward += cycles
+    if cycles:
+        parts[name] = forward, backward
