@@ -86,9 +86,9 @@ def estimate(
         if run.instruction.kernel:
             alike[run.instruction.kernel_code].extend([run.instruction] * run.times)
     parts = by_part(runs)
-    for found in alike.values():
-        cycles = kernel_cycles(found[0].kernel, sorted({each.name for each in found}))
-        add(parts, KERNELS, found[0].source, len(found) * cycles)
+    for same in alike.values():
+        cycles = kernel_cycles(same[0].kernel, sorted({each.name for each in same}))
+        add(parts, KERNELS, same[0].source, len(same) * cycles)
     return Estimate(
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
