@@ -12,7 +12,7 @@ from fire_lm.preflight.report import FAILED, OK, Report
 from fire_lm.sharding import AXES
 from fire_lm.tpu_topology import parse_slice
 
-STEP = Estimate(2**30, 2**30, 2**31, 2**35, {}, 60.0, 0.01, {"MLP": (0.01, 0.02)})
+STEP = Estimate(2**30, 2**30, 2**20, 2**31, 2**35, {}, 60.0, 0.01, {"MLP": (0.01, 0.02)})
 
 
 @pytest.fixture(scope="module")

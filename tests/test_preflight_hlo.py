@@ -1,13 +1,17 @@
 """What a compiled program does, read from its text: loops, branches, kernels, collectives."""
 
+import collections
+import itertools
 from pathlib import Path
 
 import pytest
 
 from fire_lm.errors import RunFailed
 from fire_lm.preflight import bundles
-from fire_lm.preflight.hlo import Program, array_bytes, group_size, split_shape
+from fire_lm.preflight.estimate import links_of, seconds_of
+from fire_lm.preflight.hlo import Collective, Program, array_bytes, first_group, split_shape
 from fire_lm.preflight.parts import add, by_part
+from fire_lm.tpu_topology import parse_slice
 
 TEXT = (Path(__file__).parent / "golden" / "small_program.hlo.txt").read_text()
 
@@ -50,10 +54,15 @@ def test_shapes_and_groups():
         "while(%x), body=%b",
     )
     assert array_bytes("(f32[2,3]{1,0:T(8,128)}, bf16[], pred[4], s4[2])") == [24, 2, 4, 1]
-    assert group_size("replica_groups=[8,16]<=[128]") == 16
-    assert group_size("replica_groups={{0,1,2}}") == 3
+    assert first_group("replica_groups=[8,16]<=[128]", 128) == tuple(range(16))
+    assert first_group("replica_groups=[2,4]<=[4,2]T(1,0)", 8) == (0, 2, 4, 6)
+    assert first_group("replica_groups={{0,1,2},{3,4,5}}", 6) == (0, 1, 2)
+    assert first_group("replica_groups={}", 4) == (0, 1, 2, 3)
+    assert first_group("source_target_pairs={{3,1}}", 4) == (3, 1)
     mesh = "replica_groups=mesh['a'=2,'b'=3,'c'=5] {'a','c'}, use_global_device_ids=true"
-    assert group_size(mesh) == 10
+    assert first_group(mesh, 30) == (0, 1, 2, 3, 4, 15, 16, 17, 18, 19)
+    turned = "replica_groups=mesh['a'=16,'b'=8], device_ids=([8,16]T(1,0)) {'b'}, dimensions={0}"
+    assert first_group(turned, 128) == tuple(range(0, 128, 16))
 
 
 def test_kernels_of_the_same_code_are_scheduled_once(tmp_path):
@@ -110,3 +119,72 @@ def test_cycles_by_part_of_the_model():
 def test_parts_have_the_names_that_jax_gives(source, part):
     text = TEXT.replace("jit(step)/layer/mul", f"jit(train_step)/{source}")
     assert part in by_part(Program(text).runs())
+
+
+def test_a_collective_that_runs_beside_others_counts_once():
+    """On v5e it starts in one fusion, is written in each that it runs beside, and ends in one."""
+    gather = "all-gather(%p), replica_groups={{0,1,2,3}}, dimensions={0}"
+    pieces = ("async_collective_fusion.1", "async_collective_fusion.2", "gather_start")
+    computations = "".join(
+        f"%{name} (p: f32[2]) -> f32[8] {{\n  ROOT %g = f32[8]{{0}} {gather}\n}}\n\n"
+        for name in pieces
+    )
+    calls = "".join(
+        f"  %{opened} = f32[8] fusion(%input), kind=kCustom, calls=%{name}\n"
+        for opened, name in zip(("a", "b", "async-collective-start.3"), pieces, strict=True)
+    )
+    done = "  %async-collective-done.3 = f32[8] fusion(%input), kind=kCustom, calls=%gather_start\n"
+    text = TEXT.replace("%add (x", computations + "%add (x", 1)
+    text = text.replace("  %loop =", calls + done + "  %loop =", 1)
+    assert [c.bytes for c in Program(text).collectives() if c.group == (0, 1, 2, 3)][:1] == [32]
+    gathers = [c for c in Program(text).collectives() if c.kind == "all-gather"]
+    assert len(gathers) == 1 + 1  # and that of the loop
+
+
+@pytest.mark.parametrize(
+    "line, size",
+    [
+        ("(f32[8], f32[4]) all-reduce-start(%a, %b), replica_groups={}", 48),
+        ("(f32[2], f32[8]) all-gather-start(%a), replica_groups={}, dimensions={0}", 32),
+        ("((f32[2], f32[1]), (f32[8], f32[4])) all-gather-start(%a, %b), replica_groups={}", 48),
+        (
+            "(f32[8], f32[8], u32[]) collective-permute-start(%a), source_target_pairs={{0,1}}",
+            32,
+        ),
+        ("(bf16[8], u32[], token[]) send(%a, %b), channel_id=3", 16),
+    ],
+)
+def test_bytes_of_what_is_started(line, size):
+    text = TEXT.replace("  %loop =", f"  %started = {line}\n  %loop =", 1)
+    assert Program(text).collectives()[0].bytes == size
+
+
+def test_links_are_those_of_the_axes_that_a_group_is_on():
+    places = list(itertools.product(range(4), range(4), range(8)))
+    fsdp = [place for place in places if place[2] == 0]
+    data = [place for place in places if place[:2] == (0, 0)]
+    assert links_of(places, (4, 4, 8)) == 6
+    assert links_of(fsdp, (4, 4, 8)) == 4 and links_of(data, (4, 4, 8)) == 2
+    assert links_of(data[:4], (4, 4, 8)) == 1, "a part of an axis is no ring"
+    assert links_of([(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)], (2, 2, 1)) == 2
+    square = list(itertools.product(range(8), range(16)))
+    assert links_of(square, (8, 16)) == 3, "v5e closes along 16 alone"
+    assert links_of([(0, 0, 0)], (2, 2, 1)) == 1
+
+
+def test_seconds_of_collectives_on_v4():
+    """45 GB/s a link: 90 % of what Google publishes."""
+    where = parse_slice("v4-256")
+    device = collections.namedtuple("device", "coords slice_index")
+    devices = [device(p, 0) for p in itertools.product(range(4), range(4), range(8))]
+    everyone, along_z = tuple(range(128)), tuple(range(8))
+
+    def seconds(kind, group):
+        return seconds_of(Collective(kind, 10**9, group, 1, ""), where, devices)
+
+    assert seconds("all-reduce", everyone) == pytest.approx(2 * 127 / 128 / 270)
+    assert seconds("all-gather", along_z) == pytest.approx(7 / 8 / 90)
+    assert seconds("collective-permute", (0, 1)) == pytest.approx(1 / 45)
+    assert seconds("send", (0,)) == pytest.approx(1 / 3.1)
+    devices[1] = device(devices[1].coords, 1)
+    assert seconds("all-reduce", everyone) == pytest.approx(1 / 3.1)

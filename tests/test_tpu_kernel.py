@@ -16,6 +16,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fire_lm.attention import CommonBias, announce, attend
+from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.dense import dense_attention
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, live_segments, skew, tiles
@@ -386,6 +387,31 @@ def test_decoder_with_kernels_is_the_dense_one():
     (wanted, oracle), (ours, logits) = found
     np.testing.assert_allclose(logits, oracle, atol=1e-5)
     assert_close(ours, wanted, 1e-3)
+
+
+def test_the_fall_back_is_blockwise_attention_to_the_last_bit():
+    """Queries are rounded for the kernels alone; in bfloat16, with positions that have gaps."""
+    encoding = encoding_of("kerple", length=140)
+    params, pos = encoding.init(jax.random.key(1)), 2 * jnp.arange(140)[None]
+    x = content(140, dtype=jnp.bfloat16)
+
+    def bias(q_pos: jax.Array, k_pos: jax.Array) -> Any:
+        return encoding.bias(params, q_pos, k_pos, 140)
+
+    tables = encoding.common_bias(params, 140, 140)
+    at: dict[str, Any] = {"q_pos_BT": pos, "k_pos_BS": pos, "bias": bias}
+
+    def by_attend(_: Any, x: jax.Array) -> jax.Array:
+        return attend(*x[:3], **at, in_order=True, tables=tables, implementation="tpu")
+
+    def by_blocks(_: Any, x: jax.Array) -> jax.Array:
+        return blockwise_attention(*x[:3], **at)
+
+    (ours, out), (wanted, oracle) = (
+        outputs_and_gradients(function, {}, x) for function in (by_attend, by_blocks)
+    )
+    np.testing.assert_array_equal(out, oracle)
+    np.testing.assert_array_equal(ours[1], wanted[1])
 
 
 def step_equations(**settings: Any) -> list[tuple[Any, str]]:

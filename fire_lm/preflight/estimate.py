@@ -1,7 +1,8 @@
 """What one run of a compiled program needs on a slice: memory, collectives and time.
 
 The time is the compiler's, not measured: its cycles at the chip's clock, our kernels by their
-schedules, and collectives at the rate of the links, none of it hidden behind the rest. What the
+schedules, and collectives at the rate of the links along the axes of the network that they run
+on, none of it hidden behind the rest. What the
 compiler leaves out (waits for memory in kernels, the input, the host) is left out here too.
 """
 
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fire_lm.errors import FireLMError
 from fire_lm.preflight.hlo import Collective, Instruction, Program
 from fire_lm.preflight.parts import KERNELS, add, by_part
 from fire_lm.tpu_topology import Chip, Slice
@@ -25,19 +28,23 @@ class Estimate:
       arguments, temporary, peak: memory.
       usable: memory of a chip for a program.
       collectives: (number, bytes of the whole arrays) in one run, by kind.
+      code: the program itself, and results that do not take the place of arguments.
       compile_seconds: on this machine.
+      untimed: why the time is not estimated; empty if it is.
       links: seconds of collectives.
       parts: (forward, backward) seconds of the rest, by part of the model.
     """
 
     arguments: int
     temporary: int
+    code: int
     peak: int
     usable: float
     collectives: dict[str, tuple[int, int]]
     compile_seconds: float
     links: float
     parts: dict[str, tuple[float, float]]
+    untimed: str = ""
 
     @property
     def kernels(self) -> float:
@@ -51,64 +58,108 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
+        """NaN if it is not estimated."""
+        if self.untimed:
+            return math.nan
         return self.xla + self.kernels + self.links
 
     @property
     def memory(self) -> int:
         """Arguments, which are there all the time, and what else is there at the worst."""
-        return self.arguments + self.temporary
+        return self.arguments + self.temporary + self.code
 
 
 def estimate(
     compiled: Any,
     where: Slice,
+    devices: Sequence[Any],
     compile_seconds: float,
     kernel_cycles: Callable[[str, Sequence[str]], float],
 ) -> Estimate:
-    """
+    """Reads what the compiler says and has written.
+
     Args:
       compiled: `jax.stages.Compiled` for devices of `where`.
+      devices: those of the mesh, in its order.
       kernel_cycles: of one run on one core, from a kernel's name and those of the instructions
         that run the very same, of which the compiler schedules one.
     """
-    program = Program(compiled.as_text())
     memory = compiled.memory_analysis()
-    chip = where.chip
-    kinds: dict[str, tuple[int, int]] = collections.defaultdict(lambda: (0, 0))
-    links = 0.0
-    for found in program.collectives():
-        number, size = kinds[found.kind]
-        kinds[found.kind] = number + found.times, size + found.times * found.bytes
-        links += found.times * seconds_of(found, chip)
+    collectives: dict[str, tuple[int, int]] = {}
+    links, parts, untimed = 0.0, dict[str, tuple[float, float]](), ""
+    try:
+        program = Program(compiled.as_text())
+        for found in program.collectives():
+            number, size = collectives.get(found.kind, (0, 0))
+            collectives[found.kind] = number + found.times, size + found.times * found.bytes
+            links += found.times * seconds_of(found, where, devices)
+        parts = seconds_by_part(program, where.chip, kernel_cycles)
+    except FireLMError as error:  # the program is good, and its memory known
+        untimed = str(error)
+    new_outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return Estimate(
+        arguments=memory.argument_size_in_bytes,
+        temporary=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes + new_outputs,
+        peak=memory.peak_memory_in_bytes,
+        usable=where.chip.usable_bytes,
+        collectives=dict(sorted(collectives.items())),
+        compile_seconds=compile_seconds,
+        links=links,
+        parts=parts,
+        untimed=untimed,
+    )
+
+
+def seconds_by_part(
+    program: Program, chip: Chip, kernel_cycles: Callable[[str, Sequence[str]], float]
+) -> dict[str, tuple[float, float]]:
+    """(forward, backward) of what is not a collective."""
     runs = program.runs()
+    parts = by_part(runs)
     alike: dict[str, list[Instruction]] = collections.defaultdict(list)
     for run in runs:
         if run.instruction.kernel:
             alike[run.instruction.kernel_code].extend([run.instruction] * run.times)
-    parts = by_part(runs)
     for same in alike.values():
         cycles = kernel_cycles(same[0].kernel, sorted({each.name for each in same}))
         add(parts, KERNELS, same[0].source, len(same) * cycles)
-    return Estimate(
-        arguments=memory.argument_size_in_bytes,
-        temporary=memory.temp_size_in_bytes,
-        peak=memory.peak_memory_in_bytes,
-        usable=chip.usable_bytes,
-        collectives=dict(sorted(kinds.items())),
-        compile_seconds=compile_seconds,
-        links=links,
-        parts={
-            name: (forward / chip.clock, backward / chip.clock)
-            for name, (forward, backward) in parts.items()
-        },
-    )
+    return {
+        name: (forward / chip.clock, backward / chip.clock)
+        for name, (forward, backward) in parts.items()
+    }
 
 
-def seconds_of(collective: Collective, chip: Chip) -> float:
-    """On rings over all links of a chip: a gather or scatter sends all but the own part of an
-    array once, a sum twice."""
-    if collective.kind == "send":
+def seconds_of(collective: Collective, where: Slice, devices: Sequence[Any]) -> float:
+    """A gather or scatter sends all but the own part of an array once, a sum twice.
+
+    Args:
+      devices: of the mesh, in its order.
+    """
+    chip = where.chip
+    group = [devices[index] for index in collective.group]
+    if collective.kind == "send" or len({getattr(d, "slice_index", 0) for d in group}) > 1:
         return collective.bytes / chip.slice_bytes
+    one_link = chip.link_bytes / (2 * len(where.shape))
+    if collective.kind == "collective-permute":
+        return collective.bytes / one_link
     passes = 2 if collective.kind == "all-reduce" else 1
-    others = 1 - 1 / max(2, collective.devices)
-    return passes * others * collective.bytes / chip.link_bytes
+    others = 1 - 1 / max(1, len(group))
+    links = links_of([device.coords for device in group], where.shape)
+    return passes * others * collective.bytes / (one_link * links)
+
+
+def links_of(places: Sequence[Sequence[int]], shape: Sequence[int]) -> int:
+    """Links of a chip that a group at `places` can use: two along an axis of the network that it
+    fills and that closes to a ring, one along others. At least one.
+
+    A slice of v4 or v5p closes where all its axes are multiples of 4, one of v5e or v6e along 16.
+    """
+    in_space = len(shape) == 3
+    links = 0
+    for axis, size in enumerate(shape):
+        closed = all(each % 4 == 0 for each in shape) if in_space else size == 16
+        extent = len({place[axis] for place in places})
+        if extent > 1:
+            links += 2 if extent == size and closed else 1
+    return max(1, links)

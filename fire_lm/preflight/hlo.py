@@ -13,13 +13,15 @@ import math
 import re
 from collections.abc import Iterator
 
+import numpy as np
+
 from fire_lm.errors import RunFailed
 
 COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
     "send",  # between slices, over the hosts' network
 )
-_BITS = {"pred": 8, "bf16": 16, "f16": 16}  # others end in their number of bits
+_BITS = {"pred": 8}  # others end in their number of bits
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-<>]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-<>]+) = (.*)$")
@@ -57,7 +59,7 @@ class Instruction:
     def kernel(self) -> str:
         """The name of a Pallas kernel without its number; empty for anything else."""
         is_kernel = 'custom_call_target="tpu_custom_call"' in self.rest
-        return self.name.rpartition(".")[0] if is_kernel else ""
+        return re.sub(r"\.\d+$", "", self.name) if is_kernel else ""
 
     @property
     def kernel_code(self) -> str:
@@ -78,14 +80,18 @@ class Collective:
     """Attributes:
     kind: one of COLLECTIVES.
     bytes: of the whole array on one device: gathered, or before it is scattered.
-    devices: that take part in one of its groups.
+    group: the devices, by their place in the mesh, of the first of its groups.
     """
 
     kind: str
     bytes: int
-    devices: int
+    group: tuple[int, ...]
     times: int
     source: str
+
+    @property
+    def devices(self) -> int:
+        return len(self.group)
 
 
 class Program:
@@ -93,6 +99,8 @@ class Program:
 
     def __init__(self, text: str):
         self.computations, self.entry = parse(text)
+        partitions = re.search(r"num_partitions=(\d+)", text.partition("\n")[0])
+        self.partitions = int(partitions.group(1)) if partitions else 1
 
     def runs(self) -> list[Run]:
         """All instructions outside fusions."""
@@ -107,16 +115,20 @@ class Program:
     def _collectives(self, instruction: Instruction, times: int) -> Iterator[Collective]:
         kind = instruction.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
-            size = instruction.bytes
-            if instruction.opcode.endswith("-start") or kind == "send":  # flags are in it too
-                size = largest(instruction.shape)
-            devices = group_size(instruction.rest)
-            if kind == "reduce-scatter":
-                size *= devices
-            yield Collective(kind, size, devices, times, instruction.source)
+            arrays = array_bytes(instruction.shape)
+            if instruction.opcode == "all-gather-start":  # operands, then results
+                arrays = arrays[len(arrays) // 2 :]
+            elif kind in ("collective-permute", "send"):  # operand, result, flags
+                arrays = [max(arrays, default=0)]
+            group = first_group(instruction.rest, self.partitions)
+            size = sum(arrays) * (len(group) if kind == "reduce-scatter" else 1)
+            yield Collective(kind, size, group, times, instruction.source)
         elif instruction.opcode == "fusion":
             called = _CALLED.search(instruction.rest)
             name = called.group(1) if called else ""
+            # One that runs beside others is written in each of them, and where it starts.
+            if name.startswith("async_collective_fusion") or "collective-done" in instruction.name:
+                return
             for inner in self.computations.get(name, ()):
                 for found in self._collectives(inner, times):
                     if name.startswith("all-reduce-scatter"):
@@ -219,17 +231,26 @@ def bytes_of(shape: str) -> int:
     return sum(array_bytes(shape))
 
 
-def largest(shape: str) -> int:
-    return max(array_bytes(shape), default=0)
+def first_group(attributes: str, partitions: int) -> tuple[int, ...]:
+    """The devices of a collective's first group, in any of the ways that XLA writes them."""
+    if found := re.search(r"replica_groups=mesh\[([^\]]*)\]([^{]*)\{([^}]*)\}", attributes):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", found.group(1))}
+        ids = _iota(found.group(2), math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        inside = set(re.findall(r"'(\w+)'", found.group(3)))
+        return tuple(ids[tuple(slice(None) if a in inside else 0 for a in sizes)].ravel().tolist())
+    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]<=(\[[\d,]*\]\S*)", attributes):
+        groups, size = int(found.group(1)), int(found.group(2))
+        return tuple(_iota(found.group(3), groups * size).reshape(groups, size)[0].tolist())
+    if found := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]*)\}", attributes):
+        return tuple(int(device) for device in found.group(1).split(","))
+    return tuple(range(partitions))
 
 
-def group_size(attributes: str) -> int:
-    """Devices in one group of a collective, in any of the three ways that XLA writes them."""
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", attributes):
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", found.group(1)))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", found.group(2)))
-    if found := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
-        return int(found.group(1))
-    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
-        return found.group(1).count(",") + 1
-    return 2 if "source_target_pairs" in attributes else 1
+def _iota(text: str, size: int) -> np.ndarray:
+    """0 .. size - 1, or what `[8,16]T(1,0)` makes of them."""
+    found = re.search(r"\[([\d,]*)\](?:T\(([\d,]*)\))?", text)
+    if not found:
+        return np.arange(size)
+    ids = np.arange(size).reshape([int(n) for n in found.group(1).split(",")])
+    order = found.group(2)
+    return ids.transpose([int(axis) for axis in order.split(",")]) if order else ids

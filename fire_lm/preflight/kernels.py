@@ -26,13 +26,15 @@ def attention_cycles(
 
     Args:
       which: "forward" or "backward".
-      packed: the bias is built for each sequence.
+      packed: a bias, if there is any, is built for each sequence.
     """
     width, dtype = model.size.head_dim, jnp.dtype(model.dtype)
-    blocks = choose_blocks(length, 1 if packed else batch, width, dtype, None)
+    scopes = [scope for stretch in stretches for scope in stretch.scopes]
+    biased = any(scope.startswith("bias") for scope in scopes)
+    blocks = choose_blocks(length, 1 if packed and biased else batch, width, dtype, None)
     live = None
     key = jax.random.key(0)
-    if any(scope.startswith("bends") for stretch in stretches for scope in stretch.scopes):
+    if any(scope.startswith("bends") for scope in scopes):
         encoding = next(each for each in model.encodings if jax.eval_shape(each.init, key))
         live = live_segments(encoding, encoding.init(key), length, blocks, ORDERS[which])
     return batch // blocks.batch * cycles(stretches, blocks, ORDERS[which], live)

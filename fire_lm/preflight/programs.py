@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,7 @@ class Compiler:
         names = ("batch_size", "train_length", "seed", "z_loss", "microbatches", "spikes")
         ways = mesh.shape["data"] * mesh.shape["fsdp"] * run["microbatches"]
         return self._estimate(
+            mesh,
             lambda: compile_training(
                 run["model"],
                 run["optimizer"].build(run["train_steps"]),
@@ -67,6 +69,7 @@ class Compiler:
         mesh = self.mesh(run["mesh"])
         batch = sequences_at_a_time(length, run["tokens_per_batch"], mesh)
         return self._estimate(
+            mesh,
             lambda: compile_scoring(
                 run["model"],
                 mesh,
@@ -83,6 +86,7 @@ class Compiler:
 
     def _estimate(
         self,
+        mesh: jax.sharding.Mesh,
         compile: Callable[[], jax.stages.Compiled],
         kernel_cycles: Callable[[str, Sequence[str]], float],
     ) -> Estimate:
@@ -100,14 +104,15 @@ class Compiler:
                 raise RunFailed(f"the compiler refuses it: {reason(error)}") from error
             scale = 2.0 ** (10 * " KMGT".index(told[2]))
             raise DoesNotFit(float(told[1]) * scale, float(told[3]) * 2**30) from error
-        return estimate(compiled, self.where, time.monotonic() - start, kernel_cycles)
+        seconds = time.monotonic() - start
+        return estimate(compiled, self.where, list(mesh.devices.flat), seconds, kernel_cycles)
 
     def _attention(
         self, run: Mapping[str, Any], mesh: jax.sharding.Mesh, batch: int, length: int
     ) -> Callable[[str, Sequence[str]], float]:
         """Cycles of a chip in a kernel: its cores share the heads."""
         model: Decoder = run["model"]
-        heads = model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores
+        heads = math.ceil(model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores)
         packed = "segment_ids" in run["data"].features
 
         def cycles(kernel: str, instructions: Sequence[str]) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fire_lm.preflight.estimate import Estimate
 from fire_lm.tpu_topology import Slice
 
+STEP = "training step"
 OK, FAILED, SKIPPED = "ok", "FAILED", "-"
 
 
@@ -47,14 +49,14 @@ class Report:
     @property
     def mfu(self) -> float | None:
         """Of the training step, by the estimate."""
-        step = self.programs.get("training step")
-        if step is None:
+        step = self.programs.get(STEP)
+        if step is None or step.untimed:
             return None
         return self.flops / (step.seconds * self.where.chips * self.where.chip.flops)
 
     def as_json(self) -> dict[str, Any]:
         """Bytes and seconds of one chip."""
-        step = self.programs.get("training step")
+        step = self.programs.get(STEP)
         return {
             "slice": self.where.name,
             "chips": self.where.chips,
@@ -66,7 +68,7 @@ class Report:
                     **dataclasses.asdict(found),
                     "xla": found.xla,
                     "kernels": found.kernels,
-                    "seconds": found.seconds,
+                    "seconds": None if found.untimed else found.seconds,
                 }
                 for name, found in self.programs.items()
             },
@@ -74,7 +76,7 @@ class Report:
             "checks": [dataclasses.asdict(check) for check in self.checks],
             "flops": self.flops,
             "mfu_estimate": self.mfu,
-            "tokens_per_second_estimate": self.tokens / step.seconds if step else None,
+            "tokens_per_second_estimate": self.tokens / step.seconds if step and self.mfu else None,
         }
 
     def __str__(self) -> str:
@@ -83,7 +85,7 @@ class Report:
         if self.programs:
             lines += ["", *_columns([["one chip", *self.programs], *self._rows()])]
         if (mfu := self.mfu) is not None:
-            step = self.programs["training step"]
+            step = self.programs[STEP]
             lines += [
                 "",
                 f"training, by the compiler's estimate (nothing was run): {mfu:.1%} MFU, "
@@ -91,6 +93,9 @@ class Report:
                 "",
                 *_columns([["ms, without collectives", "forward", "backward"], *_parts(step)]),
             ]
+        for name, found in self.programs.items():
+            if found.untimed:
+                lines.append(f"the time of the {name} is not estimated: {found.untimed}")
         lines += ["", *_columns([[c.name, c.outcome, c.told] for c in self.checks])]
         lines += [f"{name}: {told}" for name, told in self.failures.items()]
         return "\n".join(lines)
@@ -101,7 +106,9 @@ class Report:
         return [
             ["arguments, GiB", *(_gib(each.arguments) for each in found)],
             ["temporary, GiB", *(_gib(each.temporary) for each in found)],
-            ["together, of usable", *(f"{each.memory / each.usable:.0%}" for each in found)],
+            ["program and results, GiB", *(_gib(each.code) for each in found)],
+            ["together, of usable", *(_of(each.memory, each.usable) for each in found)],
+            ["peak, GiB", *(_gib(each.peak) for each in found)],
             *(
                 [
                     f"{kind}, number and MiB",
@@ -127,8 +134,12 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:.2f}"
 
 
+def _of(size: float, usable: float) -> str:
+    return f"{_gib(size)} of {_gib(usable)}"
+
+
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f}"
+    return "-" if math.isnan(seconds) else f"{1e3 * seconds:.1f}"
 
 
 def _number(found: tuple[int, int] | None) -> str:

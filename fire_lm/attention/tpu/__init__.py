@@ -28,13 +28,15 @@ def tpu_attention(
     q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array, **rest: Any
 ) -> jax.Array:
     """Causal attention of tokens to themselves, `[B, T, N, H]`; arguments as of `forward_pass`."""
-    qkv_BTNH = (scale_queries(q_BTNH), k_BTNH, v_BTNH)
+    if rest.get("logit_scale_BT") is None:
+        q_BTNH = scale_queries(q_BTNH)
+    qkv_BTNH = (q_BTNH, k_BTNH, v_BTNH)
     return with_gradients(*forward_pass(*qkv_BTNH, **rest), *qkv_BTNH, **rest)
 
 
-def scale_queries(q_BTNH: jax.Array) -> jax.Array:
-    """As `forward_pass` takes them: their products with keys are logits in base 2."""
-    scaled_BTNH = q_BTNH.astype(jnp.float32) * log2_scale(q_BTNH.shape[3])
+def scale_queries(q_BTNH: jax.Array, factor: jax.Array | float = 1.0) -> jax.Array:
+    """Their products with keys are logits in base 2, times `factor`. Also its own transpose."""
+    scaled_BTNH = q_BTNH.astype(jnp.float32) * (log2_scale(q_BTNH.shape[3]) * factor)
     return scaled_BTNH.astype(q_BTNH.dtype)
 
 
@@ -53,7 +55,8 @@ def forward_pass(
     2^logit, `[B, N, T]` float32. No gradient goes through it, see `with_gradients`.
 
     Args:
-      q_BTNH, k_BTNH, v_BTNH: bfloat16 or float32, H 64 or 128; queries by `scale_queries`.
+      q_BTNH, k_BTNH, v_BTNH: bfloat16 or float32, H 64 or 128; queries from `scale_queries`, or as
+        they are where there is a `logit_scale_BT`: so that they are rounded once.
       bias: with tables of T positions at least, and of all in `pos_BT`; taken as exact.
       logit_scale_BT: factor on q k, or None; B or 1.
       segment_BT: int32, which document a token is of, or None; B or 1.
@@ -120,8 +123,7 @@ def _prepare(
     alike = bias is None or pos_BT is None or pos_BT.shape[0] == 1
     blocks = choose_blocks(length, batch if alike else 1, width, q_BTNH.dtype, block_size)
     if logit_scale_BT is not None:
-        scaled_BTNH = q_BTNH.astype(jnp.float32) * logit_scale_BT[:, :, None, None]
-        q_BTNH = scaled_BTNH.astype(q_BTNH.dtype)
+        q_BTNH = scale_queries(q_BTNH, logit_scale_BT[:, :, None, None])
     segments = None
     if segment_BT is not None:
         to_end = blocks.padded_length - length

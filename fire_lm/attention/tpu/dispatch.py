@@ -24,7 +24,7 @@ from fire_lm.attention.common_bias import CommonBias
 from fire_lm.attention.dense import BiasFn
 from fire_lm.attention.kept import KEPT
 from fire_lm.attention.tpu import forward_pass, scale_queries, with_gradients
-from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS, log2_scale
+from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS
 
 
 def obstacle(
@@ -65,19 +65,16 @@ def attend_on_tpu(
     sharding: NamedSharding | None,
 ) -> jax.Array:
     """`attend` of tokens to themselves, where there is no `obstacle`."""
-    # Not in a kernel's branch, where it could not be merged with what makes the queries.
-    qkv_BTNH = (scale_queries(q_BTNH), k_BTNH, v_BTNH)
+    qkv_BTNH = (q_BTNH, k_BTNH, v_BTNH)
     by_place = segment_BT is None and pos_BT.shape[0] == 1
     pos_of_bias = None if by_place or tables is None else pos_BT
     by_token = ByToken(logit_scale_BT, segment_BT, pos_of_bias)
     if tables is None:  # positions order the tokens, and do no more
         return _attention(sharding, None, None, qkv_BTNH, None, by_token, [])
 
-    def in_blocks(scaled_BTNH: jax.Array, *kv_BTNH: jax.Array) -> jax.Array:
-        q_BTNH = scaled_BTNH.astype(jnp.float32) / log2_scale(scaled_BTNH.shape[3])
+    def in_blocks(*qkv_BTNH: jax.Array) -> jax.Array:
         return blockwise_attention(
-            q_BTNH.astype(scaled_BTNH.dtype),
-            *kv_BTNH,
+            *qkv_BTNH,
             q_pos_BT=pos_BT,
             k_pos_BS=pos_BT,
             bias=bias,
@@ -123,16 +120,25 @@ def _attention(sharding: NamedSharding | None, blocks: Any, usable: Any, *inputs
 
     `inputs`: q, k, v; tables; by token; what `blocks` takes before q, k, v.
     """
-    return _forward(sharding, blocks, usable, inputs)[0]
+    return _forward(sharding, blocks, usable, inputs, _scaled(inputs))[0]
+
+
+def _scaled(inputs: Any) -> jax.Array:
+    """The queries as the kernels take them; here, not in the kernels' branch, since there it could
+    not be merged with what makes the queries."""
+    (q_BTNH, _, _), _, by_token, _ = inputs
+    return scale_queries(q_BTNH) if by_token.logit_scale is None else q_BTNH
 
 
 def _forward(
-    sharding: NamedSharding | None, blocks: Any, usable: Any, inputs: Any
+    sharding: NamedSharding | None, blocks: Any, usable: Any, inputs: Any, scaled_BTNH: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The output, and the softmax's sums where the kernels made it."""
 
     def kernel() -> tuple[jax.Array, jax.Array]:
-        return _on_each_device(_kernel_forward, sharding, (), inputs[:3])
+        (_, *kv_BTNH), *rest = inputs[:3]
+        of_kernel = ((scaled_BTNH, *kv_BTNH), *rest)
+        return _on_each_device(_kernel_forward, sharding, (), of_kernel)
 
     def in_blocks() -> tuple[jax.Array, jax.Array]:
         batch, length, heads, _ = inputs[0][0].shape
@@ -154,20 +160,21 @@ def _attention_forward(
 
     mask = Mask(tuple(x.perturbed for x in jax.tree.leaves(inputs, is_leaf=is_primal)))
     usable, inputs = jax.tree.map(lambda x: x.value, (usable, inputs), is_leaf=is_primal)
-    out, log_sum = _forward(sharding, blocks, usable, inputs)
+    scaled = _scaled(inputs)
+    out, log_sum = _forward(sharding, blocks, usable, inputs, scaled)
     out, log_sum = (checkpoint_name(x, KEPT) for x in (out, log_sum))
-    return out, (usable, inputs, mask, out, log_sum)
+    return out, (usable, inputs, mask, scaled, out, log_sum)
 
 
 def _attention_backward(
     sharding: NamedSharding | None, blocks: Any, residuals: Any, d_out: Any
 ) -> tuple[Any, ...]:
-    usable, inputs, mask, *outputs = residuals
+    usable, inputs, mask, scaled, *outputs = residuals
     leaves, tree = jax.tree.flatten(inputs)
     if not isinstance(d_out, jax.Array):
         d_out = jnp.zeros_like(outputs[0])
 
-    def gradients(attend: Callable[[Any], jax.Array]) -> list[jax.Array]:
+    def gradients(attend: Callable[[Any], jax.Array], leaves: list[jax.Array]) -> list[jax.Array]:
         def of_asked(asked: list[jax.Array]) -> jax.Array:
             rest = iter(asked)
             merged = [
@@ -180,12 +187,16 @@ def _attention_backward(
         return jax.vjp(of_asked, asked)[1](d_out)[0]
 
     def kernel() -> list[jax.Array]:
-        return gradients(
-            lambda inputs: _on_each_device(_kernel_backward, sharding, outputs, inputs[:3])
+        found = gradients(
+            lambda inputs: _on_each_device(_kernel_backward, sharding, outputs, inputs[:3]),
+            [scaled, *leaves[1:]],
         )
+        if mask.leaves[0] and inputs[2].logit_scale is None:
+            found[0] = scale_queries(found[0])
+        return found
 
     def in_blocks() -> list[jax.Array]:
-        return gradients(lambda inputs: _run(blocks, inputs))
+        return gradients(lambda inputs: _run(blocks, inputs), leaves)
 
     found = iter(kernel() if blocks is None else jax.lax.cond(usable, kernel, in_blocks))
     cotangents = [next(found) if is_asked else None for is_asked in mask.leaves]
