@@ -340,8 +340,8 @@ def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
 def gather_table(activations: NamedSharding | None, dtype: Any, table_VD: jax.Array) -> jax.Array:
     """The embedding, float32 with the values of `dtype`, no longer split by `fsdp`.
 
-    Gathered once, in `dtype`, for the lookup and the head; both gradients are added before one sum
-    over the mesh leaves each device its part.
+    Gathered once, in `dtype`, for the lookup and the head. Their gradients are sums over the mesh,
+    two of them: the compiler resolves each before they are added.
     """
     table_VD = constrain(table_VD.astype(dtype), _of_table(activations, None))
     return table_VD.astype(jnp.float32)
