@@ -18,11 +18,14 @@ from fire_lm import config as gin
 from fire_lm import preflight_verb, verbs
 from fire_lm.checkpoints import Checkpointing, Checkpoints, check_arrays
 from fire_lm.cli import main
+from fire_lm.data import write_blocks
 from fire_lm.data.quiet_tensorflow import tf
+from fire_lm.data.tasks import only_data_set
 from fire_lm.errors import RunFailed
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight.programs import Compiler, state_of
 from fire_lm.preflight.report import FAILED, OK
+from fire_lm.tpu_topology import parse_slice
 from fire_lm.training.step import TrainState
 
 C4 = ("--gin_file=configs/runs/c4_125m.gin", "--gin_file=configs/positions/fire.gin")
@@ -116,16 +119,24 @@ def test_while_another_program_has_libtpu():
 # --- What a run reads and writes.
 
 
-def config_of(data: Path, *bindings: str, position: str = "fire") -> Any:
-    files = ["configs/runs/quickstart.gin", f"configs/positions/{position}.gin"]
+def config_of(data: Path, *bindings: str, position: str = "fire", more: str = "") -> Any:
+    names = ["runs/quickstart", f"positions/{position}", *filter(None, [more])]
+    files = [f"configs/{name}.gin" for name in names]
     return verbs.load_config(files, [f"DATA_DIR={data}", *bindings])
+
+
+def calls(config: Any, workdir: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `pretrain` and `length_sweep` would be called with."""
+    rest: dict[str, Any] = {"finished": [], "on_row": None}
+    return (
+        config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None),
+        config.arguments("length_sweep", workdir="", run="", step=0, variant="", **rest),
+    )
 
 
 def outcomes(config: Any, workdir: str = "") -> dict[str, tuple[str, str]]:
     """Of everything but the compiler: (outcome, what is told) by name."""
-    train = config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None)
-    rest: dict[str, Any] = {"finished": [], "on_row": None}
-    score = config.arguments("length_sweep", workdir="", run="", step=0, variant="", **rest)
+    train, score = calls(config, workdir)
     saved = preflight_verb.what_is_saved(config, train, workdir)
     checks = list(check.check_surroundings(train, score, workdir, saved))
     assert all("\n" not in found.told for found in checks)
@@ -163,6 +174,42 @@ def test_text_vocabulary_and_lengths(data, tmp_path):
     assert found[0] == FAILED and "EVAL_LENGTHS" in found[1]
     found = outcomes(config_of(data, f"INIT_FROM={tmp_path}"))["INIT_FROM"]
     assert found[0] == FAILED and "holds no run" in found[1]
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The checks of a whole preflight, of which nothing is compiled."""
+
+    def checks(slice_: str, config: Any) -> dict[str, tuple[str, str]]:
+        train, score = calls(config)
+        compiler = Compiler(parse_slice(slice_), Path())
+        report = check.preflight(compiler, train, score, score["lengths"], "", {})
+        assert set(report.failures.values()) == {"not compiled"}
+        return {found.name: (found.outcome, found.told) for found in report.checks}
+
+    def refuse(*_: Any) -> None:
+        raise RunFailed("not compiled")
+
+    monkeypatch.setattr(Compiler, "training", refuse)
+    monkeypatch.setattr(Compiler, "scoring", refuse)
+    return checks
+
+
+def test_text_for_every_host_of_the_slice(seen, data):
+    """There are 53 documents to train on; v4-512 has 64 hosts."""
+    mesh = ("BATCH_SIZE=256", "MeshShape.data=-1")
+    outcome, told = seen("v4-512", config_of(data, *mesh))["text and vocabulary"]
+    assert outcome == FAILED and "left for shard 63 of 64: use fewer processes" in told, told
+    outcome, told = seen("v4-256", config_of(data, *mesh))["text and vocabulary"]
+    assert (outcome, told) == (OK, "53 documents through seqio, read as part 32 of 32")
+
+
+def test_blocks_for_every_host_of_the_slice(seen, data, tmp_path):
+    write_blocks(only_data_set(str(data), None), str(tmp_path))
+    for batch, expected in ((64, OK), (2**20, FAILED)):
+        config = config_of(tmp_path, f"BATCH_SIZE={batch}", "MeshShape.fsdp=1", more="data/blocks")
+        outcome, told = seen("v4-128", config)["text and vocabulary"]
+        assert outcome == expected, told
 
 
 REFUSAL = """Error executing an HTTP request: HTTP response code 403 with body '{

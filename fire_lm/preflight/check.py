@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
 import math
@@ -56,7 +57,8 @@ def preflight(
     check_settings(**{name: train[name] for name in SETTINGS})
     sharding.check_batch(train["batch_size"], train["microbatches"], mesh)
     sharding.tree_shardings(state_of(train), mesh)
-    checks = list(check_surroundings(train, score, workdir, saved))
+    parts = parts_of_batch(mesh)
+    checks = list(check_surroundings(train, score, workdir, saved, parts))
     if any(check.name == "sweep" and check.outcome == FAILED for check in checks):
         lengths = ()
     programs, failures = compile_all(compiler, train, score, lengths)
@@ -107,16 +109,10 @@ def check_surroundings(
     score: Mapping[str, Any],
     workdir: str,
     saved: Mapping[str, Callable[[], str]],
+    parts: int = 1,
 ) -> Iterator[Check]:
-    """What a run needs besides its programs; nothing is left behind."""
-    data, model = train["data"], train["model"]
-
-    def read() -> str:
-        check_vocabulary(data, model.vocab_size)
-        batches = data_layer.train_iterator(
-            data, length=train["train_length"], batch_size=1, seed=train["seed"]
-        )
-        return batches.description
+    """What a run needs besides its programs, whose hosts read the text in `parts`; nothing is left
+    behind."""
 
     def sweep() -> str:
         lengths = tuple(sorted(set(score["lengths"])))
@@ -124,7 +120,7 @@ def check_surroundings(
         check_model_takes(score["model"], lengths, "this run")
         return f"to length {lengths[-1]}"
 
-    yield _check("text and vocabulary", read)
+    yield _check("text and vocabulary", lambda: first_batch(train, parts))
     yield _check("sweep", sweep)
     if workdir:
         yield _check("run directory", lambda: f"{writable_part(workdir)} can be written")
@@ -132,6 +128,35 @@ def check_surroundings(
         yield Check("run directory", SKIPPED, "none given: add --workdir=DIR to try it")
     for name, check in saved.items():
         yield _check(name, check)
+
+
+def parts_of_batch(mesh: Mesh) -> int:
+    """Among how many parts of every batch the hosts of a slice are divided.
+
+    Raises:
+      UserError: the parts would differ.
+    """
+    _, parts = sharding.process_shard(mesh, mesh.devices.flat[0].process_index)
+    return parts
+
+
+def first_batch(train: Mapping[str, Any], parts: int) -> str:
+    """Reads it as the host of the last part does: where text is short, that is the one without."""
+    data, rows = train["data"], train["batch_size"] // parts
+    check_vocabulary(data, train["model"].vocab_size)
+    if isinstance(data, data_layer.TextData):  # no more is read than the batch takes
+        buffer = min(data.shuffle_buffer, rows)
+        data = dataclasses.replace(data, shuffle_buffer=buffer)
+    batches = data_layer.train_iterator(
+        data,
+        length=train["train_length"],
+        batch_size=rows,
+        seed=train["seed"],
+        shard_index=parts - 1,
+        shard_count=parts,
+    )
+    next(batches)
+    return f"{batches.description}, read as part {parts} of {parts}"
 
 
 def _check(name: str, what: Callable[[], str]) -> Check:
