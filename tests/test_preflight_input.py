@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -174,6 +175,31 @@ def test_text_vocabulary_and_lengths(data, tmp_path):
     assert found[0] == FAILED and "EVAL_LENGTHS" in found[1]
     found = outcomes(config_of(data, f"INIT_FROM={tmp_path}"))["INIT_FROM"]
     assert found[0] == FAILED and "holds no run" in found[1]
+
+
+def test_the_text_of_the_sweep(data, tmp_path):
+    found = outcomes(config_of(data))["sweep"]
+    assert found == (OK, "to length 1024 on the validation split")
+    found = outcomes(config_of(data, "EVAL_LENGTHS=(512, 65536)"))["sweep"]
+    assert found[0] == FAILED and "has less text than one row of 65536 tokens" in found[1]
+    found = outcomes(config_of(data, "length_sweep.split=holdout"))["sweep"]
+    assert found[0] == FAILED and "no split 'holdout'" in found[1]
+    for setting in ("tokens", "tokens_per_batch"):
+        found = outcomes(config_of(data, f"length_sweep.{setting}=0"))["sweep"]
+        assert found == (FAILED, f"length_sweep.{setting} is 0: it must be 1 or more")
+    copy = shutil.copytree(data, tmp_path / "copy")
+    for file in copy.rglob("*validation*"):
+        file.unlink()
+    found = outcomes(config_of(copy))
+    assert found["text and vocabulary"][0] == OK
+    assert found["sweep"][0] == FAILED and "failed: " in found["sweep"][1], found
+
+
+def test_the_blocks_of_the_sweep(data, tmp_path):
+    write_blocks(only_data_set(str(data), None), str(tmp_path))
+    assert outcomes(config_of(tmp_path, more="data/blocks"))["sweep"][0] == OK
+    found = outcomes(config_of(tmp_path, "EVAL_LENGTHS=(64, 65536)", more="data/blocks"))["sweep"]
+    assert found[0] == FAILED and "no row of 65536 tokens" in found[1]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh
 from fire_lm import data as data_layer
 from fire_lm import sharding
 from fire_lm.errors import FireLMError, is_of_storage, reason
-from fire_lm.evaluation import check_lengths, check_model_takes
+from fire_lm.evaluation import check_budget, check_lengths, check_model_takes
 from fire_lm.metrics import phase
 from fire_lm.preflight import fits
 from fire_lm.preflight.estimate import Estimate
@@ -114,14 +114,8 @@ def check_surroundings(
     """What a run needs besides its programs, whose hosts read the text in `parts`; nothing is left
     behind."""
 
-    def sweep() -> str:
-        lengths = tuple(sorted(set(score["lengths"])))
-        check_lengths(lengths)
-        check_model_takes(score["model"], lengths, "this run")
-        return f"to length {lengths[-1]}"
-
     yield _check("text and vocabulary", lambda: first_batch(train, parts))
-    yield _check("sweep", sweep)
+    yield _check("sweep", lambda: first_row(score))
     if workdir:
         yield _check("run directory", lambda: f"{writable_part(workdir)} can be written")
     else:
@@ -144,9 +138,9 @@ def first_batch(train: Mapping[str, Any], parts: int) -> str:
     """Reads it as the host of the last part does: where text is short, that is the one without."""
     data, rows = train["data"], train["batch_size"] // parts
     check_vocabulary(data, train["model"].vocab_size)
-    if isinstance(data, data_layer.TextData):  # no more is read than the batch takes
-        buffer = min(data.shuffle_buffer, rows)
-        data = dataclasses.replace(data, shuffle_buffer=buffer)
+    if isinstance(data, data_layer.TextData):  # endless: a few rows tell as much as many
+        rows = max(1, min(data.shuffle_buffer, rows))
+        data = dataclasses.replace(data, shuffle_buffer=min(data.shuffle_buffer, rows))
     batches = data_layer.train_iterator(
         data,
         length=train["train_length"],
@@ -157,6 +151,19 @@ def first_batch(train: Mapping[str, Any], parts: int) -> str:
     )
     next(batches)
     return f"{batches.description}, read as part {parts} of {parts}"
+
+
+def first_row(score: Mapping[str, Any]) -> str:
+    """What `length_sweep` looks at before it computes; of its text, one row of the longest."""
+    lengths = tuple(sorted(set(score["lengths"])))
+    check_lengths(lengths)
+    check_budget(score["tokens"], score["tokens_per_batch"])
+    check_model_takes(score["model"], lengths, "this run")
+    split = score["split"]
+    for part in score["data"].parts:
+        data_layer.dataset_label(part)
+        data_layer.scoring_text(part, length=lengths[-1], num_sequences=1, split=split)
+    return f"to length {lengths[-1]} on the {split} split"
 
 
 def _check(name: str, what: Callable[[], str]) -> Check:
