@@ -348,3 +348,44 @@ def test_a_checkpoint_of_another_type(data, trained):
     halved = jax.tree.map(lambda leaf: leaf.update(dtype=jnp.bfloat16), like.params)
     with pytest.raises(RunFailed, match=r"float32 \[384, 32\] in it, bfloat16 \[384, 32\] in"):
         check_arrays(trained, 3, like.replace(params=halved))
+
+
+# --- A run to start from.
+
+
+@pytest.mark.parametrize(
+    "at, changes, outcome, told",
+    [
+        ("", "", OK, "starts from the parameters of {run}@3"),
+        ("@3", "", OK, "starts from the parameters of {run}@3"),
+        ("@0", "", FAILED, "{run} has no checkpoint 0, only [3]"),
+        ("", "size_tiny.mlp_size=128", FAILED, "has shape (1, 32, 64) in {run}@3, but (1, 32, 128)"),
+        ("", "POSITION=@NoPE", FAILED, "this run NoPE: checkpoint {run}@3 has left over layers"),
+        ("", "POSITION=@NoPE pretrain.init_allow_unused=layers/position/*", OK, "{run}@3"),
+        ("", "POSITION=@KERPLELog", FAILED, "lacks layers/position/"),
+        (
+            "",
+            "POSITION=@KERPLELog pretrain.init_allow_unused=layers/position/* "
+            "pretrain.init_allow_missing=layers/position/*",
+            OK,
+            "{run}@3; fresh, as it lacks them: layers/position/",
+        ),
+    ],
+)
+def test_a_run_to_start_from(at, changes, outcome, told, data, trained, tmp_path):
+    config = config_as_trained(data, f"INIT_FROM={trained}{at}", *changes.split())
+    found, said = outcomes(config, str(tmp_path / "new"))["INIT_FROM"]
+    assert found == outcome and told.format(run=trained) in said, said
+
+
+def test_a_run_to_start_from_without_checkpoints(data, trained, tmp_path):
+    shutil.copy(trained / "config.gin", tmp_path)
+    found, said = outcomes(config_as_trained(data, f"INIT_FROM={tmp_path}"))["INIT_FROM"]
+    assert found == FAILED and "holds no complete checkpoint" in said, said
+
+
+def test_a_run_that_goes_on_starts_from_nowhere(data, trained, tmp_path):
+    config = config_as_trained(data, f"INIT_FROM={tmp_path / 'gone'}")
+    assert outcomes(config, str(trained))["INIT_FROM"] == (
+        *(OK, "not read: the run directory has checkpoints"),
+    )
