@@ -86,7 +86,7 @@ def check_params(
     missing = [path for path in want if path not in have]
     unused = [path for path in stored if path not in want or foreign(path)]
     _refuse(f"{workdir}@{step}", missing, unused, allow_missing, allow_unused)
-    for path in set(want) & set(have):
+    for path in (path for path in want if path in have):
         if tuple(have[path].shape) != tuple(want[path].shape):
             raise UserError(
                 f"'{path}' has shape {tuple(have[path].shape)} in {workdir}@{step}, "
