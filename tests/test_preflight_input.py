@@ -1,6 +1,7 @@
 """What `fire-lm preflight` refuses, told in a line or two before anything is compiled."""
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -230,6 +231,21 @@ def test_text_for_every_host_of_the_slice(seen, data):
     assert (outcome, told) == (OK, "53 documents through seqio, read as part 32 of 32")
 
 
+def test_libtpu_by_another_name(seen, data, monkeypatch):
+    """What compiles is known before it has compiled for minutes, whatever its package is called."""
+
+    def none(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", none)
+    assert seen("v4-8", config_of(data, "MeshShape.data=-1"))
+    assert check.compiler_name() == "libtpu, unknown version"
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "0.1" if "nightly" in name else none(name)
+    )
+    assert check.compiler_name() == "libtpu-nightly 0.1"
+
+
 def test_blocks_for_every_host_of_the_slice(seen, data, tmp_path):
     write_blocks(only_data_set(str(data), None), str(tmp_path))
     for batch, expected in ((64, OK), (2**20, FAILED)):
@@ -359,7 +375,7 @@ def test_a_checkpoint_of_another_type(data, trained):
         ("", "", OK, "starts from the parameters of {run}@3"),
         ("@3", "", OK, "starts from the parameters of {run}@3"),
         ("@0", "", FAILED, "{run} has no checkpoint 0, only [3]"),
-        ("", "size_tiny.mlp_size=128", FAILED, "has shape (1, 32, 64) in {run}@3, but (1, 32, 128)"),
+        ("", "size_tiny.mlp_size=128", FAILED, "has shape (1, 64) in {run}@3, but (1, 128)"),
         ("", "POSITION=@NoPE", FAILED, "this run NoPE: checkpoint {run}@3 has left over layers"),
         ("", "POSITION=@NoPE pretrain.init_allow_unused=layers/position/*", OK, "{run}@3"),
         ("", "POSITION=@KERPLELog", FAILED, "lacks layers/position/"),

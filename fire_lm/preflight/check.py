@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -57,7 +58,7 @@ def preflight(
     check_settings(**{name: train[name] for name in SETTINGS})
     sharding.check_batch(train["batch_size"], train["microbatches"], mesh)
     sharding.tree_shardings(state_of(train), mesh)
-    parts = parts_of_batch(mesh)
+    parts, libtpu = parts_of_batch(mesh), compiler_name()
     checks = list(check_surroundings(train, score, workdir, saved, parts))
     if any(check.name == "sweep" and check.outcome == FAILED for check in checks):
         lengths = ()
@@ -72,8 +73,16 @@ def preflight(
         tokens=train["batch_size"] * train["train_length"],
         failures=failures,
         checks=checks,
-        compiler=f"libtpu {importlib.metadata.version('libtpu')}",
+        compiler=libtpu,
     )
+
+
+def compiler_name() -> str:
+    """With its version, if it was installed under a name that is known."""
+    for name in ("libtpu", "libtpu-nightly"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{name} {importlib.metadata.version(name)}"
+    return "libtpu, unknown version"
 
 
 def compile_all(
