@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,9 +24,9 @@ from fire_lm.cli import main
 from fire_lm.data import write_blocks
 from fire_lm.data.quiet_tensorflow import tf
 from fire_lm.data.tasks import only_data_set
-from fire_lm.errors import RunFailed
-from fire_lm.preflight import bundles, check
-from fire_lm.preflight.programs import Compiler, state_of
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.preflight import bundles, check, fits as fits_of
+from fire_lm.preflight.programs import Compiler, DoesNotFit, state_of
 from fire_lm.preflight.report import FAILED, OK
 from fire_lm.tpu_topology import parse_slice
 from fire_lm.training.step import TrainState
@@ -162,6 +163,45 @@ def test_a_place_that_cannot_be_written(data, tmp_path):
     for place in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/nothing/run")):
         outcome, told = outcomes(config_of(data), str(place))["run directory"]
         assert outcome == FAILED and "cannot write to --workdir" in told, (place, told)
+
+
+def test_a_bucket_that_refuses_its_top(monkeypatch, data):
+    """With access by prefix alone, the folder above is not the user's; what he named is told."""
+
+    def refuse(place: epath.Path) -> None:
+        raise UserError(f"cannot write to --workdir {place}: forbidden")
+
+    monkeypatch.setattr(type(epath.Path("gs://theirs")), "exists", lambda _: False)
+    monkeypatch.setattr(check, "ensure_writable", refuse)
+    with pytest.raises(UserError) as error:
+        check.writable_part("gs://theirs/mine/run")
+    assert str(error.value) == (
+        "cannot write to --workdir gs://theirs/mine/run, tried in gs://theirs: forbidden"
+    )
+
+
+@pytest.mark.parametrize(
+    "remat, fits, told",
+    [
+        ("none", {("none", 4)}, "with --gin.pretrain.microbatches=4 it fits: 1.00 GiB"),
+        (
+            "none",
+            {("full", 8)},
+            "with --gin.build_decoder.remat=full --gin.pretrain.microbatches=8 it fits: 1.00 GiB",
+        ),
+        ("none", set(), "nor --gin.build_decoder.remat=full with the most: split the state"),
+        ("full", set(), "no number of microbatches makes it fit: split the state"),
+    ],
+)
+def test_what_is_said_to_fit_was_tried(remat, fits, told, data, monkeypatch):
+    def training(_: Compiler, run: Any) -> Any:
+        if (run["model"].remat, run["microbatches"]) not in fits:
+            raise DoesNotFit(2**31, 2**30)
+        return SimpleNamespace(memory=2**30)
+
+    monkeypatch.setattr(Compiler, "training", training)
+    config = config_of(data, "BATCH_SIZE=32", "MeshShape.data=-1", f"build_decoder.remat='{remat}'")
+    assert told in fits_of.training(Compiler(parse_slice("v4-8"), Path()), calls(config)[0])
 
 
 def test_text_vocabulary_and_lengths(data, tmp_path):

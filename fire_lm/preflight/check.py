@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from fire_lm import data as data_layer
 from fire_lm import sharding
-from fire_lm.errors import FireLMError, is_of_storage, reason
+from fire_lm.errors import FireLMError, UserError, is_of_storage, reason
 from fire_lm.evaluation import check_budget, check_lengths, check_model_takes
 from fire_lm.metrics import phase
 from fire_lm.preflight import fits
@@ -197,7 +197,13 @@ def writable_part(workdir: str) -> epath.Path:
     place = place if in_bucket else place.absolute()
     while not place.exists() and len(place.parts) > 3 * in_bucket:  # ("/", "gs", "bucket")
         place = place.parent
-    ensure_writable(place)
+    try:
+        ensure_writable(place)
+    except UserError as error:
+        if place == epath.Path(workdir):
+            raise
+        told = str(error).removeprefix(f"cannot write to --workdir {place}: ")
+        raise UserError(f"cannot write to --workdir {workdir}, tried in {place}: {told}") from error
     return place
 
 
