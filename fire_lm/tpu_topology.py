@@ -154,11 +154,13 @@ class Slice:
                 **self.chip.options,
             )
         except RuntimeError as error:
-            first_line = str(error).partition("\n")[0]
-            raise UserError(
-                f"libtpu cannot be loaded ({first_line})\n"
-                "if another program uses it, wait, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1"
-            ) from error
+            told = f"libtpu cannot be loaded ({str(error).partition(chr(10))[0]})"
+            if (shared := os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"]) != "1":
+                told += (
+                    "\nif another program uses it, wait, or unset ALLOW_MULTIPLE_LIBTPU_LOAD, "
+                    f"which is '{shared}' here"
+                )
+            raise UserError(told) from error
         return list(found.devices)
 
 
@@ -191,5 +193,7 @@ def parse_slice(text: str) -> Slice:
     sizes = sorted(by_size)
     near = sorted(sizes, key=lambda size: abs(math.log(size * per / max(1, number))))[:3]
     slices = [Slice(kind, by_size[size], count) for size in sorted(near)]
-    told = ", ".join(f"{one} {'x'.join(map(str, one.shape))}" if shape else f"{one}" for one in slices)
+    told = ", ".join(
+        f"{one} {'x'.join(map(str, one.shape))}" if shape else f"{one}" for one in slices
+    )
     raise UserError(f"--slice={text}: {kind} has no such slice; near it are {told}")

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from etils import epath
+from jax.experimental import topologies
 from sample_run import command, write_text
 
 from fire_lm import config as gin
@@ -25,7 +26,8 @@ from fire_lm.data import write_blocks
 from fire_lm.data.quiet_tensorflow import tf
 from fire_lm.data.tasks import only_data_set
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.preflight import bundles, check, fits as fits_of
+from fire_lm.preflight import bundles, check
+from fire_lm.preflight import fits as fits_of
 from fire_lm.preflight.programs import Compiler, DoesNotFit, state_of
 from fire_lm.preflight.report import FAILED, OK
 from fire_lm.tpu_topology import parse_slice
@@ -115,8 +117,20 @@ def test_while_another_program_has_libtpu():
         late = subprocess.run([sys.executable, "-c", HOLD], input="", **start)
         holder.communicate("")
     assert "libtpu cannot be loaded (ABORTED" in late.stdout
-    assert "set ALLOW_MULTIPLE_LIBTPU_LOAD=1" in late.stdout
+    assert "wait, or unset ALLOW_MULTIPLE_LIBTPU_LOAD, which is '0' here" in late.stdout
     assert len(late.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("shared, lines", [("0", 2), ("1", 1)])
+def test_advice_that_is_followed_already_is_not_given(shared, lines, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("it cannot\nat all")
+
+    monkeypatch.setattr(topologies, "get_topology_desc", refuse)
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", shared)
+    with pytest.raises(UserError, match=r"libtpu cannot be loaded \(it cannot\)") as error:
+        parse_slice("v4-8").devices()
+    assert len(str(error.value).splitlines()) == lines
 
 
 # --- What a run reads and writes.

@@ -78,9 +78,7 @@ def check_start(
 
 
 @contextlib.contextmanager
-def _comparing(
-    run: str, model: Decoder, source: Decoder | None
-) -> Iterator[Callable[[str], bool]]:
+def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Callable[[str], bool]]:
     """Which parameters of `run` mean something else here; names both encodings in errors."""
     ours, theirs = encoding_names(model), encoding_names(source or model)
     if source is not None and len(source.encodings) != len(model.encodings):
