@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     preflight = verbs.add_parser(
         "preflight", parents=[gin, debug], help="compile a run for a TPU slice, without a TPU"
     )
-    preflight.add_argument("--slice", required=True, help="v4-256, or v4:128 by chips; 2xv4-128")
+    preflight.add_argument("--slice", required=True, help="v4-256; v4:128, v4:4x4x8; 2xv4-128")
     preflight.add_argument("--workdir", help="run directory to try, local or gs://")
     preflight.add_argument("--all_lengths", action="store_true", help="not the longest alone")
     preflight.add_argument("--json", metavar="FILE", help="the results for programs")

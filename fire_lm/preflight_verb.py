@@ -15,7 +15,7 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight.programs import Compiler, state_of
 from fire_lm.tpu_topology import parse_slice
-from fire_lm.training import ensure_writable
+from fire_lm.training import check_start, ensure_writable
 
 
 def preflight(arguments: argparse.Namespace) -> None:
@@ -63,12 +63,14 @@ def what_is_saved(
         return f"goes on from step {steps[-1]}"
 
     def source() -> str:
-        run, step = split_run(train["init_from"])
-        verbs.model_of_run(run)
-        steps = available_steps(run)
-        if not steps or step not in (None, *steps):
-            raise UserError(f"{run} has the checkpoints {steps}, not {step or 'one'}")
-        return f"{run} has the checkpoints {steps}"
+        if workdir and available_steps(workdir):
+            return "not read: the run directory has checkpoints"
+        run, _ = split_run(train["init_from"])
+        allowed = (train["init_allow_missing"], train["init_allow_unused"])
+        trained, params = verbs.model_of_run(run), state_of(train).params
+        step, missing = check_start(params, train["init_from"], *allowed, train["model"], trained)
+        fresh = f"; fresh, as it lacks them: {', '.join(missing)}" if missing else ""
+        return f"starts from the parameters of {run}@{step}{fresh}"
 
     checks: dict[str, Callable[[], str]] = {}
     if workdir:

@@ -76,10 +76,12 @@ def mesh_of(
     sizes: tuple[int, int, int], devices: Sequence[jax.Device], where: str = "this job"
 ) -> Mesh:
     """The mesh over `devices`, its axes along those of the physical network where it has some."""
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    slices = len(
+        {getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"}
+    )
     if math.prod(sizes) != len(devices):
         described = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
-        fits = zip(AXES, fitting(sizes, len(devices), slices), strict=True)
+        fits = zip(AXES, fitting(sizes, len(devices), max(1, slices)), strict=True)
         raise UserError(
             f"mesh {described} needs {math.prod(sizes)} devices, {where} has {len(devices)}: set "
             + " ".join(f"--gin.MeshShape.{axis}={size}" for axis, size in fits)

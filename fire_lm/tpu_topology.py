@@ -28,7 +28,7 @@ class Chip:
       link_bytes: per second to all neighbours together: 90 % of the published rate.
       slice_bytes: per second to other slices: the host's network, shared by its chips.
       cores: TensorCores, which its names count if `counts_cores`.
-      shapes: of the slices there are.
+      shapes: of the slices there are: by their number of chips, that which Google gives it.
       options: for the compiler's topology.
     """
 
@@ -48,19 +48,36 @@ class Chip:
         """What a chip counts in the name of a slice."""
         return self.cores if self.counts_cores else 1
 
+    def has(self, shape: tuple[int, ...]) -> bool:
+        """Whether there are slices of that shape: of whole cubes also others than `shapes`."""
+        whole = len(shape) == 3 and not any(side % 4 for side in shape) and min(shape) > 0
+        chips = max(math.prod(known) for known in self.shapes)
+        as_cubes = self.counts_cores and whole and math.prod(shape) <= chips
+        return shape in self.shapes or (as_cubes and list(shape) == sorted(shape))
 
-_CUBES = (
-    (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 4, 12), (4, 8, 8),
-    (8, 8, 8), (8, 8, 12), (8, 8, 16), (8, 16, 16), (16, 16, 16),
-)  # fmt: skip
+
+def _cubes(most: int) -> tuple[tuple[int, ...], ...]:
+    """Of every number of cubes of 4 x 4 x 4 up to `most`, the shape nearest to a cube."""
+    shapes = []
+    for number in range(1, most + 1):
+        of_cubes = [
+            (a, b, number // (a * b))
+            for a in range(1, number + 1)
+            for b in range(a, number // a + 1)
+            if number % (a * b) == 0 and b <= number // (a * b)
+        ]
+        shapes.append(tuple(4 * side for side in min(of_cubes, key=sum)))
+    return ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), *shapes)
+
+
 _SQUARES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 # Without "megacore" there would be two devices a chip, each of half the speed.
 _MEGACORE = {"chip_config_name": "megacore"}
 _GIB = 2**30
 
 CHIPS = {
-    "v4": Chip(275e12, 1.05e9, 30.75 * _GIB, 270e9, True, 2, _CUBES, "v4", _MEGACORE),
-    "v5p": Chip(459e12, 1.75e9, 95.74 * _GIB, 540e9, True, 2, _CUBES, "v5", _MEGACORE),
+    "v4": Chip(275e12, 1.05e9, 30.75 * _GIB, 270e9, True, 2, _cubes(64), "v4", _MEGACORE),
+    "v5p": Chip(459e12, 1.75e9, 95.74 * _GIB, 540e9, True, 2, _cubes(96), "v5", _MEGACORE),
     "v5e": Chip(197e12, 1.5e9, 15.75 * _GIB, 180e9, False, 1, _SQUARES, "v5e", {}),
     "v6e": Chip(918e12, 1.75e9, 31.25 * _GIB, 403e9, False, 1, _SQUARES, "v6e", {}),
 }
@@ -101,8 +118,10 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """As Google names it, with the number of slices before it."""
+        """As Google names it, with the number of slices before it; else by its shape."""
         one = f"{self.kind}-{math.prod(self.shape) * self.chip.per_name}"
+        if self.shape not in self.chip.shapes:
+            one = f"{self.kind}:{'x'.join(map(str, self.shape))}"
         return f"{self.count}x{one}" if self.count > 1 else one
 
     def __str__(self) -> str:
@@ -135,36 +154,46 @@ class Slice:
                 **self.chip.options,
             )
         except RuntimeError as error:
-            first_line = str(error).partition("\n")[0]
-            raise UserError(
-                f"libtpu cannot be loaded ({first_line})\n"
-                "if another program uses it, wait, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1"
-            ) from error
+            told = f"libtpu cannot be loaded ({str(error).partition(chr(10))[0]})"
+            if (shared := os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"]) != "1":
+                told += (
+                    "\nif another program uses it, wait, or unset ALLOW_MULTIPLE_LIBTPU_LOAD, "
+                    f"which is '{shared}' here"
+                )
+            raise UserError(told) from error
         return list(found.devices)
 
 
 def parse_slice(text: str) -> Slice:
-    """`v4-256` as Google names it, `v4:128` by chips, `2xv4-128` for two slices.
+    """`v4-256` as Google names it, `v4:128` by chips, `v4:4x4x8` by its shape, `2xv4-128` for two.
 
     Raises:
       UserError: there is no such slice; says which are near.
     """
     # gcloud's own word for v5e.
     found = re.fullmatch(
-        r"(?:(\d+)x)?(v\d+[a-z]*)([-:])(\d+)", text.strip().replace("v5litepod", "v5e")
+        r"(?:(\d+)x)?(v\d+[a-z]*)(?:([-:])(\d+)|:(\d+(?:x\d+)+))",
+        text.strip().lower().replace("v5litepod", "v5e"),
     )
-    if not found or found[2] not in CHIPS or found[1] == "0":
+    if not found or found[2] not in CHIPS or int(found[1] or 1) == 0:
         raise UserError(
             f"--slice={text}: name one as Google does (v4-256 is 128 chips of v4), or v4:128 by "
-            f"its chips, 2xv4-128 for two\nthere are {', '.join(CHIPS)}"
+            f"its chips, v4:4x4x8 by its shape, 2xv4-128 for two\nthere are {', '.join(CHIPS)}"
         )
-    count, kind, number = int(found[1] or 1), found[2], int(found[4])
+    count, kind = int(found[1] or 1), found[2]
     chip = CHIPS[kind]
-    by_size = {math.prod(shape): shape for shape in reversed(chip.shapes)}
+    by_size = {math.prod(shape): shape for shape in chip.shapes}
+    shape = tuple(map(int, found[5].split("x"))) if found[5] else None
     per = chip.per_name if found[3] == "-" else 1
-    if number % per or number // per not in by_size:
-        sizes = sorted(by_size)
-        near = sorted(sizes, key=lambda size: abs(math.log(size * per / max(1, number))))[:3]
-        told = ", ".join(str(Slice(kind, by_size[size], count)) for size in sorted(near))
-        raise UserError(f"--slice={text}: {kind} has no such slice; near it are {told}")
-    return Slice(kind, by_size[number // per], count)
+    number = math.prod(shape) if shape else int(found[4])
+    if shape and chip.has(shape):
+        return Slice(kind, shape, count)
+    if not shape and number % per == 0 and number // per in by_size:
+        return Slice(kind, by_size[number // per], count)
+    sizes = sorted(by_size)
+    near = sorted(sizes, key=lambda size: abs(math.log(size * per / max(1, number))))[:3]
+    slices = [Slice(kind, by_size[size], count) for size in sorted(near)]
+    told = ", ".join(
+        f"{one} {'x'.join(map(str, one.shape))}" if shape else f"{one}" for one in slices
+    )
+    raise UserError(f"--slice={text}: {kind} has no such slice; near it are {told}")

@@ -27,15 +27,15 @@ def quick_compiles() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", before)
 
 
-def write_text(folder: Path) -> Path:
+def write_text(folder: Path, documents: int = 60) -> Path:
     """A data set for `DATA_DIR`: sentences of a few words, easily learnt."""
     words = ["fire ", "rope ", "alibi ", "and ", "nope ", "are ", "positions, ", "so they say. "]
     draw = random.Random(0)
-    documents = [
+    texts = [
         (f"text/{number}", "".join(draw.choices(words, k=draw.randrange(60, 300))).encode())
-        for number in range(60)
+        for number in range(documents)
     ]
-    write_corpus(str(folder), documents, lambda message: None)
+    write_corpus(str(folder), texts, lambda message: None)
     return folder
 
 

@@ -229,6 +229,12 @@ def test_rows_of_another_budget_are_refused(sweep):
         sweep(tokens=5 * LONGEST)
 
 
+@pytest.mark.parametrize("setting", ["tokens", "tokens_per_batch"])
+def test_a_budget_of_nothing_is_refused(sweep, setting):
+    with pytest.raises(UserError, match=f"length_sweep.{setting} is 0: it must be 1 or more"):
+        sweep(**{setting: 0})
+
+
 @pytest.mark.parametrize("lengths", [(), (1,), (8, 12, LONGEST)])
 def test_lengths_that_cannot_score_the_same_tokens(sweep, lengths):
     with pytest.raises(UserError, match="EVAL_LENGTHS"):

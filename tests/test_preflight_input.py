@@ -1,28 +1,36 @@
 """What `fire-lm preflight` refuses, told in a line or two before anything is compiled."""
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from etils import epath
+from jax.experimental import topologies
 from sample_run import command, write_text
 
 from fire_lm import config as gin
 from fire_lm import preflight_verb, verbs
 from fire_lm.checkpoints import Checkpointing, Checkpoints, check_arrays
 from fire_lm.cli import main
+from fire_lm.data import write_blocks
 from fire_lm.data.quiet_tensorflow import tf
-from fire_lm.errors import RunFailed
+from fire_lm.data.tasks import only_data_set
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.preflight import bundles, check
-from fire_lm.preflight.programs import Compiler, state_of
+from fire_lm.preflight import fits as fits_of
+from fire_lm.preflight.programs import Compiler, DoesNotFit, state_of
 from fire_lm.preflight.report import FAILED, OK
+from fire_lm.tpu_topology import parse_slice
 from fire_lm.training.step import TrainState
 
 C4 = ("--gin_file=configs/runs/c4_125m.gin", "--gin_file=configs/positions/fire.gin")
@@ -109,23 +117,43 @@ def test_while_another_program_has_libtpu():
         late = subprocess.run([sys.executable, "-c", HOLD], input="", **start)
         holder.communicate("")
     assert "libtpu cannot be loaded (ABORTED" in late.stdout
-    assert "set ALLOW_MULTIPLE_LIBTPU_LOAD=1" in late.stdout
+    assert "wait, or unset ALLOW_MULTIPLE_LIBTPU_LOAD, which is '0' here" in late.stdout
     assert len(late.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("shared, lines", [("0", 2), ("1", 1)])
+def test_advice_that_is_followed_already_is_not_given(shared, lines, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("it cannot\nat all")
+
+    monkeypatch.setattr(topologies, "get_topology_desc", refuse)
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", shared)
+    with pytest.raises(UserError, match=r"libtpu cannot be loaded \(it cannot\)") as error:
+        parse_slice("v4-8").devices()
+    assert len(str(error.value).splitlines()) == lines
 
 
 # --- What a run reads and writes.
 
 
-def config_of(data: Path, *bindings: str, position: str = "fire") -> Any:
-    files = ["configs/runs/quickstart.gin", f"configs/positions/{position}.gin"]
+def config_of(data: Path, *bindings: str, position: str = "fire", more: str = "") -> Any:
+    names = ["runs/quickstart", f"positions/{position}", *filter(None, [more])]
+    files = [f"configs/{name}.gin" for name in names]
     return verbs.load_config(files, [f"DATA_DIR={data}", *bindings])
+
+
+def calls(config: Any, workdir: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `pretrain` and `length_sweep` would be called with."""
+    rest: dict[str, Any] = {"finished": [], "on_row": None}
+    return (
+        config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None),
+        config.arguments("length_sweep", workdir="", run="", step=0, variant="", **rest),
+    )
 
 
 def outcomes(config: Any, workdir: str = "") -> dict[str, tuple[str, str]]:
     """Of everything but the compiler: (outcome, what is told) by name."""
-    train = config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None)
-    rest: dict[str, Any] = {"finished": [], "on_row": None}
-    score = config.arguments("length_sweep", workdir="", run="", step=0, variant="", **rest)
+    train, score = calls(config, workdir)
     saved = preflight_verb.what_is_saved(config, train, workdir)
     checks = list(check.check_surroundings(train, score, workdir, saved))
     assert all("\n" not in found.told for found in checks)
@@ -151,6 +179,45 @@ def test_a_place_that_cannot_be_written(data, tmp_path):
         assert outcome == FAILED and "cannot write to --workdir" in told, (place, told)
 
 
+def test_a_bucket_that_refuses_its_top(monkeypatch, data):
+    """With access by prefix alone, the folder above is not the user's; what he named is told."""
+
+    def refuse(place: epath.Path) -> None:
+        raise UserError(f"cannot write to --workdir {place}: forbidden")
+
+    monkeypatch.setattr(type(epath.Path("gs://theirs")), "exists", lambda _: False)
+    monkeypatch.setattr(check, "ensure_writable", refuse)
+    with pytest.raises(UserError) as error:
+        check.writable_part("gs://theirs/mine/run")
+    assert str(error.value) == (
+        "cannot write to --workdir gs://theirs/mine/run, tried in gs://theirs: forbidden"
+    )
+
+
+@pytest.mark.parametrize(
+    "remat, fits, told",
+    [
+        ("none", {("none", 4)}, "with --gin.pretrain.microbatches=4 it fits: 1.00 GiB"),
+        (
+            "none",
+            {("full", 8)},
+            "with --gin.build_decoder.remat=full --gin.pretrain.microbatches=8 it fits: 1.00 GiB",
+        ),
+        ("none", set(), "nor --gin.build_decoder.remat=full with the most: split the state"),
+        ("full", set(), "no number of microbatches makes it fit: split the state"),
+    ],
+)
+def test_what_is_said_to_fit_was_tried(remat, fits, told, data, monkeypatch):
+    def training(_: Compiler, run: Any) -> Any:
+        if (run["model"].remat, run["microbatches"]) not in fits:
+            raise DoesNotFit(2**31, 2**30)
+        return SimpleNamespace(memory=2**30)
+
+    monkeypatch.setattr(Compiler, "training", training)
+    config = config_of(data, "BATCH_SIZE=32", "MeshShape.data=-1", f"build_decoder.remat='{remat}'")
+    assert told in fits_of.training(Compiler(parse_slice("v4-8"), Path()), calls(config)[0])
+
+
 def test_text_vocabulary_and_lengths(data, tmp_path):
     assert outcomes(config_of(tmp_path / "no"))["text and vocabulary"][0] == FAILED
     found = outcomes(config_of(data, "VOCABULARY=no/such.model"))["text and vocabulary"]
@@ -163,6 +230,82 @@ def test_text_vocabulary_and_lengths(data, tmp_path):
     assert found[0] == FAILED and "EVAL_LENGTHS" in found[1]
     found = outcomes(config_of(data, f"INIT_FROM={tmp_path}"))["INIT_FROM"]
     assert found[0] == FAILED and "holds no run" in found[1]
+
+
+def test_the_text_of_the_sweep(data, tmp_path):
+    found = outcomes(config_of(data))["sweep"]
+    assert found == (OK, "to length 1024 on the validation split")
+    found = outcomes(config_of(data, "EVAL_LENGTHS=(512, 65536)"))["sweep"]
+    assert found[0] == FAILED and "has less text than one row of 65536 tokens" in found[1]
+    found = outcomes(config_of(data, "length_sweep.split=holdout"))["sweep"]
+    assert found[0] == FAILED and "no split 'holdout'" in found[1]
+    for setting in ("tokens", "tokens_per_batch"):
+        found = outcomes(config_of(data, f"length_sweep.{setting}=0"))["sweep"]
+        assert found == (FAILED, f"length_sweep.{setting} is 0: it must be 1 or more")
+    copy = shutil.copytree(data, tmp_path / "copy")
+    for file in copy.rglob("*validation*"):
+        file.unlink()
+    found = outcomes(config_of(copy))
+    assert found["text and vocabulary"][0] == OK
+    assert found["sweep"][0] == FAILED and "failed: " in found["sweep"][1], found
+
+
+def test_the_blocks_of_the_sweep(data, tmp_path):
+    write_blocks(only_data_set(str(data), None), str(tmp_path))
+    assert outcomes(config_of(tmp_path, more="data/blocks"))["sweep"][0] == OK
+    found = outcomes(config_of(tmp_path, "EVAL_LENGTHS=(64, 65536)", more="data/blocks"))["sweep"]
+    assert found[0] == FAILED and "no row of 65536 tokens" in found[1]
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The checks of a whole preflight, of which nothing is compiled."""
+
+    def checks(slice_: str, config: Any) -> dict[str, tuple[str, str]]:
+        train, score = calls(config)
+        compiler = Compiler(parse_slice(slice_), Path())
+        report = check.preflight(compiler, train, score, score["lengths"], "", {})
+        assert set(report.failures.values()) == {"not compiled"}
+        return {found.name: (found.outcome, found.told) for found in report.checks}
+
+    def refuse(*_: Any) -> None:
+        raise RunFailed("not compiled")
+
+    monkeypatch.setattr(Compiler, "training", refuse)
+    monkeypatch.setattr(Compiler, "scoring", refuse)
+    return checks
+
+
+def test_text_for_every_host_of_the_slice(seen, data):
+    """There are 53 documents to train on; v4-512 has 64 hosts."""
+    mesh = ("BATCH_SIZE=256", "MeshShape.data=-1")
+    outcome, told = seen("v4-512", config_of(data, *mesh))["text and vocabulary"]
+    assert outcome == FAILED and "left for shard 63 of 64: use fewer processes" in told, told
+    outcome, told = seen("v4-256", config_of(data, *mesh))["text and vocabulary"]
+    assert (outcome, told) == (OK, "53 documents through seqio, read as part 32 of 32")
+
+
+def test_libtpu_by_another_name(seen, data, monkeypatch):
+    """What compiles is known before it has compiled for minutes, whatever its package is called."""
+
+    def none(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", none)
+    assert seen("v4-8", config_of(data, "MeshShape.data=-1"))
+    assert check.compiler_name() == "libtpu, unknown version"
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "0.1" if "nightly" in name else none(name)
+    )
+    assert check.compiler_name() == "libtpu-nightly 0.1"
+
+
+def test_blocks_for_every_host_of_the_slice(seen, data, tmp_path):
+    write_blocks(only_data_set(str(data), None), str(tmp_path))
+    for batch, expected in ((64, OK), (2**20, FAILED)):
+        config = config_of(tmp_path, f"BATCH_SIZE={batch}", "MeshShape.fsdp=1", more="data/blocks")
+        outcome, told = seen("v4-128", config)["text and vocabulary"]
+        assert outcome == expected, told
 
 
 REFUSAL = """Error executing an HTTP request: HTTP response code 403 with body '{
@@ -275,3 +418,44 @@ def test_a_checkpoint_of_another_type(data, trained):
     halved = jax.tree.map(lambda leaf: leaf.update(dtype=jnp.bfloat16), like.params)
     with pytest.raises(RunFailed, match=r"float32 \[384, 32\] in it, bfloat16 \[384, 32\] in"):
         check_arrays(trained, 3, like.replace(params=halved))
+
+
+# --- A run to start from.
+
+
+@pytest.mark.parametrize(
+    "at, changes, outcome, told",
+    [
+        ("", "", OK, "starts from the parameters of {run}@3"),
+        ("@3", "", OK, "starts from the parameters of {run}@3"),
+        ("@0", "", FAILED, "{run} has no checkpoint 0, only [3]"),
+        ("", "size_tiny.mlp_size=128", FAILED, "has shape (1, 64) in {run}@3, but (1, 128)"),
+        ("", "POSITION=@NoPE", FAILED, "this run NoPE: checkpoint {run}@3 has left over layers"),
+        ("", "POSITION=@NoPE pretrain.init_allow_unused=layers/position/*", OK, "{run}@3"),
+        ("", "POSITION=@KERPLELog", FAILED, "lacks layers/position/"),
+        (
+            "",
+            "POSITION=@KERPLELog pretrain.init_allow_unused=layers/position/* "
+            "pretrain.init_allow_missing=layers/position/*",
+            OK,
+            "{run}@3; fresh, as it lacks them: layers/position/",
+        ),
+    ],
+)
+def test_a_run_to_start_from(at, changes, outcome, told, data, trained, tmp_path):
+    config = config_as_trained(data, f"INIT_FROM={trained}{at}", *changes.split())
+    found, said = outcomes(config, str(tmp_path / "new"))["INIT_FROM"]
+    assert found == outcome and told.format(run=trained) in said, said
+
+
+def test_a_run_to_start_from_without_checkpoints(data, trained, tmp_path):
+    shutil.copy(trained / "config.gin", tmp_path)
+    found, said = outcomes(config_as_trained(data, f"INIT_FROM={tmp_path}"))["INIT_FROM"]
+    assert found == FAILED and "holds no complete checkpoint" in said, said
+
+
+def test_a_run_that_goes_on_starts_from_nowhere(data, trained, tmp_path):
+    config = config_as_trained(data, f"INIT_FROM={tmp_path / 'gone'}")
+    assert outcomes(config, str(trained))["INIT_FROM"] == (
+        *(OK, "not read: the run directory has checkpoints"),
+    )

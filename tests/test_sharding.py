@@ -1,5 +1,6 @@
 """fire_lm.sharding: one table for every array; the same numbers on one device and on four."""
 
+import dataclasses
 import functools
 import math
 import os
@@ -255,6 +256,27 @@ def test_mesh_must_use_exactly_the_devices_of_the_job(sizes):
 )
 def test_sizes_that_would_fit(sizes, devices, slices, fits):
     assert sharding.fitting(sizes, devices, slices) == fits and math.prod(fits) == devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere:
+    """A device that is not here."""
+
+    id: int
+    slice_index: int
+    platform: str = "gpu"
+    device_kind: str = "some"
+    process_index: int = 0
+
+
+def test_slices_are_of_tpus(monkeypatch):
+    """GPUs have a slice_index too, but no axis that must lie across."""
+    monkeypatch.setattr(sharding, "Mesh", lambda devices, *_, **__: devices)
+    gpus = [Elsewhere(number, number // 2) for number in range(4)]
+    found: Any = sharding.mesh_of((1, 4, 1), gpus)
+    assert found.shape == (1, 4, 1)
+    with pytest.raises(UserError, match="the batch is what 2 slices share"):
+        sharding.mesh_of((1, 4, 1), [dataclasses.replace(gpu, platform="tpu") for gpu in gpus])
 
 
 def test_batch_must_divide():

@@ -7,18 +7,21 @@ all of it is on disk, `manifest.sha256`, which makes it whole.
 
 from fire_lm.checkpoints.layout import (
     available_steps,
+    candidates,
     checkpoint_directory,
     choose_step,
     split_run,
 )
-from fire_lm.checkpoints.params import check_arrays, restore_params
+from fire_lm.checkpoints.params import check_arrays, check_params, restore_params
 from fire_lm.checkpoints.writer import Checkpointing, Checkpoints
 
 __all__ = [
     "Checkpointing",
     "Checkpoints",
     "available_steps",
+    "candidates",
     "check_arrays",
+    "check_params",
     "checkpoint_directory",
     "choose_step",
     "restore_params",

@@ -51,12 +51,11 @@ def is_checkpoint(path: epath.Path) -> bool:
     return any((path / name).exists() for name in (MANIFEST, "_CHECKPOINT_METADATA", "state"))
 
 
-def choose_step(workdir: str | epath.Path, step: int | None) -> int:
-    """`step` if the run has it, its newest for None; verified: what is damaged is told and, where
-    none is asked for, left out.
+def candidates(workdir: str | epath.Path, step: int | None) -> list[int]:
+    """`step` alone, or for None all that the run has, the newest first; not verified.
 
     Raises:
-      UserError: that lists what there is. RunFailed: `step`, or all, are damaged.
+      UserError: that lists what there is.
     """
     steps = available_steps(workdir)
     if not steps:
@@ -65,7 +64,18 @@ def choose_step(workdir: str | epath.Path, step: int | None) -> int:
         )
     if step is not None and step not in steps:
         raise UserError(f"{workdir} has no checkpoint {step}, only {steps}")
-    for candidate in reversed(steps) if step is None else [step]:
+    return steps[::-1] if step is None else [step]
+
+
+def choose_step(workdir: str | epath.Path, step: int | None) -> int:
+    """`step` if the run has it, its newest for None; verified: what is damaged is told and, where
+    none is asked for, left out.
+
+    Raises:
+      UserError: that lists what there is. RunFailed: `step`, or all, are damaged.
+    """
+    steps = available_steps(workdir)
+    for candidate in candidates(workdir, step):
         problem = damage(checkpoint_directory(workdir) / str(candidate))
         if problem is None:
             return candidate

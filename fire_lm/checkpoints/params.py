@@ -37,23 +37,16 @@ def restore_params(
     Returns:
       The parameters (missing leaves as they are in `like`), and the paths that were missing.
     """
+    have, missing = check_params(
+        workdir,
+        step,
+        like,
+        allow_missing=allow_missing,
+        allow_unused=allow_unused,
+        foreign=foreign,
+    )
     directory = checkpoint_directory(workdir) / str(step) / "state"
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-    try:
-        stored = _leaves(_metadata(reader, directory)["params"])
-    except Exception as error:
-        raise unreadable(workdir, step, error) from error
-    want = _leaves(like)
-    have = {path: leaf for path, leaf in stored.items() if not foreign(path)}
-    missing = [path for path in want if path not in have]
-    unused = [path for path in stored if path not in want or foreign(path)]
-    _refuse(f"{workdir}@{step}", missing, unused, allow_missing, allow_unused)
-    for path in set(want) & set(have):
-        if tuple(have[path].shape) != tuple(want[path].shape):
-            raise UserError(
-                f"'{path}' has shape {tuple(have[path].shape)} in {workdir}@{step}, "
-                f"but {tuple(want[path].shape)} in this model"
-            )
     wanted = {"params": _subtree(like, have)}
     restore = ocp.args.PyTreeRestore(
         item=wanted,
@@ -66,6 +59,40 @@ def restore_params(
         raise unreadable(workdir, step, error) from error
     params = jax.tree_util.tree_map_with_path(lambda path, leaf: found.get(_name(path), leaf), like)
     return params, missing
+
+
+def check_params(
+    workdir: str | epath.Path,
+    step: int,
+    like: Any,
+    *,
+    allow_missing: Sequence[str] = (),
+    allow_unused: Sequence[str] = (),
+    foreign: Callable[[str], bool] = lambda path: False,
+) -> tuple[dict[str, Any], list[str]]:
+    """Refuses what `restore_params` refuses, without reading an array.
+
+    Returns:
+      What there is to read, by path, and the paths that are missing.
+    """
+    directory = checkpoint_directory(workdir) / str(step) / "state"
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    try:
+        stored = _leaves(_metadata(reader, directory)["params"])
+    except Exception as error:
+        raise unreadable(workdir, step, error) from error
+    want = _leaves(like)
+    have = {path: leaf for path, leaf in stored.items() if not foreign(path)}
+    missing = [path for path in want if path not in have]
+    unused = [path for path in stored if path not in want or foreign(path)]
+    _refuse(f"{workdir}@{step}", missing, unused, allow_missing, allow_unused)
+    for path in (path for path in want if path in have):
+        if tuple(have[path].shape) != tuple(want[path].shape):
+            raise UserError(
+                f"'{path}' has shape {tuple(have[path].shape)} in {workdir}@{step}, "
+                f"but {tuple(want[path].shape)} in this model"
+            )
+    return have, missing
 
 
 def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:

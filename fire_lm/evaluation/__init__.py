@@ -1,6 +1,7 @@
 """Everything that computes a number for a report."""
 
 from fire_lm.evaluation.length_sweep import (
+    check_budget,
     check_lengths,
     check_model_takes,
     compile_scoring,
@@ -9,6 +10,7 @@ from fire_lm.evaluation.length_sweep import (
 )
 
 __all__ = [
+    "check_budget",
     "check_lengths",
     "check_model_takes",
     "compile_scoring",

@@ -65,6 +65,7 @@ def length_sweep(
     """
     lengths = tuple(sorted(set(lengths)))
     check_lengths(lengths)
+    check_budget(tokens, tokens_per_batch)
     check_model_takes(model, lengths, run)
     device_mesh = sharding.make_mesh(mesh)
     model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
@@ -123,6 +124,12 @@ def check_lengths(lengths: tuple[int, ...]) -> None:
                 f"evaluation length {length} does not divide the longest, {lengths[-1]}: then "
                 "the lengths could not score the same tokens. Change EVAL_LENGTHS"
             )
+
+
+def check_budget(tokens: int, tokens_per_batch: int) -> None:
+    for name, value in (("tokens", tokens), ("tokens_per_batch", tokens_per_batch)):
+        if value < 1:
+            raise UserError(f"length_sweep.{name} is {value}: it must be 1 or more")
 
 
 def check_model_takes(model: Decoder, lengths: tuple[int, ...], run: str) -> None:

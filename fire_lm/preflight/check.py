@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import importlib.metadata
 import math
@@ -15,8 +17,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from fire_lm import data as data_layer
 from fire_lm import sharding
-from fire_lm.errors import FireLMError, is_of_storage, reason
-from fire_lm.evaluation import check_lengths, check_model_takes
+from fire_lm.errors import FireLMError, UserError, is_of_storage, reason
+from fire_lm.evaluation import check_budget, check_lengths, check_model_takes
 from fire_lm.metrics import phase
 from fire_lm.preflight import fits
 from fire_lm.preflight.estimate import Estimate
@@ -56,7 +58,8 @@ def preflight(
     check_settings(**{name: train[name] for name in SETTINGS})
     sharding.check_batch(train["batch_size"], train["microbatches"], mesh)
     sharding.tree_shardings(state_of(train), mesh)
-    checks = list(check_surroundings(train, score, workdir, saved))
+    parts, libtpu = parts_of_batch(mesh), compiler_name()
+    checks = list(check_surroundings(train, score, workdir, saved, parts))
     if any(check.name == "sweep" and check.outcome == FAILED for check in checks):
         lengths = ()
     programs, failures = compile_all(compiler, train, score, lengths)
@@ -70,8 +73,16 @@ def preflight(
         tokens=train["batch_size"] * train["train_length"],
         failures=failures,
         checks=checks,
-        compiler=f"libtpu {importlib.metadata.version('libtpu')}",
+        compiler=libtpu,
     )
+
+
+def compiler_name() -> str:
+    """With its version, if it was installed under a name that is known."""
+    for name in ("libtpu", "libtpu-nightly"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{name} {importlib.metadata.version(name)}"
+    return "libtpu, unknown version"
 
 
 def compile_all(
@@ -107,31 +118,61 @@ def check_surroundings(
     score: Mapping[str, Any],
     workdir: str,
     saved: Mapping[str, Callable[[], str]],
+    parts: int = 1,
 ) -> Iterator[Check]:
-    """What a run needs besides its programs; nothing is left behind."""
-    data, model = train["data"], train["model"]
+    """What a run needs besides its programs, whose hosts read the text in `parts`; nothing is left
+    behind."""
 
-    def read() -> str:
-        check_vocabulary(data, model.vocab_size)
-        batches = data_layer.train_iterator(
-            data, length=train["train_length"], batch_size=1, seed=train["seed"]
-        )
-        return batches.description
-
-    def sweep() -> str:
-        lengths = tuple(sorted(set(score["lengths"])))
-        check_lengths(lengths)
-        check_model_takes(score["model"], lengths, "this run")
-        return f"to length {lengths[-1]}"
-
-    yield _check("text and vocabulary", read)
-    yield _check("sweep", sweep)
+    yield _check("text and vocabulary", lambda: first_batch(train, parts))
+    yield _check("sweep", lambda: first_row(score))
     if workdir:
         yield _check("run directory", lambda: f"{writable_part(workdir)} can be written")
     else:
         yield Check("run directory", SKIPPED, "none given: add --workdir=DIR to try it")
     for name, check in saved.items():
         yield _check(name, check)
+
+
+def parts_of_batch(mesh: Mesh) -> int:
+    """Among how many parts of every batch the hosts of a slice are divided.
+
+    Raises:
+      UserError: the parts would differ.
+    """
+    _, parts = sharding.process_shard(mesh, mesh.devices.flat[0].process_index)
+    return parts
+
+
+def first_batch(train: Mapping[str, Any], parts: int) -> str:
+    """Reads it as the host of the last part does: where text is short, that is the one without."""
+    data, rows = train["data"], train["batch_size"] // parts
+    check_vocabulary(data, train["model"].vocab_size)
+    if isinstance(data, data_layer.TextData):  # endless: a few rows tell as much as many
+        rows = max(1, min(data.shuffle_buffer, rows))
+        data = dataclasses.replace(data, shuffle_buffer=min(data.shuffle_buffer, rows))
+    batches = data_layer.train_iterator(
+        data,
+        length=train["train_length"],
+        batch_size=rows,
+        seed=train["seed"],
+        shard_index=parts - 1,
+        shard_count=parts,
+    )
+    next(batches)
+    return f"{batches.description}, read as part {parts} of {parts}"
+
+
+def first_row(score: Mapping[str, Any]) -> str:
+    """What `length_sweep` looks at before it computes; of its text, one row of the longest."""
+    lengths = tuple(sorted(set(score["lengths"])))
+    check_lengths(lengths)
+    check_budget(score["tokens"], score["tokens_per_batch"])
+    check_model_takes(score["model"], lengths, "this run")
+    split = score["split"]
+    for part in score["data"].parts:
+        data_layer.dataset_label(part)
+        data_layer.scoring_text(part, length=lengths[-1], num_sequences=1, split=split)
+    return f"to length {lengths[-1]} on the {split} split"
 
 
 def _check(name: str, what: Callable[[], str]) -> Check:
@@ -156,7 +197,13 @@ def writable_part(workdir: str) -> epath.Path:
     place = place if in_bucket else place.absolute()
     while not place.exists() and len(place.parts) > 3 * in_bucket:  # ("/", "gs", "bucket")
         place = place.parent
-    ensure_writable(place)
+    try:
+        ensure_writable(place)
+    except UserError as error:
+        if place == epath.Path(workdir):
+            raise
+        told = str(error).removeprefix(f"cannot write to --workdir {place}: ")
+        raise UserError(f"cannot write to --workdir {workdir}, tried in {place}: {told}") from error
     return place
 
 

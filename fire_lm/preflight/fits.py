@@ -13,21 +13,33 @@ MORE = "split the state over more fsdp or tensor, or take more chips"
 
 
 def training(compiler: Compiler, train: Mapping[str, Any]) -> str:
-    """The fewest microbatches with which the step fits: they change no result."""
+    """The fewest microbatches with which the step fits, which change no result; if there are none,
+    whether it fits when the backward pass computes every layer again."""
     mesh = compiler.mesh(train["mesh"])
     sequences = train["batch_size"] // (mesh.shape["data"] * mesh.shape["fsdp"])
     for parts in range(train["microbatches"] + 1, sequences + 1):
-        if sequences % parts == 0:
-            try:
-                with phase(f"trying {parts} microbatches", quiet=False):
-                    found = compiler.training({**train, "microbatches": parts})
-            except DoesNotFit:
-                print("too large")
-                continue
-            return f"with --gin.pretrain.microbatches={parts} it fits: {gib(found.memory)}"
-    if train["model"].remat != "full":
-        return "no number of microbatches makes it fit: try --gin.build_decoder.remat=full"
-    return f"no number of microbatches makes it fit: {MORE}"
+        if sequences % parts == 0 and (memory := _memory(compiler, train, parts)):
+            return f"with --gin.pretrain.microbatches={parts} it fits: {gib(memory)}"
+    told = "no number of microbatches makes it fit"
+    if train["model"].remat == "full":
+        return f"{told}: {MORE}"
+    again = {**train, "model": train["model"].clone(remat="full")}
+    if memory := _memory(compiler, again, sequences, " and remat"):
+        settings = f"--gin.build_decoder.remat=full --gin.pretrain.microbatches={sequences}"
+        return f"with {settings} it fits: {gib(memory)}"
+    return f"{told}, nor --gin.build_decoder.remat=full with the most: {MORE}"
+
+
+def _memory(
+    compiler: Compiler, train: Mapping[str, Any], parts: int, more: str = ""
+) -> float | None:
+    """Of the step in so many microbatches; None if it does not fit."""
+    try:
+        with phase(f"trying {parts} microbatches{more}", quiet=False):
+            return compiler.training({**train, "microbatches": parts}).memory
+    except DoesNotFit:
+        print("too large")
+        return None
 
 
 def scoring(compiler: Compiler, score: Mapping[str, Any], length: int) -> str:

@@ -4,7 +4,12 @@ from fire_lm.training.compile import compile_training
 from fire_lm.training.loop import pretrain
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.spikes import Spikes
-from fire_lm.training.start import check_settings, check_vocabulary, ensure_writable
+from fire_lm.training.start import (
+    check_settings,
+    check_start,
+    check_vocabulary,
+    ensure_writable,
+)
 from fire_lm.training.summary import model_flops_per_token
 from fire_lm.training.watchdog import Watchdog, telling_others
 
@@ -13,6 +18,7 @@ __all__ = [
     "Spikes",
     "Watchdog",
     "check_settings",
+    "check_start",
     "check_vocabulary",
     "compile_training",
     "ensure_writable",

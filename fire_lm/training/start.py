@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 from etils import epath
 
 from fire_lm import data as data_layer
-from fire_lm.checkpoints import choose_step, restore_params, split_run
+from fire_lm.checkpoints import candidates, check_params, choose_step, restore_params, split_run
 from fire_lm.data import Data
 from fire_lm.errors import UserError, reason
 from fire_lm.models import Decoder, encoding_names
@@ -32,6 +35,51 @@ def start_from(
     """
     run, asked = split_run(init_from)
     step = choose_step(run, asked)
+    with _comparing(run, model, source) as foreign:
+        params, missing = restore_params(
+            run,
+            step,
+            state.params,
+            allow_missing=allow_missing,
+            allow_unused=allow_unused,
+            foreign=foreign,
+        )
+    if jax.process_index() == 0:
+        fresh = f"; fresh, as it lacks them: {', '.join(missing)}" if missing else ""
+        print(f"parameters of {run}@{step}{fresh}", end=" ... ")
+    return TrainState(state.step, params, state.opt_state)
+
+
+def check_start(
+    params: Any,
+    init_from: str,
+    allow_missing: tuple[str, ...],
+    allow_unused: tuple[str, ...],
+    model: Decoder,
+    source: Decoder,
+) -> tuple[int, list[str]]:
+    """Refuses what `start_from` would for its names and shapes, and reads no array.
+
+    Returns:
+      The checkpoint that it would read if it is whole, and what that lacks.
+    """
+    run, asked = split_run(init_from)
+    step = candidates(run, asked)[0]
+    with _comparing(run, model, source) as foreign:
+        _, missing = check_params(
+            run,
+            step,
+            params,
+            allow_missing=allow_missing,
+            allow_unused=allow_unused,
+            foreign=foreign,
+        )
+    return step, missing
+
+
+@contextlib.contextmanager
+def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Callable[[str], bool]]:
+    """Which parameters of `run` mean something else here; names both encodings in errors."""
     ours, theirs = encoding_names(model), encoding_names(source or model)
     if source is not None and len(source.encodings) != len(model.encodings):
         raise UserError(
@@ -39,22 +87,11 @@ def start_from(
             "by turn\ngive both as many turns, as in POSITION = [@RoPE, @RoPE] for one encoding"
         )
     try:
-        params, missing = restore_params(
-            run,
-            step,
-            state.params,
-            allow_missing=allow_missing,
-            allow_unused=allow_unused,
-            foreign=lambda path: ours != theirs and bool(POSITION.search(path)),
-        )
+        yield lambda path: ours != theirs and bool(POSITION.search(path))
     except UserError as error:
         if ours == theirs:
             raise
         raise UserError(f"INIT_FROM: {run} has {theirs}, this run {ours}: {error}") from error
-    if jax.process_index() == 0:
-        fresh = f"; fresh, as it lacks them: {', '.join(missing)}" if missing else ""
-        print(f"parameters of {run}@{step}{fresh}", end=" ... ")
-    return TrainState(state.step, params, state.opt_state)
 
 
 def check_positive(**settings: int) -> None:
