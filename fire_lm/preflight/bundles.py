@@ -33,8 +33,6 @@ def ask(folder: str) -> None:
     """Has the compiler write its schedules to `folder`; before libtpu is loaded."""
     flags = " ".join(FLAGS).format(folder=folder)
     os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip()
-    os.environ["TPU_SKIP_MDS_QUERY"] = "1"
-    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 
 
 class Stretch(NamedTuple):
@@ -52,17 +50,29 @@ class Stretch(NamedTuple):
     bundles: int
 
 
-def read(folder: Path, *kernels: str) -> list[Stretch]:
-    """The one schedule in `folder` of `kernels`, by name, with or without its number."""
+def read(folder: Path, kernel: str) -> list[Stretch]:
+    """The one schedule of `kernel` in `folder`, by its name with or without its number."""
+    found = read_all(folder, [kernel])
+    if len(found) != 1:
+        raise RunFailed(f"the compiler wrote {len(found)} schedules of {kernel}, not one")
+    return found[0]
+
+
+def read_all(folder: Path, kernels: Sequence[str]) -> list[list[Stretch]]:
+    """All schedules of `kernels`, which are the same code: several differ in where operands lie.
+
+    Raises:
+      RunFailed: there is none.
+    """
     files = [
         path
-        for path in folder.glob("*-final_bundles.txt")
+        for path in sorted(folder.glob("*-final_bundles.txt"))
         if "schedule-analysis" not in path.name
         and any(re.search(rf"-{re.escape(kernel)}(\.\d+)?-\d+-", path.name) for kernel in kernels)
     ]
-    if len(files) != 1:
-        raise RunFailed(f"the compiler wrote {len(files)} schedules of {kernels[0]}, not one")
-    return parse(files[0].read_text())
+    if not files:
+        raise RunFailed(f"the compiler wrote no schedule of {kernels[0]}")
+    return [parse(path.read_text()) for path in files]
 
 
 def parse(text: str) -> list[Stretch]:

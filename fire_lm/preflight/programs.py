@@ -118,9 +118,11 @@ class Compiler:
         def cycles(kernel: str, instructions: Sequence[str]) -> float:
             if not kernel.startswith(PREFIX):
                 raise UserError(f"no cost is known of the kernel {kernel}")
-            stretches = bundles.read(self.folder, *instructions)
             which = kernel.removeprefix(PREFIX)
-            return heads * attention_cycles(stretches, which, model, batch, length, packed)
+            return heads * max(
+                attention_cycles(stretches, which, model, batch, length, packed)
+                for stretches in bundles.read_all(self.folder, instructions)
+            )
 
         return cycles
 
