@@ -199,7 +199,7 @@ def test_remat_changes_memory_not_results():
     assert kept["full"] <= kept["dots"] < 0.9 * kept["none"], kept
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.ci)])
 def test_layers_written_out_compute_what_a_loop_does(remat):
     runs = []
     for scan_layers in (True, False):

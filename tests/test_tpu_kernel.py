@@ -438,7 +438,7 @@ def step_equations(**settings: Any) -> list[tuple[Any, str]]:
     return found
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", [pytest.param("none", marks=pytest.mark.ci), "full"])
 def test_the_forward_kernel_runs_once_a_layer(remat):
     """What it makes is kept, also where the rest is computed again; compiled, and interpreted."""
     names = [e.params["name"] for e, _ in step_equations(remat=remat) if "grid_mapping" in e.params]
