@@ -141,7 +141,9 @@ def test_the_papers_runs_to_every_length(run, slice_, position, tmp_path):
 @pytest.mark.parametrize("position", ["fire", "rope"])
 @pytest.mark.parametrize("run, slice_", cases(OTHERS))
 def test_the_training_step_on_as_many_other_chips(run, slice_, position, tmp_path):
-    passed(preflight(tmp_path, slice_, run, position, "--gin.EVAL_LENGTHS=512"))
+    """Layers in a loop: written out, they take libtpu a quarter of an hour for v6e."""
+    loop = ("--gin.build_decoder.scan_layers=True", "--gin.build_decoder.remat=full")
+    passed(preflight(tmp_path, slice_, run, position, "--gin.EVAL_LENGTHS=512", *loop))
 
 
 @pytest.mark.slow
