@@ -117,6 +117,12 @@ class Slice:
         return self.count * math.prod(self.shape)
 
     @property
+    def hosts(self) -> int:
+        """Of all slices: four chips each, but up to eight of v5e and v6e on one."""
+        chips = math.prod(self.shape)
+        return self.count * (1 if not self.chip.counts_cores and chips <= 8 else chips // 4)
+
+    @property
     def name(self) -> str:
         """As Google names it, with the number of slices before it; else by its shape."""
         one = f"{self.kind}-{math.prod(self.shape) * self.chip.per_name}"

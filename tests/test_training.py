@@ -226,6 +226,7 @@ def test_updates_left_out_are_bounded(copy, data_dir, capsys):
     spikes = [json.loads(line) for line in (copy / "spikes.jsonl").read_text().splitlines()]
     assert [spike["step"] for spike in spikes] == list(range(STEPS + 2, STEPS + 6))
     assert all(spike["loss"] == "nan" and spike["skipped"] for spike in spikes)
+    assert [spike.get("stopped") for spike in spikes] == [None, None, None, True]
     assert [row["updates_skipped"] for row in logged(copy)[STEPS:]] == [0, 1, 2, 3]
     assert "loss" not in logged(copy)[-1], "JSON has no NaN"
     assert available_steps(copy) == [STEPS + 1], "no broken state takes the place of a sound one"

@@ -103,15 +103,16 @@ class Reporter:
         loss, gradient, losses = values["loss"], values["grad_norm"], self.counters["recent_losses"]
         finite, limit = math.isfinite(loss) and math.isfinite(gradient), self._spikes.limit(losses)
         self.counters["updates_skipped"] += skipped
-        if not finite or loss > limit or skipped:
-            if self._spike_log is not None:
-                self._spike_log.add({"step": step, **values, "limit": limit, "skipped": skipped})
+        allowed, count = self._spikes.skips_allowed, self.counters["updates_skipped"]
+        ends = count > allowed if skipped else not finite
+        if (not finite or loss > limit or skipped) and self._spike_log is not None:
+            facts = {"step": step, **values, "limit": limit, "skipped": skipped}
+            # Who starts runs reads it: this one would come here again (tpu/host.py).
+            self._spike_log.add({**facts, "stopped": True} if ends else facts)
         self.sound = finite
         if finite and not skipped:
             self.counters["recent_losses"] = remember(losses, loss)
-            return
-        allowed, count = self._spikes.skips_allowed, self.counters["updates_skipped"]
-        if skipped and count <= allowed:
+        if not ends:
             return
         name = "loss" if finite or not math.isfinite(loss) else "grad_norm"
         bound = (

@@ -1,0 +1,172 @@
+"""The launcher's command line and its cluster files: what is refused, and with which words."""
+
+import re
+
+import pytest
+from tpu_cloud import EXPERIMENT, WHERE, cloud, pretrain, run  # noqa: F401  (a fixture)
+
+from fire_lm.errors import UserError
+from fire_lm.tpu_topology import parse_slice
+from tpu import __main__ as tpu
+from tpu import image
+from tpu.bucket import far
+from tpu.cluster import FOLDER, base, load
+from tpu.grid import arms
+from tpu.job import check_name
+
+SITE = ["project=p", "bucket=gs://b/", "image=i:1"]
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in FOLDER.glob("*.py") if p.stem[0] in "vg"))
+def test_each_cluster_file_is_of_the_slice_that_it_is_named_after(name):
+    found = load(name, SITE)
+    assert parse_slice(name.removeprefix("gke_").replace("_", "-")) == parse_slice(found.accelerator)
+    assert found.bucket == "b" and found.is_locked and bool(found.gke_context) == ("gke" in name)
+
+
+def test_a_cluster_is_locked_and_holds_nothing_of_the_experiment():
+    with pytest.raises(AttributeError):
+        base().batch_size = 8
+    gin = {"TRAIN_STEPS", "BATCH_SIZE", "POSITION", "DATA_DIR", "SEED"}
+    assert not gin & {field.upper() for field in base()}
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        (["zon=x"], "did you mean zone?"),
+        (["spot=perhaps"], "say true or false"),
+        (["retries=many"], "is not a whole number"),
+        (["accelerator=v4-7"], "v4 has no such slice"),
+        (["bucket=my bucket"], "is not the name of a bucket"),
+        (["image="], "does not say its image"),
+    ],
+)
+def test_a_slip_in_an_override_is_told(overrides, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        load("v4_8", [*SITE, *overrides])
+
+
+def test_overrides_have_the_types_of_their_fields():
+    found = load("v4_8", [*SITE, "spot=false", "retries=3", "zone=us-west1-a"])
+    assert (found.spot, found.retries, found.zone) == (False, 3, "us-west1-a")
+
+
+def test_a_cluster_that_is_not_there_is_told_with_those_that_are(capsys):
+    assert tpu.main(["status", "--cluster=v4_9"]) == 2
+    assert "name a file, or one of gke_v5e_128, v4_256" in capsys.readouterr().err
+    assert tpu.main(["status"]) == 2
+    assert "status needs --cluster=NAME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a;rm -rf", "$(id)", "Fire_125M", "1b", "a" * 60, "x-", "", "é"])
+def test_names_that_are_none_for_a_tpu(name):
+    with pytest.raises(UserError, match="cannot be the name of a run"):
+        check_name(name)
+
+
+def test_a_name_that_would_do_is_proposed(cloud, capsys):
+    assert run("pretrain", "Fire_125M; rm -rf /", *EXPERIMENT, "--no_preflight") == 2
+    assert "fire-125m-rm-rf would do" in capsys.readouterr().err
+    assert not cloud.calls()
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--gin.BATCH_SIZ=8"], "BATCH_SIZE"),
+        (["--dryrun"], "did you mean --dry_run?"),
+        (["--workdir=gs://other/run"], "leave --workdir out"),
+        (["--gin_file=/etc/hosts"], "so that the image does not have it"),
+        (["--cluster.zone"], "--cluster.zone has no value"),
+        (["--vary.SEED=1"], "takes no --vary. flags"),
+    ],
+)
+def test_a_slip_is_told_before_anything_is_booked(cloud, capsys, flags, words):
+    assert pretrain(*flags) == 2
+    error = capsys.readouterr().err
+    assert words in error and len(error.strip().splitlines()) <= 3
+    assert not cloud.calls()
+
+
+def test_gcloud_missing_is_told_with_how_to_install_it(cloud, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert pretrain() == 2
+    assert "gcloud is not on PATH" in capsys.readouterr().err
+
+
+def test_the_image_is_that_of_the_commit(tmp_path):
+    where = load("v4_8", [*SITE, "image=us-docker.pkg.dev/p/fire/fire_lm"])
+    for command in (["init", "-q"], ["config", "user.email", "a@b"], ["config", "user.name", "a"]):
+        image._git(tmp_path, *command)
+    (tmp_path / "file").write_text("1")
+    image._git(tmp_path, "add", "file")
+    image._git(tmp_path, "commit", "-qm", "one")
+    (tmp_path / "file").write_text("2")
+    with pytest.raises(UserError, match="file is not committed"):
+        image.tagged(where, tmp_path)
+    image._git(tmp_path, "commit", "-qam", "two")
+    commit = image._git(tmp_path, "rev-parse", "HEAD")
+    assert image.tagged(where, tmp_path) == f"{where.image}:{commit[:12]}"
+    with pytest.raises(UserError, match="is not a git checkout"):
+        image.tagged(where, tmp_path.parent)
+    assert image.tagged(load("v4_8", SITE)) == "i:1"
+
+
+def test_where_a_bucket_is():
+    assert not far("US-CENTRAL2", "us-central2", "b")
+    assert "$0.02" in far("US-EAST1", "us-central2", "b")
+    assert "$0.02" in far("US", "us-central2", "b")
+    assert "$0.08" in far("ASIA", "us-central2", "b")
+
+
+def test_the_arms_of_a_grid():
+    found = arms(["fire", "kerple_log"], [0, 1], {"BATCH_SIZE": ["16", "32"], "TRAIN_LENGTH": ["64"]})
+    assert len(found) == 8
+    assert found[0].name == "fire-seed0-batch-size-16-train-length-64"
+    assert found[-1].flags == (
+        "--gin_file=configs/positions/kerple_log.gin",
+        "--gin.SEED=1",
+        "--gin.BATCH_SIZE=32",
+        "--gin.TRAIN_LENGTH=64",
+    )
+    with pytest.raises(UserError, match="did you mean kerple_log?"):
+        arms(["kerple_lag"], [0], {})
+    with pytest.raises(UserError, match="two arms of the grid would have the name"):
+        arms(["fire"], [0], {"BATCH_SIZE": ["16", "1.6", "1-6"]})
+
+
+def test_hosts_of_a_slice():
+    assert [parse_slice(s).hosts for s in ("v4-8", "v4-256", "2xv4-128", "v5e-8", "v5e-16")] == [
+        *(1, 32, 32, 1, 4),
+    ]
+
+
+def test_a_grid_on_a_cluster_is_a_job_for_each_arm(cloud, capsys, monkeypatch):
+    cloud.plan(states=[["ACTIVE"], ["FAILED"], ["ACTIVE"]], failure="no capacity")
+    flags = [flag for flag in EXPERIMENT if "positions" not in flag]
+    more = ["--positions=rope,alibi", "--seeds=0", "--no_preflight", "--at_once=1", *flags]
+    combined = []
+    monkeypatch.setattr("tpu.verbs._combine", lambda *where: combined.append(where))
+    assert run("grid", "study", *more) == 1
+    told = capsys.readouterr()
+    assert "1 of 2 arms failed" in told.err and "alibi-seed0: study-alibi-seed0: failed" in told.err
+    assert "[2/2] alibi-seed0: FAILED" in told.out and not cloud.left() and not combined
+    assert run("grid", "study", *more) == 0  # only the one that is not done
+    created = [call[5] for call in cloud.calls("queued-resources", "create")]
+    assert created == ["study-rope-seed0", "study-alibi-seed0", "study-alibi-seed0"]
+    assert combined == [("gs://my-bucket/runs/study", "runs/study")]
+    ran = cloud.calls("run", "--detach")[0][-1]
+    assert '"fire-lm", "sweep", "gs://my-bucket/runs/study/rope-seed0"' in ran
+
+
+def test_a_sweep_is_a_job_of_its_own(cloud, capsys):
+    flags = ["--gin.EVAL_LENGTHS=512,8192", "fire-125m@1000", "gs://other/runs/rope"]
+    assert run("sweep", "score", *flags) == 0
+    ran = cloud.calls("run", "--detach")[0][-1]
+    assert '["fire-lm", "sweep", "gs://my-bucket/runs/fire-125m@1000", "gs://other/' in ran
+    assert '"--gin.EVAL_LENGTHS=512,8192"' in ran and not cloud.left()
+    assert run("sweep", "score", *flags) == 0  # there may be newer checkpoints
+    assert len(cloud.calls("queued-resources", "create")) == 2
+    assert run("sweep", "score", "fire-125m", "--ouput=x") == 2
+    assert "did you mean --output?" in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""Jobs on GKE: the manifest against the schemas, the job's life against a stand-in for kubectl."""
+
+import json
+
+import kubernetes_validate
+import pytest
+import yaml
+from tpu_cloud import EXPERIMENT, GS, WHERE, cloud, pretrain, run  # noqa: F401  (a fixture)
+
+from tpu.cluster import load
+from tpu.gke import manifest
+from tpu.job import Job
+
+CLUSTER = [
+    *("--cluster.gke_context=gke_my-project_us-central2_fire", "--cluster.accelerator=v4-32"),
+]
+# What https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/ names, of what we could use.
+JOBSET = {"replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy",
+          "suspend", "coordinator", "managedBy", "ttlSecondsAfterFinished"}  # fmt: skip
+REPLICATED_JOB = {"name", "groupName", "template", "replicas", "dependsOn"}
+FAILURE_POLICY = {"maxRestarts", "restartStrategy", "rules"}
+RULE = {"name", "action", "onJobFailureReasons", "targetReplicatedJobs"}
+ACTIONS = {"FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"}
+REASONS = {"BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes",
+           "MaxFailedIndexesExceeded", "PodFailurePolicy"}  # fmt: skip
+
+
+def check_jobset(found: dict) -> None:
+    """By the documented fields, and its jobs by Kubernetes's own schema, strictly."""
+    assert (found["apiVersion"], found["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert set(found) == {"apiVersion", "kind", "metadata", "spec"}
+    spec = found["spec"]
+    assert set(spec) <= JOBSET
+    assert set(spec["failurePolicy"]) <= FAILURE_POLICY
+    for rule in spec["failurePolicy"]["rules"]:
+        assert set(rule) <= RULE and rule["action"] in ACTIONS
+        assert set(rule["onJobFailureReasons"]) <= REASONS
+    for replicated in spec["replicatedJobs"]:
+        assert set(replicated) <= REPLICATED_JOB
+        job = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": f"{found['metadata']['name']}-{replicated['name']}-0"},
+            **replicated["template"],
+        }
+        kubernetes_validate.validate(job, "1.31", strict=True)
+
+
+def a_manifest(accelerator: str, **fields) -> dict:
+    where = load("v4_8", [*(flag.removeprefix("--cluster.") for flag in WHERE[1:])])
+    where.update({"accelerator": accelerator, **fields})
+    commands = (("fire-lm", "pretrain", "--gin.X='a b'"),)
+    return manifest(Job("fire-125m", commands, f"{GS}/fire-125m"), where)
+
+
+@pytest.mark.parametrize(
+    "accelerator, replicas, hosts, chips, topology",
+    [
+        ("v4-8", 1, 1, 4, "2x2x1"),
+        ("v4-256", 1, 32, 4, "4x4x8"),
+        ("2xv4-128", 2, 16, 4, "4x4x4"),
+        ("v5e-8", 1, 1, 8, "2x4"),
+        ("v5e-128", 1, 32, 4, "8x16"),
+        ("v6e-256", 1, 64, 4, "16x16"),
+    ],
+)
+def test_the_manifest_is_valid(accelerator, replicas, hosts, chips, topology):
+    found = a_manifest(accelerator, service_account="trainer")
+    check_jobset(found)
+    (replicated,) = found["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    assert replicated["replicas"] == replicas
+    assert job["parallelism"] == job["completions"] == hosts
+    assert container["resources"]["limits"] == {"google.com/tpu": chips}
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == topology
+    assert json.loads(container["command"][-1].removeprefix("--job=")) == [
+        ["fire-lm", "pretrain", "--gin.X='a b'"]
+    ]
+
+
+def test_the_check_of_manifests_sees_what_is_wrong():
+    for where, name in ((("spec",), "maxRestart"), (("spec", "failurePolicy"), "restarts")):
+        broken = a_manifest("v4-8")
+        place = broken
+        for key in where:
+            place = place[key]
+        place[name] = 1
+        with pytest.raises(AssertionError):
+            check_jobset(broken)
+    broken = a_manifest("v4-8")
+    broken["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["container"] = []
+    with pytest.raises(kubernetes_validate.ValidationError):
+        check_jobset(broken)
+
+
+def test_the_codes_that_are_final_end_the_jobset():
+    found = a_manifest("v4-8")
+    (rule,) = found["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [2, 4]
+    assert found["spec"]["failurePolicy"]["maxRestarts"] == 2
+
+
+def test_render_prints_what_is_applied(cloud, capsys):
+    assert run("render", "fire-125m", *EXPERIMENT, *CLUSTER) == 0
+    rendered = yaml.safe_load(capsys.readouterr().out)
+    check_jobset(rendered)
+    cloud.plan(conditions=[["", "Completed"]])
+    assert pretrain(*CLUSTER, "--detach") == 0
+    assert cloud["jobsets"]["fire-125m"]["manifest"] == rendered
+
+
+def test_a_run_from_nothing_to_its_end(cloud, capsys):
+    cloud.plan(conditions=[["Pending", "", "", "Completed"]])
+    assert pretrain(*CLUSTER) == 0
+    said = capsys.readouterr().out
+    assert "0 of 4 pods, 1 restarts; 0/4 nodes are available" in said
+    assert "running: 4 of 4 pods" in said and "its TPUs are given back" in said
+    assert not cloud.left()
+
+
+def test_a_failure_is_told_and_cleared(cloud, capsys):
+    cloud.plan(conditions=[["", "Failed"]])
+    assert pretrain(*CLUSTER) == 1
+    told = capsys.readouterr()
+    assert "jobset failed due to PodFailurePolicy" in told.err
+    assert "step 100 of job/fire-125m-slice-0" in told.out
+    assert not cloud.left()
+
+
+def test_stop_status_and_the_same_command_again(cloud, capsys):
+    cloud.plan(conditions=[[""], ["", "Completed"]])
+    assert pretrain(*CLUSTER, "--detach") == 0
+    assert run("stop", "fire-125m", *CLUSTER) == 0
+    assert run("status", "fire-125m", *CLUSTER) == 0
+    told = capsys.readouterr().out
+    assert "stopped by `python -m tpu stop`" in told and "fire-125m-slice-0-0-abcde: Running" in told
+    assert run("logs", "fire-125m", "--host=1", *CLUSTER) == 0
+    assert pretrain(*CLUSTER) == 0 and not cloud.left()
+
+
+def test_another_job_under_the_name_is_refused(cloud, capsys):
+    cloud.plan(conditions=[[""]])
+    assert pretrain(*CLUSTER, "--detach") == 0
+    assert pretrain(*CLUSTER, "--gin.TRAIN_STEPS=900000") == 2
+    assert "is running other commands already" in capsys.readouterr().err

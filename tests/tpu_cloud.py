@@ -1,0 +1,100 @@
+"""A cloud for tests of the launcher: stand-ins for gcloud, kubectl and the hosts' docker on PATH."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpu import __main__ as tpu
+
+STAND_INS = Path(__file__).parent / "tpu_stand_ins"
+WHERE = [
+    *("--cluster=v4_8", "--cluster.project=my-project", "--cluster.bucket=my-bucket"),
+    *("--cluster.image=us-docker.pkg.dev/my-project/fire/fire_lm:test", "--cluster.retries=2"),
+]
+EXPERIMENT = [
+    *("--gin_file=configs/runs/c4_125m.gin", "--gin_file=configs/slices/v4_8.gin"),
+    *("--gin_file=configs/positions/fire.gin", "--gin.DATA_DIR=gs://my-bucket/data"),
+]
+GS = "gs://my-bucket/runs"
+
+
+class Cloud:
+    """What the stand-ins know, and what they were called with."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.folder = folder
+        self._path = folder / "cloud.json"
+        self._path.write_text(
+            json.dumps(
+                {
+                    "accounts": [{"account": "me@example.com"}],
+                    "buckets": {"my-bucket": "US-CENTRAL2"},
+                    "images": ["us-docker.pkg.dev/my-project/fire/fire_lm:test"],
+                    "objects": {},
+                    "requests": {},
+                    "states": [],
+                    "containers": [["running", "running", "exited:0"]],
+                    "launches": {},
+                    "failure": "",
+                    "strays": [],
+                    "jobsets": {},
+                    "conditions": [],
+                }
+            )
+        )
+        programs = {"gcloud": "gcloud", "kubectl": "kubectl", "docker": "docker"}
+        lines = {
+            name: f'exec {sys.executable} -S -E {STAND_INS / file}.py "$@"'
+            for name, file in programs.items()
+        }
+        lines |= {"sudo": 'exec "$@"', "hostname": 'echo "$FIRE_LM_STAND_IN_HOST"'}
+        if sys.prefix != sys.base_prefix:  # PyYAML, for kubectl
+            lines["kubectl"] = lines["kubectl"].replace(" -S -E", "")
+        (folder / "bin").mkdir()
+        for name, line in lines.items():
+            (folder / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+            (folder / "bin" / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("FIRE_LM_STAND_IN", str(folder))
+
+    def __getitem__(self, name: str) -> Any:
+        return json.loads(self._path.read_text())[name]
+
+    def plan(self, **what: Any) -> None:
+        self._path.write_text(json.dumps({**json.loads(self._path.read_text()), **what}))
+
+    def calls(self, *words: str) -> list[list[str]]:
+        """Those that have all of `words` among their arguments."""
+        path = self.folder / "calls.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [call for call in map(json.loads, lines) if set(words) <= set(call)]
+
+    def left(self) -> list[str]:
+        """What would still cost something."""
+        return list(self["requests"]) + list(self["jobsets"])
+
+
+@pytest.fixture
+def cloud(tmp_path, monkeypatch):
+    naps = iter(range(100))
+
+    def nap(seconds: float) -> None:
+        if next(naps, None) is None:
+            raise AssertionError("it waits for ever")
+
+    monkeypatch.setattr("tpu.calls.pause", nap)
+    return Cloud(tmp_path, monkeypatch)
+
+
+def run(*arguments: str) -> int:
+    """`python -m tpu VERB ...` in the cluster of the tests."""
+    verb, *rest = arguments
+    return tpu.main([verb, *WHERE, *rest])
+
+
+def pretrain(*more: str) -> int:
+    return run("pretrain", "fire-125m", *EXPERIMENT, "--no_preflight", *more)

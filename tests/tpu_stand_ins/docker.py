@@ -1,0 +1,79 @@
+"""A stand-in for docker on a TPU's host: one container, whose life the test has planned."""
+
+import json
+import os
+import sys
+
+from cloud import HOME, fail, log, state, take
+
+HOST = os.environ["FIRE_LM_STAND_IN_HOST"]
+CONTAINER = HOME / "hosts" / HOST / "container.json"
+
+
+def main(arguments: list[str]) -> None:
+    log(f"docker@{HOST}", arguments)
+    match arguments:
+        case ["login", "--username=oauth2accesstoken", "--password-stdin", server]:
+            if sys.stdin.read() != "a-token\n" or not server.startswith("https://"):
+                fail("Error: Cannot perform an interactive login", 1)
+        case ["pull", "--quiet", image]:
+            print(image)
+        case ["run", "--rm", _, "python", "-m", "tpu.host", bucket]:
+            with state() as cloud:
+                if cloud.get("bucket_refuses"):
+                    fail(f"PermissionDenied: 403 {bucket}")
+        case ["run", "--detach", *rest]:
+            start(rest)
+        case ["rm", "--force", "fire_lm"]:
+            if not CONTAINER.exists():
+                fail("Error: No such container: fire_lm")
+            CONTAINER.unlink()
+        case ["inspect", form, "fire_lm"]:
+            inspect(form)
+        case ["stop", "--time=600", "fire_lm"]:
+            found = json.loads(CONTAINER.read_text())
+            CONTAINER.write_text(json.dumps({**found, "plan": ["exited:3"]}))
+        case ["logs", *_, "fire_lm"]:
+            print(f"step 100 of {HOST}")
+        case _:
+            fail(f"docker: unknown: {arguments}", 125)
+
+
+def start(arguments: list[str]) -> None:
+    given = [argument for argument in arguments if argument.startswith("--")]
+    image, *command = arguments[next(i for i, a in enumerate(arguments) if a[:2] != "--") :]
+    if CONTAINER.exists() or "--name=fire_lm" not in given or ":" not in image:
+        fail('Error: Conflict. The container name "/fire_lm" is already in use', 125)
+    label = next(a for a in given if a.startswith("--label=fire_lm_job="))
+    with state() as cloud:
+        launches = cloud["launches"].setdefault(HOST, 0)
+        cloud["launches"][HOST] += 1
+        if HOST in cloud.get("no_start", {}):
+            cloud["no_start"][HOST] -= 1
+            if cloud["no_start"][HOST] >= 0:
+                fail("Error: no space left on device", 125)
+        plans = cloud["containers"]
+        plan = list(plans[min(launches, len(plans) - 1)])
+    CONTAINER.write_text(
+        json.dumps({"command": command, "job": label.rpartition("=")[2], "plan": plan})
+    )
+    print("0123456789ab")
+
+
+def inspect(form: str) -> None:
+    if not CONTAINER.exists():
+        fail("Error: No such object: fire_lm")
+    found = json.loads(CONTAINER.read_text())
+    status, _, code = take(found["plan"]).partition(":")
+    CONTAINER.write_text(json.dumps(found))
+    told = form.removeprefix("--format=").replace("{{.State.Status}}", status)
+    told = told.replace("{{.State.ExitCode}}", code or "0")
+    print(told.replace("{{.Config.Labels.fire_lm_job}}", found["job"]))
+    with state() as cloud:  # a job that is done says so on the bucket
+        mark = next((a for a in found["command"] if a.startswith("--mark=gs")), "")
+        if (status, code) == ("exited", "0") and mark:
+            cloud["objects"][mark.removeprefix("--mark=")] = ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

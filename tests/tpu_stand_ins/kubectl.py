@@ -1,0 +1,81 @@
+"""A stand-in for kubectl in a cluster with JobSet: checks its arguments, answers by the plan.
+
+`conditions` is a list for each applied JobSet of what each look finds: "" (it runs), "Pending",
+"Completed", "Failed", "Suspended".
+"""
+
+import json
+import sys
+
+import yaml
+from cloud import fail, flags, log, state, take
+
+
+def main(arguments: list[str]) -> None:
+    log("kubectl", arguments)
+    if not arguments or not arguments[0].startswith("--context=gke_"):
+        fail("error: no context exists with that name")
+    match arguments[1:]:
+        case ["apply", "--filename=-"]:
+            apply(yaml.safe_load(sys.stdin))
+        case ["get", "jobset", name, "-o", "json"]:
+            with state() as cloud:
+                print(json.dumps(jobset(existing(name, cloud))))
+        case ["get", "jobsets", "-o", "json"]:
+            with state() as cloud:
+                print(json.dumps({"items": [jobset(found) for found in cloud["jobsets"].values()]}))
+        case ["get", "pods", selector, "-o", "json"]:
+            pods(selector.rpartition("=")[2])
+        case ["logs", pod, *rest]:
+            flags("kubectl logs", rest, {"tail", "follow"})
+            print(f"step 100 of {pod}")
+        case ["patch", "jobset", name, "--type=merge", patch]:
+            with state() as cloud:
+                suspend = json.loads(patch.removeprefix("--patch="))["spec"]["suspend"]
+                existing(name, cloud)["plan"] = ["Suspended" if suspend else ""]
+        case ["delete", "jobset", name, "--ignore-not-found"]:
+            with state() as cloud:
+                cloud["jobsets"].pop(name, None)
+        case _:
+            fail(f"error: unknown command {arguments[1:]}")
+
+
+def apply(found: dict) -> None:
+    name = found["metadata"]["name"]
+    with state() as cloud:
+        if name in cloud["jobsets"]:
+            fail(f"The JobSet {name!r} is invalid: spec: Invalid value: field is immutable")
+        plan = cloud["conditions"].pop(0) if cloud["conditions"] else ["", "Completed"]
+        cloud["jobsets"][name] = {"manifest": found, "plan": plan, "now": ""}
+    print(f"jobset.jobset.x-k8s.io/{name} created")
+
+
+def existing(name: str, cloud: dict) -> dict:
+    if name not in cloud["jobsets"]:
+        fail(f'Error from server (NotFound): jobsets.jobset.x-k8s.io "{name}" not found')
+    found: dict = cloud["jobsets"][name]
+    return found
+
+
+def jobset(found: dict) -> dict:
+    found["now"] = take(found["plan"])
+    kind = found["now"] if found["now"] in ("Completed", "Failed", "Suspended") else ""
+    message = "jobset failed due to PodFailurePolicy" if kind == "Failed" else ""
+    conditions = [{"type": kind, "status": "True", "message": message}] if kind else []
+    return {**found["manifest"], "status": {"conditions": conditions, "restarts": 1}}
+
+
+def pods(name: str) -> None:
+    with state() as cloud:
+        found = existing(name, cloud)
+        (job,) = found["manifest"]["spec"]["replicatedJobs"]
+        count = job["replicas"] * job["template"]["spec"]["completions"]
+        pending = found["now"] == "Pending"
+    waits = {"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}
+    status = {"phase": "Pending", "conditions": [waits]} if pending else {"phase": "Running"}
+    names = [{"metadata": {"name": f"{name}-slice-0-{i}-abcde"}} for i in range(count)]
+    print(json.dumps({"items": [{**one, "status": status} for one in names]}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

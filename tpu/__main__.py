@@ -1,0 +1,131 @@
+"""The command line: `python -m tpu VERB ...`, from the top of the repository."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+import traceback
+
+from fire_lm.errors import FireLMError, UserError
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: object):
+        super().__init__(**settings, allow_abbrev=False)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UserError(f"{message}\n`{self.prog} --help` lists what there is")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m tpu", description="Runs fire_lm on Cloud TPUs.")
+    verbs = parser.add_subparsers(dest="verb", required=True, parser_class=_Parser)
+    where = _Parser(add_help=False)
+    where.add_argument("--cluster", help="file in tpu/clusters, or a path")
+    where.add_argument("--cluster.FIELD", metavar="VALUE", help="in place of the file's (repeat)")
+    where.add_argument("--dry_run", action="store_true", help="print the calls, make none")
+    where.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    name = _Parser(add_help=False)
+    name.add_argument("name", metavar="NAME", help="of the run and its TPUs")
+    gin = _Parser(add_help=False)
+    gin.add_argument("--gin_file", action="append", default=[], help="as at home")
+    gin.add_argument("--gin_search_paths", default="", help="as at home")
+    gin.add_argument("--gin.NAME", metavar="VALUE", help="as at home (repeat)")
+    job = _Parser(add_help=False)
+    job.add_argument("--keep", action="store_true", help="leave the TPUs there at the end")
+    job.add_argument("--detach", action="store_true", help="return once it runs")
+    job.add_argument("--every", type=float, default=60.0, help="seconds between looks")
+    before = _Parser(add_help=False)
+    before.add_argument("--no_preflight", action="store_true", help="do not compile it here first")
+
+    verbs.add_parser("image", parents=[where], help="build the image of this commit")
+    verbs.add_parser("create", parents=[where, name], help="ask for TPUs alone")
+    verbs.add_parser("setup", parents=[where, name], help="bring the image, try the bucket")
+    verbs.add_parser(
+        "pretrain",
+        parents=[where, name, gin, before, job],
+        help="train to the end: create, set up, launch, again when preempted, delete",
+    )
+    verbs.add_parser(
+        "sweep", parents=[where, name, gin, job], help="the same for `fire-lm sweep RUN ...`"
+    )
+    grid = verbs.add_parser(
+        "grid", parents=[where, name, gin, before, job], help="encodings x seeds x bindings"
+    )
+    grid.add_argument("--positions", required=True, metavar="A,B", help="of configs/positions")
+    grid.add_argument("--seeds", default="0", metavar="A,B", help="(%(default)s)")
+    grid.add_argument("--vary.NAME", metavar="VALUE", help="of a binding (repeat for others)")
+    grid.add_argument("--at_once", type=int, default=2, help="arms (%(default)s)")
+    grid.add_argument("--local", action="store_true", help="on this machine")
+    grid.add_argument("--output", metavar="DIR", help="of table and figure (runs/NAME)")
+    render = verbs.add_parser(
+        "render", parents=[where, name, gin], help="the GKE manifest of `pretrain`"
+    )
+    del render
+    status = verbs.add_parser("status", parents=[where], help="what runs, since when, who pays")
+    status.add_argument("name", metavar="NAME", nargs="?", help="also its hosts, one by one")
+    logs = verbs.add_parser("logs", parents=[where, name], help="what a job prints")
+    logs.add_argument("--host", type=int, default=0, help="(%(default)s)")
+    logs.add_argument("--lines", type=int, default=100, help="(%(default)s)")
+    logs.add_argument("--follow", action="store_true", help="go on printing")
+    verbs.add_parser("stop", parents=[where, name], help="save and end; the TPUs stay")
+    verbs.add_parser("delete", parents=[where, name], help="end it and give the TPUs back")
+    return parser
+
+
+_PREFIXES = {"--cluster.": "overrides", "--gin.": "bindings", "--vary.": "varied"}
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """argparse, with what has a name in its flag collected beside it; flags that it does not know
+    are `rest`, for the verb of fire-lm that runs on the hosts."""
+    named: dict[str, list[str]] = {name: [] for name in _PREFIXES.values()}
+    others = []
+    for argument in arguments:
+        prefix = next((p for p in _PREFIXES if argument.startswith(p)), "")
+        if prefix and "=" not in argument:
+            raise UserError(f"{argument} has no value: {argument}=VALUE")
+        if prefix:
+            named[_PREFIXES[prefix]].append(argument.removeprefix(prefix))
+        else:
+            others.append(argument)
+    parser = build_parser()
+    parsed, rest = parser.parse_known_args(others)
+    for name, values in named.items():
+        flag = next(prefix for prefix, kind in _PREFIXES.items() if kind == name)
+        if values and f"{flag}{'FIELD' if flag == '--cluster.' else 'NAME'}"[2:] not in vars(
+            parsed
+        ):
+            raise UserError(f"`python -m tpu {parsed.verb}` takes no {flag} flags")
+        setattr(parsed, name, values)
+    if rest and parsed.verb not in ("pretrain", "sweep", "grid"):
+        known = [f"--{name}" for name in vars(parsed)]
+        near = difflib.get_close_matches(rest[0].partition("=")[0], known, 1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        raise UserError(f"unknown argument {rest[0]}{hint}")
+    parsed.rest = rest
+    return parsed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a verb; exit codes as fire-lm's."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        parsed = parse(given)
+        from tpu import verbs
+
+        getattr(verbs, parsed.verb)(parsed)
+    except FireLMError as error:
+        if "--debug" in given:
+            traceback.print_exc()
+        print(f"\ntpu: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\ntpu: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,12 @@
+"""128 v4 chips: the paper's 125M runs."""
+
+from ml_collections import ConfigDict
+
+from tpu.clusters.site import site
+
+
+def get_config() -> ConfigDict:
+    config = site()
+    config.accelerator = "v4-256"
+    config.zone = "us-central2-b"
+    return config

@@ -1,0 +1,12 @@
+"""4 v4 chips, one host: the paper's batch in 8 parts (configs/slices/v4_8.gin)."""
+
+from ml_collections import ConfigDict
+
+from tpu.clusters.site import site
+
+
+def get_config() -> ConfigDict:
+    config = site()
+    config.accelerator = "v4-8"
+    config.zone = "us-central2-b"
+    return config

@@ -1,0 +1,12 @@
+"""8 v5e chips, one host: the paper's batch in 8 parts (configs/slices/v5e_8.gin)."""
+
+from ml_collections import ConfigDict
+
+from tpu.clusters.site import site
+
+
+def get_config() -> ConfigDict:
+    config = site()
+    config.accelerator = "v5e-8"
+    config.zone = "us-west4-a"
+    return config

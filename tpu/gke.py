@@ -1,0 +1,245 @@
+"""Jobs on a GKE cluster, as JobSets (https://jobset.sigs.k8s.io, jobset.x-k8s.io/v1alpha2).
+
+GKE puts the pods of a slice on its hosts together or not at all, and JobSet starts all of them anew
+when one fails or is preempted, so that here nothing has to.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import yaml
+from ml_collections import ConfigDict
+
+from fire_lm.errors import UserError
+from tpu import host
+from tpu.bucket import is_there
+from tpu.calls import CallFailed, Calls, NotFound
+from tpu.cluster import slice_of
+from tpu.job import Job, Stage, State
+
+# How GKE names each kind of TPU on its nodes.
+_ACCELERATOR = {
+    "v4": "tpu-v4-podslice",
+    "v5e": "tpu-v5-lite-podslice",
+    "v5p": "tpu-v5p-slice",
+    "v6e": "tpu-v6e-slice",
+}
+_OWNER = "jobset.sigs.k8s.io/jobset-name"
+# A job is not started again after these exit codes of its container.
+_FINAL = [code for code in host.FINAL if code]
+
+
+def manifest(job: Job, cluster: ConfigDict) -> dict[str, Any]:
+    """The JobSet: a replicated job for each slice, a pod for each of its hosts."""
+    slices = slice_of(cluster)
+    hosts = slices.hosts // slices.count
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {
+            "name": job.name,
+            "labels": {"app": "fire-lm"},
+            "annotations": {
+                # One slice for each job: its pods get all nodes of one node pool.
+                "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool",
+                "fire-lm/job": job.digest,
+            },
+        },
+        "spec": {
+            "failurePolicy": {
+                "maxRestarts": cluster.retries,
+                "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+            },
+            "replicatedJobs": [
+                {"name": "slice", "replicas": slices.count, "template": _job(job, cluster, hosts)}
+            ],
+        },
+    }
+
+
+def _job(job: Job, cluster: ConfigDict, hosts: int) -> dict[str, Any]:
+    return {
+        "spec": {
+            "parallelism": hosts,
+            "completions": hosts,
+            "completionMode": "Indexed",
+            "backoffLimit": 0,  # a pod that fails ends the job, and JobSet starts all of them
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": _FINAL}}
+                ]
+            },
+            "template": {"spec": _pod(job, cluster, hosts)},
+        }
+    }
+
+
+def _pod(job: Job, cluster: ConfigDict, hosts: int) -> dict[str, Any]:
+    slices = slice_of(cluster)
+    chips = slices.chips // slices.hosts
+    selector = {
+        "cloud.google.com/gke-tpu-accelerator": _ACCELERATOR[slices.kind],
+        "cloud.google.com/gke-tpu-topology": "x".join(map(str, slices.shape)),
+    }
+    if cluster.spot:
+        selector["cloud.google.com/gke-spot"] = "true"
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 600,  # to save the state after SIGTERM
+        "nodeSelector": selector,
+        "containers": [
+            {
+                "name": "fire-lm",
+                "image": cluster.image,
+                "command": job.on_host(restarts=0),
+                "ports": [{"containerPort": 8471}, {"containerPort": 8080}],  # libtpu's own
+                "resources": {
+                    "requests": {"google.com/tpu": chips},
+                    "limits": {"google.com/tpu": chips},
+                },
+                "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+            }
+        ],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    if cluster.service_account:  # Kubernetes's, bound to Google's by workload identity
+        pod["serviceAccountName"] = cluster.service_account
+    return pod
+
+
+class GKE:
+    """A `Place`."""
+
+    def __init__(self, cluster: ConfigDict, calls: Calls):
+        self._cluster, self._calls = cluster, calls
+        self._kubectl = ["kubectl", f"--context={cluster.gke_context}"]
+
+    def look(self, job: Job) -> State:
+        try:
+            found = self._calls.ask([*self._kubectl, "get", "jobset", job.name, "-o", "json"])
+        except NotFound:
+            done = job.mark and is_there(job.mark, self._calls)
+            return State(Stage.DONE, "earlier") if done else State(Stage.ABSENT)
+        annotations = found["metadata"].get("annotations", {})
+        ended = _ended(found)
+        if ended is None and annotations.get("fire-lm/job") != job.digest:
+            raise UserError(
+                f"{job.name} is running other commands already\n"
+                f"`python -m tpu delete {job.name}` ends them; or choose another name"
+            )
+        return ended or self._look_at_pods(job.name, found)
+
+    def _look_at_pods(self, name: str, found: dict[str, Any]) -> State:
+        pods = self._pods(name)
+        running = sum(pod["status"].get("phase") == "Running" for pod in pods)
+        hosts = slice_of(self._cluster).hosts
+        restarts = found.get("status", {}).get("restarts", 0)
+        told = f"{running} of {hosts} pods, {restarts} restarts"
+        if running == hosts:
+            return State(Stage.RUNNING, told)
+        waits = [w for pod in pods for w in _reasons(pod)]
+        return State(Stage.WAITING, "; ".join([told, *dict.fromkeys(waits)]))
+
+    def _pods(self, name: str) -> list[dict[str, Any]]:
+        chosen = [*self._kubectl, "get", "pods", f"--selector={_OWNER}={name}", "-o", "json"]
+        found: list[dict[str, Any]] = (self._calls.ask(chosen) or {"items": []})["items"]
+        return found
+
+    def create(self, job: Job) -> None:
+        text = yaml.safe_dump(manifest(job, self._cluster), sort_keys=False)
+        self._calls.change([*self._kubectl, "apply", "--filename=-"], stdin=text)
+
+    def setup(self, name: str) -> None:
+        """Kubernetes pulls the image."""
+
+    def launch(self, job: Job) -> None:
+        """JobSet has started it already."""
+
+    def reset(self, name: str) -> None:
+        self.delete(name)
+
+    def tail(self, name: str, lines: int) -> str:
+        try:
+            return self._calls.change(
+                [*self._kubectl, "logs", f"job/{name}-slice-0", f"--tail={lines}"]
+            )
+        except CallFailed as error:  # pods that failed may be gone
+            return f"{error}\n"
+
+    def logs(self, name: str, host: int, lines: int, follow: bool) -> None:
+        pods = sorted(self._pods(name), key=lambda pod: str(pod["metadata"]["name"]))
+        if not 0 <= host < len(pods) and not self._calls.dry_run:
+            raise UserError(f"--host={host}: {name} has {len(pods)} pods now")
+        pod = "POD" if self._calls.dry_run else pods[host]["metadata"]["name"]
+        follows = ["--follow"] if follow else []
+        self._calls.stream([*self._kubectl, "logs", pod, f"--tail={lines}", *follows])
+
+    def stop(self, name: str) -> None:
+        """SIGTERM to all pods: the job saves its state. No pod keeps its TPUs."""
+        patch = json.dumps({"spec": {"suspend": True}})
+        self._calls.change(
+            [*self._kubectl, "patch", "jobset", name, "--type=merge", f"--patch={patch}"]
+        )
+
+    def delete(self, name: str) -> None:
+        self._calls.change([*self._kubectl, "delete", "jobset", name, "--ignore-not-found"])
+
+    def hosts(self, name: str) -> list[str]:
+        return [
+            f"{pod['metadata']['name']}: {pod['status'].get('phase', '')} "
+            + "; ".join(_reasons(pod))
+            for pod in self._pods(name)
+        ]
+
+    def listing(self) -> list[dict[str, str]]:
+        found = self._calls.ask([*self._kubectl, "get", "jobsets", "-o", "json"])
+        return [_row(one, self._cluster) for one in (found or {"items": []})["items"]]
+
+
+def _ended(found: dict[str, Any]) -> State | None:
+    """What the JobSet's conditions say of its end, if it has ended or was stopped."""
+    conditions = {
+        condition["type"]: condition
+        for condition in found.get("status", {}).get("conditions", [])
+        if condition["status"] == "True"
+    }
+    if "Completed" in conditions:
+        return State(Stage.DONE)
+    if "Failed" in conditions:
+        return State(Stage.FAILED, str(conditions["Failed"].get("message", "")), code=1)
+    if "Suspended" in conditions or found["spec"].get("suspend"):
+        return State(Stage.FAILED, "stopped by `python -m tpu stop`", code=3)
+    return None
+
+
+def _reasons(pod: dict[str, Any]) -> list[str]:
+    """Why a pod does not run yet: no nodes, no such image."""
+    status = pod.get("status", {})
+    told = [
+        condition.get("message", "")
+        for condition in status.get("conditions", [])
+        if condition["type"] == "PodScheduled" and condition["status"] == "False"
+    ]
+    waiting = [c.get("state", {}).get("waiting", {}) for c in status.get("containerStatuses", [])]
+    return [t for t in told if t] + [w["reason"] for w in waiting if w.get("reason")]
+
+
+def _row(found: dict[str, Any], cluster: ConfigDict) -> dict[str, str]:
+    ended = _ended(found)
+    jobs = found["spec"]["replicatedJobs"]
+    pod = jobs[0]["template"]["spec"]["template"]["spec"] if jobs else {}
+    selector = pod.get("nodeSelector", {})
+    topology = selector.get("cloud.google.com/gke-tpu-topology", "")
+    chips = math.prod(int(side) for side in topology.split("x")) if topology else 0
+    return {
+        "name": str(found["metadata"]["name"]),
+        "state": str(ended) if ended else "in the cluster",
+        "accelerator": f"{selector.get('cloud.google.com/gke-tpu-accelerator', '')} {topology}",
+        "chips": str(chips * int(jobs[0].get("replicas", 1)) if jobs else 0),
+        "since": str(found["metadata"].get("creationTimestamp", ""))[:16],
+        "tier": "spot" if selector.get("cloud.google.com/gke-spot") else "on demand",
+        "user": "",
+    }

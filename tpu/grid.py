@@ -1,0 +1,166 @@
+"""A sweep of experiments: encodings x seeds x gin bindings, one job for each arm."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import difflib
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
+from tpu.job import Job, check_name
+
+_T = TypeVar("_T", str, int)
+POSITIONS = Path(__file__).parent.parent / "configs" / "positions"
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """Attributes:
+    name: of its run, a folder of the grid's.
+    flags: gin's, beside those that all arms share.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+
+
+def arms(
+    positions: Sequence[str], seeds: Sequence[int], varied: Mapping[str, Sequence[str]]
+) -> list[Arm]:
+    """Every combination of encodings (files of configs/positions), seeds and bindings' values.
+
+    Raises:
+      UserError: an encoding that there is not, or two arms of one name.
+    """
+    known = sorted(path.stem for path in POSITIONS.glob("*.gin"))
+    for position in positions:
+        if position not in known:
+            near = difflib.get_close_matches(position, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise UserError(f"--positions: there is no configs/positions/{position}.gin; {hint}")
+    found = []
+    for position, seed, values in itertools.product(
+        positions, seeds, itertools.product(*varied.values())
+    ):
+        bindings = [f"{name}={value}" for name, value in zip(varied, values, strict=True)]
+        found.append(
+            Arm(
+                name=check_name("-".join(map(_slug, [position, f"seed{seed}", *bindings]))),
+                flags=(
+                    f"--gin_file=configs/positions/{position}.gin",
+                    f"--gin.SEED={seed}",
+                    *(f"--gin.{binding}" for binding in bindings),
+                ),
+            )
+        )
+    names = [arm.name for arm in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"two arms of the grid would have the name {twice[0]}: vary it otherwise")
+    return found
+
+
+def split(text: str, kind: type[_T]) -> list[_T]:
+    """Comma-separated values. Raises UserError for one that is not of that kind."""
+    try:
+        return [kind(part.strip()) for part in text.split(",")]  # type: ignore[call-arg]
+    except ValueError as error:
+        raise UserError(f"{text!r}: {error}") from error
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def arm_job(arm: Arm, grid: str, folder: str, flags: Sequence[str], fire_lm: Sequence[str]) -> Job:
+    """Trains, then scores every length. `fire_lm` is the command of that name where it runs."""
+    workdir = f"{folder}/{arm.name}"
+    train = (*fire_lm, "pretrain", f"--workdir={workdir}", *flags, *arm.flags)
+    return Job(
+        name=check_name(f"{grid}-{arm.name}"),
+        commands=(train, (*fire_lm, "sweep", workdir)),
+        folder=workdir,
+    )
+
+
+class Table:
+    """The arms and their state, printed whenever that changes."""
+
+    def __init__(self, arms: Sequence[Arm], progress: Callable[[Arm], str]):
+        self._states = {arm: "waiting" for arm in arms}
+        self._progress = progress
+        self._lock = threading.Lock()
+
+    def set(self, arm: Arm, state: str) -> None:
+        with self._lock:
+            self._states[arm] = state
+            over = [s for s in self._states.values() if s not in ("waiting", "running")]
+            print(f"{time.strftime('%H:%M')} [{len(over)}/{len(self._states)}] {arm.name}: {state}")
+
+    def __str__(self) -> str:
+        width = max(len(arm.name) for arm in self._states)
+        rows = [
+            f"{arm.name:{width}}  {state:8}  {self._progress(arm)}".rstrip()
+            for arm, state in self._states.items()
+        ]
+        return "\n".join([f"{'arm':{width}}  state     newest step", *rows])
+
+
+def run(
+    arms: Sequence[Arm],
+    run_arm: Callable[[Arm], None],
+    *,
+    is_done: Callable[[Arm], bool],
+    progress: Callable[[Arm], str],
+    at_once: int,
+    stop: Callable[[], None],
+) -> None:
+    """Runs what is not done, `at_once` at a time; an arm that fails leaves the others going.
+
+    Args:
+      run_arm: returns when the arm is done, raises when it failed.
+      stop: makes the arms that run end soon, and those that wait not begin.
+
+    Raises:
+      RunFailed: some arms failed. Preempted: it was stopped.
+    """
+    table = Table(arms, progress)
+    failures: dict[str, FireLMError] = {}
+
+    def one(arm: Arm) -> None:
+        if is_done(arm):
+            table.set(arm, "done")
+            return
+        table.set(arm, "running")
+        try:
+            run_arm(arm)
+        except Preempted:
+            table.set(arm, "stopped")
+            raise
+        except FireLMError as error:
+            failures[arm.name] = error
+            table.set(arm, "FAILED")
+        else:
+            table.set(arm, "done")
+
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        futures = [pool.submit(one, arm) for arm in arms]
+        try:
+            stopped = [e for f in futures if (e := f.exception()) is not None]
+        except BaseException:  # Ctrl-C
+            for future in futures:
+                future.cancel()
+            stop()
+            raise
+    print(f"\n{table}\n", flush=True)
+    if stopped:
+        raise stopped[0]
+    if failures:
+        told = "\n".join(f"{name}: {error}" for name, error in failures.items())
+        raise RunFailed(f"{len(failures)} of {len(arms)} arms failed\n{told}")

@@ -1,0 +1,64 @@
+"""The container image: its tag is the commit, so that the hosts run what is here."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from fire_lm.errors import UserError
+from tpu.calls import Calls, NotFound
+
+ROOT = Path(__file__).parent.parent
+
+
+def tagged(cluster: ConfigDict, root: Path = ROOT) -> str:
+    """The image with its tag: that of the cluster file, else the commit of this checkout.
+
+    Raises:
+      UserError: there are changes that no commit holds, which no image could have.
+    """
+    image: str = cluster.image
+    if ":" in image.rpartition("/")[2] or "@" in image:
+        return image
+    try:
+        changed = _git(root, "status", "--porcelain")
+        commit = _git(root, "rev-parse", "--short=12", "HEAD")
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UserError(
+            f"{root} is not a git checkout, whose commit names the image\n"
+            f"give the image a tag: --cluster.image={image}:TAG"
+        ) from error
+    if changed:
+        first = changed.splitlines()[0].split(maxsplit=1)[1]
+        raise UserError(
+            f"{first} is not committed, so the hosts would run something else than is here\n"
+            "commit it and run `python -m tpu image`, or choose an image by its tag (:TAG)"
+        )
+    return f"{image}:{commit}"
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def check(image: str, cluster: ConfigDict, calls: Calls) -> None:
+    """Raises UserError if the image has not been built."""
+    try:
+        calls.read(
+            ["gcloud", "artifacts", "docker", "images", "describe", image, "--format=json"]
+            + [f"--project={cluster.project}"]
+        )
+    except NotFound as error:
+        raise UserError(f"there is no image {image}\nbuild it: python -m tpu image") from error
+
+
+def build(image: str, cluster: ConfigDict, calls: Calls) -> None:
+    calls.stream(
+        [
+            *("gcloud", "builds", "submit", str(ROOT), "--config=tpu/cloudbuild.yaml"),
+            *(f"--substitutions=_IMAGE={image}", f"--project={cluster.project}"),
+        ]
+    )

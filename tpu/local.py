@@ -1,0 +1,92 @@
+"""Jobs as processes on this machine, several at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from fire_lm.errors import Preempted, RunFailed, UserError
+from tpu.host import DIVERGED
+from tpu.image import ROOT
+from tpu.job import Job
+
+
+class LocalJobs:
+    """Runs jobs to their end. One that a killed command left behind is waited for."""
+
+    def __init__(self, restarts: int = 2):
+        self._restarts = restarts
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._stopped = threading.Event()
+
+    def run(self, job: Job, log: Path) -> None:
+        """Returns when the job is done; what it prints goes to `log`.
+
+        Raises:
+          UserError: it ended with exit code 2. RunFailed: in another way. Preempted: by `stop`.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.with_suffix(".lock").open("w") as lock, log.open("ab") as output:
+            # Held by the job's process itself, so that it stands for as long as that lives.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self._stopped.is_set():
+                raise Preempted(f"{job.name} was not started")
+            command = [sys.executable, *job.on_host(self._restarts)[1:]]
+            child = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[lock.fileno()],
+                start_new_session=True,  # Ctrl-C comes to us, and through us to it
+            )
+            self._children[job.name] = child
+            if self._stopped.is_set():
+                child.send_signal(signal.SIGTERM)
+            code = child.wait()
+            del self._children[job.name]
+        self._judge(job, code, log)
+
+    def stop(self) -> None:
+        """Ends all jobs, after they have saved; no more are started."""
+        self._stopped.set()
+        for child in list(self._children.values()):
+            child.send_signal(signal.SIGTERM)
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """SIGTERM stops all jobs, too; Ctrl-C does so through `grid.run`."""
+
+        def handle(signum: int, frame: FrameType | None) -> None:
+            self.stop()
+
+        before = signal.signal(signal.SIGTERM, handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _judge(self, job: Job, code: int, log: Path) -> None:
+        if self._stopped.is_set() and code:
+            raise Preempted(f"{job.name} was stopped")
+        if code == 2:
+            raise UserError(f"exit code 2, a mistake of its configuration: {last_words(log)}")
+        if code == DIVERGED:
+            raise RunFailed(f"stopped at a loss that is not finite: {last_words(log)}")
+        if code:
+            raise RunFailed(f"exit code {code}: {last_words(log)}")
+
+
+def last_words(log: Path) -> str:
+    """The last error in a log, and where the rest is."""
+    lines = log.read_text(errors="replace").splitlines()
+    told = [line for line in lines if line.startswith("fire-lm: ")]
+    return f"{told[-1] if told else (lines or ['nothing was printed'])[-1]} ({log})"

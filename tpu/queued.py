@@ -1,0 +1,336 @@
+"""Jobs on Cloud TPU VMs that are asked for as queued resources.
+
+Everything is read from Google Cloud when it is needed: the queued resource says whether the TPUs
+are there, the container on each host says what became of the job. Nothing is kept on this machine.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.tpu_topology import Slice
+from tpu import calls, host
+from tpu.bucket import is_there
+from tpu.calls import CallFailed, Calls, NotFound
+from tpu.cluster import slice_of
+from tpu.job import Job, Stage, State
+
+_CONTAINER = "fire_lm"
+_RUNTIME = {
+    "v4": "tpu-ubuntu2204-base",
+    "v5e": "v2-alpha-tpuv5-lite",
+    "v5p": "v2-alpha-tpuv5",
+    "v6e": "v2-alpha-tpuv6e",
+}
+_WAITING = {
+    "CREATING": "the request has been received",
+    "ACCEPTED": "in the queue",
+    "WAITING_FOR_RESOURCES": "in the queue",
+    "PROVISIONING": "the TPUs are being made ready",
+}
+_LEAVING = {
+    "SUSPENDING": "they are being taken away",
+    "SUSPENDED": "preempted; the request still takes quota and the name",
+    "DELETING": "the request is being deleted",
+}
+_SETUP_TRIES = 5  # a new host takes SSH keys a little after it is READY
+# A line for each host: its name, and state, exit code and job of the container, if there is one.
+_REPORT = (
+    f'echo "{_CONTAINER}|$(hostname)|$(sudo docker inspect --format='
+    "'{{.State.Status}}|{{.State.ExitCode}}|{{.Config.Labels.fire_lm_job}}' "
+    f'{_CONTAINER} 2>/dev/null || echo none)"'
+)
+
+
+class QueuedResources:
+    """A `Place`."""
+
+    def __init__(self, cluster: ConfigDict, caller: Calls):
+        self._cluster, self._calls = cluster, caller
+        self._where = [f"--project={cluster.project}", f"--zone={cluster.zone}"]
+        self._slice = slice_of(cluster)
+
+    def look(self, job: Job) -> State:
+        found = self._describe(job.name)
+        if found is None:
+            done = job.mark and is_there(job.mark, self._calls)
+            return State(Stage.DONE, "earlier") if done else State(Stage.ABSENT)
+        name = _state_of(found)
+        if name in _WAITING:
+            return State(Stage.WAITING, f"{name}, {_WAITING[name]}")
+        if name in _LEAVING:
+            return State(Stage.LOST, f"{name}, {_LEAVING[name]}")
+        if name != "ACTIVE":
+            return State(Stage.FAILED, _failure_of(found) or name, code=1)
+        try:
+            return self._look_at_hosts(job)
+        except NotFound as error:
+            return State(Stage.LOST, f"the request is ACTIVE, its TPU is gone: {error}")
+        except CallFailed as error:
+            return State(Stage.SILENT, str(error))
+
+    def _look_at_hosts(self, job: Job) -> State:
+        expected = 0
+        for node in self._nodes(job.name):
+            found = self._calls.ask(self._vm("describe", node, "--format=json"))
+            if found["state"] in ("PREEMPTED", "TERMINATED", "STOPPED", "DELETING"):
+                return State(Stage.LOST, f"{node} is {found['state']}")
+            if found["state"] != "READY":
+                return State(Stage.WAITING, f"{node} is {found['state']}")
+            expected += len(found["networkEndpoints"])
+        return judge(self._report(job.name), expected, job)
+
+    def _report(self, name: str) -> list[tuple[str, ...]]:
+        """Of each host that answers: its name, and its container's state, exit code and job."""
+        lines = self._on_all(name, _REPORT).splitlines()
+        rows = [line.split("|")[1:] for line in lines if line.startswith(f"{_CONTAINER}|")]
+        return [(*row, "", "")[:4] for row in rows]
+
+    def create(self, job: Job) -> None:
+        self._calls.change(self._create(job.name))
+
+    def _create(self, name: str) -> list[str]:
+        one, cluster = self._slice, self._cluster
+        nodes = [f"--node-id={name}"]
+        if one.count > 1:
+            nodes = [f"--node-count={one.count}", f"--node-prefix={name}"]
+        return [
+            *("gcloud", "compute", "tpus", "queued-resources", "create", name, *self._where),
+            *_accelerator(one),
+            f"--runtime-version={_RUNTIME[one.kind]}",
+            *nodes,
+            f"--labels=fire_lm=run,user={_label(getpass.getuser())}",
+            *(["--spot"] if cluster.spot else []),
+            *([f"--service-account={cluster.service_account}"] if cluster.service_account else []),
+            "--quiet",
+        ]
+
+    def setup(self, name: str) -> None:
+        registry, image = self._cluster.image.partition("/")[0], self._cluster.image
+        self._patiently(
+            name,
+            "set -e; gcloud auth print-access-token | sudo docker login --username="
+            f"oauth2accesstoken --password-stdin {shlex.quote(f'https://{registry}')} >/dev/null; "
+            + " ".join(["sudo docker pull --quiet", shlex.quote(image)]),
+        )
+        tried = ["python", "-m", "tpu.host", f"--try_bucket=gs://{self._cluster.bucket}/runs"]
+        self._on_all(name, shlex.join(["sudo", "docker", "run", "--rm", image, *tried]))
+
+    def launch(self, job: Job) -> None:
+        self._remove(job.name)
+        try:
+            self._on_all(job.name, shlex.join(self._docker_run(job)))
+            if self._calls.dry_run:
+                return
+            state = self._look_at_hosts(job)
+            started = state.stage in (Stage.RUNNING, Stage.DONE, Stage.FAILED)
+            why = str(state)
+        except CallFailed as error:
+            started, why = False, str(error)
+        if not started:
+            self._remove(job.name)
+            raise RunFailed(f"{job.name} did not start on all of its hosts, so on none: {why}")
+
+    def _docker_run(self, job: Job) -> list[str]:
+        return [
+            *("sudo", "docker", "run", "--detach", f"--name={_CONTAINER}"),
+            *("--privileged", "--net=host", "--shm-size=16g", "--log-opt=max-size=200m"),
+            f"--label=fire_lm_job={job.digest}",
+            self._cluster.image,
+            *job.on_host(self._cluster.retries),
+        ]
+
+    def reset(self, name: str) -> None:
+        found = self._describe(name)
+        if found is not None and _state_of(found) == "ACTIVE":
+            self._remove(name)
+        else:
+            self.delete(name)
+
+    def _remove(self, name: str) -> None:
+        self._on_all(name, f"sudo docker rm --force {_CONTAINER} >/dev/null 2>&1 || true")
+
+    def tail(self, name: str, lines: int) -> str:
+        command = f"sudo docker logs --tail={lines} {_CONTAINER} 2>&1"
+        return self._calls.change(self._ssh(self._nodes(name)[0], command, worker="0"))
+
+    def logs(self, name: str, host: int, lines: int, follow: bool) -> None:
+        command = f"sudo docker logs --tail={lines} {'--follow ' if follow else ''}{_CONTAINER}"
+        nodes = self._nodes(name)
+        per_node = max(1, self._slice.hosts // len(nodes))
+        if not 0 <= host < per_node * len(nodes):
+            raise UserError(f"--host={host}: {name} has hosts 0 to {per_node * len(nodes) - 1}")
+        node = nodes[host // per_node]
+        self._calls.stream(self._ssh(node, command, worker=str(host % per_node)))
+
+    def stop(self, name: str) -> None:
+        """SIGTERM: the job saves its state within ten minutes and ends."""
+        self._on_all(name, f"sudo docker stop --time=600 {_CONTAINER}")
+
+    def delete(self, name: str) -> None:
+        command = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, *self._where]
+        try:
+            self._calls.change([*command, "--force", "--quiet"])
+        except NotFound:
+            print(f"{name}: there is no such queued resource, nothing to delete")
+
+    def hosts(self, name: str) -> list[str]:
+        found = self._describe(name)
+        if found is None or _state_of(found) != "ACTIVE":
+            return []
+        return [
+            f"{host}: " + (f"{status}, exit code {code}" if status == "exited" else status)
+            for host, status, code, _ in self._report(name)
+        ]
+
+    def listing(self) -> list[dict[str, str]]:
+        """A row for each request, and for each TPU VM that belongs to none."""
+        listed = ["list", *self._where, "--format=json"]
+        requests = self._calls.ask(["gcloud", "compute", "tpus", "queued-resources", *listed])
+        machines = self._calls.ask(["gcloud", "compute", "tpus", "tpu-vm", *listed]) or []
+        rows = []
+        for request in sorted(requests or [], key=_name_of):
+            owned = [vm for vm in machines if _belongs(vm, request)]
+            machines = [vm for vm in machines if vm not in owned]
+            rows.append(_request_row(request, owned))
+        return rows + [_machine_row(vm) for vm in sorted(machines, key=_name_of)]
+
+    def _describe(self, name: str) -> dict[str, Any] | None:
+        command = ["gcloud", "compute", "tpus", "queued-resources", "describe", name, *self._where]
+        try:
+            found: dict[str, Any] | None = self._calls.ask([*command, "--format=json"])
+        except NotFound:
+            return None
+        return found
+
+    def _nodes(self, name: str) -> list[str]:
+        count = self._slice.count
+        return [name] if count == 1 else [f"{name}-{index}" for index in range(count)]
+
+    def _vm(self, verb: str, node: str, *more: str) -> list[str]:
+        return ["gcloud", "compute", "tpus", "tpu-vm", verb, node, *self._where, *more]
+
+    def _ssh(self, node: str, command: str, worker: str = "all") -> list[str]:
+        """`command` is read by the shell of the host: what goes into it is quoted for that."""
+        return self._vm("ssh", node, f"--worker={worker}", "--quiet", f"--command={command}")
+
+    def _on_all(self, name: str, command: str) -> str:
+        """Runs a command on every host of every slice; what all printed."""
+        return "".join(self._calls.change(self._ssh(n, command)) for n in self._nodes(name))
+
+    def _patiently(self, name: str, command: str) -> None:
+        for attempt in range(_SETUP_TRIES):
+            try:
+                self._on_all(name, command)
+                return
+            except CallFailed:
+                if attempt == _SETUP_TRIES - 1:
+                    raise
+                calls.pause(20.0)
+
+
+
+def judge(report: Sequence[tuple[str, ...]], expected: int, job: Job) -> State:
+    """What the containers of `expected` hosts say of the job, a row for each host that answered.
+
+    Raises:
+      UserError: another job runs there.
+    """
+    others = [
+        name for name, status, _, digest in report if status == "running" and digest != job.digest
+    ]
+    if others:
+        raise UserError(
+            f"{job.name} is running other commands already ({len(others)} hosts)\n"
+            f"`python -m tpu stop {job.name}` ends them; or choose another name"
+        )
+    if len(report) < expected:
+        return State(Stage.SILENT, f"{len(report)} of {expected} hosts answer")
+    ours = [row for row in report if row[3] == job.digest]
+    if len(ours) < expected:
+        return State(Stage.READY, f"it is on {len(ours)} of {expected} hosts" if ours else "")
+    codes = {int(code) for _, status, code, _ in ours if status != "running"}
+    bad = sorted(codes - {0}, key=lambda code: (code not in host.FINAL, code))
+    if bad:
+        failed = [name for name, _, code, _ in ours if code == str(bad[0])]
+        return State(Stage.FAILED, f"exit code {bad[0]} on {', '.join(failed[:4])}", bad[0])
+    running = sum(status == "running" for _, status, _, _ in ours)
+    if running:
+        return State(Stage.RUNNING, f"on {running} of {expected} hosts")
+    return State(Stage.DONE)
+
+
+def _state_of(found: dict[str, Any]) -> str:
+    return str(found.get("state", {}).get("state", "STATE_UNSPECIFIED"))
+
+
+def _failure_of(found: dict[str, Any]) -> str:
+    error = found.get("state", {}).get("failedData", {}).get("error", {})
+    return str(error.get("message", ""))
+
+
+def _name_of(found: dict[str, Any]) -> str:
+    return str(found["name"]).rpartition("/")[2]
+
+
+def _belongs(machine: dict[str, Any], request: dict[str, Any]) -> bool:
+    named = str(machine.get("queuedResource", "")).rpartition("/")[2]
+    specs = request.get("tpu", {}).get("nodeSpec", [])
+    return named == _name_of(request) or _name_of(machine) in [s.get("nodeId") for s in specs]
+
+
+def _request_row(request: dict[str, Any], machines: list[dict[str, Any]]) -> dict[str, str]:
+    state, name = _state_of(request), _name_of(request)
+    specs = request.get("tpu", {}).get("nodeSpec", [])
+    node = specs[0].get("node", {}) if specs else {}
+    count = sum(int(s.get("multisliceParams", {}).get("nodeCount", 1)) for s in specs)
+    kind = str(node.get("acceleratorType", ""))
+    said = {**_WAITING, **_LEAVING, "FAILED": _failure_of(request)}.get(state, "")
+    row = {
+        "name": name,
+        "state": f"{state}: {said}" if said else state,
+        "accelerator": f"{count}x{kind}" if count > 1 else kind,
+        "tier": "spot" if "spot" in request else "on demand",
+        "user": str(node.get("labels", {}).get("user", "")),
+        # It costs from when the machines are there, not from when it was asked for.
+        "since": min((str(vm.get("createTime", ""))[:16] for vm in machines), default=""),
+    }
+    if state in ("FAILED", "SUSPENDED"):
+        row["advice"] = f"`python -m tpu delete {name}` clears it; the same job asks again"
+    if state == "ACTIVE" and len(machines) < count:
+        row["advice"] = f"{len(machines)} of its {count} TPUs are there; `delete {name}` clears it"
+    return row
+
+
+def _machine_row(machine: dict[str, Any]) -> dict[str, str]:
+    name = _name_of(machine)
+    return {
+        "name": name,
+        "state": f"{machine.get('state', '')}: a TPU VM without a queued resource",
+        "accelerator": str(machine.get("acceleratorType", "")),
+        "tier": "spot" if machine.get("schedulingConfig", {}).get("spot") else "on demand",
+        "user": str(machine.get("labels", {}).get("user", "")),
+        "since": str(machine.get("createTime", ""))[:16],
+        "advice": f"not ours to delete: gcloud compute tpus tpu-vm delete {name}",
+    }
+
+
+def _accelerator(one: Slice) -> list[str]:
+    """gcloud's flags: by name where Google has one for the shape."""
+    shape = "x".join(map(str, one.shape))
+    if one.shape not in one.chip.shapes:
+        return [f"--type={one.kind}", f"--topology={shape}"]
+    name = Slice(one.kind, one.shape).name
+    return [f"--accelerator-type={name.replace('v5e', 'v5litepod')}"]
+
+
+def _label(text: str) -> str:
+    """As the value of a label may be."""
+    return re.sub(r"[^a-z0-9_-]", "_", text.lower())[:63]

@@ -1,0 +1,45 @@
+"""What `status` prints: what there is, since when, at whose cost, and what it has done."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+
+from ml_collections import ConfigDict
+
+from fire_lm.errors import UserError
+from fire_lm.tpu_topology import parse_slice
+
+_COLUMNS = ("name", "state", "accelerator", "tier", "user", "since", "chip-hours", "newest step")
+
+
+def show(rows: Sequence[dict[str, str]], where: ConfigDict, progress: Callable[[str], str]) -> None:
+    """Prints a row for each; `progress` says what the run of a name has done."""
+    print(f"project {where.project} pays; zone {where.zone}")
+    if not rows:
+        print("nothing there")
+        return
+    now = datetime.datetime.now(datetime.UTC)
+    full = [
+        {**row, "chip-hours": chip_hours(row, now), "newest step": progress(row["name"])}
+        for row in rows
+    ]
+    widths = {c: max(len(c), *(len(row.get(c, "")) for row in full)) for c in _COLUMNS}
+    for row in [{c: c for c in _COLUMNS}, *full]:
+        print("  ".join(f"{row.get(c, ''):{widths[c]}}" for c in _COLUMNS).rstrip())
+    for row in rows:
+        if row.get("advice"):
+            print(f"{row['name']}: {row['advice']}")
+
+
+def chip_hours(row: dict[str, str], now: datetime.datetime) -> str:
+    """Since the TPUs were there; nothing for those that only wait."""
+    if not row.get("since"):
+        return ""
+    since = datetime.datetime.fromisoformat(row["since"]).replace(tzinfo=datetime.UTC)
+    hours = max(0.0, (now - since).total_seconds() / 3600)
+    try:
+        chips = int(row["chips"]) if "chips" in row else parse_slice(row["accelerator"]).chips
+    except UserError:
+        return ""
+    return f"{chips * hours:,.1f}"

@@ -1,0 +1,335 @@
+"""What the verbs of `python -m tpu` do."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from ml_collections import ConfigDict
+
+from fire_lm import cli
+from fire_lm.errors import RunFailed, UserError
+from tpu import bucket, cluster, gke, tables
+from tpu import grid as grids
+from tpu import image as images
+from tpu.calls import Calls
+from tpu.follow import Follower
+from tpu.job import Job, Place, Stage, check_name
+from tpu.local import LocalJobs
+from tpu.queued import QueuedResources
+
+ROOT = images.ROOT
+
+
+def image(arguments: argparse.Namespace) -> None:
+    where, calls = _where(arguments)
+    images.build(images.tagged(where), where, calls)
+
+
+def create(arguments: argparse.Namespace) -> None:
+    where, calls = _where(arguments)
+    _before(where, calls)
+    _place(where, calls).create(Job(check_name(arguments.name), (), ""))
+
+
+def setup(arguments: argparse.Namespace) -> None:
+    where, calls = _where(arguments)
+    where.image = images.tagged(where)
+    _place(where, calls).setup(check_name(arguments.name))
+
+
+def pretrain(arguments: argparse.Namespace) -> None:
+    """Trains `gs://BUCKET/runs/NAME` to its end."""
+    where, calls = _where(arguments)
+    flags = experiment_flags(arguments)
+    check_experiment(flags)
+    job = training_job(arguments.name, where, flags)
+    follower = _prepared(job, job.folder, arguments, where, calls, flags)
+    if follower is not None:
+        follower.follow()
+
+
+def training_job(name: str, where: ConfigDict, flags: Sequence[str]) -> Job:
+    workdir = cluster.run_directory(where, check_name(name))
+    return Job(name, (("fire-lm", "pretrain", f"--workdir={workdir}", *flags),), workdir)
+
+
+def render(arguments: argparse.Namespace) -> None:
+    """Prints the manifest that `pretrain` would apply to a GKE cluster."""
+    where, _ = _where(arguments)
+    where.image = images.tagged(where)
+    flags = experiment_flags(arguments)
+    check_experiment(flags)
+    job = training_job(arguments.name, where, flags)
+    print(yaml.safe_dump(gke.manifest(job, where), sort_keys=False), end="")
+
+
+def sweep(arguments: argparse.Namespace) -> None:
+    """`fire-lm sweep RUN ...` as a job of its own; a RUN is a name or a path."""
+    where, calls = _where(arguments)
+    runs = [argument for argument in arguments.rest if not argument.startswith("-")]
+    rest = [argument for argument in arguments.rest if argument.startswith("-")]
+    if not runs:
+        raise UserError("sweep needs the RUNs to score after its NAME: names, or gs:// paths")
+    paths = [run if "://" in run else cluster.run_directory(where, run) for run in runs]
+    flags = [*rest, *_gin_flags(arguments)]
+    cli.parse(["sweep", *paths, *flags])
+    folder = f"gs://{where.bucket}/sweeps/{check_name(arguments.name)}"
+    job = Job(arguments.name, (("fire-lm", "sweep", *paths, *flags),), folder, once=False)
+    follower = _prepared(job, "", arguments, where, calls)
+    if follower is not None:
+        follower.follow()
+
+
+def grid(arguments: argparse.Namespace) -> None:
+    """One job for each arm, then the table and figure of all of them."""
+    name, flags = check_name(arguments.name), experiment_flags(arguments)
+    varied: dict[str, list[str]] = {}
+    for binding in arguments.varied:
+        key, _, value = binding.partition("=")
+        varied.setdefault(key, []).append(value)
+    chosen = grids.arms(
+        grids.split(arguments.positions, str), grids.split(arguments.seeds, int), varied
+    )
+    for arm in chosen:
+        check_experiment([*flags, *arm.flags])
+    if arguments.local:
+        folder = str(Path(arguments.output or f"runs/{name}").absolute())
+        fire_lm = (sys.executable, "-m", "fire_lm")
+        local_grid(
+            {arm: grids.arm_job(arm, name, folder, flags, fire_lm) for arm in chosen},
+            Path(folder),
+            arguments,
+        )
+        _combine(folder, folder)
+        return
+    where, calls = _where(arguments)
+    folder = cluster.run_directory(where, name)
+    jobs = {arm: grids.arm_job(arm, name, folder, flags, ("fire-lm",)) for arm in chosen}
+    cloud_grid(jobs, arguments, where, calls, flags)
+    if not calls.dry_run:
+        _combine(folder, arguments.output or f"runs/{name}")
+
+
+def local_grid(jobs: dict[grids.Arm, Job], folder: Path, arguments: argparse.Namespace) -> None:
+    if arguments.dry_run:
+        for job in jobs.values():
+            print("\n".join(shlex.join(command) for command in job.commands))
+        return
+    running = LocalJobs()
+    with running.signals():
+        grids.run(
+            list(jobs),
+            lambda arm: running.run(jobs[arm], folder / "logs" / f"{arm.name}.txt"),
+            is_done=lambda arm: Path(jobs[arm].mark).exists(),
+            progress=lambda arm: bucket.last_step(Path(jobs[arm].folder) / "metrics.jsonl"),
+            at_once=arguments.at_once,
+            stop=running.stop,
+        )
+
+
+def cloud_grid(
+    jobs: dict[grids.Arm, Job],
+    arguments: argparse.Namespace,
+    where: ConfigDict,
+    calls: Calls,
+    flags: Sequence[str],
+) -> None:
+    def run_arm(arm: grids.Arm) -> None:
+        job = jobs[arm]
+        follower = _prepared(job, job.folder, arguments, where, calls, [*flags, *arm.flags])
+        if follower is not None:
+            follower.follow()
+
+    if calls.dry_run:
+        for arm in jobs:
+            print(f"\n## {arm.name}")
+            run_arm(arm)
+        return
+    grids.run(
+        list(jobs),
+        run_arm,
+        is_done=lambda arm: bucket.is_there(jobs[arm].mark, calls),
+        progress=lambda arm: bucket.progress(jobs[arm].folder, calls),
+        at_once=arguments.at_once,
+        stop=lambda: print("the arms go on where they run: `python -m tpu status`", flush=True),
+    )
+
+
+def _combine(folder: str, output: str) -> None:
+    """The table and figure of all arms; every row of it is known already."""
+    command = [sys.executable, "-m", "fire_lm", "sweep", folder, f"--output={output}"]
+    if code := subprocess.run(command, check=False).returncode:
+        raise RunFailed(f"the combined table failed (exit code {code}): {shlex.join(command)}")
+
+
+def _prepared(
+    job: Job,
+    workdir: str,
+    arguments: argparse.Namespace,
+    where: ConfigDict,
+    calls: Calls,
+    preflight_flags: Sequence[str] | None = None,
+) -> Follower | None:
+    """Checks all that can be checked before TPUs are asked for. In a dry run prints the calls of
+    the job's life, and returns nothing."""
+    where = where.copy_and_resolve_references()
+    where.image = images.tagged(where)
+    place = _place(where, calls)
+    if preflight_flags is not None and not arguments.no_preflight:
+        _preflight(place, job, where, preflight_flags, calls)
+    _before(where, calls)
+    images.check(where.image, where, calls)
+    if calls.dry_run:
+        _print_life(place, job, arguments.keep)
+        return None
+    return Follower(
+        job,
+        place,
+        retries=where.retries,
+        progress=lambda: bucket.progress(workdir, calls) if workdir else "",
+        every=arguments.every,
+        keep=arguments.keep,
+        detach=arguments.detach,
+    )
+
+
+def _print_life(place: Place, job: Job, keep: bool) -> None:
+    """The calls of a job's life when nothing goes wrong."""
+    print("\n# ask for the TPUs")
+    place.create(job)
+    print("\n# look, again and again")
+    place.look(job)
+    print("\n# when they are there")
+    place.setup(job.name)
+    place.launch(job)
+    if not keep:
+        print("\n# when the job has ended")
+        place.delete(job.name)
+
+
+def _preflight(
+    place: Place, job: Job, where: ConfigDict, flags: Sequence[str], calls: Calls
+) -> None:
+    """Compiles the job here before TPUs are asked for; not again where they are there already.
+
+    Raises:
+      UserError: the configuration is wrong. RunFailed: it would not work on this slice.
+    """
+    if not calls.dry_run and place.look(job).stage is not Stage.ABSENT:
+        return
+    command = [
+        *(sys.executable, "-m", "fire_lm", "preflight", f"--slice={where.accelerator}"),
+        *(f"--workdir={job.folder}", *(f for f in flags if f.startswith("--gin"))),
+    ]
+    if calls.dry_run:
+        print(f"# before that, on this machine\n{shlex.join(command)}")
+        return
+    with _COMPILING:
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    told = f"{job.name}: preflight ended with exit code {code}, nothing was booked"
+    if code == 2:
+        raise UserError(f"{told}\n--no_preflight goes on without it")
+    if code:
+        raise RunFailed(f"{told}\n--no_preflight goes on without it")
+
+
+_COMPILING = threading.Lock()
+
+
+def experiment_flags(arguments: argparse.Namespace) -> list[str]:
+    """Of `fire-lm pretrain`, as they are given to the hosts.
+
+    Raises:
+      UserError: an unknown flag, or a file that the image does not have.
+    """
+    flags = [*_gin_flags(arguments), *arguments.rest]
+    if any(flag.partition("=")[0] == "--workdir" for flag in arguments.rest):
+        raise UserError("the run directory follows from NAME and the bucket: leave --workdir out")
+    cli.parse(["pretrain", *flags])
+    return flags
+
+
+def _gin_flags(arguments: argparse.Namespace) -> list[str]:
+    paths = arguments.gin_search_paths
+    return [
+        *(f"--gin_file={_in_image(path)}" for path in arguments.gin_file),
+        *([f"--gin_search_paths={paths}"] if paths else []),
+        *(f"--gin.{binding}" for binding in arguments.bindings),
+    ]
+
+
+def _in_image(path: str) -> str:
+    """A gin file's path from the top of the repository, where the hosts' commands run."""
+    if "://" in path:
+        return path
+    full = Path(path).resolve()
+    if not full.is_relative_to(ROOT):
+        raise UserError(
+            f"--gin_file={path} is outside of {ROOT}, so that the image does not have it\n"
+            "put it under configs/, or on the bucket"
+        )
+    return str(full.relative_to(ROOT))
+
+
+def check_experiment(flags: Sequence[str]) -> None:
+    """Reads the configuration as strictly as the hosts will; raises UserError for a slip in it."""
+    from fire_lm import verbs  # TensorFlow comes with it, 10 s
+
+    parsed = cli.parse(["pretrain", *flags])
+    verbs.load_config(parsed.gin_file, parsed.bindings, parsed.gin_search_paths)
+
+
+def status(arguments: argparse.Namespace) -> None:
+    """What there is in the project and zone, and of NAME each host."""
+    where, calls = _where(arguments)
+    place = _place(where, calls)
+    rows = place.listing()
+    if calls.dry_run:
+        return
+    tables.show(
+        rows, where, lambda name: bucket.progress(cluster.run_directory(where, name), calls)
+    )
+    if arguments.name:
+        for line in place.hosts(check_name(arguments.name)):
+            print(line)
+
+
+def logs(arguments: argparse.Namespace) -> None:
+    where, calls = _where(arguments)
+    name = check_name(arguments.name)
+    _place(where, calls).logs(name, arguments.host, arguments.lines, arguments.follow)
+
+
+def stop(arguments: argparse.Namespace) -> None:
+    where, calls = _where(arguments)
+    name = check_name(arguments.name)
+    _place(where, calls).stop(name)
+    print(f"{name} has been stopped; `python -m tpu delete {name}` gives its TPUs back")
+
+
+def delete(arguments: argparse.Namespace) -> None:
+    where, calls = _where(arguments)
+    _place(where, calls).delete(check_name(arguments.name))
+
+
+def _where(arguments: argparse.Namespace) -> tuple[ConfigDict, Calls]:
+    if not arguments.cluster:
+        raise UserError(f"{arguments.verb} needs --cluster=NAME, a file of tpu/clusters")
+    where = cluster.load(arguments.cluster, arguments.overrides)
+    return where, Calls(arguments.dry_run)
+
+
+def _place(where: ConfigDict, calls: Calls) -> Place:
+    return (gke.GKE if where.gke_context else QueuedResources)(where, calls)
+
+
+def _before(where: ConfigDict, calls: Calls) -> None:
+    if warning := bucket.check(where, calls):
+        print(warning, flush=True)
