@@ -9,7 +9,7 @@
 # An environment counts as whole only when its stamp, written last, names this very lock, project
 # file, Python version and folder (a moved .venv still points at the old place).
 
-ROOT="$(CDPATH= cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+ROOT="$(CDPATH="" cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 VENV="$ROOT/.venv"
 STAMP="$VENV/.fire_lm_stamp"
 CLAIM="$VENV/.fire_lm_installing"   # holds the installing process; left behind by an interruption
@@ -168,7 +168,7 @@ bootstrap() {
 }
 
 bootstrap_beam() {  # .venv/beam: the lock and the extra `cache`, whose packages the lock leaves out
-  local VENV="$VENV/beam" python="$VENV/bin/python"
+  local python="$VENV/bin/python" VENV="$VENV/beam"
   export FIRE_LM_BEAM_PYTHON="$VENV/bin/python"
   if [ -f "$VENV/.whole" ]; then return; fi
   phase "creating an environment for Apache Beam" make_environment "$python"
