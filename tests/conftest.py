@@ -31,3 +31,18 @@ def compile_once(tmp_path_factory):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture
+def cloud(tmp_path, monkeypatch):
+    """Stand-ins for Google's programs on PATH (tpu_cloud.py)."""
+    import tpu_cloud
+
+    naps = iter(range(100))
+
+    def nap(seconds: float) -> None:
+        if next(naps, None) is None:
+            raise AssertionError("it waits for ever")
+
+    monkeypatch.setattr("tpu.calls.pause", nap)
+    return tpu_cloud.Cloud(tmp_path, monkeypatch)

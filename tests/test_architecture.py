@@ -61,6 +61,9 @@ CONFINED = {
     "torch": "bench",
 }
 
+# What the launcher in tpu/ may use of fire_lm: the command line that it runs, and names of slices.
+LAUNCHER = {"cli", "errors", "tpu_topology", "verbs"}
+
 NAMELESS = {"common", "helpers", "misc", "utils"}
 
 
@@ -227,3 +230,33 @@ def test_no_registry_address_in_the_tree():
             text = path.read_bytes().decode("utf-8", errors="replace")
             found += [f"{path.relative_to(ROOT)}: {m[0]}" for m in REGISTRY_ADDRESS.finditer(text)]
     assert found == []
+
+
+def launcher_violations(folder: Path) -> list[str]:
+    """What files of tpu/ import of ours or of gin, and should not."""
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        for line, name in imported_names(tree, (folder.name,)):
+            top, _, rest = name.partition(".")
+            if top in CONFINED or (top == "fire_lm" and rest.partition(".")[0] not in LAUNCHER):
+                found.append(f"{path.name}:{line}: {name}")
+    return found
+
+
+def test_the_launcher_stands_on_the_command_line(tmp_path):
+    """Where a run takes place and what it is do not know each other."""
+    assert launcher_violations(ROOT / "tpu") == []
+    for line in ("import gin", "from fire_lm import training", "import fire_lm.models.build"):
+        (tmp_path / "x.py").write_text(line)
+        assert launcher_violations(tmp_path)
+    for path in PACKAGE.rglob("*.py"):
+        names = imported_names(ast.parse(path.read_text()), ("fire_lm",))
+        assert "tpu" not in {name.partition(".")[0] for _, name in names}, path
+
+
+def test_the_launcher_answers_at_once():
+    """No TensorFlow, no JAX, until a configuration is to be checked."""
+    for arguments in (("--help",), ("status", "--cluster=v4_8", "--cluster.project=p", "--dry_run",
+                                    "--cluster.bucket=b", "--cluster.image=i:1")):  # fmt: skip
+        assert not imported_by("-m", "tpu", *arguments) & {"gin", "jax", "tensorflow"}

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from tpu_cloud import EXPERIMENT, WHERE, cloud, pretrain, run  # noqa: F401  (a fixture)
+from tpu_cloud import EXPERIMENT, pretrain, run
 
 from fire_lm.errors import UserError
 from fire_lm.tpu_topology import parse_slice
@@ -20,7 +20,9 @@ SITE = ["project=p", "bucket=gs://b/", "image=i:1"]
 @pytest.mark.parametrize("name", sorted(p.stem for p in FOLDER.glob("*.py") if p.stem[0] in "vg"))
 def test_each_cluster_file_is_of_the_slice_that_it_is_named_after(name):
     found = load(name, SITE)
-    assert parse_slice(name.removeprefix("gke_").replace("_", "-")) == parse_slice(found.accelerator)
+    assert parse_slice(name.removeprefix("gke_").replace("_", "-")) == parse_slice(
+        found.accelerator
+    )
     assert found.bucket == "b" and found.is_locked and bool(found.gke_context) == ("gke" in name)
 
 
@@ -121,7 +123,9 @@ def test_where_a_bucket_is():
 
 
 def test_the_arms_of_a_grid():
-    found = arms(["fire", "kerple_log"], [0, 1], {"BATCH_SIZE": ["16", "32"], "TRAIN_LENGTH": ["64"]})
+    found = arms(
+        ["fire", "kerple_log"], [0, 1], {"BATCH_SIZE": ["16", "32"], "TRAIN_LENGTH": ["64"]}
+    )
     assert len(found) == 8
     assert found[0].name == "fire-seed0-batch-size-16-train-length-64"
     assert found[-1].flags == (

@@ -5,7 +5,7 @@ import json
 import kubernetes_validate
 import pytest
 import yaml
-from tpu_cloud import EXPERIMENT, GS, WHERE, cloud, pretrain, run  # noqa: F401  (a fixture)
+from tpu_cloud import EXPERIMENT, GS, WHERE, pretrain, run
 
 from tpu.cluster import load
 from tpu.gke import manifest
@@ -135,7 +135,9 @@ def test_stop_status_and_the_same_command_again(cloud, capsys):
     assert run("stop", "fire-125m", *CLUSTER) == 0
     assert run("status", "fire-125m", *CLUSTER) == 0
     told = capsys.readouterr().out
-    assert "stopped by `python -m tpu stop`" in told and "fire-125m-slice-0-0-abcde: Running" in told
+    assert (
+        "stopped by `python -m tpu stop`" in told and "fire-125m-slice-0-0-abcde: Running" in told
+    )
     assert run("logs", "fire-125m", "--host=1", *CLUSTER) == 0
     assert pretrain(*CLUSTER) == 0 and not cloud.left()
 

@@ -1,4 +1,4 @@
-"""tpu/host.py, as a process of its own: what is started again, what is not, and what stays of it."""
+"""tpu/host.py, as a process of its own: what is started again, what is not, and what stays."""
 
 import json
 import os

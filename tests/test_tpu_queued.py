@@ -1,10 +1,15 @@
-"""Jobs on queued resources, against stand-ins for gcloud and for docker on the hosts: what a host is
-told goes through a real shell."""
+"""Jobs on queued resources, against stand-ins for gcloud and for docker on the hosts: what a host
+is told goes through a real shell."""
 
 import json
 
 import pytest
-from tpu_cloud import GS, cloud, pretrain, run  # noqa: F401  (a fixture)
+from tpu_cloud import GS, WHERE, pretrain, run
+
+from tpu.calls import Calls
+from tpu.cluster import load
+from tpu.job import Job
+from tpu.queued import QueuedResources
 
 MARK = "--mark=gs://my-bucket/runs/fire-125m/logs/done-"
 
@@ -20,13 +25,19 @@ def test_a_run_from_nothing_to_its_end(cloud, capsys):
     )
     assert pretrain() == 0
     said = capsys.readouterr().out
-    for words in ("WAITING_FOR_RESOURCES, in the queue", "PROVISIONING", "running: on 1 of 1 hosts"):
+    for words in (
+        "WAITING_FOR_RESOURCES, in the queue",
+        "PROVISIONING",
+        "running: on 1 of 1 hosts",
+    ):
         assert words in said, said
     assert "step 1,200, loss 3.250" in said and "its TPUs are given back" in said
     assert not cloud.left()
     created = cloud.calls("queued-resources", "create")[0]
-    for flag in ("--project=my-project", "--zone=us-central2-b", "--accelerator-type=v4-8",
-                 "--node-id=fire-125m", "--runtime-version=tpu-ubuntu2204-base", "--spot"):  # fmt: skip
+    for flag in (
+        *("--project=my-project", "--zone=us-central2-b", "--accelerator-type=v4-8"),
+        *("--node-id=fire-125m", "--runtime-version=tpu-ubuntu2204-base", "--spot"),
+    ):
         assert flag in created
     command = started(cloud)[0]
     assert command[command.index("-m") : command.index("-m") + 2] == ["-m", "tpu.host"]
@@ -50,19 +61,15 @@ def test_flags_come_to_the_host_as_they_were_given(cloud):
     odd = "--gin.POSITION='[@FIRE, @NoPE]'; touch /tmp/x $(id) `id` \"q\" \\ *"
     assert pretrain("--gin.TAG=" + odd, "--debug") == 2  # no such macro: nothing was started
     assert not cloud.calls("create")
-    from tpu.calls import Calls
-    from tpu.cluster import load
-    from tpu.job import Job
-    from tpu.queued import QueuedResources
-    from tpu_cloud import WHERE
-
     where = load("v4_8", [flag.removeprefix("--cluster.") for flag in WHERE[1:]])
     job = Job("odd", (("fire-lm", "pretrain", odd),), "gs://my-bucket/runs/odd")
     place = QueuedResources(where, Calls())
     place.create(job)
     place.look(job)
     place.launch(job)
-    assert json.loads(started(cloud)[0][-1].removeprefix("--job=")) == [["fire-lm", "pretrain", odd]]
+    assert json.loads(started(cloud)[0][-1].removeprefix("--job=")) == [
+        ["fire-lm", "pretrain", odd]
+    ]
 
 
 def test_a_preempted_run_is_asked_for_again_and_goes_on(cloud, capsys):
@@ -110,7 +117,7 @@ def test_it_starts_on_all_hosts_or_on_none(cloud, capsys, slice_, hosts):
 
 def test_a_host_that_does_not_answer_is_no_start(cloud, capsys):
     cloud.plan(mute=[2])
-    assert pretrain("--cluster.accelerator=v4-32") == 1
+    assert pretrain("--cluster.accelerator=v4-32", "--cluster.retries=0") == 1
     assert "3 of 4 hosts answer" in capsys.readouterr().out
     assert not cloud.left() and not started(cloud)
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tpu_cloud import cloud, pretrain  # noqa: F401  (a fixture)
+from tpu_cloud import pretrain
 
 from tpu import __main__ as tpu
 
@@ -46,7 +46,9 @@ def test_every_verb_is_shown():
 
 
 def test_times_and_chip_hours_follow_from_the_estimates():
-    rows = re.findall(r"^\| (\d+M \w+) \| (\S+) \| ([\d.]+) ms \| (.*?) \| ([\d,]+) \|$", TEXT, re.M)
+    rows = re.findall(
+        r"^\| (\d+M \w+) \| (\S+) \| ([\d.]+) ms \| (.*?) \| ([\d,]+) \|$", TEXT, re.M
+    )
     assert len(rows) == 7
     readme = (ROOT / "README.md").read_text()
     for run, slice_, step, time, chip_hours in rows:

@@ -1,4 +1,4 @@
-"""A cloud for tests of the launcher: stand-ins for gcloud, kubectl and the hosts' docker on PATH."""
+"""A cloud for tests of the launcher: stand-ins for gcloud, kubectl and the hosts' docker."""
 
 import json
 import os
@@ -76,18 +76,6 @@ class Cloud:
     def left(self) -> list[str]:
         """What would still cost something."""
         return list(self["requests"]) + list(self["jobsets"])
-
-
-@pytest.fixture
-def cloud(tmp_path, monkeypatch):
-    naps = iter(range(100))
-
-    def nap(seconds: float) -> None:
-        if next(naps, None) is None:
-            raise AssertionError("it waits for ever")
-
-    monkeypatch.setattr("tpu.calls.pause", nap)
-    return Cloud(tmp_path, monkeypatch)
 
 
 def run(*arguments: str) -> int:

@@ -123,6 +123,8 @@ class GKE:
         except NotFound:
             done = job.mark and is_there(job.mark, self._calls)
             return State(Stage.DONE, "earlier") if done else State(Stage.ABSENT)
+        if found is None:  # in a dry run
+            return State(Stage.ABSENT)
         annotations = found["metadata"].get("annotations", {})
         ended = _ended(found)
         if ended is None and annotations.get("fire-lm/job") != job.digest:

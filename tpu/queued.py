@@ -236,7 +236,6 @@ class QueuedResources:
                 calls.pause(20.0)
 
 
-
 def judge(report: Sequence[tuple[str, ...]], expected: int, job: Job) -> State:
     """What the containers of `expected` hosts say of the job, a row for each host that answered.
 

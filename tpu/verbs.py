@@ -107,7 +107,8 @@ def grid(arguments: argparse.Namespace) -> None:
             Path(folder),
             arguments,
         )
-        _combine(folder, folder)
+        if not arguments.dry_run:
+            _combine(folder, folder)
         return
     where, calls = _where(arguments)
     folder = cluster.run_directory(where, name)

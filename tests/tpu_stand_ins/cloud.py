@@ -1,7 +1,7 @@
 """What the stand-ins for gcloud, kubectl and docker know: one JSON file, and what the test planned.
 
-The plan is in the same file: `states` of a queued resource, a list for each request, and `containers`,
-a list for each launch: every look takes the next one, the last one stays.
+The plan is in the same file: `states` of a queued resource, a list for each request, and
+`containers`, a list for each launch: every look takes the next one, the last one stays.
 """
 
 import contextlib

@@ -93,8 +93,8 @@ def queued(verb: str, arguments: list[str]) -> None:
                 fail(f"ERROR: ({program}) FAILED_PRECONDITION: it has nodes, use --force")
             del cloud["requests"][name]
             for node in nodes_of(name, request):
-                for path in (HOME / "hosts").glob(f"{node}.*/container.json"):
-                    path.unlink()
+                for file in (HOME / "hosts").glob(f"{node}.*/container.json"):
+                    file.unlink()
         else:
             fail(f"ERROR: (gcloud) Invalid choice: {verb}", 2)
 
@@ -121,7 +121,9 @@ def create(name: str, given: dict, cloud: dict) -> None:
 
 def nodes_of(name: str, request: dict) -> list[str]:
     count = int(request["flags"].get("node-count", 1))
-    return [name] if count == 1 else [f"{request['flags']['node-prefix']}-{i}" for i in range(count)]
+    return (
+        [name] if count == 1 else [f"{request['flags']['node-prefix']}-{i}" for i in range(count)]
+    )
 
 
 def answer(name: str, cloud: dict) -> dict:
