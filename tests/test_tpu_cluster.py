@@ -1,5 +1,6 @@
 """The launcher's command line and its cluster files: what is refused, and with which words."""
 
+import json
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from tpu import __main__ as tpu
 from tpu import image
 from tpu.bucket import far
 from tpu.cluster import FOLDER, base, load
-from tpu.grid import arms
+from tpu.grid import arm_job, arms
 from tpu.job import check_name
 
 SITE = ["project=p", "bucket=gs://b/", "image=i:1"]
@@ -82,6 +83,7 @@ def test_a_name_that_would_do_is_proposed(cloud, capsys):
         (["--gin_file=/etc/hosts"], "so that the image does not have it"),
         (["--cluster.zone"], "--cluster.zone has no value"),
         (["--vary.SEED=1"], "takes no --vary. flags"),
+        (["--every=-1"], "is not a number of seconds"),
     ],
 )
 def test_a_slip_is_told_before_anything_is_booked(cloud, capsys, flags, words):
@@ -140,6 +142,15 @@ def test_the_arms_of_a_grid():
         arms(["fire"], [0], {"BATCH_SIZE": ["16", "1.6", "1-6"]})
 
 
+def test_long_names_of_arms_are_cut_for_their_tpus():
+    (arm,) = arms(
+        ["kerple_log"], [0], {"AdamW.learning_rate": ["0.0001"], "TRAIN_LENGTH": ["1024"]}
+    )
+    job = arm_job(arm, "a-study-of-much", "gs://b/runs/a-study-of-much", [], ["fire-lm"])
+    assert len(job.name) == 49 and job.name.startswith("a-study-of-much-kerple-log-seed0-")
+    assert job.folder.endswith("/kerple-log-seed0-adamw-learning-rate-0-0001-train-length-1024")
+
+
 def test_hosts_of_a_slice():
     assert [parse_slice(s).hosts for s in ("v4-8", "v4-256", "2xv4-128", "v5e-8", "v5e-16")] == [
         *(1, 32, 32, 1, 4),
@@ -149,7 +160,14 @@ def test_hosts_of_a_slice():
 def test_a_grid_on_a_cluster_is_a_job_for_each_arm(cloud, capsys, monkeypatch):
     cloud.plan(states=[["ACTIVE"], ["FAILED"], ["ACTIVE"]], failure="no capacity")
     flags = [flag for flag in EXPERIMENT if "positions" not in flag]
-    more = ["--positions=rope,alibi", "--seeds=0", "--no_preflight", "--at_once=1", *flags]
+    more = [
+        "--positions=rope,alibi",
+        "--seeds=0",
+        "--no_preflight",
+        "--at_once=1",
+        "--every=0",
+        *flags,
+    ]
     combined = []
     monkeypatch.setattr("tpu.verbs._combine", lambda *where: combined.append(where))
     assert run("grid", "study", *more) == 1
@@ -165,12 +183,17 @@ def test_a_grid_on_a_cluster_is_a_job_for_each_arm(cloud, capsys, monkeypatch):
 
 
 def test_a_sweep_is_a_job_of_its_own(cloud, capsys):
-    flags = ["--gin.EVAL_LENGTHS=512,8192", "fire-125m@1000", "gs://other/runs/rope"]
+    flags = ["--gin.EVAL_LENGTHS=512,8192", "fire-125m@1000", "gs://other/runs/rope", "--every=0"]
     assert run("sweep", "score", *flags) == 0
-    ran = cloud.calls("run", "--detach")[0][-1]
-    assert '["fire-lm", "sweep", "gs://my-bucket/runs/fire-125m@1000", "gs://other/' in ran
-    assert '"--gin.EVAL_LENGTHS=512,8192"' in ran and not cloud.left()
+    (told,) = json.loads(cloud.calls("run", "--detach")[0][-1].removeprefix("--job="))
+    assert told == [
+        *("fire-lm", "sweep", "gs://my-bucket/runs/fire-125m@1000", "gs://other/runs/rope"),
+        *("--output=gs://my-bucket/sweeps/score", "--gin.EVAL_LENGTHS=512,8192"),
+    ]
+    assert not cloud.left()
     assert run("sweep", "score", *flags) == 0  # there may be newer checkpoints
     assert len(cloud.calls("queued-resources", "create")) == 2
-    assert run("sweep", "score", "fire-125m", "--ouput=x") == 2
-    assert "did you mean --output?" in capsys.readouterr().err
+    assert run("sweep", "score", "fire-125m", "--dryrun") == 2
+    assert "did you mean --dry_run?" in capsys.readouterr().err
+    assert run("sweep", "score", "fire-125m", "--output=here") == 2
+    assert "would be lost with the TPUs" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def test_the_check_of_manifests_sees_what_is_wrong():
 def test_the_codes_that_are_final_end_the_jobset():
     found = a_manifest("v4-8")
     (rule,) = found["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
-    assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [2, 4]
+    assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [2, 4, 5]
     assert found["spec"]["failurePolicy"]["maxRestarts"] == 2
 
 
@@ -116,7 +116,7 @@ def test_a_run_from_nothing_to_its_end(cloud, capsys):
     assert pretrain(*CLUSTER) == 0
     said = capsys.readouterr().out
     assert "0 of 4 pods, 1 restarts; 0/4 nodes are available" in said
-    assert "running: 4 of 4 pods" in said and "its TPUs are given back" in said
+    assert "running: 4 of 4 pods" in said and "its pods are gone" in said
     assert not cloud.left()
 
 
@@ -140,6 +140,27 @@ def test_stop_status_and_the_same_command_again(cloud, capsys):
     )
     assert run("logs", "fire-125m", "--host=1", *CLUSTER) == 0
     assert pretrain(*CLUSTER) == 0 and not cloud.left()
+
+
+def test_what_another_job_left_is_cleared(cloud):
+    """Its end is not the end of this one."""
+    cloud.plan(conditions=[["", "", "Completed"], ["", "Completed"]])
+    assert pretrain(*CLUSTER, "--detach") == 0
+    assert pretrain(*CLUSTER, "--gin.TRAIN_STEPS=900000") == 2, "it still runs"
+    assert pretrain(*CLUSTER, "--gin.TRAIN_STEPS=900000") == 0
+    assert len(cloud.calls("apply", "--filename=-")) == 2 and not cloud.left()
+
+
+@pytest.mark.parametrize("code, words, exit_code", [(2, "a mistake", 2), (4, "not finite", 1)])
+def test_exit_codes_of_pods_are_told(cloud, capsys, code, words, exit_code):
+    cloud.plan(conditions=[["", "Failed"]], pod_code=code)
+    assert pretrain(*CLUSTER) == exit_code
+    assert words in capsys.readouterr().err
+
+
+def test_create_and_setup_are_for_queued_resources(cloud, capsys):
+    assert run("create", "x", *CLUSTER) == 2 and run("setup", "x", *CLUSTER) == 2
+    assert "`create` is for queued resources" in capsys.readouterr().err and not cloud.calls()
 
 
 def test_another_job_under_the_name_is_refused(cloud, capsys):

@@ -47,9 +47,9 @@ def starts(folder: Path) -> int:
     [
         ((0,), 0, 1),
         ((2,), 2, 1),  # a mistake of its configuration
-        ((1, 3, -9, 0), 0, 4),
+        ((1, 3, 137, 0), 0, 4),
         ((1, 2), 2, 2),
-        ((3,), 3, 4),  # three restarts, no more
+        ((3,), 1, 4),  # three restarts, no more
     ],
 )
 def test_what_is_started_again(tmp_path, codes, code, number):
@@ -60,15 +60,21 @@ def test_what_is_started_again(tmp_path, codes, code, number):
 
 def test_a_loss_that_is_not_finite_is_not_started_again(tmp_path):
     last = {"step": 7, "loss": "nan", "grad_norm": "nan", "skipped": False, "stopped": True}
-    (tmp_path / "spikes.jsonl").write_text(json.dumps({**last, "step": 3}) + "\n")
-    assert host.diverged(str(tmp_path)).endswith("at step 3")
-    with (tmp_path / "spikes.jsonl").open("a") as file:
-        file.write(json.dumps({**last, "stopped": None}) + "\n")
-    assert not host.diverged(str(tmp_path)), "it went on after that one"
-    with (tmp_path / "spikes.jsonl").open("a") as file:
-        file.write(json.dumps(last) + "\n")
-    assert run_host(tmp_path, 1, 0) == host.DIVERGED
-    assert starts(tmp_path) == 1
+    path, began = tmp_path / "spikes.jsonl", time.time()
+    for lines, told in (
+        ([{**last, "step": 3}], "at step 3"),
+        ([{**last, "step": 3}, {**last, "stopped": None}], ""),  # it went on after that one
+        ([last], "at step 7"),
+    ):
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert host.diverged(str(tmp_path), began)[-9:] == told
+    assert not host.diverged(str(tmp_path), time.time() + 10), "of an earlier start"
+    path.write_text('{"step": 7, "lo')
+    assert not host.diverged(str(tmp_path), began), "torn"
+    writes = f"import sys; open({str(path)!r}, 'w').write({json.dumps(last)!r}); sys.exit(1)"
+    command = [sys.executable, "-c", writes, f"--workdir={tmp_path}"]
+    assert host.Host(3, 0.0, str(tmp_path)).run([command]) == host.DIVERGED
+    assert len(list((tmp_path / "logs").iterdir())) == 1
 
 
 def test_one_command_after_another_and_none_after_a_failure(tmp_path):
@@ -85,13 +91,13 @@ def test_what_it_prints_is_kept(tmp_path, capfd):
     assert [log.read_text() for log in logs] == ["start 0\n", "start 1\n"]
 
 
-def test_sigterm_goes_to_the_command_which_is_not_started_again(tmp_path):
+@pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 3), (signal.SIGUSR1, host.STOPPED)])
+@pytest.mark.parametrize("handles", [True, False])
+def test_asked_to_end_it_ends_and_is_not_started_again(signum, code, handles):
+    """Also a command that has no handler, as a sweep: it is killed by SIGTERM."""
     waits = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(60)"
-    )
+        "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n" * handles
+    ) + "import time\nprint('ready', flush=True)\ntime.sleep(60)"
     job = json.dumps([[sys.executable, "-c", waits]])
     with subprocess.Popen(
         [sys.executable, "-m", "tpu.host", "--restarts=3", f"--job={job}"],
@@ -101,9 +107,8 @@ def test_sigterm_goes_to_the_command_which_is_not_started_again(tmp_path):
         text=True,
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        began = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 3 and time.monotonic() - began < 30
+        process.send_signal(signum)
+        assert process.wait(30) == code
         assert "start 2" not in process.stdout.read()
 
 

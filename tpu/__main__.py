@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import sys
 import traceback
 
@@ -32,10 +33,11 @@ def build_parser() -> argparse.ArgumentParser:
     gin.add_argument("--gin_file", action="append", default=[], help="as at home")
     gin.add_argument("--gin_search_paths", default="", help="as at home")
     gin.add_argument("--gin.NAME", metavar="VALUE", help="as at home (repeat)")
-    job = _Parser(add_help=False)
+    looks = _Parser(add_help=False)
+    looks.add_argument("--every", type=_seconds, default=60.0, help="seconds between looks")
+    job = _Parser(add_help=False, parents=[looks])
     job.add_argument("--keep", action="store_true", help="leave the TPUs there at the end")
     job.add_argument("--detach", action="store_true", help="return once it runs")
-    job.add_argument("--every", type=float, default=60.0, help="seconds between looks")
     before = _Parser(add_help=False)
     before.add_argument("--no_preflight", action="store_true", help="do not compile it here first")
 
@@ -47,22 +49,21 @@ def build_parser() -> argparse.ArgumentParser:
         parents=[where, name, gin, before, job],
         help="train to the end: create, set up, launch, again when preempted, delete",
     )
-    verbs.add_parser(
+    sweep = verbs.add_parser(
         "sweep", parents=[where, name, gin, job], help="the same for `fire-lm sweep RUN ...`"
     )
+    sweep.add_argument("runs", metavar="RUN[@STEP]", nargs="+", help="names, or gs:// paths")
+    sweep.add_argument("--output", metavar="GS", help="of several runs (gs://BUCKET/sweeps/NAME)")
     grid = verbs.add_parser(
-        "grid", parents=[where, name, gin, before, job], help="encodings x seeds x bindings"
+        "grid", parents=[where, name, gin, before, looks], help="encodings x seeds x bindings"
     )
     grid.add_argument("--positions", required=True, metavar="A,B", help="of configs/positions")
     grid.add_argument("--seeds", default="0", metavar="A,B", help="(%(default)s)")
     grid.add_argument("--vary.NAME", metavar="VALUE", help="of a binding (repeat for others)")
-    grid.add_argument("--at_once", type=int, default=2, help="arms (%(default)s)")
+    grid.add_argument("--at_once", type=_number, default=2, help="arms (%(default)s)")
     grid.add_argument("--local", action="store_true", help="on this machine")
     grid.add_argument("--output", metavar="DIR", help="of table and figure (runs/NAME)")
-    render = verbs.add_parser(
-        "render", parents=[where, name, gin], help="the GKE manifest of `pretrain`"
-    )
-    del render
+    verbs.add_parser("render", parents=[where, name, gin], help="the GKE manifest of `pretrain`")
     status = verbs.add_parser("status", parents=[where], help="what runs, since when, who pays")
     status.add_argument("name", metavar="NAME", nargs="?", help="also its hosts, one by one")
     logs = verbs.add_parser("logs", parents=[where, name], help="what a job prints")
@@ -72,6 +73,21 @@ def build_parser() -> argparse.ArgumentParser:
     verbs.add_parser("stop", parents=[where, name], help="save and end; the TPUs stay")
     verbs.add_parser("delete", parents=[where, name], help="end it and give the TPUs back")
     return parser
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 1 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        if 0 <= (seconds := float(text)) < math.inf:
+            return seconds
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
 
 
 _PREFIXES = {"--cluster.": "overrides", "--gin.": "bindings", "--vary.": "varied"}
@@ -99,7 +115,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         ):
             raise UserError(f"`python -m tpu {parsed.verb}` takes no {flag} flags")
         setattr(parsed, name, values)
-    if rest and parsed.verb not in ("pretrain", "sweep", "grid"):
+    if rest and parsed.verb not in ("pretrain", "sweep", "grid", "render"):
         known = [f"--{name}" for name in vars(parsed)]
         near = difflib.get_close_matches(rest[0].partition("=")[0], known, 1)
         hint = f": did you mean {near[0]}?" if near else ""

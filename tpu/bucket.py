@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -53,7 +54,11 @@ def far(location: str, region: str, name: str) -> str:
     place = location.lower()
     if not place or place == region:
         return ""
-    continent = {"us": "us", "eu": "europe", "asia": "asia"}.get(place, place.partition("-")[0])
+    # Of multi-regions and dual-regions (nam4, eur5, asia1) the continent.
+    continents = {"us": "us", "nam": "us", "eu": "europe", "eur": "europe", "asia": "asia"}
+    first = re.match(r"[a-z]*", place)
+    assert first is not None
+    continent = continents.get(first[0], first[0])
     same = continent == region.partition("-")[0]
     price = _WITHIN if same else _BETWEEN
     return (
@@ -64,6 +69,8 @@ def far(location: str, region: str, name: str) -> str:
 
 def progress(workdir: str, calls: Calls) -> str:
     """The last line of a run's metrics, in a few words; nothing where there is none."""
+    if not workdir:
+        return ""
     path = f"{workdir}/metrics.jsonl"
     try:
         return in_words(calls.read(["gcloud", "storage", "cat", "--range=-4096", path]))

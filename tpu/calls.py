@@ -32,6 +32,12 @@ class NotFound(CallFailed):
     """What was asked for is not there."""
 
 
+class Refused(CallFailed):
+    """Credentials, quota or permissions that are not there: a matter of the user's."""
+
+    exit_code = 2
+
+
 class Calls:
     """Makes the calls; in a dry run only prints them."""
 
@@ -42,8 +48,8 @@ class Calls:
         """Runs a call that changes something; its output.
 
         Raises:
-          UserError: the program or the credentials are missing, or quota or permission.
-          NotFound, CallFailed: it ended with another error.
+          UserError: the program is missing.
+          Refused, NotFound, CallFailed: it ended with an error.
         """
         if self.dry_run:
             print(shlex.join(arguments) + (f" <<'END'\n{stdin}END" if stdin else ""))
@@ -98,23 +104,48 @@ def _missing(program: str) -> UserError:
     return UserError(f"{program} is not on PATH\n{_INSTALL.get(program, 'install it')}")
 
 
-def _failure(arguments: Sequence[str], code: int, stderr: str) -> UserError | CallFailed:
+# What ends a call for want of something, and what to do about it.
+_REFUSALS = (
+    (
+        r"not currently have an active account|[Rr]eauth|invalid_grant",
+        "run `gcloud auth login`, then this again",
+    ),
+    (
+        r"ssh-add",
+        "gcloud reaches several hosts with the key in ssh-agent only: "
+        "eval $(ssh-agent) && ssh-add ~/.ssh/google_compute_engine",
+    ),
+    (
+        r"RESOURCE_EXHAUSTED|[Qq]uota (limit|.*exceeded)",
+        "ask for quota of this accelerator in this zone (tpu/README.md, Quota), or choose another "
+        "--cluster.zone or --cluster.accelerator",
+    ),
+    (r"PERMISSION_DENIED|\b403\b|Forbidden", "tpu/README.md lists the roles that are needed"),
+    (
+        r"context .*does not exist|no context exists",
+        "`kubectl config get-contexts` lists those that there are, for --cluster.gke_context",
+    ),
+)
+_TRANSIENT = re.compile(r"per minute|problem refreshing|try again later|UNAVAILABLE")
+_MISSING = re.compile(r"NOT_FOUND|\(NotFound\)|not found|matched no objects|\b404\b")
+# What gcloud's ssh tells of its own doings.
+_CHATTER = re.compile(r"SSH: |#####|WARNING|Using ssh batch size|Updating project ssh|\s*$")
+
+
+def _failure(arguments: Sequence[str], code: int, stderr: str) -> CallFailed:
     """The error that fits what the program said."""
-    errors = [line for line in stderr.splitlines() if re.match(r"ERROR|error|Error", line)]
-    said = (errors or stderr.strip().splitlines() or [f"exit code {code}"])[0].strip()
-    said = re.sub(r"^ERROR: (\(gcloud[\w.-]*\) )?", "", said)
+    lines = [line for line in stderr.splitlines() if not _CHATTER.match(line)]
+    errors = [line for line in lines if re.match(r"ERROR|error|Error", line)]
+    remote = list(arguments[3:5]) == ["tpu-vm", "ssh"]
+    # Before its error, ssh tells what the host said.
+    line = (lines if remote else errors or lines or [f"exit code {code}"])[:1]
+    said = re.sub(r"^ERROR: (\(gcloud[\w.-]*\) )?", "", "".join(line)).strip()
     call = shlex.join(arguments[:6]) + (" ..." if len(arguments) > 6 else "")
-    if re.search(r"not currently have an active account|gcloud auth login|[Rr]eauth", stderr):
-        return UserError(
-            "gcloud has no valid credentials\nrun `gcloud auth login`, then this again"
-        )
-    if re.search(r"RESOURCE_EXHAUSTED|[Qq]uota", stderr):
-        return UserError(
-            f"{said}\nask for quota of this accelerator in this zone (tpu/README.md, Quota), or "
-            "choose another --cluster.zone or --cluster.accelerator"
-        )
-    if re.search(r"PERMISSION_DENIED|\b403\b|Forbidden", stderr):
-        return UserError(f"{said}\ntpu/README.md lists the roles that are needed")
-    if re.search(r"NOT_FOUND|\bNotFound\b|not found|matched no objects|\b404\b", stderr):
-        return NotFound(f"{said} (`{call}`)")
+    told = "\n".join(errors)
+    if not _TRANSIENT.search(told):
+        for pattern, mend in _REFUSALS:
+            if re.search(pattern, told):
+                return Refused(f"{said}\n{mend}")
+        if not remote and _MISSING.search(told):
+            return NotFound(f"{said} (`{call}`)")
     return CallFailed(f"{said} (`{call}`)")

@@ -51,8 +51,14 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
     spec = importlib.util.spec_from_file_location(f"cluster_{path.stem}", path)
     assert spec is not None and spec.loader is not None  # a .py file has them
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config: ConfigDict = module.get_config()
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    try:
+        config: ConfigDict = module.get_config()
+    except (AttributeError, KeyError, TypeError) as error:  # of ml_collections
+        raise UserError(f"{path}: {str(error).partition(chr(10))[0]}") from error
     for override in overrides:
         _override(config, override)
     empty = [field for field in _REQUIRED if not config[field]]

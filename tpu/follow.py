@@ -1,23 +1,25 @@
 """Drives a job to its end: asks for TPUs, starts it, and again when they are lost; gives them back.
 
 Each look at the place decides what is next, so that a follower that was stopped, on this machine or
-another one, goes on by the same command.
+another one, goes on by the same command. One follower for each job.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
-from fire_lm.errors import Preempted, RunFailed, UserError
-from tpu import calls
-from tpu.calls import CallFailed
-from tpu.host import DIVERGED
+from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
+from tpu.calls import CallFailed, Refused
+from tpu.host import DIVERGED, STOPPED
 from tpu.job import Job, Place, Stage, State
 
-# Looks in a row at hosts that do not answer, after which they count as lost; looks in a row that
-# failed themselves, and starts in a row, after which we give up.
-_SILENT, _BLIND, _UNSTARTED = 10, 30, 3
+_T = TypeVar("_T")
+# Looks in a row at hosts that do not answer, after which they count as lost; calls in a row that
+# failed, starts in a row, and looks at a request that is gone, after which we give up.
+_SILENT, _FAILED, _UNSTARTED, _GONE = 10, 30, 3, 3
 
 
 class Follower:
@@ -31,6 +33,7 @@ class Follower:
       every: seconds between looks.
       keep: leaves the TPUs there when the job has ended.
       detach: returns once the job runs.
+      leave: when set, the job is left alone.
     """
 
     def __init__(
@@ -44,13 +47,16 @@ class Follower:
         every: float = 60.0,
         keep: bool = False,
         detach: bool = False,
+        leave: threading.Event | None = None,
     ):
         self._job, self._place, self._retries = job, place, retries
         self._progress, self._say, self._every = progress, say, every
         self._keep, self._detach = keep, detach
-        self._told = ""
+        self._leave = leave or threading.Event()
+        self._told = self._done_so_far = ""
+        self._there = False  # whether there may be something that costs
         self._created = self._launched = 0
-        self._silent = self._blind = self._unstarted = 0
+        self._silent = self._failed = self._unstarted = self._gone = 0
 
     def follow(self) -> None:
         """Returns when the job is done, or runs if it is to be left then.
@@ -58,17 +64,19 @@ class Follower:
         Raises:
           UserError: it ended with exit code 2, or cannot be started as it was asked for.
           RunFailed: it failed in another way, or too often.
-          Preempted: it was stopped (`python -m tpu stop`).
+          Preempted: it was stopped (`python -m tpu stop`), or is to be left alone.
         """
         try:
             state = self._look()
-            if state.stage is Stage.FAILED:  # earlier: asked for again, it starts again
-                self._place.reset(self._job.name)
+            # Of an earlier command; asked for again, it starts again.
+            if state.stage is Stage.FAILED or (state.stage is Stage.DONE and not self._job.once):
+                self._reset()
                 state = self._look()
-            while not self._act_patiently(state):
+            while not self._patiently(lambda: self._act(state)):  # noqa: B023 (called at once)
                 state = self._look()
-        except KeyboardInterrupt:
-            self._say(f"\n{self._goes_on()}")
+        except (FireLMError, KeyboardInterrupt):
+            if self._there:
+                self._say(f"\n{self._goes_on()}")
             raise
 
     def _goes_on(self) -> str:
@@ -79,38 +87,40 @@ class Follower:
         )
 
     def _look(self) -> State:
-        while True:
-            try:
-                state = self._place.look(self._job)
-                break
-            except CallFailed as error:
-                self._stumble(error)
+        state = None
+        while state is None:
+            state = self._patiently(lambda: self._place.look(self._job))
+        if state.stage not in (Stage.ABSENT, Stage.DONE):
+            self._there = True
         words = str(state)
-        if state.stage is Stage.RUNNING and (done := self._progress()):
-            words += f"; {done}"
-        self._tell(words)
+        done = self._progress() if state.stage in (Stage.RUNNING, Stage.SILENT) else ""
+        if done != self._done_so_far:
+            self._silent = 0  # whatever it is that does not answer, the job goes on
+        self._done_so_far = done
+        self._tell(f"{words}; {done}" if done else words)
         return state
 
-    def _stumble(self, error: CallFailed) -> None:
-        """A call failed, perhaps because of the network: looking again will tell."""
-        self._blind += 1
-        if self._blind >= _BLIND:
-            raise error
-        self._tell(f"no answer, trying again: {error}")
-        calls.pause(self._every)
-
-    def _act_patiently(self, state: State) -> bool:
+    def _patiently(self, step: Callable[[], _T]) -> _T | None:
+        """What `step` returns; None if a call of it failed, perhaps because of the network, or
+        because credentials ran out: looking again will tell."""
         try:
-            done = self._act(state)
-            self._blind = 0
-            return done
+            result = step()
         except CallFailed as error:
-            self._stumble(error)
-            return False
+            self._failed += 1
+            if self._failed >= _FAILED or (isinstance(error, Refused) and not self._there):
+                raise
+            self._tell(f"trying again: {error}")
+            self._nap()
+            return None
+        self._failed = 0
+        return result
+
+    def _nap(self) -> None:
+        if self._leave.wait(self._every):
+            raise Preempted(f"{self._job.name} is followed no longer")
 
     def _act(self, state: State) -> bool:
         """Whether the job is done; brings it one step nearer to that."""
-        name = self._job.name
         self._silent = self._silent + 1 if state.stage is Stage.SILENT else 0
         match state.stage:
             case Stage.DONE:
@@ -118,25 +128,47 @@ class Follower:
                 return True
             case Stage.RUNNING if self._detach:
                 self._say(self._goes_on())
+                self._there = False  # said
                 return True
             case Stage.ABSENT:
-                self._created = self._count(self._created, state)
-                self._place.create(self._job)
+                self._create(state)
             case Stage.READY:
                 self._launched = self._count(self._launched, state)
                 self._launch()
             case Stage.LOST:
-                self._place.delete(name)
+                self._give_up_on_slice()
             case Stage.SILENT if self._silent >= _SILENT:
-                self._place.delete(name)
-            case Stage.FAILED if state.code > 128:  # killed: its host was started anew
-                self._launched = self._count(self._launched, state)
-                self._place.reset(name)
+                self._give_up_on_slice()
+            case Stage.FAILED if state.code == 3 or state.code > 128:  # its host was started anew
+                self._reset()
             case Stage.FAILED:
                 self._fail(state)
             case _:
-                calls.pause(self._every)
+                self._nap()
         return False
+
+    def _create(self, state: State) -> None:
+        """Asks for TPUs, unless somebody else deleted those that there were."""
+        name = self._job.name
+        if not self._there:
+            self._created = self._count(self._created, state)
+            self._place.create(self._job)
+            self._there, self._gone = True, 0
+            return
+        self._gone += 1
+        if self._gone == _GONE:
+            self._there = False
+            raise RunFailed(f"{name} was deleted by somebody else; the same command asks again")
+        self._nap()
+
+    def _reset(self) -> None:
+        self._place.reset(self._job.name)
+        self._there = False  # the next look tells
+
+    def _give_up_on_slice(self) -> None:
+        self._place.delete(self._job.name)
+        self._there, self._silent = False, 0
+        self._nap()
 
     def _count(self, number: int, state: State) -> int:
         if number > self._retries:
@@ -149,22 +181,20 @@ class Follower:
             self._place.setup(self._job.name)
             self._place.launch(self._job)
             self._unstarted = 0
-        except UserError:
-            self._end()
-            raise
         except RunFailed as error:
             self._unstarted += 1
             if self._unstarted >= _UNSTARTED:
                 self._end()
                 raise RunFailed(str(error)) from error
             self._tell(str(error))
-            calls.pause(self._every)
+            self._nap()
 
     def _fail(self, state: State) -> None:
         name = self._job.name
-        if state.code == 3:
+        if state.code == STOPPED:
+            self._there = False
             raise Preempted(
-                f"{name} was stopped, its state is saved; its TPUs are still there\n"
+                f"{name} was stopped and has saved; its TPUs are still there\n"
                 f"the same command goes on, `python -m tpu delete {name}` gives them back"
             )
         try:
@@ -180,13 +210,13 @@ class Follower:
 
     def _end(self) -> None:
         name = self._job.name
+        self._there = False
         if self._keep:
             self._say(f"{name}: its TPUs are kept; `python -m tpu delete {name}` gives them back")
             return
         try:
-            self._place.delete(name)
-            self._say(f"{name}: its TPUs are given back")
-        except RunFailed as error:
+            self._say(f"{name}: {self._place.delete(name)}")
+        except FireLMError as error:
             self._say(
                 f"{name}: ITS TPUS ARE PERHAPS STILL THERE, giving them back failed: {error}\n"
                 f"`python -m tpu status` tells; `python -m tpu delete {name}` tries again"

@@ -46,6 +46,7 @@ def manifest(job: Job, cluster: ConfigDict) -> dict[str, Any]:
                 # One slice for each job: its pods get all nodes of one node pool.
                 "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool",
                 "fire-lm/job": job.digest,
+                "fire-lm/folder": job.folder,  # for `status`
             },
         },
         "spec": {
@@ -124,10 +125,13 @@ class GKE:
             done = job.mark and is_there(job.mark, self._calls)
             return State(Stage.DONE, "earlier") if done else State(Stage.ABSENT)
         if found is None:  # in a dry run
+            self._pods(job.name)
             return State(Stage.ABSENT)
-        annotations = found["metadata"].get("annotations", {})
-        ended = _ended(found)
-        if ended is None and annotations.get("fire-lm/job") != job.digest:
+        ended = _ended(found, self._codes(job.name))
+        other = found["metadata"].get("annotations", {}).get("fire-lm/job") != job.digest
+        if other and ended is not None:
+            return State(Stage.LOST, "what another job under this name left")
+        if other:
             raise UserError(
                 f"{job.name} is running other commands already\n"
                 f"`python -m tpu delete {job.name}` ends them; or choose another name"
@@ -149,6 +153,15 @@ class GKE:
         chosen = [*self._kubectl, "get", "pods", f"--selector={_OWNER}={name}", "-o", "json"]
         found: list[dict[str, Any]] = (self._calls.ask(chosen) or {"items": []})["items"]
         return found
+
+    def _codes(self, name: str) -> set[int]:
+        """Exit codes of the containers that have ended."""
+        ended = [
+            container.get("state", {}).get("terminated", {})
+            for pod in self._pods(name)
+            for container in pod["status"].get("containerStatuses", [])
+        ]
+        return {int(one["exitCode"]) for one in ended if "exitCode" in one}
 
     def create(self, job: Job) -> None:
         text = yaml.safe_dump(manifest(job, self._cluster), sort_keys=False)
@@ -186,8 +199,12 @@ class GKE:
             [*self._kubectl, "patch", "jobset", name, "--type=merge", f"--patch={patch}"]
         )
 
-    def delete(self, name: str) -> None:
-        self._calls.change([*self._kubectl, "delete", "jobset", name, "--ignore-not-found"])
+    def delete(self, name: str) -> str:
+        self._calls.change(
+            [*self._kubectl, "delete", "jobset", name, "--ignore-not-found"]
+            + ["--cascade=foreground"]  # comes back when the pods are gone, which may be saving
+        )
+        return "its pods are gone; a node pool costs until it has scaled down"
 
     def hosts(self, name: str) -> list[str]:
         return [
@@ -201,8 +218,9 @@ class GKE:
         return [_row(one, self._cluster) for one in (found or {"items": []})["items"]]
 
 
-def _ended(found: dict[str, Any]) -> State | None:
-    """What the JobSet's conditions say of its end, if it has ended or was stopped."""
+def _ended(found: dict[str, Any], codes: set[int] | None = None) -> State | None:
+    """What the JobSet's conditions say of its end, if it has ended or was stopped; `codes` are the
+    exit codes of its containers."""
     conditions = {
         condition["type"]: condition
         for condition in found.get("status", {}).get("conditions", [])
@@ -211,9 +229,10 @@ def _ended(found: dict[str, Any]) -> State | None:
     if "Completed" in conditions:
         return State(Stage.DONE)
     if "Failed" in conditions:
-        return State(Stage.FAILED, str(conditions["Failed"].get("message", "")), code=1)
+        code = next((code for code in _FINAL if code in (codes or ())), 1)
+        return State(Stage.FAILED, str(conditions["Failed"].get("message", "")), code)
     if "Suspended" in conditions or found["spec"].get("suspend"):
-        return State(Stage.FAILED, "stopped by `python -m tpu stop`", code=3)
+        return State(Stage.FAILED, "stopped by `python -m tpu stop`", host.STOPPED)
     return None
 
 
@@ -241,7 +260,8 @@ def _row(found: dict[str, Any], cluster: ConfigDict) -> dict[str, str]:
         "state": str(ended) if ended else "in the cluster",
         "accelerator": f"{selector.get('cloud.google.com/gke-tpu-accelerator', '')} {topology}",
         "chips": str(chips * int(jobs[0].get("replicas", 1)) if jobs else 0),
-        "since": str(found["metadata"].get("creationTimestamp", ""))[:16],
+        "since": "" if ended else str(found["metadata"].get("creationTimestamp", ""))[:16],
+        "folder": str(found["metadata"].get("annotations", {}).get("fire-lm/folder", "")),
         "tier": "spot" if selector.get("cloud.google.com/gke-spot") else "on demand",
         "user": "",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import difflib
+import hashlib
 import itertools
 import re
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
-from tpu.job import Job, check_name
+from tpu.job import LONGEST_NAME, Job, check_name
 
 _T = TypeVar("_T", str, int)
 POSITIONS = Path(__file__).parent.parent / "configs" / "positions"
@@ -52,7 +53,7 @@ def arms(
         bindings = [f"{name}={value}" for name, value in zip(varied, values, strict=True)]
         found.append(
             Arm(
-                name=check_name("-".join(map(_slug, [position, f"seed{seed}", *bindings]))),
+                name="-".join(map(_slug, [position, f"seed{seed}", *bindings])),
                 flags=(
                     f"--gin_file=configs/positions/{position}.gin",
                     f"--gin.SEED={seed}",
@@ -83,10 +84,18 @@ def arm_job(arm: Arm, grid: str, folder: str, flags: Sequence[str], fire_lm: Seq
     workdir = f"{folder}/{arm.name}"
     train = (*fire_lm, "pretrain", f"--workdir={workdir}", *flags, *arm.flags)
     return Job(
-        name=check_name(f"{grid}-{arm.name}"),
+        name=short_name(f"{grid}-{arm.name}"),
         commands=(train, (*fire_lm, "sweep", workdir)),
         folder=workdir,
     )
+
+
+def short_name(name: str) -> str:
+    """A name for TPUs; of a long one the beginning, and what tells it from others."""
+    if len(name) <= LONGEST_NAME:
+        return check_name(name)
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return check_name(f"{name[: LONGEST_NAME - 9]}-{digest}")
 
 
 class Table:
@@ -134,12 +143,10 @@ def run(
     failures: dict[str, FireLMError] = {}
 
     def one(arm: Arm) -> None:
-        if is_done(arm):
-            table.set(arm, "done")
-            return
-        table.set(arm, "running")
         try:
-            run_arm(arm)
+            if not is_done(arm):
+                table.set(arm, "running")
+                run_arm(arm)
         except Preempted:
             table.set(arm, "stopped")
             raise
@@ -153,10 +160,11 @@ def run(
         futures = [pool.submit(one, arm) for arm in arms]
         try:
             stopped = [e for f in futures if (e := f.exception()) is not None]
-        except BaseException:  # Ctrl-C
+        except KeyboardInterrupt:
             for future in futures:
                 future.cancel()
             stop()
+            print(f"\n{table}\n", flush=True)
             raise
     print(f"\n{table}\n", flush=True)
     if stopped:

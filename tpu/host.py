@@ -4,12 +4,16 @@ A command that fails is started again, some times, unless it would fail again: e
 2 a mistake of its configuration, and a run that stopped at a loss that is not finite would come
 there again. All hosts judge alike, by exit codes that they share and by the run directory, and find
 each other again when they have all started. What a command prints is also kept in FOLDER/logs/.
+
+SIGUSR1 asks for an end (`python -m tpu stop`); SIGTERM is the machine's going down. By both the
+command saves its state; after the second the job is to go on, somewhere.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -22,9 +26,11 @@ from typing import IO
 
 from etils import epath
 
-# This program's own exit code; fire-lm has none for it.
-DIVERGED = 4
-FINAL = (0, 2, DIVERGED)
+# This program's own exit codes, beside those of fire-lm.
+DIVERGED, STOPPED = 4, 5
+FINAL = (0, 2, DIVERGED, STOPPED)
+# Seconds between copies of a log to the bucket.
+_KEEP_EVERY = 300.0
 
 
 class Host:
@@ -33,11 +39,11 @@ class Host:
     def __init__(self, restarts: int, pause: float, folder: str):
         self._restarts, self._pause, self._folder = restarts, pause, folder
         self._child: subprocess.Popen[bytes] | None = None
-        self._stopping = False
+        self._ending = 0  # the exit code of a job that was asked to end
 
     def stop(self, signum: int, frame: FrameType | None) -> None:
-        """SIGTERM and SIGINT: the command saves its state and ends, and is not started again."""
-        self._stopping = True
+        """The command saves its state and ends, and is not started again here."""
+        self._ending = STOPPED if signum == signal.SIGUSR1 else 3
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
 
@@ -50,38 +56,46 @@ class Host:
 
     def _insist(self, command: Sequence[str]) -> int:
         for attempt in range(self._restarts + 1):
-            if self._stopping:
-                return 3
+            if self._ending:
+                return self._ending
             if attempt:
                 print(f"tpu.host: start {attempt + 1} of {self._restarts + 1}", flush=True)
+            began = time.time()
             code = self._once(command, attempt)
-            why = diverged(workdir_of(command)) if code not in (*FINAL, 3) else ""
-            if why:
+            if code in (0, 2):
+                return code
+            if self._ending:
+                continue
+            if code != 3 and (why := diverged(workdir_of(command), began)):
                 print(f"tpu.host: {why}: it would come there again", flush=True)
                 return DIVERGED
-            if code in FINAL or self._stopping:
-                return code
             print(f"tpu.host: {command[0]} ended with exit code {code}", flush=True)
             if attempt < self._restarts:
                 time.sleep(self._pause)
-        return code
+        return self._ending or 1
 
     def _once(self, command: Sequence[str], attempt: int) -> int:
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        name = f"{stamp}-{socket.gethostname()}-{attempt}.txt"
+        kept = time.monotonic()
         with tempfile.TemporaryFile() as log:
             self._child = subprocess.Popen(
                 list(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
-            if self._stopping:  # the signal came between the check and the start
+            if self._ending:  # the signal came between the check and the start
                 self._child.send_signal(signal.SIGTERM)
             assert self._child.stdout is not None
-            while chunk := self._child.stdout.read1(65536):  # type: ignore[attr-defined]
-                sys.stdout.buffer.write(chunk)
-                sys.stdout.buffer.flush()
-                log.write(chunk)
+            with self._child.stdout as output:
+                while chunk := output.read1(65536):  # type: ignore[attr-defined]
+                    sys.stdout.buffer.write(chunk)
+                    sys.stdout.buffer.flush()
+                    log.write(chunk)
+                    if time.monotonic() > kept + _KEEP_EVERY:
+                        keep(log, self._folder, name)
+                        kept = time.monotonic()
             code = self._child.wait()
-            if self._folder:
-                keep(log, self._folder, attempt)
-        return code if code >= 0 else 128 - code  # as a shell says it
+            keep(log, self._folder, name)
+        return code
 
 
 def workdir_of(command: Sequence[str]) -> str:
@@ -90,28 +104,48 @@ def workdir_of(command: Sequence[str]) -> str:
     return named[-1] if named else ""
 
 
-def keep(log: IO[bytes], folder: str, attempt: int) -> None:
-    """Puts what was printed into `folder`: a lost host takes its own disk with it."""
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    path = epath.Path(folder) / "logs" / f"{stamp}-{socket.gethostname()}-{attempt}.txt"
+def keep(log: IO[bytes], folder: str, name: str) -> None:
+    """Copies what was printed so far into `folder`: a lost host takes its own disk with it."""
+    if not folder:
+        return
+    path = epath.Path(folder) / "logs" / name
     log.seek(0)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(log.read())
+        path.write_bytes(log.read())  # which leaves the log at its end
     except Exception as error:  # a bucket's errors are TensorFlow's; a log is not worth the run
         print(f"tpu.host: {path} was not written: {error}", flush=True)
+        log.seek(0, os.SEEK_END)
 
 
-def diverged(workdir: str) -> str:
-    """Why the run in `workdir` would fail again, if it stopped at a loss that is not finite."""
-    path = epath.Path(workdir) / "spikes.jsonl"
-    if not workdir or not path.exists():
+def diverged(workdir: str, began: float) -> str:
+    """Why the run in `workdir` would fail again, if since `began` (seconds since the epoch) it
+    stopped at a loss that is not finite; nothing where that cannot be read."""
+    if not workdir:
         return ""
-    lines = path.read_text().splitlines()
-    last = json.loads(lines[-1]) if lines else {}
+    path = epath.Path(workdir) / "spikes.jsonl"
+    try:
+        if not path.exists() or path.stat().mtime < began - 1:  # of a start before this one
+            return ""
+        last = json.loads(path.read_text().splitlines()[-1])
+    except Exception as error:  # as above; to start again in vain is the smaller harm
+        print(f"tpu.host: {path} was not read: {error}", flush=True)
+        return ""
     if not last.get("stopped"):
         return ""
     return f"loss {last['loss']}, grad_norm {last['grad_norm']} at step {last['step']}"
+
+
+def write_mark(path: str, pause: float) -> None:
+    """Tries a few times: without it a job that is done would be asked for again."""
+    for _ in range(5):
+        try:
+            epath.Path(path).parent.mkdir(parents=True, exist_ok=True)
+            epath.Path(path).write_text("")
+            return
+        except Exception as error:
+            print(f"tpu.host: {path} was not written: {error}", flush=True)
+            time.sleep(pause)
 
 
 def try_bucket(folder: str) -> None:
@@ -136,11 +170,11 @@ def main() -> int:
         try_bucket(arguments.try_bucket)
         return 0
     host = Host(arguments.restarts, arguments.pause, arguments.folder)
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(signum, host.stop)
     code = host.run(arguments.job)
     if code == 0 and arguments.mark:
-        epath.Path(arguments.mark).write_text("")
+        write_mark(arguments.mark, arguments.pause)
     return code
 
 

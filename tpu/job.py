@@ -13,7 +13,8 @@ from fire_lm.errors import UserError
 
 # Both Google's (queued resources: 63 characters) and Kubernetes's rule for names, with room for
 # what JobSet adds to the names of pods.
-_NAME = re.compile(r"[a-z]([-a-z0-9]{0,47}[a-z0-9])?")
+LONGEST_NAME = 49
+_NAME = re.compile(rf"[a-z]([-a-z0-9]{{0,{LONGEST_NAME - 2}}}[a-z0-9])?")
 
 
 def check_name(name: str) -> str:
@@ -23,11 +24,12 @@ def check_name(name: str) -> str:
       UserError: it is not; says which would be.
     """
     if not _NAME.fullmatch(name):
-        mended = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")[:49].rstrip("-")
+        mended = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")
+        mended = mended[:LONGEST_NAME].rstrip("-")
         hint = f": {mended} would do" if mended else ""
         raise UserError(
             f"{name!r} cannot be the name of a run{hint}\n"
-            "lower-case letters, digits and dashes, a letter first, at most 49"
+            f"lower-case letters, digits and dashes, a letter first, at most {LONGEST_NAME}"
         )
     return name
 
@@ -121,8 +123,8 @@ class Place(Protocol):
     def stop(self, name: str) -> None:
         """Ends the job, after it has saved; its TPUs stay."""
 
-    def delete(self, name: str) -> None:
-        """Ends the job and gives its TPUs back."""
+    def delete(self, name: str) -> str:
+        """Ends the job and gives its TPUs back; says what that did."""
 
     def hosts(self, name: str) -> list[str]:
         """A line for each host: what became of the job there."""

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from fire_lm.errors import Preempted, RunFailed, UserError
 from tpu.host import DIVERGED
@@ -35,9 +36,10 @@ class LocalJobs:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.with_suffix(".lock").open("w") as lock, log.open("ab") as output:
             # Held by the job's process itself, so that it stands for as long as that lives.
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if self._stopped.is_set():
-                raise Preempted(f"{job.name} was not started")
+            self._wait_for(lock, job)
+            if Path(job.mark).exists():  # the one that was waited for has done it
+                return
+            began = output.tell()
             command = [sys.executable, *job.on_host(self._restarts)[1:]]
             child = subprocess.Popen(
                 command,
@@ -53,7 +55,21 @@ class LocalJobs:
                 child.send_signal(signal.SIGTERM)
             code = child.wait()
             del self._children[job.name]
-        self._judge(job, code, log)
+        self._judge(job, code, log, began)
+
+    def _wait_for(self, lock: IO[str], job: Job) -> None:
+        told = False
+        while True:
+            if self._stopped.is_set():
+                raise Preempted(f"{job.name} was not started")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if not told:
+                    print(f"{job.name} still runs from before: waiting for it", flush=True)
+                told = True
+                self._stopped.wait(0.5)
 
     def stop(self) -> None:
         """Ends all jobs, after they have saved; no more are started."""
@@ -74,19 +90,21 @@ class LocalJobs:
         finally:
             signal.signal(signal.SIGTERM, before)
 
-    def _judge(self, job: Job, code: int, log: Path) -> None:
+    def _judge(self, job: Job, code: int, log: Path, began: int) -> None:
         if self._stopped.is_set() and code:
             raise Preempted(f"{job.name} was stopped")
         if code == 2:
-            raise UserError(f"exit code 2, a mistake of its configuration: {last_words(log)}")
+            raise UserError(
+                f"exit code 2, a mistake of its configuration: {last_words(log, began)}"
+            )
         if code == DIVERGED:
-            raise RunFailed(f"stopped at a loss that is not finite: {last_words(log)}")
+            raise RunFailed(f"stopped at a loss that is not finite: {last_words(log, began)}")
         if code:
-            raise RunFailed(f"exit code {code}: {last_words(log)}")
+            raise RunFailed(f"exit code {code}: {last_words(log, began)}")
 
 
-def last_words(log: Path) -> str:
-    """The last error in a log, and where the rest is."""
-    lines = log.read_text(errors="replace").splitlines()
+def last_words(log: Path, began: int) -> str:
+    """The last error in a log after `began` bytes, and where the rest is."""
+    lines = log.read_bytes()[began:].decode(errors="replace").splitlines()
     told = [line for line in lines if line.startswith("fire-lm: ")]
     return f"{told[-1] if told else (lines or ['nothing was printed'])[-1]} ({log})"

@@ -18,7 +18,7 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.tpu_topology import Slice
 from tpu import calls, host
 from tpu.bucket import is_there
-from tpu.calls import CallFailed, Calls, NotFound
+from tpu.calls import CallFailed, Calls, NotFound, Refused
 from tpu.cluster import slice_of
 from tpu.job import Job, Stage, State
 
@@ -34,11 +34,11 @@ _WAITING = {
     "ACCEPTED": "in the queue",
     "WAITING_FOR_RESOURCES": "in the queue",
     "PROVISIONING": "the TPUs are being made ready",
+    "DELETING": "the request is being deleted",
 }
 _LEAVING = {
     "SUSPENDING": "they are being taken away",
     "SUSPENDED": "preempted; the request still takes quota and the name",
-    "DELETING": "the request is being deleted",
 }
 _SETUP_TRIES = 5  # a new host takes SSH keys a little after it is READY
 # A line for each host: its name, and state, exit code and job of the container, if there is one.
@@ -59,6 +59,9 @@ class QueuedResources:
 
     def look(self, job: Job) -> State:
         found = self._describe(job.name)
+        if self._calls.dry_run:
+            self._expected_hosts(job.name)
+            self._report(job.name)
         if found is None:
             done = job.mark and is_there(job.mark, self._calls)
             return State(Stage.DONE, "earlier") if done else State(Stage.ABSENT)
@@ -69,23 +72,35 @@ class QueuedResources:
             return State(Stage.LOST, f"{name}, {_LEAVING[name]}")
         if name != "ACTIVE":
             return State(Stage.FAILED, _failure_of(found) or name, code=1)
+        return self._look_at_hosts(job)
+
+    def _look_at_hosts(self, job: Job) -> State:
+        expected = self._expected_hosts(job.name)
+        if isinstance(expected, State):
+            return expected
         try:
-            return self._look_at_hosts(job)
-        except NotFound as error:
-            return State(Stage.LOST, f"the request is ACTIVE, its TPU is gone: {error}")
+            return judge(self._report(job.name), expected, job)
+        except Refused:
+            raise
         except CallFailed as error:
             return State(Stage.SILENT, str(error))
 
-    def _look_at_hosts(self, job: Job) -> State:
+    def _expected_hosts(self, name: str) -> int | State:
+        """How many hosts there are, or what is wrong with a machine."""
         expected = 0
-        for node in self._nodes(job.name):
-            found = self._calls.ask(self._vm("describe", node, "--format=json"))
+        for node in self._nodes(name):
+            try:
+                found = self._calls.ask(self._vm("describe", node, "--format=json"))
+            except NotFound as error:
+                return State(Stage.LOST, f"the request is ACTIVE, its TPU is gone: {error}")
+            if found is None:  # in a dry run
+                continue
             if found["state"] in ("PREEMPTED", "TERMINATED", "STOPPED", "DELETING"):
                 return State(Stage.LOST, f"{node} is {found['state']}")
             if found["state"] != "READY":
                 return State(Stage.WAITING, f"{node} is {found['state']}")
             expected += len(found["networkEndpoints"])
-        return judge(self._report(job.name), expected, job)
+        return expected
 
     def _report(self, name: str) -> list[tuple[str, ...]]:
         """Of each host that answers: its name, and its container's state, exit code and job."""
@@ -94,23 +109,24 @@ class QueuedResources:
         return [(*row, "", "")[:4] for row in rows]
 
     def create(self, job: Job) -> None:
-        self._calls.change(self._create(job.name))
-
-    def _create(self, name: str) -> list[str]:
-        one, cluster = self._slice, self._cluster
+        name, one, cluster = job.name, self._slice, self._cluster
         nodes = [f"--node-id={name}"]
         if one.count > 1:
             nodes = [f"--node-count={one.count}", f"--node-prefix={name}"]
-        return [
-            *("gcloud", "compute", "tpus", "queued-resources", "create", name, *self._where),
-            *_accelerator(one),
-            f"--runtime-version={_RUNTIME[one.kind]}",
-            *nodes,
-            f"--labels=fire_lm=run,user={_label(getpass.getuser())}",
-            *(["--spot"] if cluster.spot else []),
-            *([f"--service-account={cluster.service_account}"] if cluster.service_account else []),
-            "--quiet",
-        ]
+        account = cluster.service_account
+        self._calls.change(
+            [
+                *("gcloud", "compute", "tpus", "queued-resources", "create", name, *self._where),
+                *_accelerator(one),
+                f"--runtime-version={_RUNTIME[one.kind]}",
+                *nodes,
+                f"--labels=fire_lm=run,user={_label(getpass.getuser())}",
+                f"--description={job.folder}",  # for `status`
+                *(["--spot"] if cluster.spot else []),
+                *([f"--service-account={account}"] if account else []),
+                "--quiet",
+            ]
+        )
 
     def setup(self, name: str) -> None:
         registry, image = self._cluster.image.partition("/")[0], self._cluster.image
@@ -171,22 +187,24 @@ class QueuedResources:
         self._calls.stream(self._ssh(node, command, worker=str(host % per_node)))
 
     def stop(self, name: str) -> None:
-        """SIGTERM: the job saves its state within ten minutes and ends."""
-        self._on_all(name, f"sudo docker stop --time=600 {_CONTAINER}")
+        self._on_all(name, f"sudo docker kill --signal=SIGUSR1 {_CONTAINER} || true")
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str) -> str:
         command = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, *self._where]
         try:
             self._calls.change([*command, "--force", "--quiet"])
         except NotFound:
-            print(f"{name}: there is no such queued resource, nothing to delete")
+            where = f"{self._cluster.project}, {self._cluster.zone}"
+            return f"there is no such queued resource in {where}, nothing to delete"
+        return "its TPUs are given back"
 
     def hosts(self, name: str) -> list[str]:
         found = self._describe(name)
-        if found is None or _state_of(found) != "ACTIVE":
+        if not self._calls.dry_run and (found is None or _state_of(found) != "ACTIVE"):
             return []
         return [
-            f"{host}: " + (f"{status}, exit code {code}" if status == "exited" else status)
+            f"{host}: "
+            + (f"{status}, exit code {code}" if status == "exited" else status or "none")
             for host, status, code, _ in self._report(name)
         ]
 
@@ -252,7 +270,7 @@ def judge(report: Sequence[tuple[str, ...]], expected: int, job: Job) -> State:
         )
     if len(report) < expected:
         return State(Stage.SILENT, f"{len(report)} of {expected} hosts answer")
-    ours = [row for row in report if row[3] == job.digest]
+    ours = [row for row in report if row[3] == job.digest and row[1] != "created"]
     if len(ours) < expected:
         return State(Stage.READY, f"it is on {len(ours)} of {expected} hosts" if ours else "")
     codes = {int(code) for _, status, code, _ in ours if status != "running"}
@@ -298,13 +316,17 @@ def _request_row(request: dict[str, Any], machines: list[dict[str, Any]]) -> dic
         "accelerator": f"{count}x{kind}" if count > 1 else kind,
         "tier": "spot" if "spot" in request else "on demand",
         "user": str(node.get("labels", {}).get("user", "")),
+        "folder": str(node.get("description", "")),
         # It costs from when the machines are there, not from when it was asked for.
         "since": min((str(vm.get("createTime", ""))[:16] for vm in machines), default=""),
     }
     if state in ("FAILED", "SUSPENDED"):
         row["advice"] = f"`python -m tpu delete {name}` clears it; the same job asks again"
     if state == "ACTIVE" and len(machines) < count:
-        row["advice"] = f"{len(machines)} of its {count} TPUs are there; `delete {name}` clears it"
+        row["advice"] = (
+            f"{len(machines)} of its {count} TPUs are there: `python -m tpu delete {name}` clears "
+            "it; one that is followed is asked for again"
+        )
     return row
 
 
@@ -317,7 +339,7 @@ def _machine_row(machine: dict[str, Any]) -> dict[str, str]:
         "tier": "spot" if machine.get("schedulingConfig", {}).get("spot") else "on demand",
         "user": str(machine.get("labels", {}).get("user", "")),
         "since": str(machine.get("createTime", ""))[:16],
-        "advice": f"not ours to delete: gcloud compute tpus tpu-vm delete {name}",
+        "advice": f"not made by us: `gcloud compute tpus tpu-vm delete {name}` ends it",
     }
 
 

@@ -14,14 +14,14 @@ _COLUMNS = ("name", "state", "accelerator", "tier", "user", "since", "chip-hours
 
 
 def show(rows: Sequence[dict[str, str]], where: ConfigDict, progress: Callable[[str], str]) -> None:
-    """Prints a row for each; `progress` says what the run of a name has done."""
+    """Prints a row for each; `progress` says what the run in a folder has done."""
     print(f"project {where.project} pays; zone {where.zone}")
     if not rows:
         print("nothing there")
         return
     now = datetime.datetime.now(datetime.UTC)
     full = [
-        {**row, "chip-hours": chip_hours(row, now), "newest step": progress(row["name"])}
+        {**row, "chip-hours": chip_hours(row, now), "newest step": progress(row.get("folder", ""))}
         for row in rows
     ]
     widths = {c: max(len(c), *(len(row.get(c, "")) for row in full)) for c in _COLUMNS}

@@ -18,7 +18,7 @@ from fire_lm.errors import RunFailed, UserError
 from tpu import bucket, cluster, gke, tables
 from tpu import grid as grids
 from tpu import image as images
-from tpu.calls import Calls
+from tpu.calls import CallFailed, Calls
 from tpu.follow import Follower
 from tpu.job import Job, Place, Stage, check_name
 from tpu.local import LocalJobs
@@ -34,14 +34,24 @@ def image(arguments: argparse.Namespace) -> None:
 
 def create(arguments: argparse.Namespace) -> None:
     where, calls = _where(arguments)
+    _only_queued(where, "create")
+    name = check_name(arguments.name)
     _before(where, calls)
-    _place(where, calls).create(Job(check_name(arguments.name), (), ""))
+    _place(where, calls).create(Job(name, (), cluster.run_directory(where, name)))
 
 
 def setup(arguments: argparse.Namespace) -> None:
     where, calls = _where(arguments)
+    _only_queued(where, "setup")
     where.image = images.tagged(where)
     _place(where, calls).setup(check_name(arguments.name))
+
+
+def _only_queued(where: ConfigDict, verb: str) -> None:
+    if where.gke_context:
+        raise UserError(
+            f"`{verb}` is for queued resources: on GKE `pretrain` applies the whole job"
+        )
 
 
 def pretrain(arguments: argparse.Namespace) -> None:
@@ -73,14 +83,18 @@ def render(arguments: argparse.Namespace) -> None:
 def sweep(arguments: argparse.Namespace) -> None:
     """`fire-lm sweep RUN ...` as a job of its own; a RUN is a name or a path."""
     where, calls = _where(arguments)
-    runs = [argument for argument in arguments.rest if not argument.startswith("-")]
-    rest = [argument for argument in arguments.rest if argument.startswith("-")]
-    if not runs:
-        raise UserError("sweep needs the RUNs to score after its NAME: names, or gs:// paths")
+    runs = arguments.runs
     paths = [run if "://" in run else cluster.run_directory(where, run) for run in runs]
-    flags = [*rest, *_gin_flags(arguments)]
-    cli.parse(["sweep", *paths, *flags])
     folder = f"gs://{where.bucket}/sweeps/{check_name(arguments.name)}"
+    output = arguments.output or (folder if len(paths) > 1 else "")
+    if output and "://" not in output:
+        raise UserError(f"--output={output} would be lost with the TPUs: give a gs:// path")
+    flags = [
+        *([f"--output={output}"] if output else []),
+        *_gin_flags(arguments),
+        *arguments.rest,
+    ]
+    cli.parse(["sweep", *paths, *flags])
     job = Job(arguments.name, (("fire-lm", "sweep", *paths, *flags),), folder, once=False)
     follower = _prepared(job, "", arguments, where, calls)
     if follower is not None:
@@ -100,6 +114,8 @@ def grid(arguments: argparse.Namespace) -> None:
     for arm in chosen:
         check_experiment([*flags, *arm.flags])
     if arguments.local:
+        if arguments.cluster or arguments.overrides:
+            raise UserError("--local and --cluster exclude each other")
         folder = str(Path(arguments.output or f"runs/{name}").absolute())
         fire_lm = (sys.executable, "-m", "fire_lm")
         local_grid(
@@ -142,9 +158,11 @@ def cloud_grid(
     calls: Calls,
     flags: Sequence[str],
 ) -> None:
+    leave = threading.Event()
+
     def run_arm(arm: grids.Arm) -> None:
         job = jobs[arm]
-        follower = _prepared(job, job.folder, arguments, where, calls, [*flags, *arm.flags])
+        follower = _prepared(job, job.folder, arguments, where, calls, [*flags, *arm.flags], leave)
         if follower is not None:
             follower.follow()
 
@@ -159,7 +177,7 @@ def cloud_grid(
         is_done=lambda arm: bucket.is_there(jobs[arm].mark, calls),
         progress=lambda arm: bucket.progress(jobs[arm].folder, calls),
         at_once=arguments.at_once,
-        stop=lambda: print("the arms go on where they run: `python -m tpu status`", flush=True),
+        stop=leave.set,
     )
 
 
@@ -177,6 +195,7 @@ def _prepared(
     where: ConfigDict,
     calls: Calls,
     preflight_flags: Sequence[str] | None = None,
+    leave: threading.Event | None = None,
 ) -> Follower | None:
     """Checks all that can be checked before TPUs are asked for. In a dry run prints the calls of
     the job's life, and returns nothing."""
@@ -188,7 +207,7 @@ def _prepared(
     _before(where, calls)
     images.check(where.image, where, calls)
     if calls.dry_run:
-        _print_life(place, job, arguments.keep)
+        _print_life(place, job, getattr(arguments, "keep", False))
         return None
     return Follower(
         job,
@@ -196,8 +215,9 @@ def _prepared(
         retries=where.retries,
         progress=lambda: bucket.progress(workdir, calls) if workdir else "",
         every=arguments.every,
-        keep=arguments.keep,
-        detach=arguments.detach,
+        keep=getattr(arguments, "keep", False),
+        detach=getattr(arguments, "detach", False),
+        leave=leave,
     )
 
 
@@ -293,10 +313,10 @@ def status(arguments: argparse.Namespace) -> None:
     place = _place(where, calls)
     rows = place.listing()
     if calls.dry_run:
+        if arguments.name:
+            place.hosts(check_name(arguments.name))
         return
-    tables.show(
-        rows, where, lambda name: bucket.progress(cluster.run_directory(where, name), calls)
-    )
+    tables.show(rows, where, lambda folder: bucket.progress(folder, calls))
     if arguments.name:
         for line in place.hosts(check_name(arguments.name)):
             print(line)
@@ -312,12 +332,16 @@ def stop(arguments: argparse.Namespace) -> None:
     where, calls = _where(arguments)
     name = check_name(arguments.name)
     _place(where, calls).stop(name)
-    print(f"{name} has been stopped; `python -m tpu delete {name}` gives its TPUs back")
+    if not calls.dry_run:
+        print(f"{name} saves and ends; `python -m tpu delete {name}` then gives its TPUs back")
 
 
 def delete(arguments: argparse.Namespace) -> None:
     where, calls = _where(arguments)
-    _place(where, calls).delete(check_name(arguments.name))
+    name = check_name(arguments.name)
+    told = _place(where, calls).delete(name)
+    if not calls.dry_run:
+        print(f"{name}: {told}")
 
 
 def _where(arguments: argparse.Namespace) -> tuple[ConfigDict, Calls]:
@@ -334,3 +358,11 @@ def _place(where: ConfigDict, calls: Calls) -> Place:
 def _before(where: ConfigDict, calls: Calls) -> None:
     if warning := bucket.check(where, calls):
         print(warning, flush=True)
+    if not where.gke_context and cluster.slice_of(where).hosts > 1:
+        try:
+            calls.read(["ssh-add", "-l"])
+        except CallFailed as error:
+            raise UserError(
+                "ssh-agent holds no key, and gcloud reaches several hosts with one only\n"
+                "eval $(ssh-agent) && ssh-add ~/.ssh/google_compute_engine"
+            ) from error

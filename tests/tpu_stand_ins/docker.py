@@ -30,9 +30,11 @@ def main(arguments: list[str]) -> None:
             CONTAINER.unlink()
         case ["inspect", form, "fire_lm"]:
             inspect(form)
-        case ["stop", "--time=600", "fire_lm"]:
+        case ["kill", "--signal=SIGUSR1", "fire_lm"]:
+            if not CONTAINER.exists():
+                fail("Error response from daemon: No such container: fire_lm")
             found = json.loads(CONTAINER.read_text())
-            CONTAINER.write_text(json.dumps({**found, "plan": ["exited:3"]}))
+            CONTAINER.write_text(json.dumps({**found, "plan": ["exited:5"]}))
         case ["logs", *_, "fire_lm"]:
             print(f"step 100 of {HOST}")
         case _:
@@ -62,6 +64,7 @@ def start(arguments: list[str]) -> None:
 
 def inspect(form: str) -> None:
     if not CONTAINER.exists():
+        print()  # as docker does, before it fails
         fail("Error: No such object: fire_lm")
     found = json.loads(CONTAINER.read_text())
     status, _, code = take(found["plan"]).partition(":")

@@ -13,7 +13,7 @@ TPUS = ("compute", "tpus")
 WHERE = {"project", "zone"}
 CREATE = {
     *("accelerator-type", "type", "topology", "runtime-version", "node-id", "node-count"),
-    *("node-prefix", "labels", "spot", "service-account", "quiet"),
+    *("node-prefix", "labels", "description", "spot", "service-account", "quiet"),
 }
 HOSTS_OF = {"v4-8": 1, "v4-16": 2, "v4-32": 4, "v5litepod-8": 1, "v5litepod-16": 4}
 
@@ -133,7 +133,8 @@ def answer(name: str, cloud: dict) -> dict:
     if request["state"] == "FAILED":
         found["failedData"] = {"error": {"code": 8, "message": cloud["failure"]}}
     labels = dict(pair.split("=") for pair in given["labels"].split(","))
-    spec: dict = {"node": {"acceleratorType": given["accelerator-type"], "labels": labels}}
+    node = {"acceleratorType": given["accelerator-type"], "labels": labels}
+    spec: dict = {"node": {**node, "description": given["description"]}}
     if "node-count" in given:
         spec["multisliceParams"] = {
             "nodeCount": int(given["node-count"]),
@@ -177,8 +178,10 @@ def machine(verb: str, arguments: list[str]) -> None:
     if verb != "ssh" or "command" not in given:
         fail(f"ERROR: (gcloud) Invalid choice: {verb}", 2)
     workers = range(hosts) if given["worker"] == "all" else [int(given["worker"])]
+    print("Using ssh batch size of 1. Attempting to SSH into 1 nodes.", file=sys.stderr)
     codes = [run(f"{node}.{worker}", given["command"]) for worker in workers if worker not in mute]
     if any(codes):
+        print("##### Command execution on worker 0 failed with exit status 1.", file=sys.stderr)
         fail(f"ERROR: ({program}) [/usr/bin/ssh] exited with return code [{max(codes)}].")
 
 
@@ -201,6 +204,8 @@ def run(host: str, command: str) -> int:
     """The command in a real shell, with the stand-ins for the host's programs on its PATH."""
     home = HOME / "hosts" / host
     home.mkdir(parents=True, exist_ok=True)
+    worker = host.rpartition(".")[2]
+    print(f"SSH: Attempting to connect to worker {worker}...", file=sys.stderr)
     path = f"{HOME / 'bin'}:{Path('/usr/bin')}:/bin"
     environment = {**os.environ, "PATH": path, "FIRE_LM_STAND_IN_HOST": host}
     return subprocess.run(["bash", "-c", command], env=environment, check=False).returncode

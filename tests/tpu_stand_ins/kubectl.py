@@ -14,7 +14,7 @@ from cloud import fail, flags, log, state, take
 def main(arguments: list[str]) -> None:
     log("kubectl", arguments)
     if not arguments or not arguments[0].startswith("--context=gke_"):
-        fail("error: no context exists with that name")
+        fail(f"error: context {arguments[0].partition('=')[2]!r} does not exist")
     match arguments[1:]:
         case ["apply", "--filename=-"]:
             apply(yaml.safe_load(sys.stdin))
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
             with state() as cloud:
                 suspend = json.loads(patch.removeprefix("--patch="))["spec"]["suspend"]
                 existing(name, cloud)["plan"] = ["Suspended" if suspend else ""]
-        case ["delete", "jobset", name, "--ignore-not-found"]:
+        case ["delete", "jobset", name, "--ignore-not-found", "--cascade=foreground"]:
             with state() as cloud:
                 cloud["jobsets"].pop(name, None)
         case _:
@@ -70,9 +70,13 @@ def pods(name: str) -> None:
         found = existing(name, cloud)
         (job,) = found["manifest"]["spec"]["replicatedJobs"]
         count = job["replicas"] * job["template"]["spec"]["completions"]
-        pending = found["now"] == "Pending"
+        pending, code = found["now"] == "Pending", cloud.get("pod_code")
+    status: dict
     waits = {"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}
     status = {"phase": "Pending", "conditions": [waits]} if pending else {"phase": "Running"}
+    if code is not None and found["now"] == "Failed":
+        status = {"phase": "Failed"}
+        status["containerStatuses"] = [{"state": {"terminated": {"exitCode": code}}}]
     names = [{"metadata": {"name": f"{name}-slice-0-{i}-abcde"}} for i in range(count)]
     print(json.dumps({"items": [{**one, "status": status} for one in names]}))
 
