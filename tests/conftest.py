@@ -25,6 +25,14 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+# Of the ci tier, a quarter of an hour each: at the end, one worker would wait for the other.
+LONGEST = ("test_preflight.py", "test_quickstart.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compile_once(tmp_path_factory):
     """Compiled programs are kept for the session; by each of pytest-xdist's workers for itself."""
