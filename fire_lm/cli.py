@@ -61,7 +61,12 @@ def build_parser() -> argparse.ArgumentParser:
     preflight.add_argument("--json", metavar="FILE", help="the results for programs")
 
     sweep = verbs.add_parser("sweep", parents=[gin, debug], help="loss against sequence length")
-    sweep.add_argument("runs", metavar="RUN[@STEP]", nargs="+", help="run, or folder of runs")
+    sweep.add_argument(
+        "runs", metavar="RUN[@STEPS]", nargs="+", help="run, or folder; @1000,2000; @all"
+    )
+    sweep.add_argument(
+        "--follow", action="store_true", help="score each checkpoint until training has ended"
+    )
     sweep.add_argument("--output", help="folder of the combined table and figure")
     sweep.add_argument("--dry_run", action="store_true", help="say what would be scored and stop")
 
@@ -220,6 +225,10 @@ def perform(parsed: argparse.Namespace) -> None:
         from fire_lm import preflight_verb
 
         preflight_verb.preflight(parsed)
+    elif parsed.verb == "sweep":
+        from fire_lm import sweep_verb
+
+        sweep_verb.sweep(parsed)
     else:
         from fire_lm import verbs
 

@@ -11,22 +11,24 @@ from __future__ import annotations
 import dataclasses
 import glob
 import importlib.util
+import json
 import math
 import os
 import re
 from collections.abc import Sequence
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import distributed
-from jax.experimental import mesh_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fire_lm.errors import RunFailed, UserError
 
+_Json = TypeVar("_Json")
 AXES = ("data", "fsdp", "tensor")
 BATCH = PartitionSpec(("data", "fsdp"))
 ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
@@ -235,6 +237,17 @@ def initialize_distributed() -> None:
         )
     elif _has_tpu():
         jax.distributed.initialize(heartbeat_timeout_seconds=_SILENCE_SECONDS)
+
+
+def agreed(value: _Json) -> _Json:
+    """What process 0 has for `value`, on every process: JSON. All must call it together."""
+    if jax.process_count() == 1:
+        return value
+    told = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int64(told.size)))
+    padded = told if jax.process_index() == 0 else np.zeros(size, np.uint8)
+    agreed_on: _Json = json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded))))
+    return agreed_on
 
 
 def wait_for_all(point: str, seconds: float = 3600.0) -> None:

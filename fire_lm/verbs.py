@@ -15,11 +15,10 @@ from etils import epath
 
 from fire_lm import config as gin
 from fire_lm import evaluation, models, positions, training
-from fire_lm.checkpoints import Checkpointing, available_steps, choose_step, split_run
+from fire_lm.checkpoints import Checkpointing, available_steps, split_run
 from fire_lm.data import Blocks, TextData
 from fire_lm.errors import UserError
-from fire_lm.reporting import SweepRow, ranked_steps, read_rows, write_rows
-from fire_lm.reporting import length_sweep as report
+from fire_lm.reporting import ranked_steps, read_rows
 from fire_lm.sharding import MeshShape, initialize_distributed, skip_absent_tpu
 
 # What a configuration can be asked to call: the verbs, and the model, to compare two of them.
@@ -182,107 +181,6 @@ def place(path: str | epath.Path) -> epath.Path:
         return epath.Path(path)
     except KeyError as error:
         raise UserError(f"{path} is neither a local folder nor gs://") from error
-
-
-def sweep(arguments: argparse.Namespace) -> None:
-    """`fire-lm sweep`: rows beside each run, table and figure of all of them at the top."""
-    quiet_libraries()
-    runs, top = find_runs(arguments.runs, arguments.output)
-    initialize_distributed()
-    rows: list[SweepRow] = []
-    train_lengths: dict[str, int] = {}
-    for workdir, step in dict.fromkeys((run, choose_step(run, step)) for run, step in runs):
-        saved = str(newest_config(workdir))
-        config = load_config(
-            [saved, *arguments.gin_file], arguments.bindings, arguments.gin_search_paths
-        )
-        variant = variant_of(load_config([saved]), config, workdir)
-        if arguments.dry_run:
-            print(f"{workdir}@{step} at {config.macro('EVAL_LENGTHS')}\n{config.text()}")
-            continue
-        rows += sweep_run(config, workdir, step, variant)
-        train_lengths[workdir.name] = train_length(config)
-    if jax.process_index() == 0 and not arguments.dry_run:
-        top.mkdir(parents=True, exist_ok=True)
-        if {workdir for workdir, _ in runs} != {top}:
-            write_rows(top / "length_sweep.csv", rows)
-        report.figure(rows, train_lengths, top / "length_sweep.png")
-        print(f"\n{report.table(rows, train_lengths)}\n\n{top / 'length_sweep.csv'}, .png")
-
-
-def variant_of(trained: gin.Config, asked: gin.Config, workdir: epath.Path) -> str:
-    """What is asked of the trained model at evaluation alone, by its name in the table."""
-    if trained.macro("ENCODING") != asked.macro("ENCODING"):
-        raise UserError(
-            f"{workdir} was trained as {trained.macro('ENCODING')}, which is its name in the table"
-            ": set what changes at evaluation by bindings (--gin.RoPE.scaling=@YaRN()), not by a "
-            "file of configs/positions"
-        )
-    try:
-        return models.variant(trained.call("build_decoder"), asked.call("build_decoder"))
-    except UserError as error:
-        raise UserError(f"{workdir}: {error}") from error
-
-
-def sweep_run(config: gin.Config, workdir: epath.Path, step: int, variant: str) -> list[SweepRow]:
-    """All rows of one checkpoint, each written as soon as it is known."""
-    path = workdir / "length_sweep.csv"
-    rows = read_rows(path)
-
-    def add(row: SweepRow) -> None:
-        rows.append(row)
-        if jax.process_index() == 0:
-            write_rows(path, rows)
-
-    config.call(
-        "length_sweep",
-        workdir=str(workdir),
-        run=workdir.name,
-        step=step,
-        variant=variant,
-        finished=list(rows),
-        on_row=add,
-    )
-    return [row for row in rows if (row.run, row.step) == (workdir.name, step)]
-
-
-def train_length(config: gin.Config) -> int:
-    length = config.macro("TRAIN_LENGTH")
-    assert isinstance(length, int)  # pretrain's annotation has been checked
-    return length
-
-
-def find_runs(
-    named: Sequence[str], output: str | None
-) -> tuple[list[tuple[epath.Path, int | None]], epath.Path]:
-    """The runs, each with the step asked for, and the folder of the combined results.
-
-    A name is a run directory (its newest checkpoint), `RUN@STEP`, or a folder of runs.
-    """
-    runs: list[tuple[epath.Path, int | None]] = []
-    folders = []
-    for name in named:
-        folder, step = (name, None) if place(name).is_dir() else split_run(name)
-        path = place(folder)
-        path = path if path.name else path.absolute()  # `.` has no name
-        if not path.is_dir():
-            raise UserError(f"there is no run directory {folder}")
-        folders.append(path)
-        inside = [path] if newest_config(path) else sorted(filter(newest_config, path.iterdir()))
-        if not inside:
-            raise UserError(f"{folder} is neither a run (no config.gin) nor a folder of runs")
-        ready = [run for run in inside if available_steps(run)] or inside
-        for run in set(inside) - set(ready):
-            print(f"{run} has no checkpoint yet: left out")
-        runs += [(run, step) for run in ready]
-    paths = {run for run, _ in runs}
-    if len({run.name for run in paths}) < len(paths):
-        raise UserError("two of the runs have the same name, the table could not tell them apart")
-    if output:
-        return runs, epath.Path(output)
-    if len(set(folders)) == 1:
-        return runs, folders[0]
-    raise UserError("several runs: say --output=DIR, the folder for their table and figure")
 
 
 def quiet_libraries() -> None:

@@ -43,9 +43,22 @@ ALLOWED["verbs"] = set(ALLOWED) - {"preflight", "tpu_topology"}
 ALLOWED["preflight_verb"] = {
     *("verbs", "preflight", "training", "checkpoints", "tpu_topology", "errors"),
 }
+ALLOWED["sweep_verb"] = {
+    *(
+        "verbs",
+        "config",
+        "models",
+        "evaluation",
+        "training",
+        "reporting",
+        "checkpoints",
+        "sharding",
+    ),
+    "errors",
+}
 ALLOWED["corpus_verbs"] = {"data", "metrics", "reporting", "errors"}
 ALLOWED["bench"] = {*ALLOWED["models"], "models", "preflight", "tpu_topology", "sharding", "data"}
-ALLOWED["cli"] = {"verbs", "preflight_verb", "corpus_verbs", "bench", "errors"}
+ALLOWED["cli"] = {"verbs", "preflight_verb", "sweep_verb", "corpus_verbs", "bench", "errors"}
 ALLOWED["__init__"] = set()
 ALLOWED["__main__"] = {"cli"}
 

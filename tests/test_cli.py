@@ -168,9 +168,9 @@ def computed(monkeypatch) -> list[tuple[str, int]]:
     log: list[tuple[str, int]] = []
     score = evaluation.score
 
-    def logged(model, params, targets, length, tokens_per_batch, mesh, name):
-        log.append((name, length))
-        return score(model, params, targets, length, tokens_per_batch, mesh, name)
+    def logged(model, params, text, laid, tokens_per_batch, mesh, name):
+        log.append((name, laid.length))
+        return score(model, params, text, laid, tokens_per_batch, mesh, name)
 
     monkeypatch.setattr(evaluation, "score", logged)
     return log
@@ -205,7 +205,7 @@ def test_sweep_of_one_run_at_more_lengths_and_steps(runs, computed, capsys):
     fire = str(runs / "fire")
     assert main(["sweep", fire]) == 0
     assert main(["sweep", f"{fire}@2", fire, "--gin.EVAL_LENGTHS=(8, 16, 32)"]) == 0
-    expected = [(STEPS, 16), (STEPS, 32), (2, 8), (2, 16), (2, 32), (STEPS, 8)]
+    expected = [(2, 8), (2, 16), (2, 32), (STEPS, 16), (STEPS, 32), (STEPS, 8)]
     assert [(step, length) for _, step, length in lengths_of(runs / "fire")] == expected
     assert len(computed) == len(expected)
     assert (runs / "fire" / "length_sweep.png").exists()

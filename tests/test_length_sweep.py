@@ -19,6 +19,7 @@ from fire_lm.data import ScoringText, TextData
 from fire_lm.data.corpus import split_of, write_corpus
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import length_sweep
+from fire_lm.evaluation.protocols import Windows, windows
 from fire_lm.models import Decoder, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.resampling import RandomizedPositions
@@ -36,6 +37,10 @@ SIZE = size_tiny(num_layers=2, hidden_size=16, num_heads=2, head_dim=8, mlp_size
 MODEL = Decoder(SIZE, (FIRE(2, 8, train_length=8, hidden_size=16),), VOCAB)
 TOKEN_BT = np.zeros((1, 1), np.int32)
 PARAMS = jax.jit(MODEL.init)(jax.random.key(0), TOKEN_BT, TOKEN_BT)["params"]
+
+
+def full(length: int) -> Windows:
+    return windows("full", length, LONGEST)
 
 
 def random_text(rows: int, seed: int = 0) -> ScoringText:
@@ -80,7 +85,7 @@ def test_score_is_the_loss_of_each_part_alone(length, axes):
     params = jax.device_put(PARAMS, sharding.tree_shardings(PARAMS, mesh))
     activations = jax.sharding.NamedSharding(mesh, sharding.ACTIVATIONS)
     model = MODEL.clone(activation_sharding=activations)
-    scored_R = module.score(model, params, text, length, 4 * length, mesh, "run")
+    scored_R = module.score(model, params, text, full(length), 4 * length, mesh, "run")
     np.testing.assert_allclose(scored_R, reference_nll(text, length), rtol=1e-5)
     other_length = LONGEST + 8 - length
     assert not np.allclose(scored_R, reference_nll(text, other_length), rtol=1e-3)
@@ -90,7 +95,7 @@ def test_tokens_stand_where_the_model_evaluates_them():
     """Evenly over 8 times the length, as RandomizedPositions.evaluation = 'even' says."""
     text, mesh = random_text(5), mesh_of()
     model = MODEL.clone(resampling=RandomizedPositions(8 * LONGEST, "even"))
-    scored_R = module.score(model, PARAMS, text, LONGEST, 4 * LONGEST, mesh, "run")
+    scored_R = module.score(model, PARAMS, text, full(LONGEST), 4 * LONGEST, mesh, "run")
     even = np.arange(LONGEST) * (8 * LONGEST - 1) // (LONGEST - 1)
     np.testing.assert_allclose(scored_R, reference_nll(text, LONGEST, even), rtol=1e-5)
     assert not np.allclose(scored_R, reference_nll(text, LONGEST), rtol=1e-4)
@@ -132,10 +137,10 @@ def test_packed_rows_score_each_document_alone(length):
             rows.append(number * length // LONGEST)
     alone = dataclasses.replace(text, targets=np.array(pieces), segment_ids=None)
     expected_R = np.bincount(rows, reference_nll(alone, length), minlength=len(text.targets))
-    scored_R = module.score(MODEL, PARAMS, text, length, 4 * length, mesh_of(), "run")
+    scored_R = module.score(MODEL, PARAMS, text, full(length), 4 * length, mesh_of(), "run")
     np.testing.assert_allclose(scored_R, expected_R, rtol=1e-5)
     joined = dataclasses.replace(text, segment_ids=None)
-    blind_R = module.score(MODEL, PARAMS, joined, length, 4 * length, mesh_of(), "run")
+    blind_R = module.score(MODEL, PARAMS, joined, full(length), 4 * length, mesh_of(), "run")
     assert not np.allclose(blind_R, expected_R, rtol=1e-3)
 
 
@@ -177,8 +182,8 @@ def sweep(monkeypatch) -> Sweep:
         assert length == LONGEST
         return random_text(num_sequences)
 
-    def two_nats(model, params, text, length, *rest):
-        sweep.computed.append(length)
+    def two_nats(model, params, text, laid, *rest):
+        sweep.computed.append(laid.length)
         return 2.0 * (text.targets != 0).sum(axis=1)
 
     monkeypatch.setattr(module, "read_scoring_text", text)
@@ -253,9 +258,10 @@ def test_summary_by_hand():
     """Two rows of 4 and 2 tokens: mean 8/6; residuals +-2/3; error sqrt(2 (4/9 + 4/9)) / 6."""
     targets = np.array([[5, 5, 5, 5], [5, 5, 0, 0]], np.int32)
     text = ScoringText(targets, np.array([[3, 0, 3, 4], [1, 0, 0, 0]], np.int32), skipped=0)
-    counts = module.count(text, 4)
-    assert counts == (2, 6, 11) and module.count(text, 2)[0] == 3
-    nll, stderr, perplexity, bits = module.summarize(np.array([6.0, 2.0]), text, counts)
+    counts = module.count(text, windows("full", 4, 4))
+    assert counts == (2, 6, 11) and module.count(text, windows("full", 2, 4))[0] == 3
+    tokens_R = module.scored_tokens(text, windows("full", 4, 4))
+    nll, stderr, perplexity, bits = module.summarize(np.array([6.0, 2.0]), tokens_R, counts)
     assert nll == pytest.approx(4 / 3) and stderr == pytest.approx(2 / 9)
     assert perplexity == pytest.approx(math.exp(4 / 3))
     assert bits == pytest.approx(8 / math.log(2) / 11)
@@ -268,7 +274,8 @@ def test_standard_error_is_that_of_resampled_rows():
     nll_R = tokens_R * random.normal(3, 1, 300)
     targets = (np.arange(64) < tokens_R[:, None]).astype(np.int32)
     text = ScoringText(targets, targets, skipped=0)
-    stderr = module.summarize(nll_R, text, module.count(text, 64))[1]
+    counts = module.count(text, windows("full", 64, 64))
+    stderr = module.summarize(nll_R, tokens_R, counts)[1]
 
     without_R = (nll_R.sum() - nll_R) / (tokens_R.sum() - tokens_R)
     jackknife = math.sqrt(299 * without_R.var())

@@ -8,6 +8,7 @@ all of it is on disk, `manifest.sha256`, which makes it whole.
 from fire_lm.checkpoints.layout import (
     available_steps,
     candidates,
+    checkpoint_damage,
     checkpoint_directory,
     choose_step,
     split_run,
@@ -22,6 +23,7 @@ __all__ = [
     "candidates",
     "check_arrays",
     "check_params",
+    "checkpoint_damage",
     "checkpoint_directory",
     "choose_step",
     "restore_params",

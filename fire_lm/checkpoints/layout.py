@@ -76,7 +76,7 @@ def choose_step(workdir: str | epath.Path, step: int | None) -> int:
     """
     steps = available_steps(workdir)
     for candidate in candidates(workdir, step):
-        problem = damage(checkpoint_directory(workdir) / str(candidate))
+        problem = checkpoint_damage(workdir, candidate)
         if problem is None:
             return candidate
         told = f"checkpoint {candidate} of {workdir} is damaged: {problem}"
@@ -84,6 +84,11 @@ def choose_step(workdir: str | epath.Path, step: int | None) -> int:
             raise RunFailed(f"{told}\nthe run has {[other for other in steps if other != step]}")
         print(f"{told}: skipped", file=sys.stderr)
     raise RunFailed(f"every checkpoint of {workdir} is damaged: {steps}")
+
+
+def checkpoint_damage(workdir: str | epath.Path, step: int) -> str | None:
+    """What is wrong with a checkpoint that there is, None if it is whole."""
+    return damage(checkpoint_directory(workdir) / str(step))
 
 
 def unreadable(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:

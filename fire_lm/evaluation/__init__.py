@@ -1,5 +1,6 @@
 """Everything that computes a number for a report."""
 
+from fire_lm.evaluation.claims import claimed
 from fire_lm.evaluation.length_sweep import (
     check_budget,
     check_lengths,
@@ -10,6 +11,7 @@ from fire_lm.evaluation.length_sweep import (
 )
 
 __all__ = [
+    "claimed",
     "check_budget",
     "check_lengths",
     "check_model_takes",

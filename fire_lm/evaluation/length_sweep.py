@@ -1,10 +1,10 @@
 """Loss against sequence length: the paper's evaluation of length generalisation (section 4.1).
 
-Every length scores the same tokens: the text is read once in rows of the longest length, and a
-shorter length cuts each of these rows into equal parts, each seen in one forward pass from its own
-start (in packed rows, segments and positions start anew in each part). So the numbers differ by
-context alone, not by text or budget. The standard error is over those longest rows, which are the
-independent pieces of text at every length.
+Every length scores the same tokens: the text is read once in rows of the longest length, which
+protocols.py lays windows over (by default equal parts, each seen in one forward pass; in packed
+rows, segments and positions start anew in each window). So the numbers differ by context alone, not
+by text or budget. The standard error is over those longest rows, which are the independent pieces
+of text at every length.
 
 Shapes: B batch, T tokens in a sequence, R rows of the longest length.
 """
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -24,11 +25,12 @@ from fire_lm import sharding
 from fire_lm.checkpoints import restore_params
 from fire_lm.data import Data, ScoringText, dataset_label, scoring_text, unknown_warning
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.evaluation.protocols import Windows, named, windows
 from fire_lm.metrics import Progress
 from fire_lm.models import Decoder, token_losses
 from fire_lm.reporting import SweepRow
 
-read_scoring_text = functools.lru_cache(maxsize=2)(scoring_text)
+read_scoring_text = functools.lru_cache(maxsize=8)(scoring_text)
 
 
 def length_sweep(
@@ -46,6 +48,8 @@ def length_sweep(
     tokens: int = 2**21,
     tokens_per_batch: int = 2**16,
     split: str = "validation",
+    protocols: tuple[str, ...] = ("full",),
+    stride: int = 256,
     mesh: sharding.MeshShape = sharding.MeshShape(),  # noqa: B008 (frozen)
 ) -> None:
     """Scores one checkpoint at each length.
@@ -61,12 +65,19 @@ def length_sweep(
       tokens: budget at each length, rounded down to whole rows of the longest (one at least).
       tokens_per_batch: bounds the memory of a forward pass; at least one sequence per device.
       split: of the data set.
+      protocols: which tokens are scored, and what they see: full, last256, sliding (protocols.py).
+      stride: tokens between the windows of `sliding`.
       mesh: the devices to use, all by default.
     """
     lengths = tuple(sorted(set(lengths)))
     check_lengths(lengths)
     check_budget(tokens, tokens_per_batch)
     check_model_takes(model, lengths, run)
+    laid = {
+        (protocol, length): windows(protocol, length, lengths[-1], stride)
+        for protocol in protocols
+        for length in lengths
+    }
     device_mesh = sharding.make_mesh(mesh)
     model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
     known = {row.key: row for row in finished}
@@ -74,18 +85,19 @@ def length_sweep(
     for part in data.parts:
         label = dataset_label(part)
         text = read_text(part, label, lengths[-1], tokens, split)
-        for length in lengths:
+        for (protocol, length), laid_over in laid.items():
             empty = (0, 0, 0, 0.0, 0.0, 0.0, 0.0)
-            place = (run, encoding, variant, step, label, split, data.construction, "full", length)
+            name = named(protocol, stride)
+            place = (run, encoding, variant, step, label, split, data.construction, name, length)
             key = SweepRow(*place, *empty).key
-            counts = count(text, length)
+            counts = count(text, laid_over)
             if key in known:
                 check_same_budget(known[key], counts)
                 continue
             if params is None:
                 params = read_params(workdir, step, model, device_mesh)
-            nll_R = score(model, params, text, length, tokens_per_batch, device_mesh, run)
-            result = summarize(nll_R, text, counts)
+            nll_R = score(model, params, text, laid_over, tokens_per_batch, device_mesh, run)
+            result = summarize(nll_R, scored_tokens(text, laid_over), counts)
             if not math.isfinite(result[0]):
                 raise RunFailed(f"{run}@{step}: the loss at length {length} is {result[0]}")
             on_row(SweepRow(*place, *counts, *result))
@@ -146,11 +158,19 @@ def check_model_takes(model: Decoder, lengths: tuple[int, ...], run: str) -> Non
             ) from error
 
 
-def count(text: ScoringText, length: int) -> tuple[int, int, int]:
-    """(sequences, tokens, bytes) scored at `length`; sequences of padding alone do not count."""
-    scored = text.targets != 0
-    sequences = int(np.any(scored.reshape(-1, length), axis=1).sum())
-    return sequences, int(scored.sum()), int(text.byte_counts.sum(dtype=np.int64))
+def count(text: ScoringText, laid: Windows) -> tuple[int, int, int]:
+    """(sequences, tokens, bytes) scored; sequences of which nothing is scored do not count."""
+    scored = laid.of(text.targets != 0) & laid.scored(len(text.targets))
+    places_T = laid.scored_places(text.targets.shape[1])
+    tokens = int(scored_tokens(text, laid).sum())
+    text_bytes = int(text.byte_counts[:, places_T].sum(dtype=np.int64))
+    return int(scored.any(axis=1).sum()), tokens, text_bytes
+
+
+def scored_tokens(text: ScoringText, laid: Windows) -> np.ndarray:
+    """How many tokens of each row are scored, `[R]`."""
+    places_T = laid.scored_places(text.targets.shape[1])
+    return (text.targets[:, places_T] != 0).sum(axis=1)
 
 
 def check_same_budget(row: SweepRow, counts: tuple[int, int, int]) -> None:
@@ -180,29 +200,60 @@ def score(
     model: Decoder,
     params: Any,
     text: ScoringText,
-    length: int,
+    laid: Windows,
     tokens_per_batch: int,
     mesh: jax.sharding.Mesh,
     name: str,
 ) -> np.ndarray:
-    """Summed nats `[R]` of the rows `[R, longest]`, seen `length` tokens at a time."""
-    batch_size = sequences_at_a_time(length, tokens_per_batch, mesh)
+    """Summed nats `[R]` of the rows `[R, longest]`, seen through `laid`.
+
+    Where a batch is too much for the memory there is, it is tried again with half of it.
+    """
+    rows = len(text.targets)
+    from_BT = np.tile(laid.scored_from.astype(np.int32), rows)[:, None]
+    arrays = [laid.of(x) for x in (text.targets, text.segment_ids) if x is not None]
+    arrays = [from_BT, *arrays] if laid.scored_from.any() else arrays
+    batch_size = sequences_at_a_time(laid.length, tokens_per_batch, mesh)
+    while True:
+        try:
+            nll_B = run_batches(model, params, arrays, laid.length, batch_size, mesh, name)
+            return nll_B.reshape(rows, -1).sum(axis=1)
+        except jax.errors.JaxRuntimeError as error:
+            smaller = sequences_at_a_time(laid.length, batch_size * laid.length // 2, mesh)
+            if "RESOURCE_EXHAUSTED" not in str(error) or smaller == batch_size:
+                raise
+            if jax.process_index() == 0:
+                print(
+                    f"{batch_size} sequences of {laid.length} tokens are too many for the memory "
+                    f"there is: {smaller} at a time (length_sweep.tokens_per_batch)"
+                )
+            batch_size = smaller
+
+
+def run_batches(
+    model: Decoder,
+    params: Any,
+    arrays: Sequence[np.ndarray],
+    length: int,
+    batch_size: int,
+    mesh: jax.sharding.Mesh,
+    name: str,
+) -> np.ndarray:
+    """Summed nats of each sequence of `arrays` (see `scorer`)."""
     batch_sharding = NamedSharding(mesh, sharding.BATCH)
-    summed_nll = scorer(model, length, mesh)
-    sequences, *segments = (
-        rows.reshape(-1, length) for rows in (text.targets, text.segment_ids) if rows is not None
-    )
+    sequences = len(arrays[0])
+    summed_nll = scorer(model, length, mesh, masked=arrays[0].shape[1] != length)
     results = []
-    progress = Progress(len(sequences), quiet=jax.process_index() != 0)
-    for batch in zip(*(batches(x, batch_size) for x in (sequences, *segments)), strict=True):
+    progress = Progress(sequences, quiet=jax.process_index() != 0)
+    for batch in zip(*(batches(x, batch_size) for x in arrays), strict=True):
         placed = [
             jax.make_array_from_callback(x.shape, batch_sharding, x.__getitem__) for x in batch
         ]
         results.append(np.asarray(summed_nll(params, *placed), np.float64))
-        done = min(len(results) * batch_size, len(sequences))
-        progress.show(done, f"{name} at length {length}")
+        done = min(len(results) * batch_size, sequences)
+        progress.show(done, f"{name} at length {length}, {batch_size} at a time")
     progress.close()
-    return np.concatenate(results)[: len(sequences)].reshape(len(text.targets), -1).sum(axis=1)
+    return np.concatenate(results)[:sequences]
 
 
 def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.Mesh) -> int:
@@ -210,16 +261,25 @@ def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.M
     return ways * max(1, tokens_per_batch // (length * ways))
 
 
-def scorer(model: Decoder, length: int, mesh: jax.sharding.Mesh) -> jax.stages.Wrapped:
-    """Jitted: summed nats `[B]` of targets `[B, T]`, and of segments if there are any."""
+@functools.lru_cache(maxsize=64)
+def scorer(
+    model: Decoder, length: int, mesh: jax.sharding.Mesh, masked: bool = False
+) -> jax.stages.Wrapped:
+    """Jitted: summed nats `[B]` of targets `[B, T]`, and of segments if there are any.
+
+    `masked` takes before them the place from which on each is scored, int32 `[B, 1]`. One for all
+    checkpoints of a run, so that it is compiled once.
+    """
     # Nothing is kept for a backward pass, so a loop costs nothing, and is compiled for each length.
     model = model.clone(scan_layers=True)
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    def summed_nll(params: Any, *sequences_BT: jax.Array) -> jax.Array:
-        targets_BT, *segments = sequences_BT
+    def summed_nll(params: Any, *arrays: jax.Array) -> jax.Array:
+        targets_BT, *segments = arrays[masked:]
         pos_BT = model.resampling.evaluation_positions(length)
         nll_BT, _, weight_BT = token_losses(model, params, targets_BT, pos_BT, *segments)
+        if masked:
+            weight_BT = jnp.where(jnp.arange(length)[None, :] >= arrays[0], weight_BT, 0.0)
         return (nll_BT * weight_BT).sum(axis=1)
 
     return summed_nll
@@ -251,15 +311,14 @@ def batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
 
 
 def summarize(
-    nll_R: np.ndarray, text: ScoringText, counts: tuple[int, int, int]
+    nll_R: np.ndarray, tokens_R: np.ndarray, counts: tuple[int, int, int]
 ) -> tuple[float, float, float, float]:
-    """(nll, its standard error, perplexity, bits per byte) from the summed nats of each row.
+    """(nll, its standard error, perplexity, bits per byte) from summed nats and tokens of each row.
 
     The mean weights tokens equally, so it is a ratio of two sums over rows; the error is that of
     a ratio estimator (Cochran, Sampling Techniques, Eq. 2.46), and 0 for a single row.
     """
     _, tokens, text_bytes = counts
-    tokens_R = (text.targets != 0).sum(axis=1)
     mean = float(nll_R.sum() / tokens)
     rows = len(nll_R)
     residual = float(np.square(nll_R - mean * tokens_R).sum())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
+import fcntl
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import get_type_hints
 
 from etils import epath
@@ -85,12 +88,50 @@ def ranked_steps(rows: Iterable[SweepRow]) -> list[int]:
     return sorted(losses, key=lambda step: losses[step][max(shared)]) if shared else []
 
 
+def merge_rows(path: epath.Path, rows: Iterable[SweepRow]) -> list[SweepRow]:
+    """Adds rows to a file, whoever else writes to it: theirs stay, and so does a row of a key that
+    is there already. By step, and as they came within one.
+
+    Returns:
+      All rows of the file.
+    """
+    rows = list(rows)
+    with _only_writer(path):
+        for _ in range(_TRIES):
+            found = read_rows(path)
+            known = {row.key for row in found}
+            new = [row for row in rows if row.key not in known]
+            if not new:
+                return found
+            # Read again: on a bucket somebody else's rows may have come over ours.
+            write_rows(path, sorted([*found, *new], key=lambda row: row.step))
+    raise RunFailed(f"{path}: rows that were written were gone {_TRIES} times: too many writers")
+
+
+_TRIES = 10
+
+
+@contextlib.contextmanager
+def _only_writer(path: epath.Path) -> Iterator[None]:
+    """Where there are locks."""
+    if "://" in str(path):
+        yield
+        return
+    with (Path(path.parent) / ".length_sweep.lock").open("a") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def write_rows(path: epath.Path, rows: Iterable[SweepRow]) -> None:
     """Replaces the file at once, so that a reader never sees half of it."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows(dataclasses.astuple(row) for row in rows)
+    if "://" in str(path):  # a bucket's objects are replaced whole
+        path.write_text(text.getvalue())
+        return
     temporary = path.parent / f"{path.name}.tmp"
     temporary.write_text(text.getvalue())
     temporary.replace(path)

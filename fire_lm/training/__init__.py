@@ -3,7 +3,7 @@
 from fire_lm.training.compile import compile_training
 from fire_lm.training.loop import pretrain
 from fire_lm.training.optimizer import AdamW
-from fire_lm.training.spikes import Spikes
+from fire_lm.training.spikes import Spikes, stopped_at
 from fire_lm.training.start import (
     check_settings,
     check_start,
@@ -24,5 +24,6 @@ __all__ = [
     "ensure_writable",
     "model_flops_per_token",
     "pretrain",
+    "stopped_at",
     "telling_others",
 ]

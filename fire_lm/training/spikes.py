@@ -74,6 +74,12 @@ def remember(losses: list[float], loss: float) -> list[float]:
     return [*losses, loss][-_WINDOW:]
 
 
+def stopped_at(workdir: str | epath.Path) -> int | None:
+    """The step at which a run stopped, if that was for a loss that is not finite."""
+    lines = [facts for facts, _ in whole_lines(epath.Path(workdir) / "spikes.jsonl")]
+    return int(lines[-1]["step"]) if lines and lines[-1].get("stopped") else None
+
+
 class SpikeLog:
     """`spikes.jsonl`; lines after `resume_step` are dropped, as those of the metrics are."""
 

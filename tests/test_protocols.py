@@ -1,0 +1,121 @@
+"""Which tokens a protocol scores and what they see, against brute force with the model itself."""
+
+import importlib
+
+import jax
+import numpy as np
+import pytest
+from test_length_sweep import LONGEST, MODEL, PARAMS, mesh_of, packed_text, random_text
+
+from fire_lm.errors import UserError
+from fire_lm.evaluation import protocols
+from fire_lm.evaluation.protocols import named, windows
+from fire_lm.models import token_losses
+
+module = importlib.import_module("fire_lm.evaluation.length_sweep")
+
+
+@pytest.fixture
+def last_4(monkeypatch) -> str:
+    """`last256` for rows of 32 tokens."""
+    monkeypatch.setattr(protocols, "_LAST", 4)
+    return "last4"
+
+
+def nll_of(targets_T: np.ndarray, segments_T: np.ndarray | None) -> np.ndarray:
+    """Nats of each token of one window, alone in its batch; padding 0."""
+    rows = [x[None] for x in (targets_T, segments_T) if x is not None]
+    pos_T = np.arange(len(targets_T), dtype=np.int32)[None]
+    nll_BT, _, weight_BT = token_losses(MODEL, PARAMS, rows[0], pos_T, *rows[1:])
+    return np.asarray(nll_BT * weight_BT, np.float64)[0]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("length", [8, 16, LONGEST])
+def test_sliding_windows_by_brute_force(length, packed):
+    """Each token once: with the window's context that ends nearest after it."""
+    text, stride = packed_text() if packed else random_text(3), 4
+    laid = windows("sliding", length, LONGEST, stride)
+    scored_R = module.score(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run")
+    for row, targets_T in enumerate(text.targets):
+        segments_T = None if text.segment_ids is None else text.segment_ids[row]
+        total = 0.0
+        for place in range(LONGEST):
+            end = length if place < length else (place // stride + 1) * stride
+            part = slice(end - length, end)
+            cut = None if segments_T is None else segments_T[part]
+            total += nll_of(targets_T[part], cut)[place - (end - length)]
+        assert scored_R[row] == pytest.approx(total, rel=1e-5)
+    assert module.count(text, laid)[1:] == module.count(text, windows("full", 8, LONGEST))[1:]
+
+
+@pytest.mark.parametrize("length", [4, 8, LONGEST])
+def test_the_last_tokens_by_brute_force(length, last_4):
+    """The same four of each row at every length."""
+    text = random_text(5)
+    laid = windows(last_4, length, LONGEST)
+    scored_R = module.score(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run")
+    expected_R = [nll_of(row[-length:], None)[-4:].sum() for row in text.targets]
+    np.testing.assert_allclose(scored_R, expected_R, rtol=1e-5)
+    sequences, tokens, text_bytes = module.count(text, laid)
+    assert tokens == (text.targets[:, -4:] != 0).sum()
+    assert text_bytes == text.byte_counts[:, -4:].sum()
+    assert sequences == (text.targets[:, -4:] != 0).any(axis=1).sum()
+
+
+def test_losses_are_those_of_the_logits_token_by_token():
+    """An independent float64 log-softmax of dumped logits, to 1e-6 of the mean."""
+    text = random_text(7)
+    for length in (8, LONGEST):
+        laid = windows("full", length, LONGEST)
+        targets = laid.of(text.targets)
+        read = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+        pos = np.arange(length, dtype=np.int32)[None]
+        logits = np.asarray(MODEL.apply({"params": PARAMS}, read, pos), np.float64)
+        top = logits.max(axis=2, keepdims=True)
+        log_z = np.log(np.exp(logits - top).sum(axis=2)) + top[:, :, 0]
+        nll = log_z - np.take_along_axis(logits, targets[:, :, None], axis=2)[:, :, 0]
+        scored = targets != 0
+        scored_R = module.score(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run")
+        assert scored_R.sum() / scored.sum() == pytest.approx(nll[scored].mean(), rel=1e-6)
+
+
+def test_one_device_and_four_agree():
+    text = random_text(6)
+    laid = windows("sliding", 16, LONGEST, 8)
+    one = module.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")
+    four = module.score(MODEL, PARAMS, text, laid, 64, mesh_of(data=2, tensor=2), "run")
+    np.testing.assert_allclose(four, one, rtol=1e-5)
+
+
+def test_a_batch_that_is_too_much_is_halved(monkeypatch, capsys):
+    text, laid = random_text(6), windows("full", 8, LONGEST)
+    run_batches, tried = module.run_batches, []
+
+    def little_memory(model, params, arrays, length, batch_size, *rest):
+        tried.append(batch_size)
+        if batch_size > 3:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return run_batches(model, params, arrays, length, batch_size, *rest)
+
+    expected = module.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")
+    monkeypatch.setattr(module, "run_batches", little_memory)
+    found = module.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert tried == [8, 4, 2] and "4 sequences of 8 tokens are too many" in capsys.readouterr().out
+    monkeypatch.setattr(module, "sequences_at_a_time", lambda *_: 4)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        module.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")
+
+
+def test_protocols_that_cannot_be(last_4):
+    for protocol, length, stride, words in (
+        ("whole", 8, 4, "there is no 'whole', only full, last256, sliding"),
+        ("last4", 2, 4, "takes lengths of 4 tokens or more"),
+        ("sliding", 8, 3, "does not divide the evaluation length 8"),
+    ):
+        with pytest.raises(UserError, match=words):
+            windows(protocol, length, LONGEST, stride)
+    assert [named("full", 8), named("sliding", 256), named("sliding", 8)] == [
+        *("full", "sliding", "sliding-8"),
+    ]

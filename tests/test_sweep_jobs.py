@@ -1,0 +1,202 @@
+"""`fire-lm sweep` as a job: which checkpoints, while training goes on, killed, and two at once."""
+
+import csv
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from etils import epath
+from sample_run import command, write_text
+
+from fire_lm import sweep_verb
+from fire_lm.checkpoints import available_steps
+from fire_lm.cli import main
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.evaluation import claimed, claims
+from fire_lm.reporting import SweepRow, merge_rows, read_rows
+
+SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+def process(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fire_lm", *arguments],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def rows(workdir: Path) -> list[dict[str, str]]:
+    path = workdir / "length_sweep.csv"
+    return list(csv.DictReader(path.open())) if path.exists() else []
+
+
+@pytest.mark.ci
+def test_a_live_run_is_followed_by_a_sweeper_that_is_killed_twice(data_dir, tmp_path):
+    """In the end the CSV is that of one sweep made afterwards, row for row."""
+    workdir = tmp_path / "live"
+    keep = ["--gin.Checkpointing.keep_every=1", "--gin.pretrain.log_every=10"]
+    train = command(data_dir, workdir, *keep, "--gin.TRAIN_STEPS=3000",
+                    "--gin.Checkpointing.save_every=250")  # fmt: skip
+    follow = ["sweep", str(workdir), "--follow", *SWEEP]
+    sweeper = process(*follow)  # before there is anything
+    trainer = process(*train)
+    killed = 0
+    while killed < 2:
+        assert trainer.stdout is not None and sweeper.poll() is None
+        if len(rows(workdir)) > 3 * killed:
+            sweeper.kill()
+            sweeper.communicate()
+            killed += 1
+            sweeper = process(*follow)
+        time.sleep(0.02)
+    said = sweeper.communicate(timeout=600)[0]
+    assert sweeper.returncode == 0, said
+    trained = trainer.communicate(timeout=60)[0]
+    assert trainer.returncode == 0, trained
+    assert available_steps(workdir) == list(range(250, 3001, 250))
+
+    followed = (workdir / "length_sweep.csv").read_text()
+    keys = [(row["step"], row["length"]) for row in rows(workdir)]
+    assert keys == [(str(s), n) for s in range(250, 3001, 250) for n in ("32", "64")]
+    (workdir / "length_sweep.csv").unlink()
+    assert main(["sweep", f"{workdir}@all", *SWEEP]) == 0
+    assert (workdir / "length_sweep.csv").read_text() == followed
+
+
+@pytest.fixture(scope="module")
+def finished(data_dir, tmp_path_factory) -> Path:
+    workdir = tmp_path_factory.mktemp("runs") / "tiny"
+    keep = "--gin.Checkpointing.keep_every=1"
+    assert main(command(data_dir, workdir, keep)) == 0
+    return workdir
+
+
+@pytest.fixture
+def run(finished, tmp_path) -> Path:
+    import shutil
+
+    return Path(shutil.copytree(finished, tmp_path / "tiny"))
+
+
+def steps_of(workdir: Path) -> list[int]:
+    return sorted({int(row["step"]) for row in rows(workdir)})
+
+
+def test_checkpoints_by_number_and_all(run, capsys):
+    there = available_steps(run)
+    assert len(there) > 2
+    assert main(["sweep", f"{run}@{there[1]},{there[0]}", *SWEEP]) == 0
+    assert steps_of(run) == there[:2]
+    assert main(["sweep", f"{run}@all", *SWEEP]) == 0
+    assert steps_of(run) == there
+    assert main(["sweep", f"{run}@some", *SWEEP]) == 2
+    assert "after @ comes a step, several with commas, or all" in capsys.readouterr().err
+
+
+def test_a_run_that_has_ended_is_followed_to_its_end_at_once(run, capsys):
+    there = available_steps(run)
+    damaged = next(iter((run / "checkpoints" / str(there[1]) / "state").rglob("d/*")))
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    assert main(["sweep", str(run), "--follow", *SWEEP]) == 0
+    assert steps_of(run) == [there[0], *there[2:]]
+    assert f"checkpoint {there[1]} of {run} is damaged" in capsys.readouterr().out
+
+
+def test_one_that_was_removed_is_named(run, monkeypatch, capsys):
+    import shutil
+
+    there = available_steps(run)
+    score = sweep_verb.score
+
+    def remove_the_next(arguments, workdir, step):
+        if step == there[0]:
+            shutil.rmtree(run / "checkpoints" / str(there[1]))
+        return score(arguments, workdir, step)
+
+    monkeypatch.setattr(sweep_verb, "score", remove_the_next)
+    assert main(["sweep", str(run), "--follow", *SWEEP]) == 0
+    assert steps_of(run) == [there[0], *there[2:]]
+    assert f"{run}@{there[1]} was removed while it was being scored" in capsys.readouterr().out
+
+
+def test_a_run_that_stopped_at_nan_has_ended(run, capsys):
+    last = available_steps(run)[-1]
+    config = (run / "config.gin").read_text()
+    (run / "config.gin").write_text(config.replace(f"TRAIN_STEPS = {last}", "TRAIN_STEPS = 99"))
+    (run / "spikes.jsonl").write_text('{"step": 40, "loss": "nan", "stopped": true}\n')
+    assert main(["sweep", str(run), "--follow", *SWEEP]) == 0
+    assert "stopped at step 40: its loss was not finite" in capsys.readouterr().out
+
+
+def test_one_compile_serves_all_checkpoints(run, monkeypatch):
+    from fire_lm.evaluation import length_sweep as _  # noqa: F401
+
+    module = sys.modules["fire_lm.evaluation.length_sweep"]
+    module.scorer.cache_clear()
+    assert main(["sweep", f"{run}@all", *SWEEP]) == 0
+    found = module.scorer.cache_info()
+    assert found.misses == 2 and found.hits == 2 * (len(available_steps(run)) - 1)
+
+
+def a_row(step: int, length: int, nll: float = 1.0) -> SweepRow:
+    place = ("run", "fire", "", step, "c4", "validation", "concat", "full", length)
+    return SweepRow(*place, 1, 2, 3, nll, 0.1, 2.7, 1.4)
+
+
+def test_rows_of_two_writers_stay(tmp_path):
+    path = epath.Path(tmp_path / "length_sweep.csv")
+    merge_rows(path, [a_row(20, 64)])
+    merge_rows(path, [a_row(10, 64), a_row(20, 32)])
+    assert merge_rows(path, [a_row(20, 64, nll=9.0)]) == read_rows(path)
+    found = [(row.step, row.length, row.nll) for row in read_rows(path)]
+    assert found == [(10, 64, 1.0), (20, 64, 1.0), (20, 32, 1.0)]
+
+
+def test_two_sweepers_do_not_score_the_same(tmp_path):
+    with claimed(tmp_path, "10-plain") as first, claimed(tmp_path, "10-plain") as second:
+        assert (first, second) == (True, False)
+        with claimed(tmp_path, "20-plain") as other:
+            assert other
+    with claimed(tmp_path, "10-plain") as again:
+        assert again
+
+
+def test_claims_on_a_bucket(tmp_path, monkeypatch):
+    """Which has no locks: a file that is signed, and void ten minutes after its last sign."""
+    monkeypatch.setattr(claims, "_SETTLE", 0.0)
+    path = epath.Path(tmp_path / "10-plain")
+    with claims._by_file(path) as first, claims._by_file(path) as second:
+        assert (first, second) == (True, False)
+    assert not path.exists()
+    path.write_text(f"dead 1 x {time.time() - 601}")
+    with claims._by_file(path) as taken_over:
+        assert taken_over
+    monkeypatch.setattr(claims, "_holds", lambda path, ours: False)  # another came after us
+    with claims._by_file(path) as lost:
+        assert not lost
+
+
+def test_what_cannot_be_followed(run, tmp_path, capsys):
+    assert main(["sweep", str(run), "--follow", "--dry_run"]) == 2
+    assert "--follow and --dry_run exclude each other" in capsys.readouterr().err
+    with pytest.raises(UserError):
+        sweep_verb.split_steps("run@1,,2")
+    for step in available_steps(run):
+        next((run / "checkpoints" / str(step)).rglob("d/*")).write_bytes(b"")
+    with pytest.raises(RunFailed, match="no whole checkpoint"):
+        from fire_lm.cli import parse
+
+        sweep_verb.sweep(parse(["sweep", str(run), "--follow"]))
