@@ -2,6 +2,8 @@
 
 import json
 import re
+import signal
+import threading
 
 import pytest
 from tpu_cloud import EXPERIMENT, pretrain, run
@@ -13,7 +15,8 @@ from tpu import image
 from tpu.bucket import far
 from tpu.cluster import FOLDER, base, load
 from tpu.grid import arm_job, arms
-from tpu.job import check_name
+from tpu.job import Stage, check_name
+from tpu.queued import QueuedResources
 
 SITE = ["project=p", "bucket=gs://b/", "image=i:1"]
 
@@ -180,6 +183,34 @@ def test_a_grid_on_a_cluster_is_a_job_for_each_arm(cloud, capsys, monkeypatch):
     assert combined == [("gs://my-bucket/runs/study", "runs/study")]
     ran = cloud.calls("run", "--detach")[0][-1]
     assert '"fire-lm", "sweep", "gs://my-bucket/runs/study/rope-seed0"' in ran
+
+
+def test_ctrl_c_in_a_grid_books_nothing_more_and_the_next_call_clears_up(
+    cloud, capsys, monkeypatch
+):
+    """Arms go on; those that end meanwhile are given back by the same command."""
+    cloud.plan(containers=[["running"] * 6 + ["exited:0"]])
+    flags = [flag for flag in EXPERIMENT if "positions" not in flag]
+    more = ["--positions=rope,alibi,fire", "--no_preflight", "--at_once=1", *flags]
+    monkeypatch.setattr("tpu.verbs._combine", lambda *where: None)
+    look = QueuedResources.look
+
+    def interrupt(self, job):
+        state = look(self, job)
+        if state.stage is Stage.RUNNING:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        return state
+
+    with monkeypatch.context() as patch:
+        patch.setattr(QueuedResources, "look", interrupt)
+        assert run("grid", "study", "--every=0.2", *more) == 130
+    said = capsys.readouterr().out
+    assert (
+        "study-rope-seed0 goes on without this command" in said and "alibi-seed0  waiting" in said
+    )
+    assert cloud.left() == ["study-rope-seed0"]
+    assert run("grid", "study", "--every=0", *more) == 0
+    assert not cloud.left() and len(cloud.calls("queued-resources", "create")) == 3
 
 
 def test_a_sweep_is_a_job_of_its_own(cloud, capsys):

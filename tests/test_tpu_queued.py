@@ -2,11 +2,12 @@
 is told goes through a real shell."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
-from tpu_cloud import GS, WHERE, pretrain, run
+from tpu_cloud import EXPERIMENT, GS, WHERE, pretrain, run
 
-from tpu.calls import Calls, Refused
+from tpu.calls import CallFailed, Calls, Refused
 from tpu.cluster import load
 from tpu.job import Job
 from tpu.queued import QueuedResources
@@ -285,9 +286,102 @@ def test_tpus_that_cannot_be_given_back_are_told_loudly(cloud, capsys, monkeypat
     def refuse(self, name):
         raise Refused("403: not yours")
 
-    monkeypatch.setattr(QueuedResources, "delete", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(QueuedResources, "delete", refuse)
+        assert pretrain() == 1
+    told = capsys.readouterr()
+    assert "ITS TPUS ARE PERHAPS STILL THERE" in told.err and "trying again: 403" in told.out
+    assert "fire-125m goes on without this command" in told.out
+    assert pretrain() == 0 and not cloud.left(), "the same command tries again"
+
+
+@pytest.mark.parametrize("step", ["create", "launch", "delete"])
+def test_ctrl_c_says_what_goes_on(cloud, capsys, monkeypatch, step):
+    """Also where it may only be that something has been made, or is there still."""
+    whole = getattr(QueuedResources, step)
+
+    def interrupted(self, what):
+        if step == "create":
+            whole(self, what)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(QueuedResources, step, interrupted)
+        assert pretrain() == 130
+    assert "fire-125m goes on without this command" in capsys.readouterr().out
+    assert cloud.left() == ["fire-125m"]
+    assert pretrain() == 0 and not cloud.left()
+
+
+def test_an_answer_to_delete_that_gets_lost(cloud, capsys, monkeypatch):
+    """Of TPUs that were taken away: they are asked for again, by us and not by 'somebody'."""
+    cloud.plan(states=[["ACTIVE", "SUSPENDED"], ["ACTIVE"]])
+    delete, calls = QueuedResources.delete, iter(range(9))
+
+    def lost(self, name):
+        told = delete(self, name)
+        if next(calls) == 0:
+            raise CallFailed("no answer")
+        return told
+
+    monkeypatch.setattr(QueuedResources, "delete", lost)
+    assert pretrain() == 0 and not cloud.left()
+    assert len(cloud.calls("queued-resources", "create")) == 2
+
+
+def test_deleted_and_at_once_asked_for_again(cloud):
+    cloud.plan(states=[["DELETING"], ["ACTIVE"]])
+    assert run("create", "fire-125m") == 0
+    look, looks = QueuedResources.look, iter(range(99))
+
+    def gone_at_the_third(self, job):
+        if next(looks) == 2:
+            self.delete(job.name)
+        return look(self, job)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(QueuedResources, "look", gone_at_the_third)
+        assert pretrain() == 0
+    assert len(cloud.calls("queued-resources", "create")) == 2 and not cloud.left()
+
+
+@pytest.mark.parametrize("code", [2, 4])
+def test_what_would_fail_again_is_not_started_again_by_the_same_command(cloud, capsys, code):
+    """It ended while nobody followed: told, and given back; then it may begin afresh."""
+    cloud.plan(containers=[["running"] * 2 + [f"exited:{code}"], ["running", "exited:0"]])
+    assert pretrain("--detach") == 0
+    assert pretrain() == (2 if code == 2 else 1)
+    assert "step 100 of fire-125m.0" in capsys.readouterr().out
+    assert len(started(cloud)) == 1 and not cloud.left()
     assert pretrain() == 0
-    assert "ITS TPUS ARE PERHAPS STILL THERE" in capsys.readouterr().out
+
+
+def test_an_error_of_a_create_that_cannot_work_is_told_at_once(cloud, capsys):
+    cloud.plan(fails=[""] * 5 + ["ERROR: (gcloud.x) INVALID_ARGUMENT: no v4-8 in this zone"])
+    assert pretrain() == 2
+    told = capsys.readouterr()
+    assert "no v4-8 in this zone" in told.err and "see --cluster.accelerator" in told.err
+    assert "goes on without" not in told.out and not cloud.calls("create", "fire-125m")[1:]
+
+
+def test_preflight_stands_before_the_booking(cloud, capsys, monkeypatch):
+    codes = iter([1, 2, 0])
+    commands = []
+
+    class Done:
+        def __init__(self, command, **_):
+            commands.append(command)
+            self.returncode = next(codes)
+
+    arguments = ("pretrain", "fire-125m", *EXPERIMENT, "--every=0")
+    with monkeypatch.context() as patch:
+        patch.setattr("tpu.verbs.subprocess", SimpleNamespace(run=Done))
+        assert run(*arguments) == 1 and run(*arguments) == 2
+        assert "preflight ended with exit code 1, nothing was booked" in capsys.readouterr().err
+        assert not cloud.calls("create") and "--slice=v4-8" in commands[0]
+        assert f"--workdir={GS}/fire-125m" in commands[0] and EXPERIMENT[-1] in commands[0]
+        assert run(*arguments) == 0
+    assert not cloud.left()
 
 
 def test_what_somebody_deleted_is_not_booked_again(cloud, capsys):

@@ -107,10 +107,6 @@ def _missing(program: str) -> UserError:
 # What ends a call for want of something, and what to do about it.
 _REFUSALS = (
     (
-        r"not currently have an active account|[Rr]eauth|invalid_grant",
-        "run `gcloud auth login`, then this again",
-    ),
-    (
         r"ssh-add",
         "gcloud reaches several hosts with the key in ssh-agent only: "
         "eval $(ssh-agent) && ssh-add ~/.ssh/google_compute_engine",
@@ -120,28 +116,41 @@ _REFUSALS = (
         "ask for quota of this accelerator in this zone (tpu/README.md, Quota), or choose another "
         "--cluster.zone or --cluster.accelerator",
     ),
+    (r"INVALID_ARGUMENT", "see --cluster.accelerator and --cluster.zone"),
+    (
+        r'resource type "jobsets?"',
+        "the cluster needs JobSet: https://jobset.sigs.k8s.io/docs/installation",
+    ),
     (r"PERMISSION_DENIED|\b403\b|Forbidden", "tpu/README.md lists the roles that are needed"),
     (
         r"context .*does not exist|no context exists",
         "`kubectl config get-contexts` lists those that there are, for --cluster.gke_context",
     ),
 )
+_CREDENTIALS = re.compile(
+    r"not currently have an active account|[Rr]eauthentication|invalid_grant|\(Unauthorized\)"
+)
 _TRANSIENT = re.compile(r"per minute|problem refreshing|try again later|UNAVAILABLE")
 _MISSING = re.compile(r"NOT_FOUND|\(NotFound\)|not found|matched no objects|\b404\b")
 # What gcloud's ssh tells of its own doings.
-_CHATTER = re.compile(r"SSH: |#####|WARNING|Using ssh batch size|Updating project ssh|\s*$")
+_CHATTER = re.compile(
+    r"SSH: |See 'docker |Run 'docker |#####|WARNING|Using ssh batch size|Updating project ssh|\s*$"
+)
 
 
 def _failure(arguments: Sequence[str], code: int, stderr: str) -> CallFailed:
     """The error that fits what the program said."""
     lines = [line for line in stderr.splitlines() if not _CHATTER.match(line)]
-    errors = [line for line in lines if re.match(r"ERROR|error|Error", line)]
+    first = next((i for i, x in enumerate(lines) if re.match(r"ERROR|error|Error", x)), 0)
     remote = list(arguments[3:5]) == ["tpu-vm", "ssh"]
-    # Before its error, ssh tells what the host said.
-    line = (lines if remote else errors or lines or [f"exit code {code}"])[:1]
-    said = re.sub(r"^ERROR: (\(gcloud[\w.-]*\) )?", "", "".join(line)).strip()
+    # What a host said comes before ssh's own error, and its reason last.
+    line = lines[: max(first, 1)][-1:] if remote else _worded(lines[first:])
+    said = "".join(line or [f"exit code {code}"])
+    said = re.sub(r"^ERROR: (\(gcloud[\w.-]*\) )?", "", said).strip()
     call = shlex.join(arguments[:6]) + (" ..." if len(arguments) > 6 else "")
-    told = "\n".join(errors)
+    told = "\n".join(lines[first:])
+    if _CREDENTIALS.search(told):
+        return Refused(f"{said}\nrun `gcloud auth login`, then this again")
     if not _TRANSIENT.search(told):
         for pattern, mend in _REFUSALS:
             if re.search(pattern, told):
@@ -149,3 +158,9 @@ def _failure(arguments: Sequence[str], code: int, stderr: str) -> CallFailed:
         if not remote and _MISSING.search(told):
             return NotFound(f"{said} (`{call}`)")
     return CallFailed(f"{said} (`{call}`)")
+
+
+def _worded(lines: Sequence[str]) -> Sequence[str]:
+    """The first line; of an error in JSON, its message."""
+    message = re.search(r'"message": "([^"]*)"', "\n".join(lines))
+    return [message[1]] if message and lines[0].rstrip().endswith("{") else lines[:1]

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
-from tpu.calls import CallFailed, Refused
+from fire_lm.errors import Preempted, RunFailed, UserError
+from tpu.calls import CallFailed, NotFound, Refused
 from tpu.host import DIVERGED, STOPPED
-from tpu.job import Job, Place, Stage, State
+from tpu.job import EARLIER, Job, Place, Stage, State
 
 _T = TypeVar("_T")
 # Looks in a row at hosts that do not answer, after which they count as lost; calls in a row that
@@ -54,9 +54,12 @@ class Follower:
         self._keep, self._detach = keep, detach
         self._leave = leave or threading.Event()
         self._told = self._done_so_far = ""
-        self._there = False  # whether there may be something that costs
+        self._may_cost = False  # whether there may be something that does
+        self._known = False  # whether this follower has seen or made a request
+        self._ours = True  # whether it is our doing if there is none
         self._created = self._launched = 0
-        self._silent = self._failed = self._unstarted = self._gone = 0
+        self._failed = {"look": 0, "act": 0}
+        self._silent = self._unstarted = self._gone = 0
 
     def follow(self) -> None:
         """Returns when the job is done, or runs if it is to be left then.
@@ -68,16 +71,23 @@ class Follower:
         """
         try:
             state = self._look()
-            # Of an earlier command; asked for again, it starts again.
-            if state.stage is Stage.FAILED or (state.stage is Stage.DONE and not self._job.once):
-                self._reset()
+            if self._is_of_earlier_command(state):
+                while self._patiently("act", self._reset) is None:
+                    pass
                 state = self._look()
-            while not self._patiently(lambda: self._act(state)):  # noqa: B023 (called at once)
+            while not self._patiently("act", lambda: self._act(state)):  # noqa: B023
                 state = self._look()
-        except (FireLMError, KeyboardInterrupt):
-            if self._there:
+        except BaseException:
+            if self._may_cost:
                 self._say(f"\n{self._goes_on()}")
             raise
+
+    def _is_of_earlier_command(self, state: State) -> bool:
+        """Whether the job ended before, and starts again since it is asked for again: not one
+        that would fail again, which is told, and its TPUs given back."""
+        if state.stage is Stage.FAILED:
+            return self._keep or state.code not in (2, DIVERGED)
+        return state.stage is Stage.DONE and not self._job.once and self._may_cost
 
     def _goes_on(self) -> str:
         name = self._job.name
@@ -89,30 +99,33 @@ class Follower:
     def _look(self) -> State:
         state = None
         while state is None:
-            state = self._patiently(lambda: self._place.look(self._job))
-        if state.stage not in (Stage.ABSENT, Stage.DONE):
-            self._there = True
-        words = str(state)
+            state = self._patiently("look", lambda: self._place.look(self._job))
+        if state.stage is not Stage.ABSENT:
+            self._may_cost = self._may_cost or state is not EARLIER
+            self._gone = 0
+            if state.stage is not Stage.LEAVING:
+                self._ours = False
+            self._known = True
         done = self._progress() if state.stage in (Stage.RUNNING, Stage.SILENT) else ""
         if done != self._done_so_far:
             self._silent = 0  # whatever it is that does not answer, the job goes on
         self._done_so_far = done
-        self._tell(f"{words}; {done}" if done else words)
+        self._tell(f"{state}; {done}" if done else str(state))
         return state
 
-    def _patiently(self, step: Callable[[], _T]) -> _T | None:
+    def _patiently(self, kind: str, step: Callable[[], _T]) -> _T | None:
         """What `step` returns; None if a call of it failed, perhaps because of the network, or
         because credentials ran out: looking again will tell."""
         try:
             result = step()
         except CallFailed as error:
-            self._failed += 1
-            if self._failed >= _FAILED or (isinstance(error, Refused) and not self._there):
+            self._failed[kind] += 1
+            if self._failed[kind] >= _FAILED or (isinstance(error, Refused) and not self._known):
                 raise
             self._tell(f"trying again: {error}")
             self._nap()
             return None
-        self._failed = 0
+        self._failed[kind] = 0
         return result
 
     def _nap(self) -> None:
@@ -121,6 +134,8 @@ class Follower:
 
     def _act(self, state: State) -> bool:
         """Whether the job is done; brings it one step nearer to that."""
+        if self._leave.is_set():
+            raise Preempted(f"{self._job.name} is followed no longer")
         self._silent = self._silent + 1 if state.stage is Stage.SILENT else 0
         match state.stage:
             case Stage.DONE:
@@ -128,7 +143,7 @@ class Follower:
                 return True
             case Stage.RUNNING if self._detach:
                 self._say(self._goes_on())
-                self._there = False  # said
+                self._may_cost = False  # that was said
                 return True
             case Stage.ABSENT:
                 self._create(state)
@@ -150,25 +165,35 @@ class Follower:
     def _create(self, state: State) -> None:
         """Asks for TPUs, unless somebody else deleted those that there were."""
         name = self._job.name
-        if not self._there:
-            self._created = self._count(self._created, state)
-            self._place.create(self._job)
-            self._there, self._gone = True, 0
+        if not self._ours:
+            self._gone += 1
+            if self._gone == _GONE:
+                self._may_cost = False
+                raise RunFailed(f"{name} was deleted by somebody else; the same command asks again")
+            self._nap()
             return
-        self._gone += 1
-        if self._gone == _GONE:
-            self._there = False
-            raise RunFailed(f"{name} was deleted by somebody else; the same command asks again")
-        self._nap()
-
-    def _reset(self) -> None:
-        self._place.reset(self._job.name)
-        self._there = False  # the next look tells
+        number = self._count(self._created, state)
+        before, self._may_cost = self._may_cost, True  # also if the answer gets lost
+        try:
+            self._place.create(self._job)
+        except NotFound as error:  # of the zone, or the project
+            self._may_cost = before
+            raise Refused(f"{error}\nsee --cluster.zone and --cluster.project") from error
+        except Refused:
+            self._may_cost = before
+            raise
+        self._created, self._known, self._ours = number, True, False
 
     def _give_up_on_slice(self) -> None:
+        self._ours = True  # also if the answer gets lost
         self._place.delete(self._job.name)
-        self._there, self._silent = False, 0
+        self._may_cost, self._silent = False, 0
         self._nap()
+
+    def _reset(self) -> bool:
+        self._ours = True
+        self._place.reset(self._job.name)
+        return True
 
     def _count(self, number: int, state: State) -> int:
         if number > self._retries:
@@ -183,19 +208,19 @@ class Follower:
             self._unstarted = 0
         except RunFailed as error:
             self._unstarted += 1
+            self._tell(str(error))
             if self._unstarted >= _UNSTARTED:
                 self._end()
                 raise RunFailed(str(error)) from error
-            self._tell(str(error))
             self._nap()
 
     def _fail(self, state: State) -> None:
         name = self._job.name
         if state.code == STOPPED:
-            self._there = False
+            self._may_cost = False  # which this says
             raise Preempted(
-                f"{name} was stopped and has saved; its TPUs are still there\n"
-                f"the same command goes on, `python -m tpu delete {name}` gives them back"
+                f"{name} was stopped and has saved\nthe same command goes on, on the TPUs that it "
+                f"has; `python -m tpu delete {name}` gives them back"
             )
         try:
             self._say(self._place.tail(name, 20))
@@ -209,18 +234,29 @@ class Follower:
         raise RunFailed(f"{name}: {state}")
 
     def _end(self) -> None:
+        """Gives the TPUs back. Raises RunFailed if that failed again and again."""
         name = self._job.name
-        self._there = False
+        if not self._may_cost:
+            return
         if self._keep:
+            self._may_cost = False
             self._say(f"{name}: its TPUs are kept; `python -m tpu delete {name}` gives them back")
             return
-        try:
-            self._say(f"{name}: {self._place.delete(name)}")
-        except FireLMError as error:
-            self._say(
-                f"{name}: ITS TPUS ARE PERHAPS STILL THERE, giving them back failed: {error}\n"
-                f"`python -m tpu status` tells; `python -m tpu delete {name}` tries again"
-            )
+        self._ours = True
+        for _ in range(_FAILED):
+            try:
+                told = self._place.delete(name)
+            except CallFailed as error:
+                self._tell(f"giving its TPUs back, trying again: {error}")
+                self._nap()
+                continue
+            self._may_cost = False
+            self._say(f"{name}: {told}")
+            return
+        raise RunFailed(
+            f"{name} has ended, but ITS TPUS ARE PERHAPS STILL THERE: giving them back failed\n"
+            f"`python -m tpu status` tells; `python -m tpu delete {name}` tries again"
+        )
 
     def _tell(self, words: str) -> None:
         if words != self._told:

@@ -18,7 +18,7 @@ from tpu import host
 from tpu.bucket import is_there
 from tpu.calls import CallFailed, Calls, NotFound
 from tpu.cluster import slice_of
-from tpu.job import Job, Stage, State
+from tpu.job import EARLIER, Job, Stage, State
 
 # How GKE names each kind of TPU on its nodes.
 _ACCELERATOR = {
@@ -27,6 +27,7 @@ _ACCELERATOR = {
     "v5p": "tpu-v5p-slice",
     "v6e": "tpu-v6e-slice",
 }
+_STATUS = "replicatedJobsStatus"
 _OWNER = "jobset.sigs.k8s.io/jobset-name"
 # A job is not started again after these exit codes of its container.
 _FINAL = [code for code in host.FINAL if code]
@@ -123,10 +124,12 @@ class GKE:
             found = self._calls.ask([*self._kubectl, "get", "jobset", job.name, "-o", "json"])
         except NotFound:
             done = job.mark and is_there(job.mark, self._calls)
-            return State(Stage.DONE, "earlier") if done else State(Stage.ABSENT)
+            return EARLIER if done else State(Stage.ABSENT)
         if found is None:  # in a dry run
             self._pods(job.name)
             return State(Stage.ABSENT)
+        if found["metadata"].get("deletionTimestamp"):
+            return State(Stage.LEAVING)
         ended = _ended(found, self._codes(job.name))
         other = found["metadata"].get("annotations", {}).get("fire-lm/job") != job.digest
         if other and ended is not None:
@@ -253,14 +256,18 @@ def _row(found: dict[str, Any], cluster: ConfigDict) -> dict[str, str]:
     jobs = found["spec"]["replicatedJobs"]
     pod = jobs[0]["template"]["spec"]["template"]["spec"] if jobs else {}
     selector = pod.get("nodeSelector", {})
+    slices = int(jobs[0].get("replicas", 1)) if jobs else 0
+    ready = sum(int(s.get("ready", 0)) for s in found.get("status", {}).get(_STATUS, []))
     topology = selector.get("cloud.google.com/gke-tpu-topology", "")
     chips = math.prod(int(side) for side in topology.split("x")) if topology else 0
     return {
         "name": str(found["metadata"]["name"]),
-        "state": str(ended) if ended else "in the cluster",
+        "state": str(ended) if ended else f"{ready} of {slices} slices run",
         "accelerator": f"{selector.get('cloud.google.com/gke-tpu-accelerator', '')} {topology}",
-        "chips": str(chips * int(jobs[0].get("replicas", 1)) if jobs else 0),
-        "since": "" if ended else str(found["metadata"].get("creationTimestamp", ""))[:16],
+        "chips": str(chips * ready),
+        "since": ""
+        if ended or not ready
+        else str(found["metadata"].get("creationTimestamp", ""))[:16],
         "folder": str(found["metadata"].get("annotations", {}).get("fire-lm/folder", "")),
         "tier": "spot" if selector.get("cloud.google.com/gke-spot") else "on demand",
         "user": "",

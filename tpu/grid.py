@@ -106,11 +106,12 @@ class Table:
         self._progress = progress
         self._lock = threading.Lock()
 
-    def set(self, arm: Arm, state: str) -> None:
+    def set(self, arm: Arm, state: str, why: str = "") -> None:
         with self._lock:
             self._states[arm] = state
             over = [s for s in self._states.values() if s not in ("waiting", "running")]
-            print(f"{time.strftime('%H:%M')} [{len(over)}/{len(self._states)}] {arm.name}: {state}")
+            now = f"{time.strftime('%H:%M')} [{len(over)}/{len(self._states)}]"
+            print(f"{now} {arm.name}: {state} {why}".rstrip(), flush=True)
 
     def __str__(self) -> str:
         width = max(len(arm.name) for arm in self._states)
@@ -152,21 +153,24 @@ def run(
             raise
         except FireLMError as error:
             failures[arm.name] = error
-            table.set(arm, "FAILED")
+            table.set(arm, "FAILED", str(error).partition("\n")[0])
         else:
             table.set(arm, "done")
 
+    interrupted = False
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         futures = [pool.submit(one, arm) for arm in arms]
         try:
-            stopped = [e for f in futures if (e := f.exception()) is not None]
+            concurrent.futures.wait(futures)
         except KeyboardInterrupt:
+            interrupted = True
             for future in futures:
                 future.cancel()
             stop()
-            print(f"\n{table}\n", flush=True)
-            raise
     print(f"\n{table}\n", flush=True)
+    if interrupted:
+        raise KeyboardInterrupt
+    stopped = [error for future in futures if (error := future.exception()) is not None]
     if stopped:
         raise stopped[0]
     if failures:

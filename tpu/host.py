@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
@@ -26,11 +27,15 @@ from typing import IO
 
 from etils import epath
 
+from fire_lm.errors import reason
+
 # This program's own exit codes, beside those of fire-lm.
 DIVERGED, STOPPED = 4, 5
 FINAL = (0, 2, DIVERGED, STOPPED)
 # Seconds between copies of a log to the bucket.
 _KEEP_EVERY = 300.0
+# Seconds that a command has to end, and one that has no state to save.
+_GRACE, _GRACE_UNSAVED = 540.0, 30.0
 
 
 class Host:
@@ -39,13 +44,22 @@ class Host:
     def __init__(self, restarts: int, pause: float, folder: str):
         self._restarts, self._pause, self._folder = restarts, pause, folder
         self._child: subprocess.Popen[bytes] | None = None
+        self._grace = _GRACE
         self._ending = 0  # the exit code of a job that was asked to end
 
     def stop(self, signum: int, frame: FrameType | None) -> None:
         """The command saves its state and ends, and is not started again here."""
         self._ending = STOPPED if signum == signal.SIGUSR1 else 3
         if self._child is not None:
-            self._child.send_signal(signal.SIGTERM)
+            self._end(self._child)
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
+        """SIGTERM; SIGKILL for one that has not ended by then, as a sweep, which in a job of
+        several hosts leaves SIGTERM to JAX."""
+        child.send_signal(signal.SIGTERM)
+        timer = threading.Timer(self._grace, child.kill)
+        timer.daemon = True
+        timer.start()
 
     def run(self, commands: Sequence[Sequence[str]]) -> int:
         """The exit code of the first command that failed for good, else 0."""
@@ -82,8 +96,9 @@ class Host:
             self._child = subprocess.Popen(
                 list(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
+            self._grace = _GRACE if workdir_of(command) else _GRACE_UNSAVED
             if self._ending:  # the signal came between the check and the start
-                self._child.send_signal(signal.SIGTERM)
+                self._end(self._child)
             assert self._child.stdout is not None
             with self._child.stdout as output:
                 while chunk := output.read1(65536):  # type: ignore[attr-defined]
@@ -167,7 +182,11 @@ def main() -> int:
     parser.add_argument("--try_bucket", metavar="GS", help="see whether it can be written; no job")
     arguments = parser.parse_args()
     if arguments.try_bucket:
-        try_bucket(arguments.try_bucket)
+        try:
+            try_bucket(arguments.try_bucket)
+        except Exception as error:  # a bucket's errors are TensorFlow's
+            print(f"{arguments.try_bucket} cannot be written: {reason(error)}", file=sys.stderr)
+            return 1
         return 0
     host = Host(arguments.restarts, arguments.pause, arguments.folder)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):

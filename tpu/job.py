@@ -76,6 +76,7 @@ class Stage(enum.Enum):
     RUNNING = "running"
     SILENT = "the hosts do not answer"
     LOST = "the TPUs were taken away"
+    LEAVING = "the TPUs are being given back"
     DONE = "done"
     FAILED = "failed"
 
@@ -94,6 +95,10 @@ class State:
 
     def __str__(self) -> str:
         return self.stage.value + (f": {self.why}" if self.why else "")
+
+
+# Of a job whose mark says that it is done, and of which nothing is there.
+EARLIER = State(Stage.DONE, "earlier")
 
 
 class Place(Protocol):

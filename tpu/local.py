@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -39,7 +40,7 @@ class LocalJobs:
             self._wait_for(lock, job)
             if Path(job.mark).exists():  # the one that was waited for has done it
                 return
-            began = output.tell()
+            began = output.seek(0, os.SEEK_END)
             command = [sys.executable, *job.on_host(self._restarts)[1:]]
             child = subprocess.Popen(
                 command,

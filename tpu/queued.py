@@ -20,7 +20,7 @@ from tpu import calls, host
 from tpu.bucket import is_there
 from tpu.calls import CallFailed, Calls, NotFound, Refused
 from tpu.cluster import slice_of
-from tpu.job import Job, Stage, State
+from tpu.job import EARLIER, Job, Stage, State
 
 _CONTAINER = "fire_lm"
 _RUNTIME = {
@@ -34,9 +34,8 @@ _WAITING = {
     "ACCEPTED": "in the queue",
     "WAITING_FOR_RESOURCES": "in the queue",
     "PROVISIONING": "the TPUs are being made ready",
-    "DELETING": "the request is being deleted",
 }
-_LEAVING = {
+_LOST = {
     "SUSPENDING": "they are being taken away",
     "SUSPENDED": "preempted; the request still takes quota and the name",
 }
@@ -64,12 +63,14 @@ class QueuedResources:
             self._report(job.name)
         if found is None:
             done = job.mark and is_there(job.mark, self._calls)
-            return State(Stage.DONE, "earlier") if done else State(Stage.ABSENT)
+            return EARLIER if done else State(Stage.ABSENT)
         name = _state_of(found)
         if name in _WAITING:
             return State(Stage.WAITING, f"{name}, {_WAITING[name]}")
-        if name in _LEAVING:
-            return State(Stage.LOST, f"{name}, {_LEAVING[name]}")
+        if name in _LOST:
+            return State(Stage.LOST, f"{name}, {_LOST[name]}")
+        if name == "DELETING":
+            return State(Stage.LEAVING)
         if name != "ACTIVE":
             return State(Stage.FAILED, _failure_of(found) or name, code=1)
         return self._look_at_hosts(job)
@@ -275,10 +276,12 @@ def judge(report: Sequence[tuple[str, ...]], expected: int, job: Job) -> State:
         return State(Stage.READY, f"it is on {len(ours)} of {expected} hosts" if ours else "")
     codes = {int(code) for _, status, code, _ in ours if status != "running"}
     bad = sorted(codes - {0}, key=lambda code: (code not in host.FINAL, code))
+    running = sum(status == "running" for _, status, _, _ in ours)
+    if bad == [host.STOPPED] and running:
+        return State(Stage.RUNNING, f"saving, still on {running} of {expected} hosts")
     if bad:
         failed = [name for name, _, code, _ in ours if code == str(bad[0])]
         return State(Stage.FAILED, f"exit code {bad[0]} on {', '.join(failed[:4])}", bad[0])
-    running = sum(status == "running" for _, status, _, _ in ours)
     if running:
         return State(Stage.RUNNING, f"on {running} of {expected} hosts")
     return State(Stage.DONE)
@@ -309,7 +312,7 @@ def _request_row(request: dict[str, Any], machines: list[dict[str, Any]]) -> dic
     node = specs[0].get("node", {}) if specs else {}
     count = sum(int(s.get("multisliceParams", {}).get("nodeCount", 1)) for s in specs)
     kind = str(node.get("acceleratorType", ""))
-    said = {**_WAITING, **_LEAVING, "FAILED": _failure_of(request)}.get(state, "")
+    said = {**_WAITING, **_LOST, "FAILED": _failure_of(request)}.get(state, "")
     row = {
         "name": name,
         "state": f"{state}: {said}" if said else state,

@@ -14,7 +14,7 @@ import yaml
 from ml_collections import ConfigDict
 
 from fire_lm import cli
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import Preempted, RunFailed, UserError
 from tpu import bucket, cluster, gke, tables
 from tpu import grid as grids
 from tpu import image as images
@@ -159,6 +159,7 @@ def cloud_grid(
     flags: Sequence[str],
 ) -> None:
     leave = threading.Event()
+    where.image = images.tagged(where)  # once: all arms run the same code
 
     def run_arm(arm: grids.Arm) -> None:
         job = jobs[arm]
@@ -174,7 +175,7 @@ def cloud_grid(
     grids.run(
         list(jobs),
         run_arm,
-        is_done=lambda arm: bucket.is_there(jobs[arm].mark, calls),
+        is_done=lambda arm: False,  # its follower sees, and gives back what is still there
         progress=lambda arm: bucket.progress(jobs[arm].folder, calls),
         at_once=arguments.at_once,
         stop=leave.set,
@@ -203,7 +204,7 @@ def _prepared(
     where.image = images.tagged(where)
     place = _place(where, calls)
     if preflight_flags is not None and not arguments.no_preflight:
-        _preflight(place, job, where, preflight_flags, calls)
+        _preflight(place, job, where, preflight_flags, calls, leave)
     _before(where, calls)
     images.check(where.image, where, calls)
     if calls.dry_run:
@@ -236,14 +237,20 @@ def _print_life(place: Place, job: Job, keep: bool) -> None:
 
 
 def _preflight(
-    place: Place, job: Job, where: ConfigDict, flags: Sequence[str], calls: Calls
+    place: Place,
+    job: Job,
+    where: ConfigDict,
+    flags: Sequence[str],
+    calls: Calls,
+    leave: threading.Event | None,
 ) -> None:
     """Compiles the job here before TPUs are asked for; not again where they are there already.
 
     Raises:
       UserError: the configuration is wrong. RunFailed: it would not work on this slice.
     """
-    if not calls.dry_run and place.look(job).stage is not Stage.ABSENT:
+    starts = (Stage.ABSENT, Stage.READY, Stage.FAILED)
+    if not calls.dry_run and place.look(job).stage not in starts:
         return
     command = [
         *(sys.executable, "-m", "fire_lm", "preflight", f"--slice={where.accelerator}"),
@@ -253,6 +260,8 @@ def _preflight(
         print(f"# before that, on this machine\n{shlex.join(command)}")
         return
     with _COMPILING:
+        if leave is not None and leave.is_set():
+            raise Preempted(f"{job.name} was not started")
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
     told = f"{job.name}: preflight ended with exit code {code}, nothing was booked"
     if code == 2:
