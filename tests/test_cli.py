@@ -35,7 +35,7 @@ def test_help_and_version_are_no_failure(capsys):
         (["pretrain", *QUICKSTART, "--wrokdir=x"], "did you mean --workdir?"),
         (["pretrain", *QUICKSTART, "--dry-run"], "did you mean --dry_run?"),
         (["sweep", "runs", "--ouput=x"], "did you mean --output?"),
-        (["sweep"], "RUN[@STEP]"),
+        (["sweep"], "RUN[@STEPS]"),
         (["corpus"], "--data_dir"),
         (["corpus", "--data_dir=x", "--gin.SEED=1"], "no --gin. bindings"),
         (["corpus", "--from=nowhere", "check", "--data_dir=x"], "--from before `check`"),
@@ -62,7 +62,7 @@ def test_help_and_version_are_no_failure(capsys):
         ([*DRY_RUN[:3]], "alibi, alibi_pi, fire, fire_1_hidden"),
         ([*DRY_RUN[:3]], "--gin_file=configs/positions/NAME.gin"),
         (["sweep", "no/such/run"], "no/such/run"),
-        (["sweep", "no/such/run@latest"], "step number"),
+        (["sweep", "no/such/run@latest"], "after @ comes a step"),
     ],
     ids=lambda value: "_".join(value[-1:]) if isinstance(value, list) else value,
 )

@@ -161,7 +161,7 @@ def check_sweeps(every_hosts: tuple[int, ...]) -> None:
     sequences = targets.reshape(-1, 16)
     expected, _ = sweep_on(1, text, 16 * 48)
     assert (expected[:-2] > 100).all() and (expected[-2:] == 0).all()
-    assert sweep.count(text, 16) == (96, 48 * 32, 50 * 32)
+    assert sweep.count(text, windows("full", 16, 32)) == (96, 48 * 32, 50 * 32)
     # A batch of 48 sequences divides by 1, 2, 3, 4 and 16 hosts; one a host is the least.
     for hosts, tokens_per_batch, batch_size in [
         *((n, 16 * 48, 48) for n in every_hosts),

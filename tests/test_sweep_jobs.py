@@ -38,7 +38,7 @@ def process(*arguments: str) -> subprocess.Popen[str]:
 
 def rows(workdir: Path) -> list[dict[str, str]]:
     path = workdir / "length_sweep.csv"
-    return list(csv.DictReader(path.open())) if path.exists() else []
+    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
 
 
 @pytest.mark.ci
