@@ -82,7 +82,7 @@ def follow(arguments: argparse.Namespace) -> None:
     survey = Survey(arguments)
     checkpoints: list[tuple[epath.Path, int]] = []
     while True:
-        due, top, over = agreed(survey.look() if jax.process_index() == 0 else None)
+        due, top, over = agreed(survey.look() if jax.process_index() == 0 else ([], "", False))
         found = []
         for name, step in due:
             workdir = place(name)
