@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -23,12 +24,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import distributed
-from jax.experimental import mesh_utils, multihost_utils
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fire_lm.errors import RunFailed, UserError
 
 _Json = TypeVar("_Json")
+_exchanges = itertools.count()
 AXES = ("data", "fsdp", "tensor")
 BATCH = PartitionSpec(("data", "fsdp"))
 ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
@@ -239,15 +241,26 @@ def initialize_distributed() -> None:
         jax.distributed.initialize(heartbeat_timeout_seconds=_SILENCE_SECONDS)
 
 
-def agreed(value: _Json) -> _Json:
-    """What process 0 has for `value`, on every process: JSON. All must call it together."""
+def exchanged(value: _Json, seconds: float = 3600.0) -> list[_Json]:
+    """What every process has for `value` (JSON), in their order. All must call it together.
+
+    Through JAX's coordination service: some may come minutes later than others, which a collective
+    does not survive (see `wait_for_all`).
+    """
     if jax.process_count() == 1:
-        return value
-    told = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int64(told.size)))
-    padded = told if jax.process_index() == 0 else np.zeros(size, np.uint8)
-    agreed_on: _Json = json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(padded))))
-    return agreed_on
+        return [value]
+    client: Any = distributed.global_state.client
+    key = f"fire_lm/exchanged/{next(_exchanges)}"
+    client.key_value_set(f"{key}/{jax.process_index()}", json.dumps(value))
+    return [
+        json.loads(client.blocking_key_value_get(f"{key}/{index}", int(1000 * seconds)))
+        for index in range(jax.process_count())
+    ]
+
+
+def agreed(value: _Json) -> _Json:
+    """What process 0 has for `value`, on every process; as `exchanged`."""
+    return exchanged(value)[0]
 
 
 def wait_for_all(point: str, seconds: float = 3600.0) -> None:

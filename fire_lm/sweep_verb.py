@@ -6,7 +6,8 @@ import argparse
 import dataclasses
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 from etils import epath
@@ -14,7 +15,7 @@ from etils import epath
 from fire_lm import config as gin
 from fire_lm import models
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import FireLMError, RunFailed, UserError
 from fire_lm.evaluation import claimed
 from fire_lm.reporting import SweepRow, merge_rows, read_rows, write_rows
 from fire_lm.reporting import length_sweep as report
@@ -24,6 +25,10 @@ from fire_lm.verbs import load_config, newest_config, place, quiet_libraries
 
 # Seconds between looks at a run that is being trained, or at a checkpoint that another scores.
 _EVERY = 10.0
+# How often a checkpoint that is whole, and cannot be scored, is tried.
+_TRIES = 3
+_SAME_NAME = "two of the runs have the same name, the table could not tell them apart"
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +49,13 @@ class Wanted:
 def sweep(arguments: argparse.Namespace) -> None:
     """Rows beside each run, table and figure of all of them at the top."""
     quiet_libraries()
+    initialize_distributed()
     if arguments.follow:
-        if arguments.dry_run:
-            raise UserError("--follow and --dry_run exclude each other")
-        initialize_distributed()
         follow(arguments)
         return
-    runs, top = find_runs(arguments.runs, arguments.output)
-    initialize_distributed()
-    checkpoints = chosen(runs)
-    for workdir, step in checkpoints:
+    checkpoints, top = by_first(lambda: chosen(arguments))
+    for name, step in checkpoints:
+        workdir = place(name)
         if arguments.dry_run:
             config, _ = configuration(arguments, workdir)
             print(f"{workdir}@{step} at {config.macro('EVAL_LENGTHS')}\n{config.text()}")
@@ -62,116 +64,187 @@ def sweep(arguments: argparse.Namespace) -> None:
             say(f"{workdir}@{step} is being scored by another sweep: waiting for it")
             time.sleep(_EVERY)
     if not arguments.dry_run:
-        combine(arguments, checkpoints, top)
+        combine(arguments, checkpoints, place(top))
 
 
-def chosen(runs: Sequence[Wanted]) -> list[tuple[epath.Path, int]]:
-    """Each checkpoint once, verified. Raises UserError or RunFailed for one that is not whole."""
-    found = []
+def by_first(work: Callable[[], _T]) -> _T:
+    """What `work` returns on process 0 (JSON), or raises there, on all of a job's processes."""
+    told: dict[str, Any] = {}
+    if jax.process_index() == 0:
+        try:
+            told = {"value": work()}
+        except FireLMError as error:
+            told = {"error": str(error), "code": error.exit_code}
+    told = agreed(told)
+    if "error" in told:
+        raise (UserError if told["code"] == 2 else RunFailed)(told["error"])
+    value: _T = told["value"]
+    return value
+
+
+def chosen(arguments: argparse.Namespace) -> tuple[list[tuple[str, int]], str]:
+    """Each checkpoint to score once, and the folder of the combined results.
+
+    Raises:
+      UserError, RunFailed: one that was named, or the newest, is not there or not whole.
+    """
+    runs, top = find_runs(arguments.runs, arguments.output)
+    found: list[tuple[str, int]] = []
     for run in runs:
-        steps = tuple(available_steps(run.workdir)) if run.all else run.steps
-        found += [(run.workdir, choose_step(run.workdir, step)) for step in steps or (None,)]
-    return list(dict.fromkeys(found))
+        name = str(run.workdir)
+        if run.all:
+            for step in available_steps(run.workdir):
+                if problem := checkpoint_damage(run.workdir, step):
+                    print(f"checkpoint {step} of {name} is damaged: {problem}: skipped", flush=True)
+                else:
+                    found.append((name, step))
+        else:
+            found += [(name, choose_step(run.workdir, step)) for step in run.steps or (None,)]
+    return list(dict.fromkeys(found)), str(top)
 
 
 def follow(arguments: argparse.Namespace) -> None:
     """Scores each checkpoint of runs that are being trained, oldest first, until they have ended.
 
     What is scored already stays, so that a follower that was killed goes on by the same command.
+
+    Raises:
+      RunFailed: training has ended, and some checkpoints could not be scored, or there were none.
     """
+    if arguments.dry_run:
+        raise UserError("--follow and --dry_run exclude each other")
+    if len(arguments.runs) > 1 and not arguments.output:
+        raise UserError("several runs: say --output=DIR, the folder for their table and figure")
     survey = Survey(arguments)
-    checkpoints: list[tuple[epath.Path, int]] = []
     while True:
-        due, top, over = agreed(survey.look() if jax.process_index() == 0 else ([], "", False))
-        found = []
+        due, top, over = by_first(survey.look)
+        scored = 0
         for name, step in due:
-            workdir = place(name)
             try:
-                ours = score(arguments, workdir, step)
+                if score(arguments, place(name), step):
+                    survey.leave(name, step)
+                    scored += 1
             except RunFailed as error:
-                if agreed(step in available_steps(workdir)):
-                    raise
-                say(f"{workdir}@{step} was removed while it was being scored: {error}")
-                survey.leave(workdir, step)
-                continue
-            if ours:
-                survey.leave(workdir, step)
-                found.append((workdir, step))
-        checkpoints += found
-        if found:
-            combine(arguments, checkpoints, place(top))
+                survey.failed(name, step, str(error))
+        if scored:
+            combine(arguments, survey.scored(), place(top))
         if over and not due:
-            if not checkpoints:
-                raise RunFailed("training has ended, and there is no whole checkpoint to score")
+            by_first(survey.judge)
             return
-        if not found:
+        if not scored:
             time.sleep(_EVERY)
 
 
 class Survey:
-    """What there is to score in runs that are being trained."""
+    """What there is to score in runs that are being trained. Process 0's is the one that counts."""
 
     def __init__(self, arguments: argparse.Namespace):
         self._arguments = arguments
+        self._runs: dict[str, Wanted] = {}
         self._seen: set[tuple[str, int]] = set()
         self._left: set[tuple[str, int]] = set()
+        self._failures: dict[tuple[str, int], list[str]] = {}
         self._told: set[str] = set()
 
-    def leave(self, workdir: epath.Path, step: int) -> None:
+    def leave(self, name: str, step: int) -> None:
         """It has been scored, or cannot be."""
-        self._left.add((str(workdir), step))
+        self._left.add((name, step))
+
+    def failed(self, name: str, step: int, problem: str) -> None:
+        """Of one that is there and whole, three times; any other is named and left at once."""
+        if jax.process_index() != 0:
+            return
+        if step not in available_steps(name):
+            self._tell(f"checkpoint {step} of {name} was removed before it was scored")
+            self.leave(name, step)
+        elif found := checkpoint_damage(name, step):
+            self._tell(f"checkpoint {step} of {name} is damaged: {found}: skipped")
+            self.leave(name, step)
+        else:
+            say(problem)
+            problems = self._failures.setdefault((name, step), [])
+            problems.append(problem)
+            if len(problems) == _TRIES:
+                self.leave(name, step)
 
     def look(self) -> tuple[list[tuple[str, int]], str, bool]:
         """(checkpoints to score, folder of the combined results, whether training has ended)."""
-        try:
-            runs, top = find_runs(self._arguments.runs, self._arguments.output, begun=False)
-        except NotYet as error:
-            self._tell(f"{error}: waiting for it")
-            return [], "", False
-        due, over = [], True
-        for run in runs:
-            over &= self._has_ended(run)  # before it is asked what there is: the last one counts
-            for step in self._steps(run):
-                if (str(run.workdir), step) in self._left:
-                    continue
-                if problem := checkpoint_damage(run.workdir, step):
-                    self._tell(f"checkpoint {step} of {run.workdir} is damaged: {problem}: skipped")
-                    self.leave(run.workdir, step)
-                    continue
-                due.append((str(run.workdir), step))
-        return due, str(top), over
+        due, over, top = [], True, ""
+        for name in self._arguments.runs:
+            try:
+                runs, folder = find_runs([name], self._arguments.output, begun=False)
+            except NotYet as error:
+                self._tell(f"{error}: waiting for it")
+                over = False
+                continue
+            top = str(folder)
+            for run in runs:
+                self._runs[str(run.workdir)] = run
+                over &= self._has_ended(run)  # before what there is: the last one counts
+                due += [(str(run.workdir), step) for step in self._steps(run)]
+        names = [run.workdir.name for run in self._runs.values()]
+        if len(set(names)) < len(names):
+            raise UserError(_SAME_NAME)
+        return due, top, over
 
     def _steps(self, run: Wanted) -> list[int]:
-        """The checkpoints that there are, of those wanted; tells of those that have gone."""
-        there = available_steps(run.workdir)
-        name = str(run.workdir)
-        for gone in sorted(self._seen - {(name, step) for step in there} - self._left):
-            if gone[0] == name:
-                self._tell(f"checkpoint {gone[1]} of {name} was removed before it was scored")
-                self._left.add(gone)
-        wanted = [step for step in there if not run.steps or step in run.steps]
-        self._seen |= {(name, step) for step in wanted}
-        return wanted
+        """The checkpoints that are left to score; tells of those that have gone."""
+        name, there = str(run.workdir), available_steps(run.workdir)
+        wanted = {(name, step) for step in there if not run.steps or step in run.steps}
+        gone = {one for one in self._seen - wanted - self._left if one[0] == name}
+        if gone:
+            rows = {row.step for row in read_rows(run.workdir / "length_sweep.csv")}
+            for _, step in sorted(gone):
+                if step not in rows:  # else another sweep has scored it
+                    self._tell(f"checkpoint {step} of {name} was removed before it was scored")
+        self._left |= gone
+        self._seen |= wanted
+        return sorted(step for _, step in wanted - self._left)
 
     def _has_ended(self, run: Wanted) -> bool:
-        there = available_steps(run.workdir)
+        name, there = str(run.workdir), available_steps(run.workdir)
         saved = newest_config(run.workdir)
         assert saved is not None  # find_runs has seen it
         last = load_config([str(saved)]).macro("TRAIN_STEPS")
         assert isinstance(last, int)
-        if run.steps and set(run.steps) <= set(there):
+        left = {step for workdir, step in self._left if workdir == name}
+        if run.steps and set(run.steps) <= left | set(there):
             return True
         if there and there[-1] >= last:
             return True
         stopped = stopped_at(run.workdir)
         if stopped is not None:
-            self._tell(f"{run.workdir} stopped at step {stopped}: its loss was not finite")
+            self._tell(f"training of {name} stopped by itself at step {stopped} (spikes.jsonl)")
         return stopped is not None
+
+    def scored(self) -> list[tuple[str, int]]:
+        """All checkpoints of these runs that have rows, whoever scored them."""
+        if jax.process_index() != 0:
+            return []
+        return [
+            (name, step)
+            for name, run in self._runs.items()
+            for step in sorted(_steps_with_rows(run.workdir))
+            if not run.steps or step in run.steps
+        ]
+
+    def judge(self) -> None:
+        """Raises RunFailed if something is missing in the end."""
+        lost = [f"{n}@{s}: {p[-1]}" for (n, s), p in self._failures.items() if len(p) == _TRIES]
+        if lost:
+            raise RunFailed(f"{len(lost)} checkpoints could not be scored\n" + "\n".join(lost))
+        if not self.scored():
+            raise RunFailed("training has ended, and there was no whole checkpoint to score")
 
     def _tell(self, words: str) -> None:
         if words not in self._told:
             say(words)
             self._told.add(words)
+
+
+def _steps_with_rows(workdir: epath.Path) -> set[int]:
+    rows = read_rows(workdir / "length_sweep.csv")
+    return {row.step for row in rows if row.run == workdir.name}
 
 
 def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool:
@@ -205,21 +278,23 @@ def score_claimed(config: gin.Config, workdir: epath.Path, step: int, variant: s
 
 
 def combine(
-    arguments: argparse.Namespace, checkpoints: Sequence[tuple[epath.Path, int]], top: epath.Path
+    arguments: argparse.Namespace, checkpoints: Sequence[tuple[str, int]], top: epath.Path
 ) -> None:
     """Table and figure of these checkpoints' rows, and at the top of several runs their CSV."""
     if jax.process_index() != 0:
         return
     rows: list[SweepRow] = []
     train_lengths: dict[str, int] = {}
-    for workdir, step in checkpoints:
-        found = read_rows(workdir / "length_sweep.csv")
-        rows += [row for row in found if (row.run, row.step) == (workdir.name, step)]
-        length = configuration(arguments, workdir)[0].macro("TRAIN_LENGTH")
+    found = {name: read_rows(place(name) / "length_sweep.csv") for name, _ in checkpoints}
+    for name, step in checkpoints:
+        workdir = place(name)
+        rows += [row for row in found[name] if (row.run, row.step) == (workdir.name, step)]
+    for name in found:
+        length = configuration(arguments, place(name))[0].macro("TRAIN_LENGTH")
         assert isinstance(length, int)  # pretrain's annotation has been checked
-        train_lengths[workdir.name] = length
+        train_lengths[place(name).name] = length
     top.mkdir(parents=True, exist_ok=True)
-    if {workdir for workdir, _ in checkpoints} != {top}:
+    if {place(name) for name in found} != {top}:
         write_rows(top / "length_sweep.csv", rows)
     report.figure(rows, train_lengths, top / "length_sweep.png")
     print(f"\n{report.table(rows, train_lengths)}\n\n{top / 'length_sweep.csv'}, .png")
@@ -282,7 +357,7 @@ def find_runs(
         runs += [Wanted(run, steps, every) for run in (ready if begun else inside)]
     paths = {run.workdir for run in runs}
     if len({path.name for path in paths}) < len(paths):
-        raise UserError("two of the runs have the same name, the table could not tell them apart")
+        raise UserError(_SAME_NAME)
     if output:
         return runs, epath.Path(output)
     if len(set(folders)) == 1:

@@ -102,9 +102,13 @@ def test_a_batch_that_is_too_much_is_halved(monkeypatch, capsys):
 
     expected = module.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")
     monkeypatch.setattr(module, "run_batches", little_memory)
+    monkeypatch.setattr(module, "_fitting", {})
     found = module.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert tried == [8, 4, 2] and "4 sequences of 8 tokens are too many" in capsys.readouterr().out
+    module.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")
+    assert tried[3:] == [2], "what fits is remembered"
+    monkeypatch.setattr(module, "_fitting", {})
     monkeypatch.setattr(module, "sequences_at_a_time", lambda *_: 4)
     with pytest.raises(jax.errors.JaxRuntimeError):
         module.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")

@@ -16,7 +16,7 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import claimed, claims
-from fire_lm.reporting import SweepRow, merge_rows, read_rows
+from fire_lm.reporting import SweepRow, merge_rows, ranked_steps, read_rows
 
 SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
 
@@ -129,7 +129,8 @@ def test_one_that_was_removed_is_named(run, monkeypatch, capsys):
     monkeypatch.setattr(sweep_verb, "score", remove_the_next)
     assert main(["sweep", str(run), "--follow", *SWEEP]) == 0
     assert steps_of(run) == [there[0], *there[2:]]
-    assert f"{run}@{there[1]} was removed while it was being scored" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"checkpoint {there[1]} of {run} was removed before it was scored" in told
 
 
 def test_a_run_that_stopped_at_nan_has_ended(run, capsys):
@@ -138,7 +139,7 @@ def test_a_run_that_stopped_at_nan_has_ended(run, capsys):
     (run / "config.gin").write_text(config.replace(f"TRAIN_STEPS = {last}", "TRAIN_STEPS = 99"))
     (run / "spikes.jsonl").write_text('{"step": 40, "loss": "nan", "stopped": true}\n')
     assert main(["sweep", str(run), "--follow", *SWEEP]) == 0
-    assert "stopped at step 40: its loss was not finite" in capsys.readouterr().out
+    assert "stopped by itself at step 40" in capsys.readouterr().out
 
 
 def test_one_compile_serves_all_checkpoints(run, monkeypatch):
@@ -149,6 +150,68 @@ def test_one_compile_serves_all_checkpoints(run, monkeypatch):
     assert main(["sweep", f"{run}@all", *SWEEP]) == 0
     found = module.scorer.cache_info()
     assert found.misses == 2 and found.hits == 2 * (len(available_steps(run)) - 1)
+
+
+def test_several_protocols_side_by_side(run, capsys):
+    protocols = ["--gin.length_sweep.protocols=full,sliding", "--gin.length_sweep.stride=16"]
+    assert main(["sweep", str(run), *SWEEP, *protocols]) == 0
+    found = {(row["protocol"], row["length"]): row for row in rows(run)}
+    assert set(found) == {(p, n) for p in ("full", "sliding-16") for n in ("32", "64")}
+    assert len({row["tokens"] for row in found.values()}) == 1
+    assert found["full", "64"]["nll"] == found["sliding-16", "64"]["nll"], "one window a row"
+    shown = capsys.readouterr().out
+    assert "concat, sliding-16)" in shown and "fire (tiny@" in shown and "concat)" in shown
+    assert main(["sweep", str(run), *SWEEP, "--gin.length_sweep.protocols=whole"]) == 2
+    assert "there is no 'whole', only full, last256, sliding" in capsys.readouterr().err
+
+
+def test_a_run_that_has_not_begun_does_not_hold_up_the_others(run, tmp_path, monkeypatch, capsys):
+    import shutil
+
+    late, naps = tmp_path / "late", iter(range(9))
+
+    def begin(seconds):
+        if next(naps) == 1:
+            shutil.copytree(run, late)
+            (late / "length_sweep.csv").unlink()
+
+    monkeypatch.setattr(sweep_verb.time, "sleep", begin)
+    names = [str(late), str(run), f"--output={tmp_path / 'both'}"]
+    assert main(["sweep", *names, "--follow", *SWEEP]) == 0
+    assert steps_of(late) == steps_of(run) == available_steps(run)
+    told = capsys.readouterr().out
+    assert told.count("there is no run directory") == 1
+    assert {row["run"] for row in rows(tmp_path / "both")} == {"late", "tiny"}
+
+
+def test_one_that_cannot_be_scored_does_not_hold_up_the_others(run, monkeypatch, capsys):
+    there, score = available_steps(run), sweep_verb.score
+
+    def fail_at_first(arguments, workdir, step):
+        if step == there[0]:
+            raise RunFailed(f"{workdir}@{step}: the loss at length 32 is nan")
+        return score(arguments, workdir, step)
+
+    monkeypatch.setattr(sweep_verb, "score", fail_at_first)
+    monkeypatch.setattr(sweep_verb, "_EVERY", 0.0)
+    assert main(["sweep", str(run), "--follow", *SWEEP]) == 1
+    assert steps_of(run) == there[1:]
+    assert "1 checkpoints could not be scored" in capsys.readouterr().err
+
+
+def test_all_but_the_damaged(run, capsys):
+    there = available_steps(run)
+    next((run / "checkpoints" / str(there[0])).rglob("d/*")).write_bytes(b"")
+    assert main(["sweep", f"{run}@all", *SWEEP]) == 0
+    assert steps_of(run) == there[1:] and "is damaged" in capsys.readouterr().out
+
+
+def test_the_best_are_those_at_the_longest_length():
+    """A step that is half scored is not ranked by its shorter length."""
+    complete = [a_row(s, n, nll) for s, nll in ((10, 2.0), (20, 1.0)) for n in (32, 64)]
+    assert ranked_steps(complete) == [20, 10]
+    assert ranked_steps([*complete, a_row(30, 32, 0.5)]) == [20, 10]
+    assert ranked_steps([]) == []
 
 
 def a_row(step: int, length: int, nll: float = 1.0) -> SweepRow:
@@ -196,7 +259,7 @@ def test_what_cannot_be_followed(run, tmp_path, capsys):
         sweep_verb.split_steps("run@1,,2")
     for step in available_steps(run):
         next((run / "checkpoints" / str(step)).rglob("d/*")).write_bytes(b"")
-    with pytest.raises(RunFailed, match="no whole checkpoint"):
+    with pytest.raises(RunFailed, match="there was no whole checkpoint"):
         from fire_lm.cli import parse
 
         sweep_verb.sweep(parse(["sweep", str(run), "--follow"]))

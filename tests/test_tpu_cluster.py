@@ -194,6 +194,8 @@ def test_ctrl_c_in_a_grid_books_nothing_more_and_the_next_call_clears_up(
     more = ["--positions=rope,alibi,fire", "--no_preflight", "--at_once=1", *flags]
     monkeypatch.setattr("tpu.verbs._combine", lambda *where: None)
     look = QueuedResources.look
+    # A shell that starts us in the background has it ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt(self, job):
         state = look(self, job)
@@ -204,6 +206,7 @@ def test_ctrl_c_in_a_grid_books_nothing_more_and_the_next_call_clears_up(
     with monkeypatch.context() as patch:
         patch.setattr(QueuedResources, "look", interrupt)
         assert run("grid", "study", "--every=0.2", *more) == 130
+    signal.signal(signal.SIGINT, before)
     said = capsys.readouterr().out
     assert (
         "study-rope-seed0 goes on without this command" in said and "alibi-seed0  waiting" in said

@@ -115,7 +115,7 @@ class Fitter:
     def _fit_sequence(self, node: Node, kind: type, args: tuple[Any, ...]) -> Any:
         fixed = kind is tuple and args and args[-1] is not Ellipsis
         if isinstance(node, Scalar) and node.value is not None and not fixed:
-            node = Group(tuple, (node,))  # one length is a list of lengths
+            node = _listed(node, args)  # one length is a list of lengths
         if not isinstance(node, Group) or node.kind is dict:
             raise Misfit
         if fixed and len(args) != len(node.items):
@@ -197,6 +197,13 @@ def _bare(hint: Any) -> Any:
             hint = typing.get_args(hint)[0]
         else:
             return hint
+
+
+def _listed(node: Node, args: tuple[Any, ...]) -> Group:
+    """A value where a list is wanted; of words, as in full,last256, each by itself."""
+    if args[:1] == (str,) and isinstance(node, Scalar) and isinstance(node.value, str):
+        return Group(tuple, tuple(Scalar(w.strip(), w.strip()) for w in node.value.split(",")))
+    return Group(tuple, (node,))
 
 
 def _returned(args: tuple[Any, ...]) -> type | None:

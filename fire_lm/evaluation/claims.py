@@ -69,8 +69,9 @@ def _by_file(path: epath.Path) -> Iterator[bool]:
     finally:
         ended.set()
         thread.join()
-        if _holds(path, ours):
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(Exception):  # it is void in ten minutes anyway
+            if _holds(path, ours):
+                path.unlink(missing_ok=True)
 
 
 def _sign(path: epath.Path, ours: str, ended: threading.Event) -> None:
@@ -80,12 +81,18 @@ def _sign(path: epath.Path, ours: str, ended: threading.Event) -> None:
 
 
 def _holds(path: epath.Path, ours: str) -> bool:
-    return path.exists() and path.read_text().startswith(ours)
+    return _read(path).startswith(ours)
+
+
+def _read(path: epath.Path) -> str:
+    """Nothing where there is none, also if it is being removed just now."""
+    try:
+        return path.read_text() if path.exists() else ""
+    except Exception:  # a bucket's errors are TensorFlow's
+        return ""
 
 
 def _signs(path: epath.Path) -> bool:
     """Whether somebody has claimed it and lives."""
-    if not path.exists():
-        return False
-    last = path.read_text().rpartition(" ")[2]
+    last = _read(path).rpartition(" ")[2]
     return bool(last) and time.time() - float(last) < _VOID

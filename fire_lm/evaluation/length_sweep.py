@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm import sharding
-from fire_lm.checkpoints import restore_params
+from fire_lm.checkpoints import checkpoint_damage, restore_params
 from fire_lm.data import Data, ScoringText, dataset_label, scoring_text, unknown_warning
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation.protocols import Windows, named, windows
@@ -91,6 +91,11 @@ def length_sweep(
             place = (run, encoding, variant, step, label, split, data.construction, name, length)
             key = SweepRow(*place, *empty).key
             counts = count(text, laid_over)
+            if not counts[1]:
+                raise UserError(
+                    f"{name} scores no token of {label} at length {length}: there is only padding "
+                    "there\nrows without it: --gin.CONSTRUCTION=concat, or other EVAL_LENGTHS"
+                )
             if key in known:
                 check_same_budget(known[key], counts)
                 continue
@@ -185,8 +190,18 @@ def check_same_budget(row: SweepRow, counts: tuple[int, int, int]) -> None:
 
 
 def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh) -> Any:
-    """The checkpoint's parameters on `mesh`."""
-    return restore_params(workdir, step, abstract_params(model, mesh))[0]
+    """The checkpoint's parameters on `mesh`; verified first. What fails on one process of a job
+    (the checkpoint may be removed under its reader) fails on all."""
+    params, problem = None, ""
+    try:
+        if jax.process_index() == 0 and (found := checkpoint_damage(workdir, step)):
+            raise RunFailed(f"checkpoint {step} of {workdir} is damaged: {found}")
+        params = restore_params(workdir, step, abstract_params(model, mesh))[0]
+    except RunFailed as error:
+        problem = str(error)
+    if problems := [told for told in sharding.exchanged(problem) if told]:
+        raise RunFailed(problems[0])
+    return params
 
 
 def abstract_params(model: Decoder, mesh: jax.sharding.Mesh) -> Any:
@@ -207,27 +222,33 @@ def score(
 ) -> np.ndarray:
     """Summed nats `[R]` of the rows `[R, longest]`, seen through `laid`.
 
-    Where a batch is too much for the memory there is, it is tried again with half of it.
+    Where a batch is too much for the memory there is, it is tried again with half of it (not in a
+    job of several processes, which would have to agree in the middle of a program).
     """
     rows = len(text.targets)
     from_BT = np.tile(laid.scored_from.astype(np.int32), rows)[:, None]
     arrays = [laid.of(x) for x in (text.targets, text.segment_ids) if x is not None]
     arrays = [from_BT, *arrays] if laid.scored_from.any() else arrays
-    batch_size = sequences_at_a_time(laid.length, tokens_per_batch, mesh)
+    largest = sequences_at_a_time(laid.length, tokens_per_batch, mesh)
+    batch_size = min(largest, _fitting.get((laid.length, mesh), largest))
     while True:
         try:
             nll_B = run_batches(model, params, arrays, laid.length, batch_size, mesh, name)
             return nll_B.reshape(rows, -1).sum(axis=1)
         except jax.errors.JaxRuntimeError as error:
             smaller = sequences_at_a_time(laid.length, batch_size * laid.length // 2, mesh)
-            if "RESOURCE_EXHAUSTED" not in str(error) or smaller == batch_size:
+            alone = jax.process_count() == 1
+            if "RESOURCE_EXHAUSTED" not in str(error) or smaller == batch_size or not alone:
                 raise
-            if jax.process_index() == 0:
-                print(
-                    f"{batch_size} sequences of {laid.length} tokens are too many for the memory "
-                    f"there is: {smaller} at a time (length_sweep.tokens_per_batch)"
-                )
-            batch_size = smaller
+            print(
+                f"{batch_size} sequences of {laid.length} tokens are too many for the memory "
+                f"there is: {smaller} at a time (length_sweep.tokens_per_batch)"
+            )
+            batch_size = _fitting[laid.length, mesh] = smaller
+
+
+# How many sequences of a length fitted into a mesh's memory, where fewer than asked for did.
+_fitting: dict[tuple[int, jax.sharding.Mesh], int] = {}
 
 
 def run_batches(

@@ -27,7 +27,8 @@ def _lines(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
         name = one.encoding
         if encodings.count(name) > 1:
             parts = (f"{one.run}@{one.step}", one.variant, one.dataset, one.split, one.construction)
-            name = f"{name} ({', '.join(part for part in parts if part)})"
+            protocol = "" if one.protocol == "full" else one.protocol
+            name = f"{name} ({', '.join(part for part in (*parts, protocol) if part)})"
         named[name] = sorted(points, key=lambda row: row.length)
     return dict(sorted(named.items(), key=lambda item: item[1][-1].nll))
 
@@ -68,7 +69,12 @@ def _length_head(length: int, train_lengths: Mapping[str, int]) -> str:
 
 
 def _source(rows: Sequence[SweepRow]) -> str:
-    described = sorted({f"{r.dataset} {r.split}, {r.construction}" for r in rows})
+    described = sorted(
+        {
+            f"{r.dataset} {r.split}, {r.construction}" + f", {r.protocol}" * (r.protocol != "full")
+            for r in rows
+        }
+    )
     budget = sorted({row.tokens for row in rows})
     return f"{'; '.join(described)}, {' or '.join(f'{b:,}' for b in budget)} tokens at each length"
 

@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import fcntl
 import io
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import get_type_hints
@@ -73,24 +74,24 @@ def read_rows(path: epath.Path) -> list[SweepRow]:
 
 
 def ranked_steps(rows: Iterable[SweepRow]) -> list[int]:
-    """A run's evaluated steps, best first: by the loss at the longest length that all of them have.
+    """A run's evaluated steps, best first: by the loss at the longest length that any of them has;
+    those that do not have it (yet) are left out.
 
     Only plain results count, the model as it was trained; of several data sets the first in the
     file.
     """
     plain = [row for row in rows if not row.variant and row.protocol == "full"]
     text = {(row.dataset, row.split, row.construction): None for row in plain}
-    losses: dict[int, dict[int, float]] = {}
-    for row in plain:
-        if (row.dataset, row.split, row.construction) == next(iter(text)):
-            losses.setdefault(row.step, {})[row.length] = row.nll
-    shared = set[int].intersection(*map(set, losses.values())) if losses else set()
-    return sorted(losses, key=lambda step: losses[step][max(shared)]) if shared else []
+    same = [r for r in plain if (r.dataset, r.split, r.construction) == next(iter(text))]
+    longest = max((row.length for row in same), default=0)
+    losses = {row.step: row.nll for row in same if row.length == longest}
+    return sorted(losses, key=lambda step: losses[step])
 
 
 def merge_rows(path: epath.Path, rows: Iterable[SweepRow]) -> list[SweepRow]:
     """Adds rows to a file, whoever else writes to it: theirs stay, and so does a row of a key that
-    is there already. By step, and as they came within one.
+    is there already. By step, and as they came within one. On a bucket, which has no locks, rows of
+    two writers of the same second may get lost all the same: they are missing, and computed again.
 
     Returns:
       All rows of the file.
@@ -132,6 +133,6 @@ def write_rows(path: epath.Path, rows: Iterable[SweepRow]) -> None:
     if "://" in str(path):  # a bucket's objects are replaced whole
         path.write_text(text.getvalue())
         return
-    temporary = path.parent / f"{path.name}.tmp"
+    temporary = path.parent / f"{path.name}.{os.getpid()}.tmp"
     temporary.write_text(text.getvalue())
     temporary.replace(path)
