@@ -148,6 +148,7 @@ def positions_of_steps(resampling, seed, steps):
     return found
 
 
+@pytest.mark.ci
 def test_one_draw_serves_a_whole_step_and_the_next_step_has_another():
     """Of seed and step alone, so that a restart repeats it; the same in both microbatches."""
     first, second = positions_of_steps(RandomizedPositions(50), seed=3, steps=2)

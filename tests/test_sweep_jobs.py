@@ -93,6 +93,7 @@ def steps_of(workdir: Path) -> list[int]:
     return sorted({int(row["step"]) for row in rows(workdir)})
 
 
+@pytest.mark.ci
 def test_checkpoints_by_number_and_all(run, capsys):
     there = available_steps(run)
     assert len(there) > 2
@@ -104,6 +105,7 @@ def test_checkpoints_by_number_and_all(run, capsys):
     assert "after @ comes a step, several with commas, or all" in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_a_run_that_has_ended_is_followed_to_its_end_at_once(run, capsys):
     there = available_steps(run)
     damaged = next(iter((run / "checkpoints" / str(there[1]) / "state").rglob("d/*")))
@@ -115,6 +117,7 @@ def test_a_run_that_has_ended_is_followed_to_its_end_at_once(run, capsys):
     assert f"checkpoint {there[1]} of {run} is damaged" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_one_that_was_removed_is_named(run, monkeypatch, capsys):
     import shutil
 
@@ -133,6 +136,7 @@ def test_one_that_was_removed_is_named(run, monkeypatch, capsys):
     assert f"checkpoint {there[1]} of {run} was removed before it was scored" in told
 
 
+@pytest.mark.ci
 def test_a_run_that_stopped_at_nan_has_ended(run, capsys):
     last = available_steps(run)[-1]
     config = (run / "config.gin").read_text()
@@ -142,6 +146,7 @@ def test_a_run_that_stopped_at_nan_has_ended(run, capsys):
     assert "stopped by itself at step 40" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_one_compile_serves_all_checkpoints(run, monkeypatch):
     from fire_lm.evaluation import length_sweep as _  # noqa: F401
 
@@ -152,6 +157,7 @@ def test_one_compile_serves_all_checkpoints(run, monkeypatch):
     assert found.misses == 2 and found.hits == 2 * (len(available_steps(run)) - 1)
 
 
+@pytest.mark.ci
 def test_several_protocols_side_by_side(run, capsys):
     protocols = ["--gin.length_sweep.protocols=full,sliding", "--gin.length_sweep.stride=16"]
     assert main(["sweep", str(run), *SWEEP, *protocols]) == 0
@@ -165,6 +171,7 @@ def test_several_protocols_side_by_side(run, capsys):
     assert "there is no 'whole', only full, last256, sliding" in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_a_run_that_has_not_begun_does_not_hold_up_the_others(run, tmp_path, monkeypatch, capsys):
     import shutil
 
@@ -184,6 +191,7 @@ def test_a_run_that_has_not_begun_does_not_hold_up_the_others(run, tmp_path, mon
     assert {row["run"] for row in rows(tmp_path / "both")} == {"late", "tiny"}
 
 
+@pytest.mark.ci
 def test_one_that_cannot_be_scored_does_not_hold_up_the_others(run, monkeypatch, capsys):
     there, score = available_steps(run), sweep_verb.score
 
@@ -199,6 +207,7 @@ def test_one_that_cannot_be_scored_does_not_hold_up_the_others(run, monkeypatch,
     assert "1 checkpoints could not be scored" in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_all_but_the_damaged(run, capsys):
     there = available_steps(run)
     next((run / "checkpoints" / str(there[0])).rglob("d/*")).write_bytes(b"")
@@ -252,6 +261,7 @@ def test_claims_on_a_bucket(tmp_path, monkeypatch):
         assert not lost
 
 
+@pytest.mark.ci
 def test_what_cannot_be_followed(run, tmp_path, capsys):
     assert main(["sweep", str(run), "--follow", "--dry_run"]) == 2
     assert "--follow and --dry_run exclude each other" in capsys.readouterr().err
