@@ -24,7 +24,7 @@ _BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,
 _CONFIG_HELP = "later files win; configs/ in the repository has them"
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any):
         super().__init__(**settings, allow_abbrev=False)  # --allow is not --allow_config_change
 
@@ -33,12 +33,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="fire-lm", description="Pretraining for FIRE and its rivals.")
+    parser = Parser(prog="fire-lm", description="Pretraining for FIRE and its rivals.")
     parser.add_argument("--version", action="version", version=__version__)
-    verbs = parser.add_subparsers(dest="verb", required=True, parser_class=_Parser)
-    debug = _Parser(add_help=False)
+    verbs = parser.add_subparsers(dest="verb", required=True, parser_class=Parser)
+    debug = Parser(add_help=False)
     debug.add_argument("--debug", action="store_true", help="show a traceback with an error")
-    gin = _Parser(add_help=False)
+    gin = Parser(add_help=False)
     gin.add_argument("--gin_file", action="append", default=[], help=_CONFIG_HELP)
     gin.add_argument("--gin_search_paths", default="", help="comma-separated folders")
     gin.add_argument("--gin.NAME", metavar="VALUE", help="binds a macro or a parameter (repeat)")
@@ -73,9 +73,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_corpus(verbs.add_parser("corpus", parents=[debug], help="write and check text"), debug)
 
     benches = verbs.add_parser("bench", help="time and memory, side by side")
-    subjects = benches.add_subparsers(dest="subject", required=True, parser_class=_Parser)
-    rounds = _Parser(add_help=False)
-    rounds.add_argument("--rounds", type=_number, default=3, help="of each, in turns")
+    subjects = benches.add_subparsers(dest="subject", required=True, parser_class=Parser)
+    rounds = Parser(add_help=False)
+    rounds.add_argument("--rounds", type=number, default=3, help="of each, in turns")
     rounds.add_argument("--json", metavar="FILE", help="the results for programs")
 
     reading = subjects.add_parser(
@@ -84,8 +84,8 @@ def build_parser() -> argparse.ArgumentParser:
     reading.add_argument("--data_dir", required=True, help="a TFDS data set with a train split")
     reading.add_argument("--tfds_name", help="data set in it, where there are several")
     reading.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
-    reading.add_argument("--length", type=_number, default=2048, help="tokens of a row")
-    reading.add_argument("--tokens", type=_number, default=2**24, help="of a round")
+    reading.add_argument("--length", type=number, default=2048, help="tokens of a row")
+    reading.add_argument("--tokens", type=number, default=2**24, help="of a round")
 
     bench = subjects.add_parser(
         "attention", parents=[debug, rounds], help="what an encoding costs in two blocks"
@@ -96,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("implementations", "blockwise", "of attention"),
         ("memory", "8192,16384", "tokens of one FIRE attention"),
     ):
-        kind = _names if name in ("encodings", "implementations") else _numbers
+        kind = names if name in ("encodings", "implementations") else numbers
         bench.add_argument(
             f"--{name}", type=kind, default=default, metavar="A,B", help=f"{help} (%(default)s)"
         )
@@ -109,7 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_corpus(corpus: _Parser, debug: _Parser) -> None:
+def add_corpus(corpus: Parser, debug: Parser) -> None:
     """The bundled text, or --from files, as a data set; parts of their own below."""
     corpus.description = "Without --from: the text that every machine has."
     corpus.add_argument("--data_dir", help="folder to write, for DATA_DIR")
@@ -121,50 +121,50 @@ def add_corpus(corpus: _Parser, debug: _Parser) -> None:
     )
     corpus.add_argument("--validation_percent", type=float, help="of the documents (6)")
     add_beam(corpus)
-    parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=_Parser)
-    written = _Parser(add_help=False)
+    parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=Parser)
+    written = Parser(add_help=False)
     written.add_argument("--data_dir", required=True, help="TFDS data directory")
     written.add_argument("--tfds_name", help="data set in it, where there are several")
 
     vocab = parts.add_parser("vocab", parents=[written, debug], help="train a vocabulary")
-    vocab.add_argument("--size", type=_number, default=32_000, help="pieces (%(default)s)")
+    vocab.add_argument("--size", type=number, default=32_000, help="pieces (%(default)s)")
     vocab.add_argument("--output", required=True, metavar="FILE", help="for VOCABULARY")
-    vocab.add_argument("--megabytes", type=_number, default=64, help="of text (%(default)s)")
+    vocab.add_argument("--megabytes", type=number, default=64, help="of text (%(default)s)")
 
     blocks = parts.add_parser("blocks", parents=[written, debug], help="tokenise it once")
     blocks.add_argument("--output", required=True, help="directory of the blocks, local or gs://")
     blocks.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
-    blocks.add_argument("--splits", type=_names, default=[], metavar="A,B", help="all by default")
-    blocks.add_argument("--parts", type=_number, help="of each split (one a gigabyte of text)")
+    blocks.add_argument("--splits", type=names, default=[], metavar="A,B", help="all by default")
+    blocks.add_argument("--parts", type=number, help="of each split (one a gigabyte of text)")
     add_beam(blocks)
 
     check = parts.add_parser("check", parents=[written, debug], help="what a data set holds")
     check.add_argument("--vocabulary", default="bytes", help="as VOCABULARY (%(default)s)")
     lengths = "512,1024,2048,4096,8192"
     check.add_argument(
-        "--lengths", type=_numbers, default=lengths, metavar="A,B", help="(%(default)s)"
+        "--lengths", type=numbers, default=lengths, metavar="A,B", help="(%(default)s)"
     )
-    check.add_argument("--documents", type=_number, default=100_000, help="a split (%(default)s)")
+    check.add_argument("--documents", type=number, default=100_000, help="a split (%(default)s)")
     check.add_argument("--output", default="corpus_check.png", help="the picture (%(default)s)")
 
 
-def add_beam(verb: _Parser) -> None:
+def add_beam(verb: Parser) -> None:
     """Work for Apache Beam."""
     verb.add_argument("--runner", help="of Apache Beam, such as DirectRunner or DataflowRunner")
     verb.add_argument("--runner_options", action="append", metavar="--NAME=VALUE", help="for it")
 
 
-def _number(text: str) -> int:
+def number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 1 or more")
     return int(text)
 
 
-def _numbers(text: str) -> list[int]:
-    return [_number(part) for part in _names(text)]
+def numbers(text: str) -> list[int]:
+    return [number(part) for part in names(text)]
 
 
-def _names(text: str) -> list[str]:
+def names(text: str) -> list[str]:
     """Comma-separated."""
     return [part.strip() for part in text.split(",")] if text.strip() else []
 

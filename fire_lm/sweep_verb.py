@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from fire_lm.evaluation import claimed
 from fire_lm.reporting import SweepRow, merge_rows, read_rows, write_rows
 from fire_lm.reporting import length_sweep as report
 from fire_lm.sharding import agreed, initialize_distributed
+from fire_lm.sweep_runs import SAME_NAME, NotYet, Wanted, find_runs
 from fire_lm.training import stopped_at
 from fire_lm.verbs import load_config, newest_config, place, quiet_libraries
 
@@ -27,23 +27,7 @@ from fire_lm.verbs import load_config, newest_config, place, quiet_libraries
 _EVERY = 10.0
 # How often a checkpoint that is whole, and cannot be scored, is tried.
 _TRIES = 3
-_SAME_NAME = "two of the runs have the same name, the table could not tell them apart"
 _T = TypeVar("_T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Wanted:
-    """What is to be scored of a run.
-
-    Attributes:
-      workdir: of the run.
-      steps: of its checkpoints; the newest alone if empty.
-      all: whether it is all that there are.
-    """
-
-    workdir: epath.Path
-    steps: tuple[int, ...] = ()
-    all: bool = False
 
 
 def sweep(arguments: argparse.Namespace) -> None:
@@ -184,7 +168,7 @@ class Survey:
                 due += [(str(run.workdir), step) for step in self._steps(run)]
         names = [run.workdir.name for run in self._runs.values()]
         if len(set(names)) < len(names):
-            raise UserError(_SAME_NAME)
+            raise UserError(SAME_NAME)
         return due, top, over
 
     def _steps(self, run: Wanted) -> list[int]:
@@ -321,62 +305,6 @@ def variant_of(trained: gin.Config, asked: gin.Config, workdir: epath.Path) -> s
         return models.variant(trained.call("build_decoder"), asked.call("build_decoder"))
     except UserError as error:
         raise UserError(f"{workdir}: {error}") from error
-
-
-class NotYet(UserError):
-    """A run that is not there, or has no checkpoint."""
-
-
-def find_runs(
-    named: Sequence[str], output: str | None, begun: bool = True
-) -> tuple[list[Wanted], epath.Path]:
-    """The runs, each with the checkpoints asked for, and the folder of the combined results.
-
-    A name is a run directory (its newest checkpoint), `RUN@STEP`, `RUN@STEP,STEP`, `RUN@all`, or
-    a folder of runs. Of runs that need not have begun all checkpoints are wanted, if none is named.
-
-    Raises:
-      NotYet: one of them is not there. UserError: they cannot stand in one table.
-    """
-    runs: list[Wanted] = []
-    folders = []
-    for name in named:
-        folder, steps, every = (name, (), False) if place(name).is_dir() else split_steps(name)
-        path = place(folder)
-        path = path if path.name else path.absolute()  # `.` has no name
-        if not path.is_dir():
-            raise NotYet(f"there is no run directory {folder}")
-        folders.append(path)
-        inside = [path] if newest_config(path) else sorted(filter(newest_config, path.iterdir()))
-        if not inside:
-            raise NotYet(f"{folder} is neither a run (no config.gin) nor a folder of runs")
-        ready = [run for run in inside if available_steps(run)] or inside
-        for run in set(inside) - set(ready) if begun else ():
-            print(f"{run} has no checkpoint yet: left out")
-        every = every or not (begun or steps)
-        runs += [Wanted(run, steps, every) for run in (ready if begun else inside)]
-    paths = {run.workdir for run in runs}
-    if len({path.name for path in paths}) < len(paths):
-        raise UserError(_SAME_NAME)
-    if output:
-        return runs, epath.Path(output)
-    if len(set(folders)) == 1:
-        return runs, folders[0]
-    raise UserError("several runs: say --output=DIR, the folder for their table and figure")
-
-
-def split_steps(name: str) -> tuple[str, tuple[int, ...], bool]:
-    """`RUN@1000,2000` -> (run, steps, whether all of them are wanted)."""
-    run, at, steps = name.rpartition("@")
-    if not at:
-        return name, (), False
-    if steps == "all":
-        return run, (), True
-    if not re.fullmatch("[0-9]{1,18}(,[0-9]{1,18})*", steps):
-        raise UserError(
-            f"'{name}': after @ comes a step, several with commas, or all, as in {run}@1000,2000"
-        )
-    return run, tuple(sorted({int(step) for step in steps.split(",")})), False
 
 
 def say(words: str) -> None:

@@ -43,7 +43,9 @@ ALLOWED["verbs"] = set(ALLOWED) - {"preflight", "tpu_topology"}
 ALLOWED["preflight_verb"] = {
     *("verbs", "preflight", "training", "checkpoints", "tpu_topology", "errors"),
 }
+ALLOWED["sweep_runs"] = {"verbs", "checkpoints", "errors"}
 ALLOWED["sweep_verb"] = {
+    "sweep_runs",
     *(
         "verbs",
         "config",

@@ -11,7 +11,7 @@ import pytest
 from etils import epath
 from sample_run import command, write_text
 
-from fire_lm import sweep_verb
+from fire_lm import sweep_runs, sweep_verb
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
 from fire_lm.errors import RunFailed, UserError
@@ -266,7 +266,7 @@ def test_what_cannot_be_followed(run, tmp_path, capsys):
     assert main(["sweep", str(run), "--follow", "--dry_run"]) == 2
     assert "--follow and --dry_run exclude each other" in capsys.readouterr().err
     with pytest.raises(UserError):
-        sweep_verb.split_steps("run@1,,2")
+        sweep_runs.split_steps("run@1,,2")
     for step in available_steps(run):
         next((run / "checkpoints" / str(step)).rglob("d/*")).write_bytes(b"")
     with pytest.raises(RunFailed, match="there was no whole checkpoint"):

@@ -6,7 +6,7 @@ import signal
 import threading
 
 import pytest
-from tpu_cloud import EXPERIMENT, pretrain, run
+from tpu_cloud import EXPERIMENT, WHERE, pretrain, run
 
 from fire_lm.errors import UserError
 from fire_lm.tpu_topology import parse_slice
@@ -152,6 +152,22 @@ def test_long_names_of_arms_are_cut_for_their_tpus():
     job = arm_job(arm, "a-study-of-much", "gs://b/runs/a-study-of-much", [], ["fire-lm"])
     assert len(job.name) == 49 and job.name.startswith("a-study-of-much-kerple-log-seed0-")
     assert job.folder.endswith("/kerple-log-seed0-adamw-learning-rate-0-0001-train-length-1024")
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--local", *WHERE], "exclude each other"),
+        (["--local", "--no_preflight"], "are for a cluster"),
+        (["--local", "--seeds=a"], "is not a list of whole numbers"),
+        (["--local", "--at_once=0"], "is not a whole number of 1 or more"),
+        ([], "grid needs --cluster=NAME"),
+    ],
+)
+def test_slips_in_a_grid(cloud, capsys, flags, words):
+    run_file = "--gin_file=configs/runs/quickstart.gin"
+    assert tpu.main(["grid", "mini", "--positions=fire", run_file, *flags]) == 2
+    assert words in capsys.readouterr().err and not cloud.calls()
 
 
 def test_hosts_of_a_slice():

@@ -165,7 +165,21 @@ def test_stopped_it_has_saved_and_goes_on_by_the_same_command(cloud, capsys):
     assert run("stop", "fire-125m") == 0
     assert run("status", "fire-125m") == 0
     assert "fire-125m.0: exited, exit code 5" in capsys.readouterr().out
+    assert run("stop", "fire-125m") == 2
+    assert "nothing runs on fire-125m" in capsys.readouterr().err
     assert pretrain() == 0 and not cloud.left()
+
+
+@pytest.mark.ci
+def test_logs_are_those_of_the_host(cloud, capfd):
+    cloud.plan(containers=[["running"]])
+    slices = "--cluster.accelerator=2xv4-16"
+    assert pretrain(slices, "--gin.MeshShape.data=16", "--detach") == 0
+    assert run("logs", "fire-125m", slices, "--host=3", "--lines=7", "--follow") == 0
+    assert "step 100 of fire-125m-1.1" in capfd.readouterr().out
+    assert "--tail=7" in cloud.calls("logs")[-1] and "--follow" in cloud.calls("logs")[-1]
+    assert run("logs", "fire-125m", slices, "--host=4") == 2
+    assert "fire-125m has hosts 0 to 3" in capfd.readouterr().err
 
 
 def test_another_job_under_the_name_is_refused(cloud, capsys):

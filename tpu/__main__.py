@@ -8,37 +8,30 @@ import math
 import sys
 import traceback
 
+from fire_lm.cli import Parser, names, number
 from fire_lm.errors import FireLMError, UserError
 
 
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, **settings: object):
-        super().__init__(**settings, allow_abbrev=False)  # type: ignore[arg-type]
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UserError(f"{message}\n`{self.prog} --help` lists what there is")
-
-
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m tpu", description="Runs fire_lm on Cloud TPUs.")
-    verbs = parser.add_subparsers(dest="verb", required=True, parser_class=_Parser)
-    where = _Parser(add_help=False)
+    parser = Parser(prog="python -m tpu", description="Runs fire_lm on Cloud TPUs.")
+    verbs = parser.add_subparsers(dest="verb", required=True, parser_class=Parser)
+    where = Parser(add_help=False)
     where.add_argument("--cluster", help="file in tpu/clusters, or a path")
     where.add_argument("--cluster.FIELD", metavar="VALUE", help="in place of the file's (repeat)")
     where.add_argument("--dry_run", action="store_true", help="print the calls, make none")
     where.add_argument("--debug", action="store_true", help="show a traceback with an error")
-    name = _Parser(add_help=False)
+    name = Parser(add_help=False)
     name.add_argument("name", metavar="NAME", help="of the run and its TPUs")
-    gin = _Parser(add_help=False)
+    gin = Parser(add_help=False)
     gin.add_argument("--gin_file", action="append", default=[], help="as at home")
     gin.add_argument("--gin_search_paths", default="", help="as at home")
     gin.add_argument("--gin.NAME", metavar="VALUE", help="as at home (repeat)")
-    looks = _Parser(add_help=False)
-    looks.add_argument("--every", type=_seconds, default=60.0, help="seconds between looks")
-    job = _Parser(add_help=False, parents=[looks])
+    looks = Parser(add_help=False)
+    looks.add_argument("--every", type=_seconds, help="seconds between looks (60)")
+    job = Parser(add_help=False, parents=[looks])
     job.add_argument("--keep", action="store_true", help="leave the TPUs there at the end")
     job.add_argument("--detach", action="store_true", help="return once it runs")
-    before = _Parser(add_help=False)
+    before = Parser(add_help=False)
     before.add_argument("--no_preflight", action="store_true", help="do not compile it here first")
 
     verbs.add_parser("image", parents=[where], help="build the image of this commit")
@@ -57,10 +50,12 @@ def build_parser() -> argparse.ArgumentParser:
     grid = verbs.add_parser(
         "grid", parents=[where, name, gin, before, looks], help="encodings x seeds x bindings"
     )
-    grid.add_argument("--positions", required=True, metavar="A,B", help="of configs/positions")
-    grid.add_argument("--seeds", default="0", metavar="A,B", help="(%(default)s)")
+    grid.add_argument(
+        "--positions", type=names, required=True, metavar="A,B", help="of configs/positions"
+    )
+    grid.add_argument("--seeds", type=_seeds, default="0", metavar="A,B", help="(%(default)s)")
     grid.add_argument("--vary.NAME", metavar="VALUE", help="of a binding (repeat for others)")
-    grid.add_argument("--at_once", type=_number, default=2, help="arms (%(default)s)")
+    grid.add_argument("--at_once", type=number, default=2, help="arms (%(default)s)")
     grid.add_argument("--local", action="store_true", help="on this machine")
     grid.add_argument("--output", metavar="DIR", help="of table and figure (runs/NAME)")
     verbs.add_parser("render", parents=[where, name, gin], help="the GKE manifest of `pretrain`")
@@ -75,10 +70,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 1 or more")
-    return int(text)
+def _seeds(text: str) -> list[int]:
+    if not all(part.isascii() and part.isdigit() for part in names(text)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of whole numbers")
+    return [int(part) for part in names(text)]
 
 
 def _seconds(text: str) -> float:

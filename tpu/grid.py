@@ -12,12 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
 from tpu.job import LONGEST_NAME, Job, check_name
 
-_T = TypeVar("_T", str, int)
 POSITIONS = Path(__file__).parent.parent / "configs" / "positions"
 
 
@@ -65,14 +63,6 @@ def arms(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"two arms of the grid would have the name {twice[0]}: vary it otherwise")
     return found
-
-
-def split(text: str, kind: type[_T]) -> list[_T]:
-    """Comma-separated values. Raises UserError for one that is not of that kind."""
-    try:
-        return [kind(part.strip()) for part in text.split(",")]  # type: ignore[call-arg]
-    except ValueError as error:
-        raise UserError(f"{text!r}: {error}") from error
 
 
 def _slug(text: str) -> str:

@@ -101,7 +101,7 @@ class Host:
                 self._end(self._child)
             assert self._child.stdout is not None
             with self._child.stdout as output:
-                while chunk := output.read1(65536):  # type: ignore[attr-defined]
+                while chunk := os.read(output.fileno(), 65536):
                     sys.stdout.buffer.write(chunk)
                     sys.stdout.buffer.flush()
                     log.write(chunk)

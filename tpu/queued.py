@@ -188,6 +188,8 @@ class QueuedResources:
         self._calls.stream(self._ssh(node, command, worker=str(host % per_node)))
 
     def stop(self, name: str) -> None:
+        if not self._calls.dry_run and not any(row[1] == "running" for row in self._report(name)):
+            raise UserError(f"nothing runs on {name}: `python -m tpu status {name}` tells")
         self._on_all(name, f"sudo docker kill --signal=SIGUSR1 {_CONTAINER} || true")
 
     def delete(self, name: str) -> str:

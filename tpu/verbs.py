@@ -108,14 +108,14 @@ def grid(arguments: argparse.Namespace) -> None:
     for binding in arguments.varied:
         key, _, value = binding.partition("=")
         varied.setdefault(key, []).append(value)
-    chosen = grids.arms(
-        grids.split(arguments.positions, str), grids.split(arguments.seeds, int), varied
-    )
+    chosen = grids.arms(arguments.positions, arguments.seeds, varied)
     for arm in chosen:
         check_experiment([*flags, *arm.flags])
     if arguments.local:
         if arguments.cluster or arguments.overrides:
             raise UserError("--local and --cluster exclude each other")
+        if arguments.every is not None or arguments.no_preflight:
+            raise UserError("--every and --no_preflight are for a cluster: --local looks at none")
         folder = str(Path(arguments.output or f"runs/{name}").absolute())
         fire_lm = (sys.executable, "-m", "fire_lm")
         local_grid(
@@ -215,7 +215,7 @@ def _prepared(
         place,
         retries=where.retries,
         progress=lambda: bucket.progress(workdir, calls) if workdir else "",
-        every=arguments.every,
+        every=60.0 if arguments.every is None else arguments.every,
         keep=getattr(arguments, "keep", False),
         detach=getattr(arguments, "detach", False),
         leave=leave,
