@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import fcntl
-import io
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import get_type_hints
 
 from etils import epath
 
 from fire_lm.errors import RunFailed
+from fire_lm.reporting.result_files import read_table, write_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,28 +46,15 @@ class SweepRow:
 
     @property
     def key(self) -> tuple[str | int, ...]:
-        return dataclasses.astuple(self)[: COLUMNS.index("length") + 1]
+        return dataclasses.astuple(self)[:_KEY]
 
 
-COLUMNS = tuple(field.name for field in dataclasses.fields(SweepRow))
-_TYPES = tuple(get_type_hints(SweepRow).values())
+_KEY = [field.name for field in dataclasses.fields(SweepRow)].index("length") + 1
 
 
 def read_rows(path: epath.Path) -> list[SweepRow]:
     """The rows of a file, none if there is no file; a last line cut short is left out."""
-    if not path.exists():
-        return []
-    text = path.read_text()
-    lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
-    if lines and tuple(lines[0]) != COLUMNS:
-        raise RunFailed(f"{path} has other columns than a length sweep: move it away")
-    try:
-        return [
-            SweepRow(*(kind(value) for kind, value in zip(_TYPES, line, strict=True)))
-            for line in lines[1:]
-        ]
-    except ValueError as error:
-        raise RunFailed(f"{path} is damaged ({error}): move it away") from error
+    return read_table(path, SweepRow)
 
 
 def ranked_steps(rows: Iterable[SweepRow]) -> list[int]:
@@ -125,14 +109,5 @@ def _only_writer(path: epath.Path) -> Iterator[None]:
 
 
 def write_rows(path: epath.Path, rows: Iterable[SweepRow]) -> None:
-    """Replaces the file at once, so that a reader never sees half of it."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(dataclasses.astuple(row) for row in rows)
-    if "://" in str(path):  # a bucket's objects are replaced whole
-        path.write_text(text.getvalue())
-        return
-    temporary = path.parent / f"{path.name}.{os.getpid()}.tmp"
-    temporary.write_text(text.getvalue())
-    temporary.replace(path)
+    """Replaces the file at once."""
+    write_table(path, SweepRow, rows)

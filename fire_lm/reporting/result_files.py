@@ -1,0 +1,155 @@
+"""Result files beside `length_sweep.csv`: a dataclass is a row, and a CSV file holds rows of one kind.
+
+Every row begins with the run that it is of, so that rows of many runs can stand in one file, and a
+report can be drawn again from the files alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import os
+from collections.abc import Iterable
+from typing import Any, TypeVar, get_type_hints
+
+from etils import epath
+
+from fire_lm.errors import RunFailed
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionLoss:
+    """Mean loss of the tokens at some positions, each seen after all before it in its sequence.
+
+    Attributes:
+      variant, step, dataset, split, construction: as in a length sweep.
+      length: tokens in a sequence.
+      first, last: positions that the mean is over, from 0.
+      tokens: scored there, over all sequences.
+      nll, nll_stderr: nats per token, and the standard error over sequences.
+    """
+
+    run: str
+    encoding: str
+    variant: str
+    step: int
+    dataset: str
+    split: str
+    construction: str
+    length: int
+    first: int
+    last: int
+    tokens: int
+    nll: float
+    nll_stderr: float
+
+
+@dataclasses.dataclass(frozen=True)
+class BiasValue:
+    """What a trained encoding adds to the logit of a query and a key; both count from 0."""
+
+    run: str
+    encoding: str
+    step: int
+    layer: int
+    head: int
+    query: int
+    key: int
+    bias: float
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionScore:
+    """What a head gives a query and a key before the softmax, on held-out text.
+
+    Attributes:
+      variant: the change at evaluation, such as position interpolation; empty for none.
+      score: q·k / sqrt(H) plus bias; its mean, least and largest over neighbouring keys.
+    """
+
+    run: str
+    encoding: str
+    variant: str
+    step: int
+    layer: int
+    head: int
+    query: int
+    first_key: int
+    last_key: int
+    score: float
+    least: float
+    largest: float
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnedNumber:
+    """A scalar that an encoding learns (FIRE: c, L, gamma), of one layer at one step."""
+
+    run: str
+    encoding: str
+    step: int
+    name: str
+    layer: int
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPoint:
+    """A line of `metrics.jsonl`."""
+
+    run: str
+    encoding: str
+    step: int
+    tokens: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens_per_second: float
+
+
+Row = TypeVar("Row")
+
+
+def read_table(path: epath.Path, kind: type[Row]) -> list[Row]:
+    """Rows of a file, none if there is no file.
+
+    Raises:
+      RunFailed: it is damaged, or of another kind.
+    """
+    if not path.exists():
+        return []
+    return parse_table(path.read_text(), kind, str(path))
+
+
+def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
+    """Rows of a file's text; a last line that was cut short is left out."""
+    columns, types = _columns(kind), tuple(get_type_hints(kind).values())
+    lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
+    if lines and tuple(lines[0]) != columns:
+        raise RunFailed(f"{name} has other columns than {', '.join(columns)}: move it away")
+    try:
+        return [
+            kind(*(convert(value) for convert, value in zip(types, line, strict=True)))
+            for line in lines[1:]
+        ]
+    except ValueError as error:
+        raise RunFailed(f"{name} is damaged ({error}): move it away") from error
+
+
+def write_table(path: epath.Path, kind: type[Any], rows: Iterable[Any]) -> None:
+    """Replaces the file at once, so that a reader never sees half of it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_columns(kind))
+    writer.writerows(dataclasses.astuple(row) for row in rows)
+    if "://" in str(path):  # a bucket's objects are replaced whole
+        path.write_text(text.getvalue())
+        return
+    temporary = path.parent / f"{path.name}.{os.getpid()}.tmp"
+    temporary.write_text(text.getvalue())
+    temporary.replace(path)
+
+
+def _columns(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
