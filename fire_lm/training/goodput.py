@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform
 import re
 import time
 from typing import Any
 
+import jax
 from etils import epath
 
 import fire_lm
@@ -48,10 +51,12 @@ class Goodput:
         # The clock on the wall is asked once: it may jump.
         self._began, self._resumed_from = time.time() - (now - fire_lm.STARTED), 0
         self._counts = False  # to find nothing to do is no start
+        self._machine: dict[str, Any] = {}
 
     def resumed(self, step: int) -> None:
         """There is something to do, from `step` on."""
         self._resumed_from, self._counts = step, True
+        self._machine = machine()
         self.enter(self.stage)
 
     def enter(self, stage: str) -> None:
@@ -86,6 +91,7 @@ class Goodput:
         return {
             "began": self._began,
             "resumed_from": self._resumed_from,
+            "machine": self._machine,
             "seconds": self._seconds,
             "at_save": self._at_save,
         }
@@ -106,6 +112,20 @@ class Goodput:
     def close(self) -> None:
         self.enter(self.stage)
         self.write()
+
+
+def machine() -> dict[str, Any]:
+    """What a start runs on; of CPUs, the cores of a process count as its devices."""
+    kind, devices = jax.devices()[0].device_kind, jax.device_count()
+    if jax.devices()[0].platform == "cpu":
+        kind, devices = f"{platform.machine()} CPU core", len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {
+        "kind": kind,
+        "devices": devices,
+        "processes": jax.process_count(),
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def account(workdir: str) -> dict[str, float]:

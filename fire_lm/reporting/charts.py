@@ -1,0 +1,145 @@
+"""How figures look: one drawing as SVG, for light and dark pages, and as PNG.
+
+The same rows give the same bytes: no date, no random identifiers, text left to the reader's fonts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Told apart by people who see no red or no green, and seen on white as well as on black.
+_COLOURS = (
+    "#d1495b", "#2e86ab", "#e08a1e", "#3a9d5d", "#9067c6",
+    "#b0663a", "#d667a0", "#84922c", "#1aa0a0", "#7a8288",
+)  # fmt: skip
+_MARKERS = "osD^vPX*<>"
+_INK, _INK_MARK = "#1c1c1c", "#010203"  # the second stands in SVG for the colour of its page's text
+_STYLE = (
+    "<style>svg{color:#1c1c1c}"
+    "@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """`svg` has no background and takes light or dark ink by itself; `png` is black on white."""
+
+    svg: str
+    png: bytes
+
+
+def drawn(draw: Callable[[Figure], None], width: float, height: float) -> Image:
+    """`draw` puts axes into an empty figure of that size, in inches."""
+    return Image(_svg(draw, width, height), _png(draw, width, height))
+
+
+def _svg(draw: Callable[[Figure], None], width: float, height: float) -> str:
+    with _settings(_INK_MARK):
+        data = _saved(draw, width, height, format="svg", transparent=True, metadata=_NO_METADATA)
+    text = data.decode().replace(_INK_MARK, "currentColor")
+    opening = text.index(">", text.index("<svg")) + 1
+    return text[:opening] + _STYLE + text[opening:]
+
+
+def _png(draw: Callable[[Figure], None], width: float, height: float) -> bytes:
+    with _settings(_INK):
+        return _saved(draw, width, height, format="png", dpi=150, metadata={"Software": None})
+
+
+# matplotlib would write its version and the time.
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+
+def _saved(draw: Callable[[Figure], None], width: float, height: float, **how: Any) -> bytes:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    draw(figure)
+    data = io.BytesIO()
+    figure.savefig(data, **how)
+    return data.getvalue()
+
+
+@contextmanager
+def _settings(ink: str) -> Iterator[None]:
+    import matplotlib
+
+    inked = ("text", "axes.edge", "axes.label", "xtick.", "ytick.", "grid.", "legend.label")
+    colours = {f"{name}color": ink for name in inked}
+    with matplotlib.rc_context(
+        {
+            **{name.replace("textcolor", "text.color"): value for name, value in colours.items()},
+            "axes.titlecolor": ink,
+            "svg.fonttype": "none",
+            "svg.hashsalt": "fire_lm",
+            "font.family": "sans-serif",
+            "font.size": 10,
+            "axes.titlesize": 10,
+            "legend.fontsize": 9,
+            "legend.frameon": False,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.alpha": 0.15,
+            "lines.linewidth": 1.6,
+        }
+    ):
+        yield
+
+
+def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A colour and marker for each name, the same in all figures of these names."""
+    return {
+        name: {
+            "color": _COLOURS[index % len(_COLOURS)],
+            "marker": _MARKERS[index % len(_MARKERS)],
+            "linestyle": ("-", "--", ":")[index // len(_COLOURS) % 3],
+        }
+        for index, name in enumerate(names)
+    }
+
+
+def shades(count: int) -> list[str]:
+    """Of layers or heads, first to last: seen on white and on black."""
+    from matplotlib import colormaps, colors
+
+    return [
+        colors.to_hex(colormaps["plasma"](0.12 + 0.68 * index / max(1, count - 1)))
+        for index in range(count)
+    ]
+
+
+def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("sequence length (tokens)")
+
+
+def training_length(axes: Axes, lengths: Sequence[int]) -> None:
+    """Marked by dotted lines."""
+    for length in sorted(set(lengths)):
+        axes.axvline(length, color=_COLOURS[-1], linestyle=":", linewidth=1)
+        axes.annotate(
+            f"trained: {length}",
+            (length, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, -3),
+            textcoords="offset points",
+            verticalalignment="top",
+            color=_COLOURS[-1],
+            fontsize=8,
+        )
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)

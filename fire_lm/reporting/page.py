@@ -1,0 +1,140 @@
+"""A report as one HTML file that needs nothing else, and the same as Markdown."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html
+from collections.abc import Sequence
+
+from fire_lm.reporting.charts import Image
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Cells are plain text. The first column names the row; `best` are cells to stress."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    best: frozenset[tuple[int, int]] = frozenset()  # (row, column)
+
+    def markdown(self) -> str:
+        lines = [
+            [f"**{_cell(text)}**" if (i, j) in self.best else _cell(text)
+             for j, text in enumerate(row)]
+            for i, row in enumerate(self.rows)
+        ]  # fmt: skip
+        head = [[_cell(text) for text in self.header], ["---"] * len(self.header)]
+        return "\n".join(f"| {' | '.join(row)} |" for row in [*head, *lines])
+
+    def html(self) -> str:
+        head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in self.header)
+        body = ""
+        for i, row in enumerate(self.rows):
+            cells = [f'<th scope="row">{html.escape(row[0])}</th>']
+            for j, text in enumerate(row[1:], start=1):
+                escaped = html.escape(text)
+                cells.append(f"<td>{f'<b>{escaped}</b>' if (i, j) in self.best else escaped}</td>")
+            body += f"<tr>{''.join(cells)}</tr>\n"
+        caption = html.escape(self.caption)
+        return (
+            '<div class="table" tabindex="0" role="region" '
+            f'aria-label="{html.escape(self.caption, quote=True)}"><table>'
+            f"<caption>{caption}</caption><thead><tr>{head}</tr></thead>\n"
+            f"<tbody>{body}</tbody></table></div>"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """`name` is that of its files; `alt` says what it shows to who cannot see it."""
+
+    name: str
+    caption: str
+    alt: str
+    image: Image
+
+    def markdown(self) -> str:
+        return f"![{_cell(self.alt)}]({self.name}.svg)\n\n{self.caption}"
+
+    def html(self) -> str:
+        data = base64.b64encode(self.image.svg.encode()).decode()
+        alt = html.escape(self.alt, quote=True)
+        return (
+            f'<figure><img alt="{alt}" src="data:image/svg+xml;base64,{data}">'
+            f"<figcaption>{html.escape(self.caption)}</figcaption></figure>"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Paragraphs first, then tables and pictures."""
+
+    title: str
+    paragraphs: Sequence[str]
+    parts: Sequence[Table | Picture] = ()
+
+
+def as_markdown(title: str, sections: Sequence[Section]) -> str:
+    text = [f"# {title}"]
+    for section in sections:
+        text += [f"## {section.title}", *section.paragraphs]
+        for part in section.parts:
+            text += [part.caption, part.markdown()] if isinstance(part, Table) else [part.markdown()]
+    return "\n\n".join(text) + "\n"
+
+
+def as_html(title: str, sections: Sequence[Section]) -> str:
+    contents, body = "", ""
+    for number, section in enumerate(sections):
+        name = html.escape(section.title)
+        contents += f'<li><a href="#s{number}">{name}</a></li>'
+        paragraphs = "".join(f"<p>{html.escape(text)}</p>\n" for text in section.paragraphs)
+        tables = [part.html() for part in section.parts if isinstance(part, Table)]
+        pictures = [part.html() for part in section.parts if isinstance(part, Picture)]
+        grid = f'<div class="pictures">{"".join(pictures)}</div>' if pictures else ""
+        body += (
+            f'<section id="s{number}"><h2>{name}</h2>\n{paragraphs}{"".join(tables)}{grid}</section>\n'
+        )
+    heading = html.escape(title)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f'<link rel="icon" href="data:,">\n<title>{heading}</title>\n<style>{_CSS}</style></head>\n'
+        f"<body><header><h1>{heading}</h1><nav><ul>{contents}</ul></nav></header>\n"
+        f"<main>{body}</main></body></html>\n"
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+_CSS = """
+:root { color-scheme: light dark; --ink: #1c1c1c; --soft: #5a5a5a; --line: #d8d8d8;
+  --page: #ffffff; --card: #f6f6f6; --link: #1a5fb4; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --soft: #a8a8a8; --line: #3a3a3a;
+  --page: #141414; --card: #1d1d1d; --link: #8ab8f0; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 76rem; padding: 1rem; background: var(--page); color: var(--ink);
+  font: 1rem/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; line-height: 1.2; margin: 0.5rem 0; }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 0.5rem; border-top: 1px solid var(--line);
+  padding-top: 1rem; }
+p { max-width: 46rem; margin: 0.6rem 0; }
+a { color: var(--link); }
+nav ul { display: flex; flex-wrap: wrap; gap: 0.2rem 1.2rem; list-style: none; padding: 0; }
+.table { overflow-x: auto; margin: 1rem 0; }
+table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
+caption { text-align: left; color: var(--soft); padding-bottom: 0.4rem; }
+th, td { text-align: right; padding: 0.25rem 0.7rem; border-bottom: 1px solid var(--line);
+  white-space: nowrap; }
+th:first-child { text-align: left; position: sticky; left: 0; background: var(--page); }
+.pictures { display: grid; gap: 1.2rem; align-items: start;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
+figure { margin: 0; padding: 0.8rem; background: var(--card); border-radius: 0.5rem; }
+figure img { width: 100%; height: auto; display: block; }
+figcaption { color: var(--soft); font-size: 0.9rem; margin-top: 0.4rem; }
+"""
