@@ -337,3 +337,26 @@ def test_distances_beyond_256_stay_apart():
 
     assert x(jnp.int32)[0] != x(jnp.int32)[1]
     assert x(jnp.bfloat16)[0] == x(jnp.bfloat16)[1]
+
+
+SCALARS = {
+    "eq4": {"c": 0.3, "L": 1.5 * 16},
+    "appendix_e": {"c": 0.3, "L": 1.5 * 512},
+    "eq21": {},
+    "eq22": {"c": 0.3},
+    "fixed": {"c": 0.3},
+    "fire_g": {"c": 0.3, "L": 1.5 * 16, "gamma": -0.7},
+}
+
+
+@pytest.mark.parametrize("name, expected", SCALARS.items(), ids=SCALARS)
+def test_learned_numbers_are_those_of_the_equation(name, expected):
+    """c and L without the signs that their parameters may have; gamma with its sign."""
+    moved = {"c": -0.3, "L_multiplier": -1.5, "gamma": -0.7}
+    fire = ALL[name].fire
+    params = {key: jnp.float32(moved[key]) if key in moved else v for key, v in init(fire).items()}
+    found = fire.scalars(params)
+    assert list(found) == list(expected)
+    for key, value in found.items():
+        assert value.shape == () and value.dtype == jnp.float32
+        np.testing.assert_allclose(value, expected[key], rtol=1e-6)

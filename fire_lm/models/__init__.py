@@ -2,17 +2,26 @@
 
 from fire_lm.models.build import build_decoder
 from fire_lm.models.comparison import changes, encoding_names, variant
-from fire_lm.models.decoder import Decoder, position_metrics
+from fire_lm.models.decoder import Decoder
 from fire_lm.models.loss import token_losses
+from fire_lm.models.positions_of_layers import (
+    PositionLayer,
+    position_layers,
+    position_metrics,
+    position_scalars,
+)
 from fire_lm.models.sizes import ModelSize, size_125m, size_350m, size_tiny
 
 __all__ = [
     "Decoder",
     "ModelSize",
+    "PositionLayer",
     "build_decoder",
     "changes",
     "encoding_names",
+    "position_layers",
     "position_metrics",
+    "position_scalars",
     "size_125m",
     "size_350m",
     "size_tiny",

@@ -270,7 +270,7 @@ class Decoder(nn.Module):
         positions: dict[PositionalEncoding, Position] = {}
         for turn, encoding in enumerate(self.encodings):
             if encoding not in positions:
-                own = init_position(self, encoding, f"position_{turn}" if turn else "position")
+                own = init_position(self, encoding, position_name(turn))
                 positions[encoding] = prepare_position(
                     encoding, own, self.log_n, self.attention, length
                 )
@@ -307,19 +307,9 @@ def has_parameters(encoding: PositionalEncoding) -> bool:
     return bool(jax.eval_shape(encoding.init, jax.random.key(0)))
 
 
-def position_metrics(model: Decoder, params: Any) -> dict[str, jax.Array]:
-    """What the encodings have to tell of their parameters: the largest of all layers."""
-    found: dict[str, list[jax.Array]] = {}
-    for turn, encoding in enumerate(model.encodings):
-        if model.share_position:
-            own, measure = params.get(f"position_{turn}" if turn else "position"), encoding.metrics
-        else:
-            layers = params["layers"]
-            layers = layers if len(model.encodings) == 1 else layers[f"block_{turn}"]
-            own, measure = layers.get("position"), jax.vmap(encoding.metrics)
-        for name, value in (measure(own) if own else {}).items():
-            found.setdefault(name, []).append(jnp.max(value))
-    return {name: functools.reduce(jnp.maximum, values) for name, values in found.items()}
+def position_name(turn: int) -> str:
+    """Of the parameters that all layers of the encoding share."""
+    return f"position_{turn}" if turn else "position"
 
 
 def heads_sharding(activations: NamedSharding | None) -> NamedSharding | None:

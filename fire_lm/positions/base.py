@@ -74,6 +74,11 @@ class PositionalEncoding:
         del params
         return {}
 
+    def scalars(self, params: Params) -> dict[str, jax.Array]:
+        """Numbers that a layer learns, float32 scalars by their names in the paper."""
+        del params
+        return {}
+
     def embed(self, params: Params, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
         """Changes token embeddings `x_BTD` (absolute encodings).
 

@@ -235,6 +235,17 @@ class FIRE(PositionalEncoding):
         kinks = params["kinks"].astype(jnp.float32)
         return {"fire_kinks": kinks, "fire_dense": (kinks > MAX_KINKS[-1]).astype(jnp.float32)}
 
+    def scalars(self, params: Params) -> dict[str, jax.Array]:
+        """c and L as Eq. 4 has them, positive; gamma of FIRE-G. Only what is learned."""
+        learned = {}
+        if "c" in params:
+            learned["c"] = jnp.abs(params["c"])
+        if "L_multiplier" in params:
+            learned["L"] = jnp.abs(self._threshold(params))
+        if "gamma" in params:
+            learned["gamma"] = params["gamma"]
+        return learned
+
     def _f(self, params: Params, x_BTS: jax.Array) -> jax.Array:
         """f_theta, `[N, B, T, S]`: as few hinges as it takes, or the MLP itself."""
         activation = ACTIVATIONS[self.activation]

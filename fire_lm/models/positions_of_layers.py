@@ -1,0 +1,96 @@
+"""The encodings' own parameters, found in those of a decoder, and what they have to tell.
+
+Layers share a set of them (`share_position`), or each has its own, stacked along a leading axis as
+the scan over layers stacks them. Several encodings take turns, layer by layer.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fire_lm.models.decoder import Decoder, has_parameters, position_name
+from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.base import Params
+
+
+class PositionStack(NamedTuple):
+    """The parameters of one encoding, of all layers that have their own.
+
+    Attributes:
+      layers: their numbers from 0; of layers that share (one set, or no parameters), the first.
+      encoding: of these layers.
+      params: with a leading axis of `layers`; {} if it has none.
+    """
+
+    layers: tuple[int, ...]
+    encoding: PositionalEncoding
+    params: Params
+
+
+class PositionLayer(NamedTuple):
+    """One layer of a `PositionStack`."""
+
+    layer: int
+    encoding: PositionalEncoding
+    params: Params
+
+
+def position_stacks(model: Decoder, params: Any) -> list[PositionStack]:
+    """Of `model` with the parameters `params`; equal encodings that share are one stack."""
+    turns = len(model.encodings)
+    stacks: list[PositionStack] = []
+    shared: set[PositionalEncoding] = set()
+    for turn, encoding in enumerate(model.encodings):
+        if model.share_position or not has_parameters(encoding):
+            if encoding in shared:
+                continue
+            shared.add(encoding)
+            own = params.get(position_name(turn), {})
+            stacks.append(
+                PositionStack((turn,), encoding, jax.tree.map(lambda leaf: leaf[None], own))
+            )
+        else:
+            layers = params["layers"] if turns == 1 else params["layers"][f"block_{turn}"]
+            numbers = tuple(range(turn, model.size.num_layers, turns))
+            stacks.append(PositionStack(numbers, encoding, layers["position"]))
+    return stacks
+
+
+def position_layers(model: Decoder, params: Any) -> list[PositionLayer]:
+    """What there is to know of each layer's encoding, in the order of layers.
+
+    Layers that share their parameters, or have none, are there once, as the first of them.
+    """
+    found = [
+        PositionLayer(layer, encoding, jax.tree.map(lambda leaf: leaf[index], stacked))  # noqa: B023
+        for layers, encoding, stacked in position_stacks(model, params)
+        for index, layer in enumerate(layers)
+    ]
+    return sorted(found, key=lambda one: one.layer)
+
+
+def position_metrics(model: Decoder, params: Any) -> dict[str, jax.Array]:
+    """What the encodings have to tell of their parameters: the largest of all layers."""
+    found: dict[str, list[jax.Array]] = {}
+    for _, encoding, stacked in position_stacks(model, params):
+        for name, value_L in (jax.vmap(encoding.metrics)(stacked) if stacked else {}).items():
+            found.setdefault(name, []).append(jnp.max(value_L))
+    return {name: functools.reduce(jnp.maximum, values) for name, values in found.items()}
+
+
+def position_scalars(model: Decoder, params: Any) -> dict[str, jax.Array]:
+    """The numbers that each layer's encoding learns, as "L/layer_3"; layers from 0.
+
+    What layers share is there once, as the first of them.
+    """
+    return {
+        f"{name}/layer_{layer}": value_L[index]
+        for layers, encoding, stacked in position_stacks(model, params)
+        if stacked
+        for name, value_L in jax.vmap(encoding.scalars)(stacked).items()
+        for index, layer in enumerate(layers)
+    }
