@@ -67,6 +67,14 @@ def test_a_run_leaves_the_files_of_the_contract(finished):
         assert shown == {row["step"]: pytest.approx(row[name]) for row in rows}
 
 
+def test_what_fire_learns_is_logged(finished):
+    """A quarter of the training length and Appendix E's c at first; then both move."""
+    rows = logged(finished)
+    for name, initial in (("L", 8.0), ("c", 0.1)):
+        values = [row[f"{name}/layer_0"] for row in rows]
+        assert values[0] == pytest.approx(initial) and len(set(values)) > STEPS // 2
+
+
 def test_training_learns(finished):
     losses = [row["loss"] for row in logged(finished)]
     assert abs(losses[1] - losses[0]) < 0.1  # the first learning rate is 0: nothing is learnt
@@ -313,7 +321,7 @@ def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
             for step in range(start + 1, last + 1):
                 metrics = {"loss": 1.0, "grad_norm": 1.0, "tokens": 3.0}
                 seen = {"seen": watched.get(step, 1.0), "batch_hash": np.uint32([step, 7])}
-                reporter.pending(step, {**metrics, **seen}, 0)
+                reporter.pending(step, {**metrics, **seen, "learned": {"L/layer_0": step}}, 0)
             reporter.flush()
         return json.loads(json.dumps(reporter.counters))
 
@@ -321,6 +329,8 @@ def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
     saved = report(tmp_path / "parts", 0, 6, new_counters())
     report(tmp_path / "parts", 6, 8, saved)
     assert [row["seen"] for row in logged(tmp_path / "whole")] == [1.0, 7.0, 9.0]
+    learned = [row["L/layer_0"] for row in logged(tmp_path / "whole")]
+    assert learned == [1.0, 4.0, 8.0], "as the step of the line found it, not the largest"
     assert logged(tmp_path / "parts") == logged(tmp_path / "whole")
     report(tmp_path / "broken", 0, 6, new_counters())
     report(tmp_path / "broken", 6, 8, {**saved, "largest": {}})

@@ -22,10 +22,7 @@ _COLOURS = (
 )  # fmt: skip
 _MARKERS = "osD^vPX*<>"
 _INK, _INK_MARK = "#1c1c1c", "#010203"  # the second stands in SVG for the colour of its page's text
-_STYLE = (
-    "<style>svg{color:#1c1c1c}"
-    "@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
-)
+_STYLE = "<style>svg{color:#1c1c1c}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
 
 
 @dataclasses.dataclass(frozen=True)

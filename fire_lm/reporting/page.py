@@ -81,7 +81,9 @@ def as_markdown(title: str, sections: Sequence[Section]) -> str:
     for section in sections:
         text += [f"## {section.title}", *section.paragraphs]
         for part in section.parts:
-            text += [part.caption, part.markdown()] if isinstance(part, Table) else [part.markdown()]
+            text += (
+                [part.caption, part.markdown()] if isinstance(part, Table) else [part.markdown()]
+            )
     return "\n\n".join(text) + "\n"
 
 
@@ -94,9 +96,7 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
         tables = [part.html() for part in section.parts if isinstance(part, Table)]
         pictures = [part.html() for part in section.parts if isinstance(part, Picture)]
         grid = f'<div class="pictures">{"".join(pictures)}</div>' if pictures else ""
-        body += (
-            f'<section id="s{number}"><h2>{name}</h2>\n{paragraphs}{"".join(tables)}{grid}</section>\n'
-        )
+        body += f'<section id="s{number}"><h2>{name}</h2>\n{paragraphs}{"".join(tables)}{grid}</section>\n'
     heading = html.escape(title)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'

@@ -133,4 +133,6 @@ def write_results(folder: epath.Path, results: Results) -> None:
 
 def joined(parts: Sequence[Results]) -> Results:
     """Those of several folders in one."""
-    return Results(**{name: [row for part in parts for row in getattr(part, name)] for name in _FILES})
+    return Results(
+        **{name: [row for part in parts for row in getattr(part, name)] for name in _FILES}
+    )

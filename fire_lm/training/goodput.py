@@ -118,7 +118,12 @@ def machine() -> dict[str, Any]:
     """What a start runs on; of CPUs, the cores of a process count as its devices."""
     kind, devices = jax.devices()[0].device_kind, jax.device_count()
     if jax.devices()[0].platform == "cpu":
-        kind, devices = f"{platform.machine()} CPU core", len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        kind, devices = (
+            f"{platform.machine()} CPU core",
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1,
+        )
     return {
         "kind": kind,
         "devices": devices,

@@ -2,7 +2,8 @@
 
 `documents_skipped` counts those of process 0's share of the text. `data_wait` is the share of the
 time since the last line that process 0 waited for batches. `batch_hash` tells which batches the run
-has seen from its first step on, in which order.
+has seen from its first step on, in which order. What an encoding learns (FIRE's c and L) is logged as
+the step found it, layer by layer ("L/layer_0").
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class Reporter:
         self.counters["batch_hash"] = chained(
             self.counters["batch_hash"], found.pop("batch_hash").tolist()
         )
+        learned = {name: float(value) for name, value in found.pop("learned").items()}
         values = {name: float(value) for name, value in found.items()}
         skipped_update = values.pop("skipped", 0.0) > 0
         # A skipped update leaves the optimizer's count of updates as it is.
@@ -96,7 +98,7 @@ class Reporter:
         self.counters["tokens"] += int(values["tokens"])
         self.counters["documents_skipped"] += skipped
         if step % self._log_every == 0 or step in (1, self._last_step):
-            self._write(step, values, learning_rate)
+            self._write(step, values, learning_rate, learned)
 
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
         """Logs a spike; stops a run that has gone wrong beyond what is allowed."""
@@ -126,7 +128,9 @@ class Reporter:
             f"newest checkpoint, of a step with finite loss: {newest}; {bound}"
         )
 
-    def _write(self, step: int, values: dict[str, float], learning_rate: float) -> None:
+    def _write(
+        self, step: int, values: dict[str, float], learning_rate: float, learned: dict[str, float]
+    ) -> None:
         now, tokens = time.monotonic(), self.counters["tokens"]
         rate = (tokens - self._since[1]) / max(now - self._since[0], 1e-9)
         self._since = (now, tokens)
@@ -141,7 +145,7 @@ class Reporter:
             "batch_hash": self.counters["batch_hash"],
         }
         logged |= self._goodput.fractions()
-        logged |= self.counters["largest"]
+        logged |= self.counters["largest"] | learned
         self.counters["largest"] = {}
         if self._peak is not None:
             logged["mfu"] = rate * self._flops / (self._peak * jax.device_count())

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fire_lm.models import Decoder, position_metrics, token_losses
+from fire_lm.models import Decoder, position_metrics, position_scalars, token_losses
 from fire_lm.training.batch_hash import batch_hash
 
 Batch = dict[str, jax.Array]
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Any]
 
 
 @flax.struct.dataclass
@@ -79,7 +79,8 @@ def train_step(
 
     Metrics, float32 scalars: `loss` (nats per token, without z-loss), `grad_norm` (before
     clipping), `tokens` (scored in this batch), `skipped` (1 if the update was left out; only with
-    `skip_above`), and those of the encoding; `batch_hash`, uint32 [2].
+    `skip_above`), and those of the encoding; `batch_hash`, uint32 [2]; `learned`, a dict of what
+    the encodings learned up to here.
     """
     tokens = jnp.sum((batch["targets"] != 0).astype(jnp.float32))
     rng = jax.random.fold_in(jax.random.key(seed), state.step)  # the same draw after a restart
@@ -107,6 +108,7 @@ def train_step(
     params = optax.apply_updates(state.params, updates)
     metrics = {"loss": nll / divisor, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
     metrics |= position_metrics(model, state.params)
+    learned = position_scalars(model, state.params)
     metrics["batch_hash"] = batch_hash(batch)
     if skip_above is not None:
         keep = jnp.isfinite(metrics["grad_norm"]) & (metrics["loss"] <= skip_above)
@@ -116,4 +118,4 @@ def train_step(
             (state.params, state.opt_state),
         )
         metrics["skipped"] = 1.0 - keep.astype(jnp.float32)
-    return TrainState(state.step + 1, params, opt_state), metrics
+    return TrainState(state.step + 1, params, opt_state), {**metrics, "learned": learned}
