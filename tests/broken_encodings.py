@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.base import distance
 
 _CALLS = itertools.count()
@@ -38,6 +39,20 @@ class DependsOnTheBlock(PositionalEncoding):
         first_BT = 1 + q_pos_BT[:, :1].astype(jnp.float32)
         distance_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32)
         return _per_head(self, distance_BTS / first_BT[:, :, None])
+
+
+class InterpolatesEverywhere(PositionalEncoding):
+    """Position interpolation that squeezes short inputs too."""
+
+    def interpolated(self):
+        return ALiBi(self.num_heads, self.head_dim, self.train_length, self.hidden_size)
+
+
+class InterpolatesNowhere(PositionalEncoding):
+    """Position interpolation that changes nothing."""
+
+    def interpolated(self):
+        return self
 
 
 class SeesTheFuture(PositionalEncoding):

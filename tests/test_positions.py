@@ -306,6 +306,19 @@ def position_entries(model: Decoder) -> dict[str, Any]:
     return quick_jit(entries)(jax.random.key(0))
 
 
+def has_interpolation_beyond_training_alone(encoding: PositionalEncoding) -> None:
+    """If any: from the same parameters, the same values up to the training length, others then."""
+    changed = encoding.interpolated()
+    if changed is None:
+        return
+    params = init(encoding)
+    jax.tree.map(np.testing.assert_array_equal, init(changed), params)
+    for length in (1, LENGTH - 1, LENGTH, LENGTH + 1, 4 * LENGTH):
+        (q, k, _), pos = content(length), np.arange(length)
+        plain, squeezed = (logits(one, params, q, k, pos, pos) for one in (encoding, changed))
+        assert np.array_equal(plain, squeezed) == (length <= LENGTH)
+
+
 Check = Callable[[PositionalEncoding], None]
 PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {
     has_finite_values_far_out: [broken.NotFiniteFarOut],
@@ -319,6 +332,10 @@ PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {
     has_no_hidden_state: [broken.CountsCalls],
     has_the_documented_size: [broken.PowerOfDistance, broken.CountsCalls],
     has_parameters_of_its_own_in_every_layer: [broken.SameInEveryLayer],
+    has_interpolation_beyond_training_alone: [
+        broken.InterpolatesEverywhere,
+        broken.InterpolatesNowhere,
+    ],
 }
 
 

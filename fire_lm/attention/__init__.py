@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.common_bias import CommonBias
-from fire_lm.attention.dense import BiasFn, dense_attention
+from fire_lm.attention.dense import BiasFn, attention_logits, dense_attention
 from fire_lm.errors import UserError
 
 Implementation = Literal["auto", "dense", "blockwise", "tpu"]
@@ -162,5 +162,6 @@ __all__ = [
     "Implementation",
     "announce",
     "attend",
+    "attention_logits",
     "choose_implementation",
 ]

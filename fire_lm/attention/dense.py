@@ -19,6 +19,25 @@ BiasFn = Callable[[jax.Array, jax.Array], jax.Array | None]
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
+def attention_logits(
+    q_BTNH: jax.Array,
+    k_BSNH: jax.Array,
+    *,
+    q_pos_BT: jax.Array,
+    k_pos_BS: jax.Array,
+    bias: BiasFn,
+    logit_scale_BT: jax.Array | None = None,
+) -> jax.Array:
+    """`scale * q·k / sqrt(H) + bias`, `[B, N, T, S]` float32: softmax's input, unmasked."""
+    logits_BNTS = jnp.einsum(
+        "BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=jnp.float32
+    ) / math.sqrt(q_BTNH.shape[-1])
+    if logit_scale_BT is not None:
+        logits_BNTS = logits_BNTS * logit_scale_BT[:, None, :, None]
+    bias_BNTS = bias(q_pos_BT, k_pos_BS)
+    return logits_BNTS if bias_BNTS is None else logits_BNTS + bias_BNTS
+
+
 def dense_attention(
     q_BTNH: jax.Array,
     k_BSNH: jax.Array,
@@ -37,14 +56,13 @@ def dense_attention(
     the same one; a query that sees no key gives 0, without gradients. Logits and softmax are
     float32. The bias is added after the scaling and before the mask.
     """
-    logits_BNTS = jnp.einsum(
-        "BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=jnp.float32
-    ) / math.sqrt(q_BTNH.shape[-1])
-    if logit_scale_BT is not None:
-        logits_BNTS = logits_BNTS * logit_scale_BT[:, None, :, None]
-    bias_BNTS = bias(q_pos_BT, k_pos_BS)
-    if bias_BNTS is not None:
-        logits_BNTS = logits_BNTS + bias_BNTS
+    logits_BNTS = attention_logits(
+        *(q_BTNH, k_BSNH),
+        q_pos_BT=q_pos_BT,
+        k_pos_BS=k_pos_BS,
+        bias=bias,
+        logit_scale_BT=logit_scale_BT,
+    )
     seen_BTS = k_pos_BS[:, None, :] <= q_pos_BT[:, :, None]
     if q_segment_BT is not None and k_segment_BS is not None:
         seen_BTS = seen_BTS & (k_segment_BS[:, None, :] == q_segment_BT[:, :, None])

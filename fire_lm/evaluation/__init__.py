@@ -9,13 +9,17 @@ from fire_lm.evaluation.length_sweep import (
     length_sweep,
     sequences_at_a_time,
 )
+from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
 
 __all__ = [
+    "attention_scores",
     "claimed",
     "check_budget",
     "check_lengths",
     "check_model_takes",
     "compile_scoring",
+    "interpolated",
+    "learned_biases",
     "length_sweep",
     "sequences_at_a_time",
 ]

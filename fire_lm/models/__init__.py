@@ -10,6 +10,7 @@ from fire_lm.models.positions_of_layers import (
     position_metrics,
     position_scalars,
 )
+from fire_lm.models.query_logits import query_logits
 from fire_lm.models.sizes import ModelSize, size_125m, size_350m, size_tiny
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "position_layers",
     "position_metrics",
     "position_scalars",
+    "query_logits",
     "size_125m",
     "size_350m",
     "size_tiny",

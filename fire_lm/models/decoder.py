@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm.attention import (
+    BiasFn,
     CommonBias,
     Implementation,
     announce,
@@ -126,17 +127,7 @@ class Block(nn.Module):
         q_BTNH = to_heads(heads, name="query")(y_BTD)
         k_BTNH = to_heads(heads, name="key")(y_BTD)
         v_BTNH = to_heads(heads, name="value")(y_BTD)
-        q_BTNH, k_BTNH = encoding.rotate(params, q_BTNH, k_BTNH, pos_BT, pos_BT, length)
-        scale_BT = encoding.logit_scale(params, pos_BT)
-        if log_n is not None:
-            scale_BT = log_n.scale_logits(scale_BT, pos_BT, encoding.train_length)
-
-        def bias(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
-            bias_BNTS = encoding.bias(params, q_pos_BT, k_pos_BS, length)
-            if log_n is None:
-                return bias_BNTS
-            return log_n.scale_bias(bias_BNTS, q_pos_BT, encoding.train_length)
-
+        q_BTNH, k_BTNH, scale_BT, bias = positioned(encoding, params, log_n, q_BTNH, k_BTNH, pos_BT)
         y_BTNH = attend(
             q_BTNH,
             k_BTNH,
@@ -275,6 +266,30 @@ class Decoder(nn.Module):
                     encoding, own, self.log_n, self.attention, length
                 )
         return tuple(positions[encoding] for encoding in self.encodings)
+
+
+def positioned(
+    encoding: PositionalEncoding,
+    params: Params,
+    log_n: LogN | None,
+    q_BTNH: jax.Array,
+    k_BTNH: jax.Array,
+    pos_BT: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array | None, BiasFn]:
+    """All that positions do to a layer's attention: (q, k, factor on q·k, bias), for `attend`."""
+    length = q_BTNH.shape[1]
+    q_BTNH, k_BTNH = encoding.rotate(params, q_BTNH, k_BTNH, pos_BT, pos_BT, length)
+    scale_BT = encoding.logit_scale(params, pos_BT)
+    if log_n is not None:
+        scale_BT = log_n.scale_logits(scale_BT, pos_BT, encoding.train_length)
+
+    def bias(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
+        bias_BNTS = encoding.bias(params, q_pos_BT, k_pos_BS, length)
+        if log_n is None:
+            return bias_BNTS
+        return log_n.scale_bias(bias_BNTS, q_pos_BT, encoding.train_length)
+
+    return q_BTNH, k_BTNH, scale_BT, bias
 
 
 def prepare_position(

@@ -41,23 +41,28 @@ class PositionLayer(NamedTuple):
 
 def position_stacks(model: Decoder, params: Any) -> list[PositionStack]:
     """Of `model` with the parameters `params`; equal encodings that share are one stack."""
-    turns = len(model.encodings)
-    stacks: list[PositionStack] = []
-    shared: set[PositionalEncoding] = set()
+    stacks = []
     for turn, encoding in enumerate(model.encodings):
-        if model.share_position or not has_parameters(encoding):
-            if encoding in shared:
-                continue
-            shared.add(encoding)
-            own = params.get(position_name(turn), {})
-            stacks.append(
-                PositionStack((turn,), encoding, jax.tree.map(lambda leaf: leaf[None], own))
-            )
-        else:
-            layers = params["layers"] if turns == 1 else params["layers"][f"block_{turn}"]
-            numbers = tuple(range(turn, model.size.num_layers, turns))
-            stacks.append(PositionStack(numbers, encoding, layers["position"]))
+        if not model.share_position and has_parameters(encoding):
+            layers = tuple(range(turn, model.size.num_layers, len(model.encodings)))
+            own = layers_of_turn(model, params, turn)["position"]
+            stacks.append(PositionStack(layers, encoding, own))
+        elif model.encodings.index(encoding) == turn:
+            own = jax.tree.map(lambda leaf: leaf[None], shared_params(model, params, turn))
+            stacks.append(PositionStack((turn,), encoding, own))
     return stacks
+
+
+def layers_of_turn(model: Decoder, params: Any, turn: int) -> Params:
+    """The parameters of the layers `turn`, `turn` + turns, ..., stacked along a leading axis."""
+    layers: Params = params["layers"]
+    return layers if len(model.encodings) == 1 else layers[f"block_{turn}"]
+
+
+def shared_params(model: Decoder, params: Any, turn: int) -> Params:
+    """What the layers of this turn share with all others of its encoding; {} if nothing."""
+    found: Params = params.get(position_name(model.encodings.index(model.encodings[turn])), {})
+    return found
 
 
 def position_layers(model: Decoder, params: Any) -> list[PositionLayer]:

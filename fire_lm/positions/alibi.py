@@ -47,6 +47,9 @@ class ALiBi(PositionalEncoding):
 
     interpolate: bool = False
 
+    def interpolated(self) -> ALiBi | None:
+        return None if self.interpolate else dataclasses.replace(self, interpolate=True)
+
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:

@@ -49,6 +49,15 @@ class PositionalEncoding:
     train_length: int
     hidden_size: int
 
+    def interpolated(self) -> PositionalEncoding | None:
+        """This encoding with position interpolation, on the same parameters; None if it knows none.
+
+        Inputs beyond the training length are squeezed into it, as much as each is longer; others
+        are as they were. Source: Chen et al. (2023) for RoPE, 2310.13017 for ALiBi. None too where
+        something changes long inputs already.
+        """
+        return None
+
     def check_length(self, length: int, context_length: int) -> None:
         """Raises UserError if an input of `context_length` tokens cannot be encoded.
 

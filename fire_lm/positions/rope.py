@@ -23,7 +23,7 @@ import numpy as np
 from fire_lm.errors import UserError
 from fire_lm.positions.angles import angles, pair_frequencies
 from fire_lm.positions.base import Params, PositionalEncoding
-from fire_lm.positions.rope_scaling import RopeScaling
+from fire_lm.positions.rope_scaling import PositionInterpolation, RopeScaling
 
 Layout = Literal["half", "interleaved"]
 
@@ -88,6 +88,11 @@ class RoPE(PositionalEncoding):
     def rotary_width(self) -> int:
         """d, the number of rotated dims of a head."""
         return round(self.rotary_fraction * self.head_dim)
+
+    def interpolated(self) -> RoPE | None:
+        if self.scaling is not None:
+            return None
+        return dataclasses.replace(self, scaling=PositionInterpolation())
 
     def frequencies(self, context_length: int) -> tuple[np.ndarray, float]:
         """Radians per position, float64 `[d/2]`, and the factor on cos and sin."""

@@ -1,0 +1,121 @@
+"""What is inside a trained model, as numbers for figures.
+
+* Learned biases by distance: Figures 4 and 8 of the FIRE paper.
+* Attention scores of one head and query, with and without position interpolation: Figure 1 of
+  "Position Interpolation Improves ALiBi Extrapolation" (2310.13017).
+
+Shapes: T tokens of a text, S keys, N heads.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.models import Decoder, position_layers, query_logits
+from fire_lm.reporting.result_files import AttentionScore, BiasValue
+
+
+def interpolated(model: Decoder) -> Decoder | None:
+    """The same model, its encodings with position interpolation; None if none of them knows it."""
+    changed = tuple(encoding.interpolated() or encoding for encoding in model.encodings)
+    return None if changed == model.encodings else model.clone(encodings=changed)
+
+
+def learned_biases(
+    model: Decoder,
+    params: Any,
+    *,
+    run: str,
+    encoding: str,
+    step: int,
+    queries: Sequence[int] = (128, 8192),
+    points: int = 64,
+) -> list[BiasValue]:
+    """What the encodings add to the logits of some queries, by layer, query, head and key.
+
+    Layers that share their parameters, or have none, are there once, as the first of them; layers
+    without a bias are not. The input ends at the query.
+
+    Args:
+      run, encoding, step: for the rows.
+      queries: as the paper counts them, from 1: its query 128 and keys 1 .. 128 are in the rows,
+        which count from 0, query 127 and keys 0 .. 127.
+      points: about how many keys of a query are taken.
+    """
+    rows = []
+    for layer, positions, own in position_layers(model, params):
+        for query in (counted_from_1 - 1 for counted_from_1 in queries):
+            key_S = sampled_keys(query, points)
+            bias_NS = _bias(own, key_S, positions, model.log_n, query)
+            rows += [
+                BiasValue(run, encoding, step, layer, head, query, int(key), float(value))
+                for head, bias_S in enumerate([] if bias_NS is None else np.asarray(bias_NS))
+                for key, value in zip(key_S, bias_S, strict=True)
+            ]
+    return rows
+
+
+def sampled_keys(query: int, points: int) -> np.ndarray:
+    """Keys that `query` sees, ascending: all, or about `points` evenly in the log of distance + 1.
+
+    Its own and the oldest are among them.
+    """
+    if query < points:
+        return np.arange(query + 1, dtype=np.int32)
+    distances = np.unique(np.rint(np.geomspace(1, query + 1, points))) - 1
+    return (query - distances[::-1]).astype(np.int32)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _bias(params: Any, key_S: jax.Array, encoding: Any, log_n: Any, query: int) -> jax.Array | None:
+    """`[N, S]`; compiled once for all layers of an encoding."""
+    q_pos_BT = jnp.full((1, 1), query, jnp.int32)
+    bias_BNTS = encoding.bias(params, q_pos_BT, key_S[None], query + 1)
+    if log_n is not None:
+        bias_BNTS = log_n.scale_bias(bias_BNTS, q_pos_BT, encoding.train_length)
+    return None if bias_BNTS is None else bias_BNTS[0, :, 0]
+
+
+def attention_scores(
+    model: Decoder,
+    params: Any,
+    tokens_T: np.ndarray,
+    *,
+    run: str,
+    encoding: str,
+    variant: str,
+    step: int,
+    layer: int = 0,
+    head: int = -1,
+    query: int | None = None,
+    bins: int = 128,
+) -> list[AttentionScore]:
+    """What one head gives a query and its keys before the softmax, the oldest keys first.
+
+    Args:
+      tokens_T: a text of the length that is of interest, as the model takes it: all of it counts
+        as context for encodings that are defined by its length.
+      run, encoding, variant, step: for the rows; `variant` says what `model` does otherwise than
+        in training.
+      layer, head: from 0; negative ones from the last.
+      query: position in the text; None: its last token.
+      bins: rows, each of as many neighbouring keys as the others, or of one more.
+    """
+    layer, head = layer % model.size.num_layers, head % model.size.num_heads
+    query = len(tokens_T) - 1 if query is None else query
+    logits = jax.jit(functools.partial(query_logits, model, layer=layer, query=query))
+    score_S = np.asarray(logits(params, jnp.asarray(tokens_T, jnp.int32)[None]))[0, head]
+    rows = []
+    for key_S in np.array_split(np.arange(query + 1), min(bins, query + 1)):
+        score = score_S[key_S]
+        place = (run, encoding, variant, step, layer, head, query, int(key_S[0]), int(key_S[-1]))
+        rows.append(
+            AttentionScore(*place, float(score.mean()), float(score.min()), float(score.max()))
+        )
+    return rows

@@ -1,0 +1,71 @@
+"""What the attention of one layer gives one query and its keys before the softmax.
+
+Shapes: B batch, T positions, S keys, N heads, H head dim, D model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fire_lm.attention import attention_logits
+from fire_lm.models.decoder import Block, Decoder, Position, positioned
+from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
+from fire_lm.positions.base import Params
+
+
+def query_logits(
+    model: Decoder, params: Any, tokens_BT: jax.Array, *, layer: int, query: int
+) -> jax.Array:
+    """`[B, N, S]` float32 for the keys 0 .. `query` of the text; `layer` and `query` from 0.
+
+    The layers below are run as the model runs them, so within a `jax.jit` layer 0 costs its
+    queries and keys alone.
+    """
+    for encoding in model.encodings:
+        encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])
+    pos_BT = model.resampling.evaluation_positions(tokens_BT.shape[1])
+    first = shared_params(model, params, 0) if model.share_position else {}
+    x_BTD = jnp.take(params["embedding"].astype(model.dtype), tokens_BT, axis=0)
+    x_BTD = model.encodings[0].embed(first, x_BTD, pos_BT)
+    for below in range(layer):
+        block, own, shared = layer_of(model, params, below)
+        x_BTD, _ = block.apply({"params": own}, x_BTD, pos_BT, shared, None)
+
+    block, own, shared = layer_of(model, params, layer)
+    _, state = block.apply(
+        *({"params": own}, x_BTD, pos_BT, shared, None), capture_intermediates=_is_query_or_key
+    )
+    q_BTNH, k_BTNH = (state["intermediates"][name]["__call__"][0] for name in ("query", "key"))
+    position = shared.params if shared else own.get("position", {})
+    q_BTNH, k_BTNH, scale_BT, bias = positioned(
+        block.encoding, block.encoding.prepare(position), model.log_n, q_BTNH, k_BTNH, pos_BT
+    )
+    one, seen = slice(query, query + 1), slice(query + 1)
+    logits_BNTS = attention_logits(
+        *(q_BTNH[:, one], k_BTNH[:, seen]),
+        q_pos_BT=pos_BT[:, one],
+        k_pos_BS=pos_BT[:, seen],
+        bias=bias,
+        logit_scale_BT=None if scale_BT is None else scale_BT[:, one],
+    )
+    return logits_BNTS[:, :, 0]
+
+
+def layer_of(model: Decoder, params: Any, layer: int) -> tuple[Block, Params, Position | None]:
+    """(module, its own parameters, what it shares with other layers)."""
+    repetition, turn = divmod(layer, len(model.encodings))
+    # One text is too little for a mesh, and kernels cannot be split without one.
+    block = Block(model.size, model.encodings[turn], model.log_n, "blockwise", None)
+    own = jax.tree.map(lambda leaf: leaf[repetition], layers_of_turn(model, params, turn))
+    if not model.share_position:
+        return block, own, None
+    prepared = model.encodings[turn].prepare(shared_params(model, params, turn))
+    return block, own, Position(prepared, None)
+
+
+def _is_query_or_key(module: nn.Module, method: str) -> bool:
+    return module.name in ("query", "key") and method == "__call__"
