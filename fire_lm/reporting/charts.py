@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ _COLOURS = (
     "#d1495b", "#2e86ab", "#e08a1e", "#3a9d5d", "#9067c6",
     "#b0663a", "#d667a0", "#84922c", "#1aa0a0", "#7a8288",
 )  # fmt: skip
+GREY = _COLOURS[-1]
+SIZE = (6.2, 4.6)  # of a chart, in inches
 _MARKERS = "osD^vPX*<>"
 _INK, _INK_MARK = "#1c1c1c", "#010203"  # the second stands in SVG for the colour of its page's text
 _STYLE = "<style>svg{color:#1c1c1c}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
@@ -69,12 +72,16 @@ def _saved(draw: Callable[[Figure], None], width: float, height: float, **how: A
 def _settings(ink: str) -> Iterator[None]:
     import matplotlib
 
-    inked = ("text", "axes.edge", "axes.label", "xtick.", "ytick.", "grid.", "legend.label")
-    colours = {f"{name}color": ink for name in inked}
     with matplotlib.rc_context(
         {
-            **{name.replace("textcolor", "text.color"): value for name, value in colours.items()},
+            "text.color": ink,
+            "axes.edgecolor": ink,
+            "axes.labelcolor": ink,
             "axes.titlecolor": ink,
+            "xtick.color": ink,
+            "ytick.color": ink,
+            "grid.color": ink,
+            "legend.labelcolor": ink,
             "svg.fonttype": "none",
             "svg.hashsalt": "fire_lm",
             "font.family": "sans-serif",
@@ -124,7 +131,7 @@ def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
 def training_length(axes: Axes, lengths: Sequence[int]) -> None:
     """Marked by dotted lines."""
     for length in sorted(set(lengths)):
-        axes.axvline(length, color=_COLOURS[-1], linestyle=":", linewidth=1)
+        axes.axvline(length, color=GREY, linestyle=":", linewidth=1)
         axes.annotate(
             f"trained: {length}",
             (length, 1),
@@ -132,7 +139,7 @@ def training_length(axes: Axes, lengths: Sequence[int]) -> None:
             xytext=(3, -3),
             textcoords="offset points",
             verticalalignment="top",
-            color=_COLOURS[-1],
+            color=GREY,
             fontsize=8,
         )
 
@@ -140,3 +147,8 @@ def training_length(axes: Axes, lengths: Sequence[int]) -> None:
 def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def slug(text: str) -> str:
+    """For file names."""
+    return re.sub("[^a-z0-9]+", "_", text.lower()).strip("_")

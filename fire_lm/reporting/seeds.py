@@ -1,4 +1,4 @@
-"""Runs that differ by their seed alone as one line of a figure: mean, and how far they lie apart."""
+"""Runs that differ by their seed alone as one line of a figure: mean and spread."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Line:
       name: the arm, and its variant in parentheses.
       variant: the change at evaluation; empty for none.
       train_length: tokens.
-      nats, bits: per token and per byte, by length in tokens; lengths without a number are left out.
+      nats, bits: per token and per byte, by length in tokens; none where there is no number.
     """
 
     name: str
@@ -72,7 +72,7 @@ def loss_lines(results: Results) -> dict[Scored, list[Line]]:
     facts = {run.run: run for run in results.runs}
     groups: dict[Scored, dict[tuple[str, str], list[SweepRow]]] = {}
     for row in results.losses:
-        if row.run in facts:
+        if row.run in facts and row.tokens:  # else there was no text of that length
             scored = Scored(row.dataset, row.split, row.construction, row.protocol)
             of_scored = groups.setdefault(scored, {})
             of_scored.setdefault((facts[row.run].arm, row.variant), []).append(row)
@@ -82,7 +82,6 @@ def loss_lines(results: Results) -> dict[Scored, list[Line]]:
             key=lambda line: (-max(line.nats), line.nats[max(line.nats)].value),
         )
         for scored, lines in groups.items()
-        if (lines := {k: r for k, rows in lines.items() if (r := [x for x in rows if x.tokens])})
     }
 
 

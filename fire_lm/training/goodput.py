@@ -39,7 +39,7 @@ class Goodput:
         self._period = math.inf if "://" in workdir else _PERIOD
         if not quiet:
             folder.mkdir(exist_ok=True)
-            self._earlier = _starts(workdir)
+            self._earlier = starts(workdir)
             taken = [int(path.stem) for path in _records(folder)]
             self._file = folder / f"{max(taken, default=-1) + 1:05d}.json"
         now = time.monotonic()
@@ -139,10 +139,10 @@ def account(workdir: str) -> dict[str, float]:
     `LOST` are the steps after the last checkpoint of each start, which the next one did again, and
     `STOPPED` is the time between starts.
     """
-    return _account(_starts(workdir))
+    return _account(starts(workdir))
 
 
-def _starts(workdir: str) -> list[dict[str, Any]]:
+def starts(workdir: str) -> list[dict[str, Any]]:
     files = _records(epath.Path(workdir) / "goodput")
     return [facts for file in files for facts, _ in whole_lines(file, _of_a_start)]
 

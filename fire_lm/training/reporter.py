@@ -2,8 +2,8 @@
 
 `documents_skipped` counts those of process 0's share of the text. `data_wait` is the share of the
 time since the last line that process 0 waited for batches. `batch_hash` tells which batches the run
-has seen from its first step on, in which order. What an encoding learns (FIRE's c and L) is logged as
-the step found it, layer by layer ("L/layer_0").
+has seen from its first step on, in which order. What an encoding learns (FIRE's c and L) is logged
+as the step found it, layer by layer ("L/layer_0").
 """
 
 from __future__ import annotations

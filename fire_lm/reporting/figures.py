@@ -1,0 +1,163 @@
+"""Pictures of losses: over length, position and training. Drawn from means over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fire_lm.reporting import charts
+from fire_lm.reporting.page import Picture
+from fire_lm.reporting.results import Results
+from fire_lm.reporting.seeds import (
+    Line,
+    Mean,
+    Scored,
+    position_lines,
+    training_lines,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def arm_styles(results: Results) -> dict[str, dict[str, Any]]:
+    """One style an arm in all figures."""
+    return charts.styles(sorted(results.arms()))
+
+
+def _style(name: str, arms: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Of a line; a variant is its arm's, dashed."""
+    if name in arms:
+        return arms[name]
+    arm = name.rpartition(" (")[0]
+    return {**arms.get(arm, {}), "linestyle": (0, (4, 2))}
+
+
+def losses(results: Results, scored: Scored, lines: Sequence[Line], nats: bool) -> Picture:
+    """Figures 1, 2, 6 and 7 of the FIRE paper: log perplexity against length."""
+    arms = arm_styles(results)
+    trained = [line.train_length for line in lines]
+    lengths = sorted({length for line in lines for length in line.nats})
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for line in lines:
+            points = line.nats if nats else line.bits
+            axes.errorbar(
+                list(points),
+                [point.value for point in points.values()],
+                yerr=[point.error for point in points.values()],
+                label=line.name,
+                markersize=4,
+                capsize=2,
+                **_style(line.name, arms),
+            )
+        charts.length_axis(axes, lengths)
+        charts.training_length(axes, trained)
+        axes.set_ylabel("log perplexity (nats per token)" if nats else "bits per byte")
+        if nats:
+            right = axes.secondary_yaxis("right", functions=(_exp, _log))
+            right.set_ylabel("perplexity")
+        axes.set_title(str(scored), loc="left")
+        charts.legend_below(figure, axes)
+
+    longest = max(lengths)
+    order = [line for line in lines if longest in line.nats]
+    unit = "nats per token" if nats else "bits per byte"
+    at_longest = ", ".join(
+        f"{line.name} {(line.nats if nats else line.bits)[longest].value:.3f}" for line in order
+    )
+    return Picture(
+        name=charts.slug(f"losses {scored}"),
+        caption=f"Loss against length on {scored}; bars: {_bars(lines)}.",
+        alt=f"Line chart of loss ({unit}) on {scored} at lengths {min(lengths)} to {longest}. "
+        f"At {longest}, best first: {at_longest}.",
+        image=charts.drawn(draw, *charts.SIZE),
+    )
+
+
+def _bars(lines: Sequence[Line]) -> str:
+    seeds = {point.seeds for line in lines for point in line.nats.values()}
+    if seeds == {1}:
+        return "standard error over text, one seed each"
+    told = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+    return f"standard deviation over {told} seeds"
+
+
+def positions(results: Results) -> list[Picture]:
+    """Figures 2 and 3 of 2310.13017: loss by token position."""
+    arms, found = arm_styles(results), []
+    trained = [run.train_length for run in results.runs]
+    for text, lines in position_lines(results).items():
+
+        def draw(figure: Figure, lines: dict[str, list[tuple[float, Mean]]] = lines) -> None:
+            axes = figure.subplots()
+            for name, points in lines.items():
+                places = [place for place, _ in points]
+                values = [point.value for _, point in points]
+                style = {**_style(name, arms), "marker": ""}
+                (curve,) = axes.plot(places, values, label=name, **style)
+                low = [point.value - point.error for _, point in points]
+                high = [point.value + point.error for _, point in points]
+                axes.fill_between(
+                    places, low, high, color=curve.get_color(), alpha=0.15, linewidth=0
+                )
+            axes.set_xlabel("position in the sequence (tokens)")
+            axes.set_ylabel("loss (nats per token)")
+            charts.training_length(axes, trained)
+            charts.legend_below(figure, axes)
+
+        ends = ", ".join(f"{name} {points[-1][1].value:.2f}" for name, points in lines.items())
+        found.append(
+            Picture(
+                name=charts.slug(f"positions {text}"),
+                caption=f"Loss by position, {text}: mean over sequences in bins of neighbouring "
+                "positions; bands as the bars above.",
+                alt=f"Line chart of the mean loss by token position, {text}. "
+                f"In the last bin: {ends}.",
+                image=charts.drawn(draw, *charts.SIZE),
+            )
+        )
+    return found
+
+
+def training(results: Results) -> list[Picture]:
+    lines = training_lines(results)
+    if not lines:
+        return []
+    arms = arm_styles(results)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for name, points in lines.items():
+            style = {**_style(name, arms), "marker": ""}
+            tokens = [count for count, _ in points]
+            axes.plot(tokens, [point.value for _, point in points], label=name, **style)
+        lowest = min(point.value for points in lines.values() for _, point in points)
+        start = max(points[0][1].value for points in lines.values())
+        axes.set_ylim(0.97 * lowest, min(start, 2.2 * lowest))
+        axes.set_xlabel("training tokens")
+        axes.set_ylabel("training loss (nats per token)")
+        charts.legend_below(figure, axes)
+
+    ends = ", ".join(f"{name} {points[-1][1].value:.3f}" for name, points in lines.items())
+    return [
+        Picture(
+            name="training",
+            caption="Training loss of single batches, mean over seeds; first steps cut off.",
+            alt=f"Line chart of training loss against tokens. Last values: {ends}.",
+            image=charts.drawn(draw, *charts.SIZE),
+        )
+    ]
+
+
+def _exp(nats):  # type: ignore[no-untyped-def]  # of numpy arrays, which this file does not import
+    import numpy as np
+
+    return np.exp(np.minimum(nats, 700.0))
+
+
+def _log(perplexity):  # type: ignore[no-untyped-def]
+    import numpy as np
+
+    return np.log(np.maximum(perplexity, 1e-300))

@@ -1,0 +1,70 @@
+"""Figure 5 of the FIRE paper in our terms: what each encoding costs beside none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fire_lm.reporting import charts
+from fire_lm.reporting.bench_times import ModelTimes
+from fire_lm.reporting.page import Picture, Section, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TITLE = "Forward time"
+
+
+def section(times: ModelTimes | None) -> Section:
+    if times is None:
+        return Section(
+            _TITLE, ["Not measured: `fire-lm bench model --json=FILE`, then --bench=FILE."]
+        )
+    left_out = [f"Not measured: {'; '.join(times.left_out)}."] if times.left_out else []
+    return Section(_TITLE, [f"{times.where}.", *left_out], [_table(times), _picture(times)])
+
+
+def _table(times: ModelTimes) -> Table:
+    lengths = sorted({row.length for row in times.rows})
+    cells = {
+        (
+            row.encoding,
+            row.length,
+        ): f"{1e3 * row.forward.seconds:.1f} ms, x{row.forward.x_nope:.2f}; "
+        f"training x{row.train.x_nope:.2f}"
+        for row in times.rows
+    }
+    encodings = list(dict.fromkeys(row.encoding for row in times.rows))
+    rows = [[name, *(cells.get((name, length), "") for length in lengths)] for name in encodings]
+    caption = "Forward pass of a batch, over that of NoPE; and a training step over NoPE's."
+    return Table(caption, ["", *map(str, lengths)], rows)
+
+
+def _picture(times: ModelTimes) -> Picture:
+    encodings = sorted({row.encoding for row in times.rows})
+    lengths = sorted({row.length for row in times.rows})
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for name, style in charts.styles(encodings).items():
+            own = sorted(
+                (row for row in times.rows if row.encoding == name), key=lambda r: r.length
+            )
+            axes.plot(
+                [row.length for row in own],
+                [row.forward.x_nope for row in own],
+                label=name,
+                markersize=4,
+                **style,
+            )
+        charts.length_axis(axes, lengths)
+        axes.set_ylabel("forward time over that of NoPE")
+        charts.legend_below(figure, axes)
+
+    longest = [row for row in times.rows if row.length == lengths[-1]]
+    told = ", ".join(f"{row.encoding} {row.forward.x_nope:.2f}" for row in longest)
+    return Picture(
+        name="forward_time",
+        caption=f"Forward time over that of NoPE. {times.where}.",
+        alt=f"Line chart of forward time over NoPE's against length. At {lengths[-1]}: {told}.",
+        image=charts.drawn(draw, *charts.SIZE),
+    )
