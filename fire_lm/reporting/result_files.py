@@ -1,4 +1,4 @@
-"""Result files beside `length_sweep.csv`: a dataclass is a row, and a CSV file holds rows of one kind.
+"""Result files beside `length_sweep.csv`: a dataclass is a row, a CSV file holds rows of one kind.
 
 Every row begins with the run that it is of, so that rows of many runs can stand in one file, and a
 report can be drawn again from the files alone.
