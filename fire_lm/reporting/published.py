@@ -1,0 +1,111 @@
+"""The numbers that the FIRE paper (Li et al., ICLR 2024) prints: `published.csv`, one cell a line.
+
+A curve of a figure has no printed value: its line says only which model it is. `model` is the file
+of configs/paper/ that trains the row or curve, and `encoding` that file's ENCODING. Table 11's
+RoPE-PI for 32768 has no file: it is another finetuning of a model that has one.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+_FILE = Path(__file__).with_name("published.csv")
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A cell of a table, or a curve.
+
+    Attributes:
+      source: "Table 4", "Fig. 1", or the section whose text gives the number.
+      row: as printed; of a figure, the curve.
+      model, encoding: its file in configs/paper/ (empty: none), and what that sets as ENCODING.
+      train_length: of pretraining, in tokens.
+      metric: log_perplexity (nats per token), perplexity, scrolls_*, glue_*, f1, f1_average.
+      length: of the input, in tokens; None: a curve, or a mean over lengths.
+      printed: the value in the paper's own digits; empty for a curve.
+    """
+
+    source: str
+    row: str
+    model: str
+    encoding: str
+    train_length: int
+    dataset: str
+    metric: str
+    length: int | None
+    printed: str
+
+    @property
+    def value(self) -> float | None:
+        return float(self.printed) if self.printed else None
+
+
+@functools.cache
+def published() -> tuple[Published, ...]:
+    """All of it, in the file's order."""
+    with _FILE.open(encoding="utf-8", newline="") as file:
+        return tuple(
+            Published(
+                source=line["source"],
+                row=line["row"],
+                model=line["model"],
+                encoding=line["encoding"],
+                train_length=int(line["train_length"]),
+                dataset=line["dataset"],
+                metric=line["metric"],
+                length=int(line["length"]) if line["length"] else None,
+                printed=line["value"],
+            )
+            for line in csv.DictReader(file)
+        )
+
+
+def models() -> tuple[str, ...]:
+    """Every file of configs/paper/ by its stem: base, then trained at 512, then large."""
+    names = dict.fromkeys(cell.model for cell in published() if cell.model)
+    return tuple(sorted(names, key=lambda name: (name.startswith("large_"), "_512_" in name)))
+
+
+def cells(model: str) -> tuple[Published, ...]:
+    """What the paper has of a model; ValueError if that is nothing."""
+    found = tuple(cell for cell in published() if cell.model == model)
+    if not found:
+        raise ValueError(f"the paper has no model {model!r}")
+    return found
+
+
+def log_perplexity_cells(model: str, dataset: str = "c4") -> Mapping[int, Published]:
+    """By length, from the table with the most digits; empty where there are curves alone."""
+    best: dict[int, Published] = {}
+    for cell in cells(model):
+        if (cell.metric, cell.dataset) == ("log_perplexity", dataset) and cell.length is not None:
+            known = best.get(cell.length)
+            if known is None or len(cell.printed) > len(known.printed):
+                best[cell.length] = cell
+    return {length: best[length] for length in sorted(best)}
+
+
+def log_perplexities(model: str, dataset: str = "c4") -> Mapping[int, float]:
+    """By length, in nats per token."""
+    found = log_perplexity_cells(model, dataset)
+    return {length: float(cell.printed) for length, cell in found.items()}
+
+
+def places(model: str) -> str:
+    """Where in the paper: "Tables 2, 3; Fig. 1"."""
+    numbers: dict[str, set[int]] = {"Table": set(), "Fig.": set()}
+    for cell in cells(model):
+        kind, _, number = cell.source.partition(" ")
+        if kind in numbers:
+            numbers[kind].add(int(number))
+    words = {"Table": "Tables" if len(numbers["Table"]) > 1 else "Table", "Fig.": "Fig."}
+    return "; ".join(
+        f"{words[kind]} {', '.join(map(str, sorted(found)))}"
+        for kind, found in numbers.items()
+        if found
+    )
