@@ -93,15 +93,13 @@ def run_so_far(names: Sequence[str]) -> dict[str, dict[str, None]]:
     found: dict[str, dict[str, None]] = {model: {} for model in published.models()}
     for name in names:
         for run in find_runs([name], None, begun=False)[0]:
-            row = row_of(load_config([str(newest_config(run.workdir))]))
-            if row is not None:
-                model, scale = row
-                rows = read_rows(run.workdir / "length_sweep.csv")
-                found[model][_words(model, scale, {row.dataset for row in rows})] = None
+            if row := row_of(load_config([str(newest_config(run.workdir))])):
+                results = read_rows(run.workdir / "length_sweep.csv")
+                found[row[0]][_words(*row, {result.dataset for result in results})] = None
     for scale in SCALES:
-        for row in read_rows(place(EVIDENCE) / scale / "length_sweep.csv"):
-            if model := _model_of(row.run, row.encoding):
-                found[model][_words(model, scale, {row.dataset})] = None
+        for result in read_rows(place(EVIDENCE) / scale / "length_sweep.csv"):
+            if model := _model_of(result.run, result.encoding):
+                found[model][_words(model, scale, {result.dataset})] = None
     return found
 
 
