@@ -70,6 +70,10 @@ def build_parser() -> argparse.ArgumentParser:
     sweep.add_argument("--output", help="folder of the combined table and figure")
     sweep.add_argument("--dry_run", action="store_true", help="say what would be scored and stop")
 
+    report = verbs.add_parser("report", parents=[debug], help="the paper's rows; what was run")
+    report.add_argument("runs", metavar="RUN", nargs="*", help="run, or folder of runs")
+    report.add_argument("--list", action="store_true", help="configs/paper/ as a table")
+
     add_corpus(verbs.add_parser("corpus", parents=[debug], help="write and check text"), debug)
 
     benches = verbs.add_parser("bench", help="time and memory, side by side")
@@ -229,6 +233,10 @@ def perform(parsed: argparse.Namespace) -> None:
         from fire_lm import sweep_verb
 
         sweep_verb.sweep(parsed)
+    elif parsed.verb == "report":
+        from fire_lm import report_verb
+
+        report_verb.report(parsed)
     else:
         from fire_lm import verbs
 

@@ -126,7 +126,7 @@ def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) 
     changed = [
         str(difference)
         for difference in gin.differences(saved.read_text(), config, root="pretrain")
-        if difference.name not in ("TRAIN_STEPS", "pretrain.train_steps")
+        if difference.name not in ("TRAIN_STEPS", "PRETRAINING_STEPS", "pretrain.train_steps")
         or difference.new <= difference.old
     ]
     if changed:

@@ -58,9 +58,13 @@ ALLOWED["sweep_verb"] = {
     ),
     "errors",
 }
+ALLOWED["paper_rows"] = {"verbs", "sweep_runs", "config", "reporting", "errors"}
+ALLOWED["report_verb"] = {"verbs", "paper_rows", "errors"}
 ALLOWED["corpus_verbs"] = {"data", "metrics", "reporting", "errors"}
 ALLOWED["bench"] = {*ALLOWED["models"], "models", "preflight", "tpu_topology", "sharding", "data"}
-ALLOWED["cli"] = {"verbs", "preflight_verb", "sweep_verb", "corpus_verbs", "bench", "errors"}
+ALLOWED["cli"] = {
+    *("verbs", "preflight_verb", "sweep_verb", "report_verb", "corpus_verbs", "bench", "errors"),
+}
 ALLOWED["__init__"] = set()
 ALLOWED["__main__"] = {"cli"}
 

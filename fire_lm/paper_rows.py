@@ -1,0 +1,157 @@
+"""`fire-lm report --list`: the rows of the paper, what it prints for them, what has been run.
+
+A run is a row if both say the same encoding, size, vocabulary size, training length and kind of
+text, at one of the scales (`configs/scales/`). Steps, seeds and settings of the optimizer may
+differ: that a run is of a row does not say that it has ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fire_lm import config as gin
+from fire_lm import reporting
+from fire_lm.reporting import published, read_rows
+from fire_lm.sweep_runs import find_runs
+from fire_lm.verbs import load_config, newest_config, place
+
+# The scales, with the one that a row's file has by itself first.
+SCALES = ("paper", "mini", "gpu")
+EVIDENCE = Path(reporting.__file__).parent / "evidence"
+# What we cannot compute yet: dataset of published.csv -> what it is called.
+_FINETUNED = {"scrolls": "SCROLLS", "glue_superglue": "GLUE", "narrative_qa": "NarrativeQA"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What makes a run one of a row. `text` is None for blocks, whose name is in themselves."""
+
+    encoding: Any
+    size: Any
+    vocab_size: int
+    train_length: Any
+    text: str | None
+
+    def same(self, other: Experiment) -> bool:
+        if self.text is None or other.text is None:
+            return dataclasses.replace(self, text=None) == dataclasses.replace(other, text=None)
+        return self == other
+
+
+def experiment(config: gin.Config) -> Experiment:
+    model = config.call("build_decoder")
+    encoding, length = config.macro("ENCODING"), config.macro("TRAIN_LENGTH")
+    return Experiment(encoding, model.size, model.vocab_size, length, _text(config))
+
+
+def _text(config: gin.Config) -> str | None:
+    """'c4' of c4/en:3.1.0 and c4_en:1.0.0; all of a mixture."""
+    found = {
+        key.parameter: value
+        for key, (_, value) in config.leaves("pretrain").items()
+        if key.configurable == "TextData"
+    }
+    if not found:
+        return None
+    names = [name for name, _ in found["mixture"]] or [found["tfds_name"]]
+    return " ".join(name.split(":")[0].split("/")[0].removesuffix("_en") for name in names)
+
+
+@functools.cache
+def row_at(model: str, scale: str) -> Experiment:
+    """The experiment of configs/paper/MODEL.gin at a scale."""
+    files = [f"configs/paper/{model}.gin"]
+    if scale != "paper":
+        files.append(f"configs/scales/{scale}.gin")
+    return experiment(load_config(files))
+
+
+def row_of(config: gin.Config) -> tuple[str, str] | None:
+    """The model of configs/paper/ that a configuration trains, and the scale; None for another.
+
+    At a scale of one size, where base and large are the same, it is the base model.
+    """
+    ours = experiment(config)
+    for model in published.models():
+        if published.cells(model)[0].encoding == ours.encoding:
+            for scale in SCALES:
+                if row_at(model, scale).same(ours):
+                    return model, scale
+    return None
+
+
+def run_so_far(names: Sequence[str]) -> dict[str, dict[str, None]]:
+    """By model, what has been run, in words: in these runs or folders of runs, and in evidence/.
+
+    Raises:
+      UserError: one of the names is no run.
+    """
+    found: dict[str, dict[str, None]] = {model: {} for model in published.models()}
+    for name in names:
+        for run in find_runs([name], None, begun=False)[0]:
+            if row := row_of(load_config([str(newest_config(run.workdir))])):
+                results = read_rows(run.workdir / "length_sweep.csv")
+                found[row[0]][_words(*row, {result.dataset for result in results})] = None
+    for scale in SCALES:
+        for result in read_rows(place(EVIDENCE) / scale / "length_sweep.csv"):
+            if model := _model_of(result.run, result.encoding):
+                found[model][_words(model, scale, {result.dataset})] = None
+    return found
+
+
+def _words(model: str, scale: str, datasets: Iterable[str]) -> str:
+    """As "mini (embedded, 64)"."""
+    scored = ", ".join(sorted(datasets)) or "not scored"
+    return f"{scale} ({scored}, {row_at(model, scale).train_length})"
+
+
+def _model_of(run: str, encoding: str) -> str | None:
+    """The model of a result: the one it is called after (base_rope, base_rope-1), else the base
+    model of its encoding."""
+    for model in published.models():
+        if run.rpartition("-")[0] == model or run == model:
+            return model
+    for model in published.models():
+        if published.cells(model)[0].encoding == encoding:
+            return model
+    return None
+
+
+def listing(names: Sequence[str]) -> str:
+    """The table, a row of configs/paper/ a line."""
+    done = run_so_far(names)
+    head = ("configs/paper/", "in the paper", "length", "log ppl", "at 8192")
+    body = [[*head, "finetuned", "run so far"]]
+    for model in published.models():
+        cells = published.cells(model)
+        losses = published.log_perplexity_cells(model)
+        length = cells[0].train_length
+        finetuned = [
+            name for data, name in _FINETUNED.items() if data in {c.dataset for c in cells}
+        ]
+        body.append(
+            [
+                model,
+                published.places(model),
+                str(length),
+                *(losses[n].printed if n in losses else "-" for n in (length, 8192)),
+                f"{', '.join(finetuned)}: not yet" if finetuned else "-",
+                "; ".join(done[model]) or "not yet",
+            ]
+        )
+    widths = [max(len(line[column]) for line in body) for column in range(len(body[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in body
+    ]
+    return "\n".join([*lines, "", _LEGEND])
+
+
+_LEGEND = """\
+length: of pretraining; log ppl: the paper's, on C4, at that length; -: no printed number
+finetuned: cells that need finetuning on the task, which fire_lm does not do yet
+run so far: scale (data sets scored, training length), of the runs named and of our evidence"""
