@@ -70,9 +70,16 @@ def build_parser() -> argparse.ArgumentParser:
     sweep.add_argument("--output", help="folder of the combined table and figure")
     sweep.add_argument("--dry_run", action="store_true", help="say what would be scored and stop")
 
-    report = verbs.add_parser("report", parents=[debug], help="the paper's rows; what was run")
-    report.add_argument("runs", metavar="RUN", nargs="*", help="run, or folder of runs")
-    report.add_argument("--list", action="store_true", help="configs/paper/ as a table")
+    report = verbs.add_parser("report", parents=[debug], help="a page of tables and figures")
+    report.add_argument("runs", metavar="RUN", nargs="*", help="run, folder of runs or of results")
+    report.add_argument("--output", help="folder of the page (RUN/report)")
+    report.add_argument(
+        "--against", default="paper", metavar="paper|RUN", help="beside which losses (paper)"
+    )
+    report.add_argument("--bench", metavar="FILE", help="times, of `bench model --json`")
+    report.add_argument(
+        "--list", action="store_true", help="configs/paper/ as a table, and what was run of it"
+    )
 
     add_corpus(verbs.add_parser("corpus", parents=[debug], help="write and check text"), debug)
 

@@ -92,7 +92,7 @@ def of_runs(workdirs: Sequence[epath.Path]) -> Results:
 
 
 def differing(configs: dict[str, gin.Config]) -> list[Setting]:
-    """The settings that are not the same in all runs, as gin would print them."""
+    """The settings that are not the same in all runs that have them, as gin would print them."""
     leaves = {
         run: {name: repr(value) for name, value in config.leaves("pretrain").values()}
         for run, config in configs.items()
@@ -101,8 +101,8 @@ def differing(configs: dict[str, gin.Config]) -> list[Setting]:
     return [
         Setting(run, name, values[name])
         for name in names
-        if not name.startswith(("pretrain.before", "pretrain.ranked"))
-        if len({values.get(name) for values in leaves.values()}) > 1
+        if not name.startswith(("pretrain.before", "pretrain.ranked"))  # functions, set by verbs
+        if len({values[name] for values in leaves.values() if name in values}) > 1
         for run, values in leaves.items()
         if name in values
     ]

@@ -1,12 +1,20 @@
-"""`fire-lm report`: with `--list`, the rows of the paper and what has been run of them."""
+"""`fire-lm report`: a page of some runs; with `--list`, the rows of the paper and which were run."""
 
 from __future__ import annotations
 
 import argparse
 
+from etils import epath
+
 from fire_lm.errors import UserError
-from fire_lm.paper_rows import listing
-from fire_lm.verbs import quiet_libraries
+from fire_lm.paper_rows import EVIDENCE, listing
+from fire_lm.report_runs import gather
+from fire_lm.reporting import bench_times
+from fire_lm.reporting.bench_times import ModelTimes
+from fire_lm.reporting.report import write_report
+from fire_lm.verbs import place, quiet_libraries
+
+_TIMES = "bench_model.json"
 
 
 def report(arguments: argparse.Namespace) -> None:
@@ -16,4 +24,32 @@ def report(arguments: argparse.Namespace) -> None:
         return
     if not arguments.runs:
         raise UserError("report needs RUN, a run directory or a folder of runs, or --list")
-    raise UserError("report has no page of runs yet: `fire-lm report --list RUN` has a table")
+    if len(arguments.runs) > 1 and not arguments.output:
+        raise UserError("several runs: say --output=DIR, the folder of their report")
+    top = place(arguments.runs[0])
+    folder = place(arguments.output) if arguments.output else top / "report"
+    results = gather(arguments.runs)
+    other = None
+    if arguments.against != "paper":
+        other = (arguments.against, gather([arguments.against]))
+    sections = write_report(
+        folder, _title(arguments.runs), results, _times(arguments.bench, top), other
+    )
+    print("\n".join(f"  {section.title}" for section in sections))
+    print(f"{folder / 'index.html'}\n{folder / 'report.md'}, and the same as .csv, .svg and .png")
+
+
+def _title(names: list[str]) -> str:
+    return "Length generalisation: " + ", ".join(place(name).absolute().name for name in names)
+
+
+def _times(asked: str | None, top: epath.Path) -> ModelTimes | None:
+    """Those asked for, those beside the runs, or those that come with us, in this order."""
+    if asked:
+        if not place(asked).exists():
+            raise UserError(f"--bench: there is no file {asked}")
+        return bench_times.read(place(asked))
+    for folder in (top, place(EVIDENCE)):
+        if (folder / _TIMES).exists():
+            return bench_times.read(folder / _TIMES)
+    return None

@@ -96,7 +96,8 @@ def as_html(title: str, sections: Sequence[Section]) -> str:
         tables = [part.html() for part in section.parts if isinstance(part, Table)]
         pictures = [part.html() for part in section.parts if isinstance(part, Picture)]
         grid = f'<div class="pictures">{"".join(pictures)}</div>' if pictures else ""
-        body += f'<section id="s{number}"><h2>{name}</h2>\n{paragraphs}{"".join(tables)}{grid}</section>\n'
+        parts = f"{paragraphs}{''.join(tables)}{grid}"
+        body += f'<section id="s{number}"><h2>{name}</h2>\n{parts}</section>\n'
     heading = html.escape(title)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
