@@ -1,4 +1,4 @@
-"""`fire-lm report`: a page of some runs; with `--list`, the rows of the paper and which were run."""
+"""`fire-lm report`: a page of some runs; with `--list`, the paper's rows and which were run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def report(arguments: argparse.Namespace) -> None:
 
 
 def _title(names: list[str]) -> str:
-    return "Length generalisation: " + ", ".join(place(name).absolute().name for name in names)
+    told = place(names[0]).absolute().name if len(names) == 1 else f"{len(names)} of them"
+    return f"Length generalisation: {told}"
 
 
 def _times(asked: str | None, top: epath.Path) -> ModelTimes | None:

@@ -116,7 +116,7 @@ def shades(count: int) -> list[str]:
     from matplotlib import colormaps, colors
 
     return [
-        colors.to_hex(colormaps["plasma"](0.12 + 0.68 * index / max(1, count - 1)))
+        colors.to_hex(colormaps["plasma"](0.32 + 0.46 * index / max(1, count - 1)))
         for index in range(count)
     ]
 

@@ -158,7 +158,7 @@ def _scores(arm: str, seed: int, train_length: int, rows: Sequence[AttentionScor
         for variant, style in zip(variants, charts.styles(variants).values(), strict=True):
             own = [row for row in rows if row.variant == variant]
             keys = [(row.first_key + row.last_key) / 2 for row in own]
-            name = variant or "as trained"
+            name = f"with {variant}" if variant else "as trained"
             line = {**style, "marker": ""}
             (curve,) = axes.plot(keys, [row.score for row in own], label=name, **line)
             axes.fill_between(

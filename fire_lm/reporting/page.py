@@ -37,12 +37,11 @@ class Table:
                 escaped = html.escape(text)
                 cells.append(f"<td>{f'<b>{escaped}</b>' if (i, j) in self.best else escaped}</td>")
             body += f"<tr>{''.join(cells)}</tr>\n"
-        caption = html.escape(self.caption)
         return (
+            f'<p class="caption">{html.escape(self.caption)}</p>'
             '<div class="table" tabindex="0" role="region" '
             f'aria-label="{html.escape(self.caption, quote=True)}"><table>'
-            f"<caption>{caption}</caption><thead><tr>{head}</tr></thead>\n"
-            f"<tbody>{body}</tbody></table></div>"
+            f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
         )
 
 
@@ -127,15 +126,16 @@ h2 { font-size: 1.2rem; margin: 2.5rem 0 0.5rem; border-top: 1px solid var(--lin
 p { max-width: 46rem; margin: 0.6rem 0; }
 a { color: var(--link); }
 nav ul { display: flex; flex-wrap: wrap; gap: 0.2rem 1.2rem; list-style: none; padding: 0; }
-.table { overflow-x: auto; margin: 1rem 0; }
+.table { overflow-x: auto; margin: 0.4rem 0 1rem; }
 table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; color: var(--soft); padding-bottom: 0.4rem; }
+.caption, figcaption { color: var(--soft); font-size: 0.9rem; }
 th, td { text-align: right; padding: 0.25rem 0.7rem; border-bottom: 1px solid var(--line);
   white-space: nowrap; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--page); }
 .pictures { display: grid; gap: 1.2rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
-figure { margin: 0; padding: 0.8rem; background: var(--card); border-radius: 0.5rem; }
-figure img { width: 100%; height: auto; display: block; }
-figcaption { color: var(--soft); font-size: 0.9rem; margin-top: 0.4rem; }
+figure { margin: 0; padding: 0.8rem; background: var(--card); border-radius: 0.5rem;
+  max-width: 44rem; overflow-x: auto; }
+figure img { width: 100%; min-width: 28rem; height: auto; display: block; }
+figcaption { margin-top: 0.4rem; position: sticky; left: 0; }
 """
