@@ -3,7 +3,7 @@
 from fire_lm.models.build import build_decoder
 from fire_lm.models.comparison import changes, encoding_names, variant
 from fire_lm.models.decoder import Decoder, position_metrics
-from fire_lm.models.loss import token_losses
+from fire_lm.models.loss import segment_positions, token_losses
 from fire_lm.models.sizes import ModelSize, size_125m, size_350m, size_tiny
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "changes",
     "encoding_names",
     "position_metrics",
+    "segment_positions",
     "size_125m",
     "size_350m",
     "size_tiny",
