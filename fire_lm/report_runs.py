@@ -16,8 +16,8 @@ from fire_lm import config as gin
 from fire_lm.checkpoints import available_steps
 from fire_lm.data import Data, dataset_label, scoring_text
 from fire_lm.errors import FireLMError, UserError
-from fire_lm.evaluation.length_sweep import read_params
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
+from fire_lm.evaluation.scoring import read_params
 from fire_lm.metrics import whole_lines
 from fire_lm.models import Decoder, variant
 from fire_lm.reporting import read_rows

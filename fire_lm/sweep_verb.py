@@ -16,7 +16,16 @@ from fire_lm import models
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
 from fire_lm.errors import FireLMError, RunFailed, UserError
 from fire_lm.evaluation import claimed
-from fire_lm.reporting import SweepRow, merge_rows, read_rows, write_rows
+from fire_lm.reporting import (
+    PositionLoss,
+    SweepRow,
+    merge_rows,
+    merge_table,
+    read_rows,
+    read_table,
+    write_rows,
+    write_table,
+)
 from fire_lm.reporting import length_sweep as report
 from fire_lm.sharding import agreed, initialize_distributed
 from fire_lm.sweep_runs import SAME_NAME, NotYet, Wanted, find_runs
@@ -243,12 +252,17 @@ def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool
 
 def score_claimed(config: gin.Config, workdir: epath.Path, step: int, variant: str) -> None:
     """Each row is written as soon as it is known."""
-    path = workdir / "length_sweep.csv"
+    path, positions = workdir / "length_sweep.csv", workdir / "position_losses.csv"
     finished = agreed([dataclasses.astuple(row) for row in read_rows(path)])
+    keys = agreed(sorted({row.key for row in read_table(positions, PositionLoss)}))
 
     def add(row: SweepRow) -> None:
         if jax.process_index() == 0:
             merge_rows(path, [row])
+
+    def add_positions(rows: list[PositionLoss]) -> None:
+        if jax.process_index() == 0:
+            merge_table(positions, PositionLoss, rows)
 
     config.call(
         "length_sweep",
@@ -258,6 +272,8 @@ def score_claimed(config: gin.Config, workdir: epath.Path, step: int, variant: s
         variant=variant,
         finished=[SweepRow(*row) for row in finished],
         on_row=add,
+        finished_positions={tuple(key) for key in keys},
+        on_positions=add_positions,
     )
 
 
@@ -273,6 +289,12 @@ def combine(
     for name, step in checkpoints:
         workdir = place(name)
         rows += [row for row in found[name] if (row.run, row.step) == (workdir.name, step)]
+    positions = [
+        row
+        for name in found
+        for row in read_table(place(name) / "position_losses.csv", PositionLoss)
+        if row.run == place(name).name and (name, row.step) in set(checkpoints)
+    ]
     for name in found:
         length = configuration(arguments, place(name))[0].macro("TRAIN_LENGTH")
         assert isinstance(length, int)  # pretrain's annotation has been checked
@@ -280,6 +302,8 @@ def combine(
     top.mkdir(parents=True, exist_ok=True)
     if {place(name) for name in found} != {top}:
         write_rows(top / "length_sweep.csv", rows)
+        if positions:
+            write_table(top / "position_losses.csv", PositionLoss, positions)
     report.figure(rows, train_lengths, top / "length_sweep.png")
     print(f"\n{report.table(rows, train_lengths)}\n\n{top / 'length_sweep.csv'}, .png")
 

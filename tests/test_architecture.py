@@ -59,7 +59,11 @@ ALLOWED["sweep_verb"] = {
     "errors",
 }
 ALLOWED["paper_rows"] = {"verbs", "sweep_runs", "config", "reporting", "errors"}
-ALLOWED["report_verb"] = {"verbs", "paper_rows", "errors"}
+ALLOWED["report_runs"] = {
+    *("verbs", "sweep_runs", "config", "data", "evaluation", "training", "models", "checkpoints"),
+    *("reporting", "sharding", "metrics", "errors"),
+}
+ALLOWED["report_verb"] = {"verbs", "paper_rows", "report_runs", "reporting", "errors"}
 ALLOWED["corpus_verbs"] = {"data", "metrics", "reporting", "errors"}
 ALLOWED["bench"] = {*ALLOWED["models"], "models", "preflight", "tpu_topology", "sharding", "data"}
 ALLOWED["cli"] = {

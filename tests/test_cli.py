@@ -5,12 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from etils import epath
 
 from fire_lm import __version__, corpus_verbs
 from fire_lm.cli import main
 from fire_lm.data.corpus import write_corpus
 from fire_lm.errors import RunFailed
-from fire_lm.reporting import read_rows
+from fire_lm.reporting import PositionLoss, read_rows, read_table
 
 evaluation = importlib.import_module("fire_lm.evaluation.length_sweep")
 
@@ -168,9 +169,9 @@ def computed(monkeypatch) -> list[tuple[str, int]]:
     log: list[tuple[str, int]] = []
     score = evaluation.score
 
-    def logged(model, params, text, laid, tokens_per_batch, mesh, name):
+    def logged(model, params, text, laid, tokens_per_batch, mesh, name, bins):
         log.append((name, laid.length))
-        return score(model, params, text, laid, tokens_per_batch, mesh, name)
+        return score(model, params, text, laid, tokens_per_batch, mesh, name, bins)
 
     monkeypatch.setattr(evaluation, "score", logged)
     return log
@@ -193,6 +194,15 @@ def test_sweep_of_a_folder_of_runs(runs, computed, capsys):
     for row in read_rows(runs / "length_sweep.csv"):
         assert (row.dataset, row.encoding, row.tokens) == ("embedded", row.run, 512)
         assert 3 < row.nll < 7 and row.nll_stderr > 0
+
+    beside = [
+        read_table(epath.Path(runs / name) / "position_losses.csv", PositionLoss)
+        for name in ("fire", "rope")
+    ]
+    assert read_table(runs / "position_losses.csv", PositionLoss) == [*beside[0], *beside[1]]
+    assert [(row.run, row.length, row.first) for row in beside[1]] == [
+        ("rope", 32, place) for place in range(32)
+    ]
 
     before = (runs / "length_sweep.csv").read_bytes()
     computed.clear()
@@ -220,6 +230,7 @@ def test_sweep_into_another_folder(runs, tmp_path):
     assert sorted(path.name for path in output.iterdir()) == [
         "length_sweep.csv",
         "length_sweep.png",
+        "position_losses.csv",
     ]
     assert lengths_of(output) == lengths_of(runs / "fire") + lengths_of(runs / "rope")
 

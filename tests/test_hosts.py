@@ -18,6 +18,7 @@ import fire_lm.data
 from fire_lm import sharding
 from fire_lm.data.text import Construction, ScoringText, TextData
 from fire_lm.errors import UserError
+from fire_lm.evaluation import scoring
 from fire_lm.evaluation.protocols import windows
 from fire_lm.models import Decoder, build_decoder, size_tiny
 from fire_lm.positions.alibi import ALiBi
@@ -149,7 +150,9 @@ def sweep_on(hosts: int, text: ScoringText, tokens_per_batch: int) -> tuple[np.n
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "make_array_from_callback", placed)
         laid = windows("full", 16, text.targets.shape[1])
-        nll_R = sweep.score(model, small_params(), text, laid, tokens_per_batch, mesh, "a run")
+        nll_R = scoring.score(model, small_params(), text, laid, tokens_per_batch, mesh, "a run")[
+            :, 0
+        ]
     return nll_R, [given[host] for host in sorted(given)]
 
 

@@ -18,19 +18,20 @@ from fire_lm import sharding
 from fire_lm.data import ScoringText, TextData
 from fire_lm.data.corpus import split_of, write_corpus
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation import length_sweep
+from fire_lm.evaluation import length_sweep, scoring
+from fire_lm.evaluation.position_losses import tokens_in_bins
 from fire_lm.evaluation.protocols import Windows, windows
 from fire_lm.models import Decoder, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.resampling import RandomizedPositions
-from fire_lm.reporting import SweepRow, read_rows, write_rows
+from fire_lm.reporting import PositionLoss, SweepRow, read_rows, write_rows
 
 # The function of the same name hides the module.
 module = importlib.import_module("fire_lm.evaluation.length_sweep")
 
 VOCAB = 32
 LONGEST = 32
-SCORE = module.score
+SCORE = scoring.score
 
 
 SIZE = size_tiny(num_layers=2, hidden_size=16, num_heads=2, head_dim=8, mlp_size=32, init_std=1)
@@ -85,7 +86,7 @@ def test_score_is_the_loss_of_each_part_alone(length, axes):
     params = jax.device_put(PARAMS, sharding.tree_shardings(PARAMS, mesh))
     activations = jax.sharding.NamedSharding(mesh, sharding.ACTIVATIONS)
     model = MODEL.clone(activation_sharding=activations)
-    scored_R = module.score(model, params, text, full(length), 4 * length, mesh, "run")
+    scored_R = scoring.score(model, params, text, full(length), 4 * length, mesh, "run")[:, 0]
     np.testing.assert_allclose(scored_R, reference_nll(text, length), rtol=1e-5)
     other_length = LONGEST + 8 - length
     assert not np.allclose(scored_R, reference_nll(text, other_length), rtol=1e-3)
@@ -95,7 +96,7 @@ def test_tokens_stand_where_the_model_evaluates_them():
     """Evenly over 8 times the length, as RandomizedPositions.evaluation = 'even' says."""
     text, mesh = random_text(5), mesh_of()
     model = MODEL.clone(resampling=RandomizedPositions(8 * LONGEST, "even"))
-    scored_R = module.score(model, PARAMS, text, full(LONGEST), 4 * LONGEST, mesh, "run")
+    scored_R = scoring.score(model, PARAMS, text, full(LONGEST), 4 * LONGEST, mesh, "run")[:, 0]
     even = np.arange(LONGEST) * (8 * LONGEST - 1) // (LONGEST - 1)
     np.testing.assert_allclose(scored_R, reference_nll(text, LONGEST, even), rtol=1e-5)
     assert not np.allclose(scored_R, reference_nll(text, LONGEST), rtol=1e-4)
@@ -137,10 +138,10 @@ def test_packed_rows_score_each_document_alone(length):
             rows.append(number * length // LONGEST)
     alone = dataclasses.replace(text, targets=np.array(pieces), segment_ids=None)
     expected_R = np.bincount(rows, reference_nll(alone, length), minlength=len(text.targets))
-    scored_R = module.score(MODEL, PARAMS, text, full(length), 4 * length, mesh_of(), "run")
+    scored_R = scoring.score(MODEL, PARAMS, text, full(length), 4 * length, mesh_of(), "run")[:, 0]
     np.testing.assert_allclose(scored_R, expected_R, rtol=1e-5)
     joined = dataclasses.replace(text, segment_ids=None)
-    blind_R = module.score(MODEL, PARAMS, joined, full(length), 4 * length, mesh_of(), "run")
+    blind_R = scoring.score(MODEL, PARAMS, joined, full(length), 4 * length, mesh_of(), "run")[:, 0]
     assert not np.allclose(blind_R, expected_R, rtol=1e-3)
 
 
@@ -150,6 +151,7 @@ class Sweep:
 
     rows: list[SweepRow] = dataclasses.field(default_factory=list)
     computed: list[int] = dataclasses.field(default_factory=list)
+    positions: list[PositionLoss] = dataclasses.field(default_factory=list)
 
     def __call__(self, **changes) -> list[SweepRow]:
         """The rows that this call adds."""
@@ -160,6 +162,8 @@ class Sweep:
             "step": 7,
             "finished": list(self.rows),
             "on_row": new.append,
+            "finished_positions": {row.key for row in self.positions},
+            "on_positions": self.positions.extend,
             "model": MODEL,
             "encoding": "fire",
             "variant": "",
@@ -182,9 +186,9 @@ def sweep(monkeypatch) -> Sweep:
         assert length == LONGEST
         return random_text(num_sequences)
 
-    def two_nats(model, params, text, laid, *rest):
+    def two_nats(model, params, text, laid, batch, mesh, name, bins):
         sweep.computed.append(laid.length)
-        return 2.0 * (text.targets != 0).sum(axis=1)
+        return 2.0 * tokens_in_bins(text, laid, bins)
 
     monkeypatch.setattr(module, "read_scoring_text", text)
     monkeypatch.setattr(module, "read_params", lambda *_: PARAMS)
@@ -247,7 +251,7 @@ def test_lengths_that_cannot_score_the_same_tokens(sweep, lengths):
 
 
 def test_a_loss_that_is_not_finite_is_no_result(sweep, monkeypatch):
-    monkeypatch.setattr(module, "score", lambda *_: np.full(9, np.nan))
+    monkeypatch.setattr(module, "score", lambda *_: np.full((9, 1), np.nan))
     written = []
     with pytest.raises(RunFailed, match="run@7: the loss at length 8 is nan"):
         sweep(on_row=written.append)
@@ -298,7 +302,7 @@ def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
     seqio = pathlib.Path(importlib.util.find_spec("seqio").origin).parent
     spm = seqio / "test_data" / "sentencepiece" / "sentencepiece.model"
     monkeypatch.setattr(module, "read_params", lambda *_: None)
-    monkeypatch.setattr(module, "score", lambda model, params, text, *_: text.targets.sum(1) / 9)
+    monkeypatch.setattr(module, "score", lambda *given: given[2].targets.sum(1, keepdims=True) / 9)
     rows = []
     length_sweep(
         workdir="",
@@ -306,6 +310,9 @@ def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
         step=1,
         finished=[],
         on_row=rows.append,
+        finished_positions=(),
+        on_positions=lambda rows: None,
+        position_bins=1,
         model=MODEL,
         encoding="fire",
         variant="",

@@ -8,7 +8,7 @@ import pytest
 from test_length_sweep import LONGEST, MODEL, PARAMS, mesh_of, packed_text, random_text
 
 from fire_lm.errors import UserError
-from fire_lm.evaluation import protocols
+from fire_lm.evaluation import protocols, scoring
 from fire_lm.evaluation.protocols import named, windows
 from fire_lm.models import token_losses
 
@@ -40,7 +40,7 @@ def test_sliding_windows_by_brute_force(length, packed):
     """Each token once: with the window's context that ends nearest after it."""
     text, stride = packed_text() if packed else random_text(3), 4
     laid = windows("sliding", length, LONGEST, stride)
-    scored_R = module.score(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run")
+    scored_R = scoring.score(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run")[:, 0]
     for row, targets_T in enumerate(text.targets):
         segments_T = None if text.segment_ids is None else text.segment_ids[row]
         total = 0.0
@@ -58,7 +58,7 @@ def test_the_last_tokens_by_brute_force(length, last_4):
     """The same four of each row at every length."""
     text = random_text(5)
     laid = windows(last_4, length, LONGEST)
-    scored_R = module.score(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run")
+    scored_R = scoring.score(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run")[:, 0]
     expected_R = [nll_of(row[-length:], None)[-4:].sum() for row in text.targets]
     np.testing.assert_allclose(scored_R, expected_R, rtol=1e-5)
     sequences, tokens, text_bytes = module.count(text, laid)
@@ -80,21 +80,21 @@ def test_losses_are_those_of_the_logits_token_by_token():
         log_z = np.log(np.exp(logits - top).sum(axis=2)) + top[:, :, 0]
         nll = log_z - np.take_along_axis(logits, targets[:, :, None], axis=2)[:, :, 0]
         scored = targets != 0
-        scored_R = module.score(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run")
+        scored_R = scoring.score(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run")[:, 0]
         assert scored_R.sum() / scored.sum() == pytest.approx(nll[scored].mean(), rel=1e-6)
 
 
 def test_one_device_and_four_agree():
     text = random_text(6)
     laid = windows("sliding", 16, LONGEST, 8)
-    one = module.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")
-    four = module.score(MODEL, PARAMS, text, laid, 64, mesh_of(data=2, tensor=2), "run")
+    one = scoring.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")[:, 0]
+    four = scoring.score(MODEL, PARAMS, text, laid, 64, mesh_of(data=2, tensor=2), "run")[:, 0]
     np.testing.assert_allclose(four, one, rtol=1e-5)
 
 
 def test_a_batch_that_is_too_much_is_halved(monkeypatch, capsys):
     text, laid = random_text(6), windows("full", 8, LONGEST)
-    run_batches, tried = module.run_batches, []
+    run_batches, tried = scoring.run_batches, []
 
     def little_memory(model, params, arrays, length, batch_size, *rest):
         tried.append(batch_size)
@@ -102,18 +102,18 @@ def test_a_batch_that_is_too_much_is_halved(monkeypatch, capsys):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
         return run_batches(model, params, arrays, length, batch_size, *rest)
 
-    expected = module.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")
-    monkeypatch.setattr(module, "run_batches", little_memory)
-    monkeypatch.setattr(module, "_fitting", {})
-    found = module.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")
+    expected = scoring.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")[:, 0]
+    monkeypatch.setattr(scoring, "run_batches", little_memory)
+    monkeypatch.setattr(scoring, "_fitting", {})
+    found = scoring.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")[:, 0]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert tried == [8, 4, 2] and "4 sequences of 8 tokens are too many" in capsys.readouterr().out
-    module.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")
+    scoring.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")[:, 0]
     assert tried[3:] == [2], "what fits is remembered"
-    monkeypatch.setattr(module, "_fitting", {})
-    monkeypatch.setattr(module, "sequences_at_a_time", lambda *_: 4)
+    monkeypatch.setattr(scoring, "_fitting", {})
+    monkeypatch.setattr(scoring, "sequences_at_a_time", lambda *_: 4)
     with pytest.raises(jax.errors.JaxRuntimeError):
-        module.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")
+        scoring.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")[:, 0]
 
 
 def test_protocols_that_cannot_be(last_4):

@@ -5,11 +5,10 @@ from fire_lm.evaluation.length_sweep import (
     check_budget,
     check_lengths,
     check_model_takes,
-    compile_scoring,
     length_sweep,
-    sequences_at_a_time,
 )
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
+from fire_lm.evaluation.scoring import compile_scoring, sequences_at_a_time
 
 __all__ = [
     "attention_scores",

@@ -3,7 +3,7 @@
 from fire_lm.models.build import build_decoder
 from fire_lm.models.comparison import changes, encoding_names, variant
 from fire_lm.models.decoder import Decoder
-from fire_lm.models.loss import token_losses
+from fire_lm.models.loss import segment_positions, token_losses
 from fire_lm.models.positions_of_layers import (
     PositionLayer,
     position_layers,
@@ -24,6 +24,7 @@ __all__ = [
     "position_metrics",
     "position_scalars",
     "query_logits",
+    "segment_positions",
     "size_125m",
     "size_350m",
     "size_tiny",

@@ -166,7 +166,7 @@ def first_row(score: Mapping[str, Any]) -> str:
     """What `length_sweep` looks at before it computes; of its text, one row of the longest."""
     lengths = tuple(sorted(set(score["lengths"])))
     check_lengths(lengths)
-    check_budget(score["tokens"], score["tokens_per_batch"])
+    check_budget(score["tokens"], score["tokens_per_batch"], score["position_bins"])
     check_model_takes(score["model"], lengths, "this run")
     split = score["split"]
     for part in score["data"].parts:

@@ -1,4 +1,4 @@
-"""Result files beside `length_sweep.csv`: a dataclass is a row, a CSV file holds rows of one kind.
+"""Result files beside `length_sweep.csv`: a dataclass is a row, a CSV file has rows of one kind.
 
 Every row begins with the run that it is of, so that rows of many runs can stand in one file, and a
 report can be drawn again from the files alone.
@@ -6,12 +6,15 @@ report can be drawn again from the files alone.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
+import fcntl
 import io
 import os
-from collections.abc import Iterable
-from typing import Any, TypeVar, get_type_hints
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 from etils import epath
 
@@ -43,6 +46,14 @@ class PositionLoss:
     tokens: int
     nll: float
     nll_stderr: float
+
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        """Of all bins of one sweep, which come together."""
+        return dataclasses.astuple(self)[:_POSITIONS_KEY]
+
+
+_POSITIONS_KEY = [field.name for field in dataclasses.fields(PositionLoss)].index("length") + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +119,19 @@ class TrainingPoint:
     tokens_per_second: float
 
 
+class Finished(Protocol):
+    """What is computed once, by its key."""
+
+    @property
+    def key(self) -> tuple[str | int, ...]: ...
+    @property
+    def step(self) -> int: ...
+
+
 Row = TypeVar("Row")
+FinishedRow = TypeVar("FinishedRow", bound=Finished)
+# Times that rows are written before we give up.
+_TRIES = 10
 
 
 def read_table(path: epath.Path, kind: type[Row]) -> list[Row]:
@@ -149,6 +172,41 @@ def write_table(path: epath.Path, kind: type[Any], rows: Iterable[Any]) -> None:
     temporary = path.parent / f"{path.name}.{os.getpid()}.tmp"
     temporary.write_text(text.getvalue())
     temporary.replace(path)
+
+
+def merge_table(
+    path: epath.Path, kind: type[FinishedRow], rows: Iterable[FinishedRow]
+) -> list[FinishedRow]:
+    """Adds rows to a file, whoever else writes to it: theirs stay, and so does what has a key that
+    is there already. By step, and as they came within one. On a bucket, which has no locks, rows of
+    two writers of the same second may get lost all the same: they are missing, and computed again.
+
+    Returns:
+      All rows of the file.
+    """
+    rows = list(rows)
+    with _only_writer(path):
+        for _ in range(_TRIES):
+            found = read_table(path, kind)
+            known = {row.key for row in found}
+            new = [row for row in rows if row.key not in known]
+            if not new:
+                return found
+            # Read again: on a bucket somebody else's rows may have come over ours.
+            write_table(path, kind, sorted([*found, *new], key=lambda row: row.step))
+    raise RunFailed(f"{path}: rows that were written were gone {_TRIES} times: too many writers")
+
+
+@contextlib.contextmanager
+def _only_writer(path: epath.Path) -> Iterator[None]:
+    """Where there are locks."""
+    if "://" in str(path):
+        yield
+        return
+    with (Path(path.parent) / f".{path.stem}.lock").open("a") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _columns(kind: type[Any]) -> tuple[str, ...]:

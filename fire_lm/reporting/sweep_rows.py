@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 
 from etils import epath
 
-from fire_lm.errors import RunFailed
-from fire_lm.reporting.result_files import read_table, write_table
+from fire_lm.reporting.result_files import merge_table, read_table, write_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,39 +69,8 @@ def ranked_steps(rows: Iterable[SweepRow]) -> list[int]:
 
 
 def merge_rows(path: epath.Path, rows: Iterable[SweepRow]) -> list[SweepRow]:
-    """Adds rows to a file, whoever else writes to it: theirs stay, and so does a row of a key that
-    is there already. By step, and as they came within one. On a bucket, which has no locks, rows of
-    two writers of the same second may get lost all the same: they are missing, and computed again.
-
-    Returns:
-      All rows of the file.
-    """
-    rows = list(rows)
-    with _only_writer(path):
-        for _ in range(_TRIES):
-            found = read_rows(path)
-            known = {row.key for row in found}
-            new = [row for row in rows if row.key not in known]
-            if not new:
-                return found
-            # Read again: on a bucket somebody else's rows may have come over ours.
-            write_rows(path, sorted([*found, *new], key=lambda row: row.step))
-    raise RunFailed(f"{path}: rows that were written were gone {_TRIES} times: too many writers")
-
-
-_TRIES = 10
-
-
-@contextlib.contextmanager
-def _only_writer(path: epath.Path) -> Iterator[None]:
-    """Where there are locks."""
-    if "://" in str(path):
-        yield
-        return
-    with (Path(path.parent) / ".length_sweep.lock").open("a") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    """See `merge_table`."""
+    return merge_table(path, SweepRow, rows)
 
 
 def write_rows(path: epath.Path, rows: Iterable[SweepRow]) -> None:

@@ -1,0 +1,53 @@
+"""Loss against the position of a token in its sequence, in equal bins of positions.
+
+The forward pass is the length sweep's own. Shapes: R rows of text, P bins.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from fire_lm.data import ScoringText
+from fire_lm.evaluation.estimators import mean_and_error
+from fire_lm.evaluation.protocols import Windows
+from fire_lm.reporting import PositionLoss
+
+
+def number_of_bins(length: int, most: int) -> int:
+    """The largest number up to `most` that divides the length."""
+    return max(bins for bins in range(1, min(most, length) + 1) if length % bins == 0)
+
+
+def tokens_in_bins(text: ScoringText, laid: Windows, bins: int) -> np.ndarray:
+    """How many tokens of each row are scored in each bin, `[R, P]`; every bin is of a window, in
+    packed rows of each document in it."""
+    targets = laid.of(text.targets)
+    place = np.broadcast_to(np.arange(laid.length), targets.shape)
+    if text.segment_ids is not None:
+        segments = laid.of(text.segment_ids)
+        starts = np.diff(segments, axis=1, prepend=-1) != 0
+        place = place - np.maximum.accumulate(np.where(starts, place, 0), axis=1)
+    row = np.repeat(np.arange(len(text.targets)), targets.size // len(text.targets))
+    flat = row * bins + place.ravel() // (laid.length // bins)
+    scored = (targets != 0).ravel()
+    counts = np.bincount(flat[scored], minlength=len(text.targets) * bins)
+    return counts.reshape(-1, bins)
+
+
+def position_losses(
+    place: tuple[Any, ...], nll_RP: np.ndarray, tokens_RP: np.ndarray
+) -> list[PositionLoss]:
+    """A row for each bin that has tokens. `place` is the rows' key, which ends with the length."""
+    width = place[-1] // nll_RP.shape[1]
+    rows = []
+    for first, nll_R, tokens_R in zip(
+        itertools.count(0, width), nll_RP.T, tokens_RP.T, strict=False
+    ):
+        if tokens := int(tokens_R.sum()):
+            inside = (first, first + width - 1, tokens)
+            fields: tuple[Any, ...] = (*place, *inside, *mean_and_error(nll_R, tokens_R))
+            rows.append(PositionLoss(*fields))
+    return rows

@@ -1,0 +1,174 @@
+"""Summed losses of rows of text, batch by batch, on the devices of a mesh.
+
+Shapes: B batch, T tokens in a sequence, R rows of text, P bins of positions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from fire_lm import sharding
+from fire_lm.checkpoints import checkpoint_damage, restore_params
+from fire_lm.data import ScoringText
+from fire_lm.errors import RunFailed
+from fire_lm.evaluation.protocols import Windows
+from fire_lm.metrics import Progress
+from fire_lm.models import Decoder, segment_positions, token_losses
+
+
+def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh) -> Any:
+    """The checkpoint's parameters on `mesh`; verified first. What fails on one process of a job
+    (the checkpoint may be removed under its reader) fails on all."""
+    params, problem = None, ""
+    try:
+        if jax.process_index() == 0 and (found := checkpoint_damage(workdir, step)):
+            raise RunFailed(f"checkpoint {step} of {workdir} is damaged: {found}")
+        params = restore_params(workdir, step, abstract_params(model, mesh))[0]
+    except RunFailed as error:
+        problem = str(error)
+    if problems := [told for told in sharding.exchanged(problem) if told]:
+        raise RunFailed(problems[0])
+    return params
+
+
+def abstract_params(model: Decoder, mesh: jax.sharding.Mesh) -> Any:
+    """Shapes, dtypes and layout of the parameters."""
+    tokens_BT = jax.ShapeDtypeStruct((1, 1), np.int32)
+    abstract = jax.eval_shape(model.init, jax.random.key(0), tokens_BT, tokens_BT)["params"]
+    return sharding.with_shardings(abstract, mesh)
+
+
+def score(
+    model: Decoder,
+    params: Any,
+    text: ScoringText,
+    laid: Windows,
+    tokens_per_batch: int,
+    mesh: jax.sharding.Mesh,
+    name: str,
+    bins: int = 1,
+) -> np.ndarray:
+    """Summed nats `[R, P]` of the rows `[R, longest]`, seen through `laid`, in `bins` equal parts
+    of a window's positions.
+
+    Where a batch is too much for the memory there is, it is tried again with half of it (not in a
+    job of several processes, which would have to agree in the middle of a program).
+    """
+    rows = len(text.targets)
+    from_BT = np.tile(laid.scored_from.astype(np.int32), rows)[:, None]
+    arrays = [laid.of(x) for x in (text.targets, text.segment_ids) if x is not None]
+    arrays = [from_BT, *arrays] if laid.scored_from.any() else arrays
+    largest = sequences_at_a_time(laid.length, tokens_per_batch, mesh)
+    batch_size = min(largest, _fitting.get((laid.length, mesh), largest))
+    while True:
+        try:
+            nll_BP = run_batches(model, params, arrays, laid.length, batch_size, mesh, name, bins)
+            return nll_BP.reshape(rows, -1, bins).sum(axis=1)
+        except jax.errors.JaxRuntimeError as error:
+            smaller = sequences_at_a_time(laid.length, batch_size * laid.length // 2, mesh)
+            alone = jax.process_count() == 1
+            if "RESOURCE_EXHAUSTED" not in str(error) or smaller == batch_size or not alone:
+                raise
+            print(
+                f"{batch_size} sequences of {laid.length} tokens are too many for the memory "
+                f"there is: {smaller} at a time (length_sweep.tokens_per_batch)"
+            )
+            batch_size = _fitting[laid.length, mesh] = smaller
+
+
+# How many sequences of a length fitted into a mesh's memory, where fewer than asked for did.
+_fitting: dict[tuple[int, jax.sharding.Mesh], int] = {}
+
+
+def run_batches(
+    model: Decoder,
+    params: Any,
+    arrays: Sequence[np.ndarray],
+    length: int,
+    batch_size: int,
+    mesh: jax.sharding.Mesh,
+    name: str,
+    bins: int = 1,
+) -> np.ndarray:
+    """Summed nats `[B, P]` of all sequences of `arrays` (see `scorer`)."""
+    batch_sharding = NamedSharding(mesh, sharding.BATCH)
+    sequences = len(arrays[0])
+    summed_nll = scorer(model, length, mesh, masked=arrays[0].shape[1] != length, bins=bins)
+    results = []
+    progress = Progress(sequences, quiet=jax.process_index() != 0)
+    for batch in zip(*(batches(x, batch_size) for x in arrays), strict=True):
+        placed = [
+            jax.make_array_from_callback(x.shape, batch_sharding, x.__getitem__) for x in batch
+        ]
+        results.append(np.asarray(summed_nll(params, *placed), np.float64))
+        done = min(len(results) * batch_size, sequences)
+        progress.show(done, f"{name} at length {length}, {batch_size} at a time")
+    progress.close()
+    return np.concatenate(results)[:sequences]
+
+
+def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.Mesh) -> int:
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    return ways * max(1, tokens_per_batch // (length * ways))
+
+
+@functools.lru_cache(maxsize=64)
+def scorer(
+    model: Decoder, length: int, mesh: jax.sharding.Mesh, masked: bool = False, bins: int = 1
+) -> jax.stages.Wrapped:
+    """Jitted: summed nats `[B, P]` of targets `[B, T]`, and of segments if there are any.
+
+    `masked` takes before them the place from which on each is scored, int32 `[B, 1]`. A token's
+    bin is that of its place in the sequence, in packed rows in its own document. One for all
+    checkpoints of a run, so that it is compiled once.
+    """
+    # Nothing is kept for a backward pass, so a loop costs nothing, and is compiled for each length.
+    model = model.clone(scan_layers=True)
+
+    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    def summed_nll(params: Any, *arrays: jax.Array) -> jax.Array:
+        targets_BT, *segments = arrays[masked:]
+        pos_BT = model.resampling.evaluation_positions(length)
+        nll_BT, _, weight_BT = token_losses(model, params, targets_BT, pos_BT, *segments)
+        if masked:
+            weight_BT = jnp.where(jnp.arange(length)[None, :] >= arrays[0], weight_BT, 0.0)
+        nll_BT = nll_BT * weight_BT
+        if not segments or bins == 1:
+            return nll_BT.reshape(len(nll_BT), bins, -1).sum(axis=2)
+        bin_BT = segment_positions(jnp.arange(length)[None], segments[0]) // (length // bins)
+        in_bin_BPT = bin_BT[:, None, :] == jnp.arange(bins)[None, :, None]
+        return jnp.where(in_bin_BPT, nll_BT[:, None, :], 0.0).sum(axis=2)
+
+    return summed_nll
+
+
+def compile_scoring(
+    model: Decoder,
+    mesh: jax.sharding.Mesh,
+    *,
+    features: Sequence[str],
+    length: int,
+    tokens_per_batch: int,
+) -> jax.stages.Compiled:
+    """What `score` runs, for the devices of `mesh`, which need not be of this job."""
+    model = model.clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
+    batch_size = sequences_at_a_time(length, tokens_per_batch, mesh)
+    rows = sharding.batch_like(features, (batch_size, length), mesh).values()
+    return scorer(model, length, mesh).lower(abstract_params(model, mesh), *rows).compile()
+
+
+def batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
+    """Batches of equal shape; the last is filled up with padding, which scores nothing.
+
+    Every process goes through the same batches and places its part of each.
+    """
+    for start in range(0, len(sequences), batch_size):
+        batch = sequences[start : start + batch_size]
+        yield np.pad(batch, ((0, batch_size - len(batch)), (0, 0)))
