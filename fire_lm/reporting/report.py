@@ -12,7 +12,8 @@ from fire_lm.reporting.bench_times import ModelTimes
 from fire_lm.reporting.comparison import against, beside_the_paper
 from fire_lm.reporting.page import Picture, Section, Table, as_html, as_markdown
 from fire_lm.reporting.results import Results, RunFacts, write_results
-from fire_lm.reporting.seeds import Line, Scored, loss_lines, one_vocabulary
+from fire_lm.reporting.seeds import Line, loss_lines, one_vocabulary, scored_in
+from fire_lm.reporting.sweep_rows import SweepRow
 
 
 def write_report(
@@ -48,14 +49,21 @@ def report_sections(
     return [
         _what_was_run(results),
         *_losses(results, other),
-        _positions(results),
-        _learned(results),
-        _scores(results),
+        _section("Loss by position", figures.positions(results), _NO_POSITIONS),
+        _section(
+            "What the encodings learned",
+            [*encoding_figures.learned(results), *encoding_figures.biases(results)],
+            _NO_LEARNED,
+        ),
+        _section(
+            "Attention scores with and without position interpolation",
+            encoding_figures.scores(results),
+            _NO_SCORES,
+        ),
         timing.section(times),
-        Section("Training", _or_said([], figures.training(results), _NO_METRICS),
-                figures.training(results)),
+        _section("Training", figures.training(results), _NO_METRICS),
         _settings(results),
-    ]  # fmt: skip
+    ]
 
 
 _NO_SWEEP = "No length has been scored yet: `fire-lm sweep RUN` does it."
@@ -68,8 +76,9 @@ _NO_SCORES = (
 )
 
 
-def _or_said(words: Sequence[str], parts: Sequence[object], otherwise: str) -> Sequence[str]:
-    return words if parts else [otherwise]
+def _section(title: str, pictures: Sequence[Picture], otherwise: str) -> Section:
+    """Says why, where there is no picture."""
+    return Section(title, [] if pictures else [otherwise], pictures)
 
 
 def _what_was_run(results: Results) -> Section:
@@ -123,7 +132,7 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
     others = loss_lines(other[1]) if other else {}
     sections = []
     for scored, lines in found.items():
-        rows = [row for row in results.losses if _scored(row) == scored]
+        rows = [row for row in results.losses if scored_in(row) == scored]
         nats = one_vocabulary(rows)
         words = [_budget(rows)]
         if not nats:
@@ -149,14 +158,8 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
     return sections
 
 
-def _scored(row: object) -> Scored:
-    return Scored(
-        *(getattr(row, name) for name in ("dataset", "split", "construction", "protocol"))
-    )
-
-
-def _budget(rows: Sequence[object]) -> str:
-    tokens = sorted({row.tokens for row in rows if row.tokens})  # type: ignore[attr-defined]
+def _budget(rows: Sequence[SweepRow]) -> str:
+    tokens = sorted({row.tokens for row in rows if row.tokens})
     counts = " or ".join(f"{count:,}" for count in tokens)
     return f"Each number is over {counts} tokens, the same text at every length."
 
@@ -185,22 +188,6 @@ def loss_table(lines: Sequence[Line], nats: bool) -> Table:
     )  # fmt: skip
     unit = "Nats per token (log perplexity)" if nats else "Bits per byte"
     return Table(f"{unit}, mean ± {spread}.", header, rows, best)
-
-
-def _positions(results: Results) -> Section:
-    pictures = figures.positions(results)
-    return Section("Loss by position", _or_said([], pictures, _NO_POSITIONS), pictures)
-
-
-def _learned(results: Results) -> Section:
-    pictures = [*encoding_figures.learned(results), *encoding_figures.biases(results)]
-    return Section("What the encodings learned", _or_said([], pictures, _NO_LEARNED), pictures)
-
-
-def _scores(results: Results) -> Section:
-    pictures = encoding_figures.scores(results)
-    title = "Attention scores with and without position interpolation"
-    return Section(title, _or_said([], pictures, _NO_SCORES), pictures)
 
 
 def _settings(results: Results) -> Section:

@@ -67,14 +67,17 @@ def mean(values: Sequence[float], error_of_one: float = 0.0) -> Mean:
     return Mean(statistics.fmean(values), spread, len(values))
 
 
+def scored_in(row: SweepRow) -> Scored:
+    return Scored(row.dataset, row.split, row.construction, row.protocol)
+
+
 def loss_lines(results: Results) -> dict[Scored, list[Line]]:
     """The arms and variants scored on each text, best at the longest length first."""
     facts = {run.run: run for run in results.runs}
     groups: dict[Scored, dict[tuple[str, str], list[SweepRow]]] = {}
     for row in results.losses:
         if row.run in facts and row.tokens:  # else there was no text of that length
-            scored = Scored(row.dataset, row.split, row.construction, row.protocol)
-            of_scored = groups.setdefault(scored, {})
+            of_scored = groups.setdefault(scored_in(row), {})
             of_scored.setdefault((facts[row.run].arm, row.variant), []).append(row)
     return {
         scored: sorted(
