@@ -41,7 +41,7 @@ ALLOWED["tpu_topology"] = {"errors"}
 ALLOWED["preflight"] = {*ALLOWED, "preflight"} - {"config", "reporting", "checkpoints"}
 ALLOWED["verbs"] = set(ALLOWED) - {"preflight", "tpu_topology"}
 ALLOWED["preflight_verb"] = {
-    *("verbs", "preflight", "training", "checkpoints", "tpu_topology", "errors"),
+    *("verbs", "preflight", "training", "evaluation", "checkpoints", "tpu_topology", "errors"),
 }
 ALLOWED["sweep_runs"] = {"verbs", "checkpoints", "errors"}
 ALLOWED["sweep_verb"] = {

@@ -65,6 +65,23 @@ def test_table_leaves_a_length_empty_that_a_run_lacks():
     assert {tuple(line) for line in cells(text)} >= {("rope", "1.700 ± 0.017")}
 
 
+def gap(row: SweepRow) -> SweepRow:
+    """As where the text has no row of the length."""
+    fields: tuple = (*row.key, 0, 0, 0, *[math.nan] * 4)
+    return SweepRow(*fields)
+
+
+def test_table_says_where_there_is_no_text():
+    """And the order is that of the losses that there are."""
+    text = table([*FIRE, ROPE[1], gap(ROPE[0])], {"fire": 64, "rope": 64})
+    assert cells(text)[1:] == [
+        ["fire", "1.500 ± 0.015", "1.400 ± 0.014"],
+        ["rope", "1.700 ± 0.017", "no text"],
+    ]
+    assert text.count("no text") == 2 and "nan" not in text and " 131,072 tokens" in text
+    assert "no text" in table([gap(row) for row in FIRE], {"fire": 64})
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -126,6 +143,14 @@ def test_figure_has_bits_per_byte_where_all_share_a_vocabulary(draw):
     assert right.get_ylim() == pytest.approx([ratio * end for end in axes.get_ylim()])
     other = curve("rope", {64: 1.7}, bytes=260_000)
     assert draw([*FIRE, *other], {"fire": 64, "rope": 64}).child_axes == []
+
+
+def test_figure_has_a_gap_where_there_is_no_text(draw):
+    axes = draw([*FIRE, ROPE[1], gap(ROPE[0])], {"fire": 64, "rope": 64})
+    line = {container.get_label(): container for container in axes.containers}["rope"][0]
+    assert line.get_ydata()[0] == 1.7 and math.isnan(line.get_ydata()[1])
+    assert len(axes.child_axes) == 1
+    draw([gap(row) for row in FIRE], {"fire": 64})
 
 
 def test_figure_marks_every_training_length(draw):

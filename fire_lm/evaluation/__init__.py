@@ -4,8 +4,9 @@ from fire_lm.evaluation.claims import claimed
 from fire_lm.evaluation.length_sweep import (
     check_budget,
     check_lengths,
-    check_model_takes,
     length_sweep,
+    lengths_refused,
+    lengths_taken,
 )
 from fire_lm.evaluation.scoring import compile_scoring, sequences_at_a_time
 
@@ -13,8 +14,9 @@ __all__ = [
     "claimed",
     "check_budget",
     "check_lengths",
-    "check_model_takes",
     "compile_scoring",
     "length_sweep",
+    "lengths_refused",
+    "lengths_taken",
     "sequences_at_a_time",
 ]

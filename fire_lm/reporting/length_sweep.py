@@ -13,7 +13,7 @@ from fire_lm.reporting.sweep_rows import SweepRow
 
 
 def _lines(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
-    """Rows by what they are called in the picture, in order of the longest length's loss.
+    """Rows by what they are called in the picture, in order of the loss at its longest length.
 
     The encoding is the name; the rest of the key is added where one encoding has several.
     """
@@ -30,7 +30,12 @@ def _lines(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
             protocol = "" if one.protocol == "full" else one.protocol
             name = f"{name} ({', '.join(part for part in (*parts, protocol) if part)})"
         named[name] = sorted(points, key=lambda row: row.length)
-    return dict(sorted(named.items(), key=lambda item: item[1][-1].nll))
+    return dict(sorted(named.items(), key=lambda item: _last_loss(item[1])))
+
+
+def _last_loss(points: Sequence[SweepRow]) -> float:
+    """Where there was text to score."""
+    return next((row.nll for row in reversed(points) if row.tokens), math.inf)
 
 
 def table(rows: Sequence[SweepRow], train_lengths: Mapping[str, int]) -> str:
@@ -49,7 +54,7 @@ def _grid(
     lengths = sorted({row.length for row in rows})
     body = [["", *(_length_head(length, train_lengths) for length in lengths)]]
     for name, points in _lines(rows).items():
-        cells = {row.length: cell(row) for row in points}
+        cells = {row.length: cell(row) if row.tokens else "no text" for row in points}
         body.append([name, *(cells.get(length, "") for length in lengths)])
     widths = [max(len(line[column]) for line in body) for column in range(len(body[0]))]
     return "\n".join(
@@ -75,14 +80,14 @@ def _source(rows: Sequence[SweepRow]) -> str:
             for r in rows
         }
     )
-    budget = sorted({row.tokens for row in rows})
+    budget = sorted({row.tokens for row in rows if row.tokens}) or [0]
     return f"{'; '.join(described)}, {' or '.join(f'{b:,}' for b in budget)} tokens at each length"
 
 
 def _bits_axis(axes: Any, rows: Sequence[SweepRow]) -> None:
     """Bits per byte on the right, where all rows have one vocabulary's tokens per byte."""
-    ratios = {row.tokens / (max(1, row.bytes) * math.log(2)) for row in rows}
-    if max(ratios) > 1.0001 * min(ratios):
+    ratios = {row.tokens / (max(1, row.bytes) * math.log(2)) for row in rows if row.tokens}
+    if not ratios or max(ratios) > 1.0001 * min(ratios):
         return
     ratio = max(ratios)
     right = axes.secondary_yaxis(
