@@ -44,19 +44,13 @@ ALLOWED["preflight_verb"] = {
     *("verbs", "preflight", "training", "evaluation", "checkpoints", "tpu_topology", "errors"),
 }
 ALLOWED["sweep_runs"] = {"verbs", "checkpoints", "errors"}
+ALLOWED["sweep_settings"] = {"sweep_runs", "verbs", "config", "models", "errors"}
+ALLOWED["sweep_survey"] = {
+    *("sweep_runs", "verbs", "training", "reporting", "checkpoints", "errors"),
+}
 ALLOWED["sweep_verb"] = {
-    "sweep_runs",
-    *(
-        "verbs",
-        "config",
-        "models",
-        "evaluation",
-        "training",
-        "reporting",
-        "checkpoints",
-        "sharding",
-    ),
-    "errors",
+    *("sweep_runs", "sweep_settings", "sweep_survey", "verbs"),
+    *("evaluation", "reporting", "checkpoints", "sharding", "errors"),
 }
 ALLOWED["corpus_verbs"] = {"data", "metrics", "reporting", "errors"}
 ALLOWED["bench"] = {*ALLOWED["models"], "models", "preflight", "tpu_topology", "sharding", "data"}
