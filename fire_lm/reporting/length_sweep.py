@@ -30,21 +30,43 @@ def _lines(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
             protocol = "" if one.protocol == "full" else one.protocol
             name = f"{name} ({', '.join(part for part in (*parts, protocol) if part)})"
         named[name] = sorted(points, key=lambda row: row.length)
-    return dict(sorted(named.items(), key=lambda item: _last_loss(item[1])))
+    return dict(sorted(named.items(), key=lambda item: _last_bits(item[1])))
 
 
-def _last_loss(points: Sequence[SweepRow]) -> float:
-    """Where there was text to score."""
-    return next((row.nll for row in reversed(points) if row.tokens), math.inf)
+def _last_bits(points: Sequence[SweepRow]) -> float:
+    """Where there was text to score. Orders as nats do where those can be compared."""
+    return next((row.bits_per_byte for row in reversed(points) if row.tokens), math.inf)
+
+
+def _differences(rows: Sequence[SweepRow]) -> str:
+    """Why nats per token of these rows cannot stand side by side; empty where they can.
+
+    A token is a token only of the same text in the same pieces. At every length of a sweep it is,
+    and a protocol scores the same tokens of every run.
+    """
+    scored = [row for row in rows if row.tokens]
+    if len({(row.dataset, row.split) for row in scored}) > 1:
+        return "data sets"
+    if len({row.construction for row in scored}) > 1:
+        return "constructions"
+    protocols = {row.protocol for row in scored}
+    if len({(row.protocol, row.tokens, row.bytes) for row in scored}) > len(protocols):
+        return "vocabularies or amounts of text"
+    return ""
 
 
 def table(rows: Sequence[SweepRow], train_lengths: Mapping[str, int]) -> str:
     """Nats per token (± standard error) and bits per byte, an encoding a line, a length a column.
 
-    Bits per byte are comparable between vocabularies.
+    Bits per byte alone, and why, where the rows differ in text or vocabulary.
     """
-    nats = _grid(rows, train_lengths, lambda row: f"{row.nll:.3f} ± {row.nll_stderr:.3f}")
     bits = _grid(rows, train_lengths, lambda row: f"{row.bits_per_byte:.3f}")
+    if differences := _differences(rows):
+        return (
+            f"bits per byte; {_source(rows)}\n{bits}\n\n"
+            f"no nats per token: rows of different {differences} have different tokens"
+        )
+    nats = _grid(rows, train_lengths, lambda row: f"{row.nll:.3f} ± {row.nll_stderr:.3f}")
     return f"nats per token; {_source(rows)}\n{nats}\n\nbits per byte\n{bits}"
 
 
@@ -85,8 +107,8 @@ def _source(rows: Sequence[SweepRow]) -> str:
 
 
 def _bits_axis(axes: Any, rows: Sequence[SweepRow]) -> None:
-    """Bits per byte on the right, where all rows have one vocabulary's tokens per byte."""
-    ratios = {row.tokens / (max(1, row.bytes) * math.log(2)) for row in rows if row.tokens}
+    """Bits per byte on the right, where all rows have the same tokens per byte."""
+    ratios = {_bits_per_nat(row) for row in rows if row.tokens}
     if not ratios or max(ratios) > 1.0001 * min(ratios):
         return
     ratio = max(ratios)
@@ -96,19 +118,29 @@ def _bits_axis(axes: Any, rows: Sequence[SweepRow]) -> None:
     right.set_ylabel("bits per byte")
 
 
+def _bits_per_nat(row: SweepRow) -> float:
+    """Bits per byte for each nat per token."""
+    return row.tokens / (max(1, row.bytes) * math.log(2))
+
+
 def figure(rows: Sequence[SweepRow], train_lengths: Mapping[str, int], path: epath.Path) -> None:
-    """Loss against length as a PNG, standard errors as bars, training lengths as dotted lines."""
+    """Loss against length as a PNG, standard errors as bars, training lengths as dotted lines.
+
+    In nats per token, or bits per byte where the rows differ in text or vocabulary.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     drawing, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    differences = _differences(rows)
     for name, points in _lines(rows).items():
+        scales = [_bits_per_nat(row) if differences else 1.0 for row in points]
         axes.errorbar(
             [row.length for row in points],
-            [row.nll for row in points],
-            yerr=[row.nll_stderr for row in points],
+            [row.bits_per_byte if differences else row.nll for row in points],
+            yerr=[row.nll_stderr * scale for row, scale in zip(points, scales, strict=True)],
             label=name,
             marker="o",
             markersize=4,
@@ -130,9 +162,13 @@ def figure(rows: Sequence[SweepRow], train_lengths: Mapping[str, int], path: epa
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.set_xlabel("sequence length (tokens)")
-    axes.set_ylabel("loss (nats per token)")
-    axes.set_title(_source(rows), fontsize="small")
-    _bits_axis(axes, rows)
+    if differences:
+        axes.set_ylabel("loss (bits per byte)")
+        axes.set_title(f"{_source(rows)}\ndifferent {differences}", fontsize="small")
+    else:
+        axes.set_ylabel("loss (nats per token)")
+        axes.set_title(_source(rows), fontsize="small")
+        _bits_axis(axes, rows)
     axes.legend()
     axes.grid(alpha=0.3)
     image = io.BytesIO()
