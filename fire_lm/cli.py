@@ -67,6 +67,13 @@ def build_parser() -> argparse.ArgumentParser:
     sweep.add_argument(
         "--follow", action="store_true", help="score each checkpoint until training has ended"
     )
+    sweep.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="'FLAGS'",
+        help="--gin_file= and --gin. flags of one more setting to score beside the plain (repeat)",
+    )
     sweep.add_argument("--output", help="folder of the combined table and figure")
     sweep.add_argument("--dry_run", action="store_true", help="say what would be scored and stop")
 

@@ -12,6 +12,7 @@ from typing import Any
 from fire_lm import verbs
 from fire_lm.checkpoints import available_steps, check_arrays, split_run
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.evaluation import lengths_refused
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight.programs import Compiler, state_of
 from fire_lm.tpu_topology import parse_slice
@@ -33,6 +34,7 @@ def preflight(arguments: argparse.Namespace) -> None:
         "length_sweep", workdir="", run="", step=0, variant="", on_positions=None, **rest
     )
     lengths = sorted(set(score["lengths"]))
+    lengths = sorted(set(lengths) - set(lengths_refused(score["model"], lengths)))
     with tempfile.TemporaryDirectory() as folder:
         bundles.ask(folder)
         report = check.preflight(

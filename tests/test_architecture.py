@@ -41,22 +41,16 @@ ALLOWED["tpu_topology"] = {"errors"}
 ALLOWED["preflight"] = {*ALLOWED, "preflight"} - {"config", "reporting", "checkpoints"}
 ALLOWED["verbs"] = set(ALLOWED) - {"preflight", "tpu_topology"}
 ALLOWED["preflight_verb"] = {
-    *("verbs", "preflight", "training", "checkpoints", "tpu_topology", "errors"),
+    *("verbs", "preflight", "training", "evaluation", "checkpoints", "tpu_topology", "errors"),
 }
 ALLOWED["sweep_runs"] = {"verbs", "checkpoints", "errors"}
+ALLOWED["sweep_settings"] = {"sweep_runs", "verbs", "config", "models", "errors"}
+ALLOWED["sweep_survey"] = {
+    *("sweep_runs", "verbs", "training", "reporting", "checkpoints", "errors"),
+}
 ALLOWED["sweep_verb"] = {
-    "sweep_runs",
-    *(
-        "verbs",
-        "config",
-        "models",
-        "evaluation",
-        "training",
-        "reporting",
-        "checkpoints",
-        "sharding",
-    ),
-    "errors",
+    *("sweep_runs", "sweep_settings", "sweep_survey", "verbs"),
+    *("evaluation", "reporting", "checkpoints", "sharding", "errors"),
 }
 ALLOWED["paper_rows"] = {"verbs", "sweep_runs", "config", "reporting", "errors"}
 ALLOWED["report_runs"] = {

@@ -16,6 +16,7 @@ import seqio
 
 from fire_lm.data import (
     Blocks,
+    NoText,
     ScoringText,
     TextData,
     scoring_text,
@@ -323,7 +324,7 @@ def test_what_cannot_be_read_is_said_plainly(path, tmp_path):
     assert "no manifest.json" in bad(str(tmp_path))
     with pytest.raises(UserError, match="no split 'test', only train, validation"):
         scoring_text(Blocks(path), length=16, num_sequences=1, split="test")
-    with pytest.raises(UserError, match="no row of 400 tokens"):
+    with pytest.raises(NoText, match="no row of 400 tokens"):
         scoring_text(Blocks(path, construction="long_documents"), length=400, num_sequences=1)
 
 

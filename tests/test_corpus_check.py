@@ -10,7 +10,7 @@ import pytest
 import fire_lm.data
 from fire_lm.cli import main
 from fire_lm.data.text import CONSTRUCTIONS, TextData, unknown_warning
-from fire_lm.evaluation.length_sweep import count
+from fire_lm.evaluation.pieces import count
 from fire_lm.evaluation.protocols import windows
 
 LENGTHS = (32, 64, 256)

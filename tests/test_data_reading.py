@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fire_lm.data
-from fire_lm.data.text import CONSTRUCTIONS, TextData
+from fire_lm.data.text import CONSTRUCTIONS, NoText, TextData
 from fire_lm.errors import RunFailed, UserError
 
 EOS = 1
@@ -451,7 +451,7 @@ def test_bad_scoring_requests(data_dir):
     data = TextData(data_dir)
     with pytest.raises(UserError, match="no split 'test', only train, validation"):
         fire_lm.data.scoring_text(data, length=16, num_sequences=1, split="test")
-    with pytest.raises(UserError, match="less text than one row"):
+    with pytest.raises(NoText, match="less text than one row"):
         fire_lm.data.scoring_text(data, length=10**6, num_sequences=1)
     with pytest.raises(UserError, match="At least one sequence"):
         fire_lm.data.scoring_text(data, length=16, num_sequences=0)
@@ -643,9 +643,7 @@ def _not_found(*_, **__):
 
 def test_no_document_of_the_asked_length(data_dir):
     data = TextData(data_dir, construction="long_documents")
-    with pytest.raises(
-        UserError, match="No document of the split 'validation' .* has the 1,000"
-    ) as e:
+    with pytest.raises(NoText, match="No document of the split 'validation' .* has the 1,000") as e:
         fire_lm.data.scoring_text(data, length=1000, num_sequences=1)
     assert "long_documents" in str(e.value) and str(e.value).count("\n") == 1
     iterator = fire_lm.data.train_iterator(data, length=1000, batch_size=1, seed=0)

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import importlib
 import os
 import subprocess
 import sys
@@ -18,13 +17,12 @@ import fire_lm.data
 from fire_lm import sharding
 from fire_lm.data.text import Construction, ScoringText, TextData
 from fire_lm.errors import UserError
-from fire_lm.evaluation import scoring
+from fire_lm.evaluation import pieces, scoring
 from fire_lm.evaluation.protocols import windows
 from fire_lm.models import Decoder, build_decoder, size_tiny
 from fire_lm.positions.alibi import ALiBi
 
 # The function of the same name hides the module.
-sweep = importlib.import_module("fire_lm.evaluation.length_sweep")
 
 HOSTS = (1, 2, 3, 4, 16)
 LENGTH = 32
@@ -164,7 +162,7 @@ def check_sweeps(every_hosts: tuple[int, ...]) -> None:
     sequences = targets.reshape(-1, 16)
     expected, _ = sweep_on(1, text, 16 * 48)
     assert (expected[:-2] > 100).all() and (expected[-2:] == 0).all()
-    assert sweep.count(text, windows("full", 16, 32)) == (96, 48 * 32, 50 * 32)
+    assert pieces.count(text, windows("full", 16, 32)) == (96, 48 * 32, 50 * 32)
     # A batch of 48 sequences divides by 1, 2, 3, 4 and 16 hosts; one a host is the least.
     for hosts, tokens_per_batch, batch_size in [
         *((n, 16 * 48, 48) for n in every_hosts),

@@ -15,16 +15,17 @@ import pytest
 from etils import epath
 
 from fire_lm import sharding
-from fire_lm.data import ScoringText, TextData
+from fire_lm.data import NoText, ScoringText, TextData
 from fire_lm.data.corpus import split_of, write_corpus
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation import length_sweep, scoring
+from fire_lm.evaluation import length_sweep, pieces, scoring
 from fire_lm.evaluation.position_losses import tokens_in_bins
 from fire_lm.evaluation.protocols import Windows, windows
 from fire_lm.models import Decoder, size_tiny
 from fire_lm.positions.fire import FIRE
+from fire_lm.positions.learned import Learned
 from fire_lm.positions.resampling import RandomizedPositions
-from fire_lm.reporting import PositionLoss, SweepRow, read_rows, write_rows
+from fire_lm.reporting import PositionLoss, SweepRow, ranked_steps, read_rows, write_rows
 
 # The function of the same name hides the module.
 module = importlib.import_module("fire_lm.evaluation.length_sweep")
@@ -119,7 +120,7 @@ def test_padding_is_counted(monkeypatch, capsys):
         targets.ravel()[:padding] = 0
         text = ScoringText(targets, targets, skipped=0)
         monkeypatch.setattr(module, "read_scoring_text", lambda *_, text=text, **__: text)
-        module.read_text(TextData("here"), "mine", 40, 200, "validation")
+        module.read_text(TextData("here"), "mine", (40,), 200, "validation")
         said = capsys.readouterr().out
         assert said.startswith(told) and said.count("\n") == bool(told)
 
@@ -250,6 +251,62 @@ def test_lengths_that_cannot_score_the_same_tokens(sweep, lengths):
         sweep(lengths=lengths)
 
 
+LEARNED = MODEL.clone(encodings=(Learned(2, 8, train_length=8, hidden_size=16),))
+
+
+def test_lengths_that_the_model_cannot_read_are_left_out(sweep, capsys):
+    """Its text is that of all others: rows of the longest length asked for, equal tokens, bytes."""
+    others = {row.length: row for row in sweep(run="fire")}
+    capsys.readouterr()
+    (learned,) = sweep(run="learned", model=LEARNED)
+    told = capsys.readouterr().out
+    assert told.startswith("learned is not scored at length 16, 32: length 16 is beyond the 8")
+    assert dataclasses.replace(learned, run="fire") == others[8] and learned.tokens > 100
+    assert {(row.run, row.length) for row in sweep.positions} == {("fire", LONGEST), ("learned", 8)}
+    with pytest.raises(UserError, match="(?s)run at length 16: .*lower EVAL_LENGTHS, or leave"):
+        sweep(model=LEARNED, lengths=(16, LONGEST))
+
+
+@pytest.fixture
+def short_text(sweep, monkeypatch) -> Sweep:
+    """Text that has rows of 16 tokens, none of 32."""
+
+    def text(data, *, length, **_):
+        if length > 16:
+            return NoText(f"no row of {length}")
+        whole = random_text(12)
+        return ScoringText(whole.targets[:, :length], whole.byte_counts[:, :length], skipped=0)
+
+    monkeypatch.setattr(module, "read_scoring_text", text)
+    return sweep
+
+
+def test_a_length_without_text_has_a_row_without_numbers(short_text, capsys):
+    rows = short_text()
+    assert "the validation split of c4 has no text for length 32: no number there" in (
+        capsys.readouterr().out
+    )
+    assert [(row.length, row.tokens > 100) for row in rows] == [(8, True), (16, True), (32, False)]
+    assert rows[0].tokens == rows[1].tokens and short_text.computed == [8, 16]
+    gap = rows[-1]
+    assert (gap.sequences, gap.tokens, gap.bytes) == (0, 0, 0)
+    assert np.isnan([gap.nll, gap.nll_stderr, gap.perplexity, gap.bits_per_byte]).all()
+    assert {row.length for row in short_text.positions} == {16}
+    assert short_text() == [] and short_text.computed == [8, 16], "nor is it tried again"
+    with pytest.raises(UserError, match="no row of 32"):
+        short_text(lengths=(LONGEST,))
+
+
+def test_a_gap_is_read_back_and_does_not_rank(short_text, path):
+    write_rows(path, rows := short_text())
+    assert [row.key for row in read_rows(path)] == [row.key for row in rows]
+    found = read_rows(path)
+    assert math.isnan(found[-1].nll) and found[:-1] == rows[:-1]
+    assert short_text(finished=found) == []
+    better = [dataclasses.replace(row, step=9, nll=row.nll - 1) for row in found]
+    assert ranked_steps([*found, *better]) == [9, 7] and ranked_steps([found[-1]]) == []
+
+
 def test_a_loss_that_is_not_finite_is_no_result(sweep, monkeypatch):
     monkeypatch.setattr(module, "score", lambda *_: np.full((9, 1), np.nan))
     written = []
@@ -262,9 +319,9 @@ def test_summary_by_hand():
     """Two rows of 4 and 2 tokens: mean 8/6; residuals +-2/3; error sqrt(2 (4/9 + 4/9)) / 6."""
     targets = np.array([[5, 5, 5, 5], [5, 5, 0, 0]], np.int32)
     text = ScoringText(targets, np.array([[3, 0, 3, 4], [1, 0, 0, 0]], np.int32), skipped=0)
-    counts = module.count(text, windows("full", 4, 4))
-    assert counts == (2, 6, 11) and module.count(text, windows("full", 2, 4))[0] == 3
-    tokens_R = module.scored_tokens(text, windows("full", 4, 4))
+    counts = pieces.count(text, windows("full", 4, 4))
+    assert counts == (2, 6, 11) and pieces.count(text, windows("full", 2, 4))[0] == 3
+    tokens_R = pieces.scored_tokens(text, windows("full", 4, 4))
     nll, stderr, perplexity, bits = module.summarize(np.array([6.0, 2.0]), tokens_R, counts)
     assert nll == pytest.approx(4 / 3) and stderr == pytest.approx(2 / 9)
     assert perplexity == pytest.approx(math.exp(4 / 3))
@@ -278,7 +335,7 @@ def test_standard_error_is_that_of_resampled_rows():
     nll_R = tokens_R * random.normal(3, 1, 300)
     targets = (np.arange(64) < tokens_R[:, None]).astype(np.int32)
     text = ScoringText(targets, targets, skipped=0)
-    counts = module.count(text, windows("full", 64, 64))
+    counts = pieces.count(text, windows("full", 64, 64))
     stderr = module.summarize(nll_R, tokens_R, counts)[1]
 
     without_R = (nll_R.sum() - nll_R) / (tokens_R.sum() - tokens_R)

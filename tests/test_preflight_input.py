@@ -232,6 +232,8 @@ def test_text_vocabulary_and_lengths(data, tmp_path):
     found = outcomes(config_of(data, "EVAL_LENGTHS=(100, 256)"))["sweep"]
     assert found[0] == FAILED and "100 does not divide" in found[1]
     found = outcomes(config_of(data, position="learned"))["sweep"]
+    assert found[0] == OK and "to length 64" in found[1]
+    found = outcomes(config_of(data, "EVAL_LENGTHS=(512, 1024)", position="learned"))["sweep"]
     assert found[0] == FAILED and "EVAL_LENGTHS" in found[1]
     found = outcomes(config_of(data, f"INIT_FROM={tmp_path}"))["INIT_FROM"]
     assert found[0] == FAILED and "holds no run" in found[1]

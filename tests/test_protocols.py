@@ -8,7 +8,7 @@ import pytest
 from test_length_sweep import LONGEST, MODEL, PARAMS, mesh_of, packed_text, random_text
 
 from fire_lm.errors import UserError
-from fire_lm.evaluation import protocols, scoring
+from fire_lm.evaluation import pieces, protocols, scoring
 from fire_lm.evaluation.protocols import named, windows
 from fire_lm.models import token_losses
 
@@ -50,7 +50,7 @@ def test_sliding_windows_by_brute_force(length, packed):
             cut = None if segments_T is None else segments_T[part]
             total += nll_of(targets_T[part], cut)[place - (end - length)]
         assert scored_R[row] == pytest.approx(total, rel=1e-5)
-    assert module.count(text, laid)[1:] == module.count(text, windows("full", 8, LONGEST))[1:]
+    assert pieces.count(text, laid)[1:] == pieces.count(text, windows("full", 8, LONGEST))[1:]
 
 
 @pytest.mark.parametrize("length", [4, LONGEST])
@@ -61,7 +61,7 @@ def test_the_last_tokens_by_brute_force(length, last_4):
     scored_R = scoring.score(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run")[:, 0]
     expected_R = [nll_of(row[-length:], None)[-4:].sum() for row in text.targets]
     np.testing.assert_allclose(scored_R, expected_R, rtol=1e-5)
-    sequences, tokens, text_bytes = module.count(text, laid)
+    sequences, tokens, text_bytes = pieces.count(text, laid)
     assert tokens == (text.targets[:, -4:] != 0).sum()
     assert text_bytes == text.byte_counts[:, -4:].sum()
     assert sequences == (text.targets[:, -4:] != 0).any(axis=1).sum()

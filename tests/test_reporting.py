@@ -21,7 +21,16 @@ def curve(encoding: str, nlls: dict[int, float], **changes) -> list[SweepRow]:
     """Rows of one run, by length; the standard error is a hundredth of the loss."""
     named = {"run": encoding, "encoding": encoding, **changes}
     return [
-        dataclasses.replace(ROW, length=length, nll=nll, nll_stderr=nll / 100, **named)
+        dataclasses.replace(
+            ROW,
+            **{
+                "length": length,
+                "nll": nll,
+                "nll_stderr": nll / 100,
+                "bits_per_byte": nll * 2,
+                **named,
+            },
+        )
         for length, nll in nlls.items()
     ]
 
@@ -51,8 +60,8 @@ def test_table_has_a_line_a_run_and_a_column_a_length():
         assert len({len(line) for line in part.splitlines()[1:]}) == 1, "columns do not line up"
     assert bits.splitlines()[0] == "bits per byte"
     assert [line.split() for line in bits.splitlines()[2:]] == [
-        ["fire", "2.200", "2.200"],
-        ["rope", "2.200", "2.200"],
+        ["fire", "3.000", "2.800"],
+        ["rope", "3.400", "5.000"],
     ]
 
 
@@ -63,6 +72,23 @@ def test_table_of_two_training_lengths_gives_no_multiples():
 def test_table_leaves_a_length_empty_that_a_run_lacks():
     text = table([*FIRE, *curve("rope", {64: 1.7})], {"fire": 64, "rope": 64})
     assert {tuple(line) for line in cells(text)} >= {("rope", "1.700 ± 0.017")}
+
+
+def gap(row: SweepRow) -> SweepRow:
+    """As where the text has no row of the length."""
+    fields: tuple = (*row.key, 0, 0, 0, *[math.nan] * 4)
+    return SweepRow(*fields)
+
+
+def test_table_says_where_there_is_no_text():
+    """And the order is that of the losses that there are."""
+    text = table([*FIRE, ROPE[1], gap(ROPE[0])], {"fire": 64, "rope": 64})
+    assert cells(text)[1:] == [
+        ["fire", "1.500 ± 0.015", "1.400 ± 0.014"],
+        ["rope", "1.700 ± 0.017", "no text"],
+    ]
+    assert text.count("no text") == 2 and "nan" not in text and " 131,072 tokens" in text
+    assert "no text" in table([gap(row) for row in FIRE], {"fire": 64})
 
 
 @pytest.mark.parametrize(
@@ -83,7 +109,44 @@ def test_curves_of_one_encoding_are_told_apart(change):
     names = [line[0] for line in lines[1:]]
     assert len(set(names)) == 3 and "rope" in names
     told = str(next(iter(change.values())))
-    assert [line[1] for line in lines if told in line[0]] == ["9.500 ± 0.095"]
+    same_text = not set(change) & {"construction", "split", "dataset"}
+    expected = "9.500 ± 0.095" if same_text else "19.000"
+    assert [line[1] for line in lines if told in line[0]] == [expected]
+
+
+MIXED = {
+    "vocabularies or amounts of text": {"bytes": 260_000},
+    "constructions": {"construction": "cut"},
+    "data sets": {"dataset": "c4"},
+}
+
+
+@pytest.mark.parametrize("what", MIXED)
+def test_rows_that_nats_cannot_compare_are_in_bits_per_byte(what, draw):
+    """Alone, in the table and in the figure, and both say why; the order is theirs too."""
+    other = curve("rope", {64: 0.7, 256: 0.5}, **MIXED[what])
+    other = [dataclasses.replace(row, bits_per_byte=9.0) for row in other]
+    rows, trained = [*other, *FIRE], {"fire": 64, "rope": 64}
+    text = table(rows, trained)
+    assert text.startswith("bits per byte; ") and "±" not in text
+    assert text.endswith(f"no nats per token: rows of different {what} have different tokens")
+    assert [line[1:] for line in cells(text)[1:]] == [["3.000", "2.800"], ["9.000", "9.000"]]
+    axes = draw(rows, trained)
+    assert axes.get_ylabel() == "loss (bits per byte)" and axes.child_axes == []
+    assert axes.get_title().endswith(f"\ndifferent {what}")
+    by_name = {container.get_label(): container for container in axes.containers}
+    line, _, (bars,) = next(v for name, v in by_name.items() if name.startswith("fire"))
+    assert list(line.get_ydata()) == [3.0, 2.8]
+    (_, low), (_, high) = bars.get_segments()[0]
+    assert high - low == pytest.approx(2 * 0.015 * 131072 / 130000 / math.log(2))
+
+
+def test_gaps_and_protocols_do_not_make_rows_different(draw):
+    """Neither a length without text, nor one left out, nor another protocol's budget."""
+    sliding = curve("fire", {64: 1.4}, protocol="sliding", tokens=4096, bytes=4000)
+    rows = [*FIRE, *sliding, ROPE[1], gap(ROPE[0])]
+    assert table(rows, {"fire": 64, "rope": 64}).startswith("nats per token; ")
+    assert draw(rows, {"fire": 64, "rope": 64}).get_ylabel() == "loss (nats per token)"
 
 
 @pytest.fixture
@@ -124,8 +187,14 @@ def test_figure_has_bits_per_byte_where_all_share_a_vocabulary(draw):
     assert right.get_ylabel() == "bits per byte"
     ratio = 131072 / 130000 / math.log(2)
     assert right.get_ylim() == pytest.approx([ratio * end for end in axes.get_ylim()])
-    other = curve("rope", {64: 1.7}, bytes=260_000)
-    assert draw([*FIRE, *other], {"fire": 64, "rope": 64}).child_axes == []
+
+
+def test_figure_has_a_gap_where_there_is_no_text(draw):
+    axes = draw([*FIRE, ROPE[1], gap(ROPE[0])], {"fire": 64, "rope": 64})
+    line = {container.get_label(): container for container in axes.containers}["rope"][0]
+    assert line.get_ydata()[0] == 1.7 and math.isnan(line.get_ydata()[1])
+    assert len(axes.child_axes) == 1
+    draw([gap(row) for row in FIRE], {"fire": 64})
 
 
 def test_figure_marks_every_training_length(draw):

@@ -209,6 +209,28 @@ def test_one_that_cannot_be_scored_does_not_hold_up_the_others(run, monkeypatch,
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize("blocks", [False, True])
+def test_documents_too_short_for_a_length(run, data_dir, tmp_path, capsys, blocks):
+    """Rows without numbers, once; the followed run ends all the same."""
+    long = ["--gin.EVAL_LENGTHS=32,64,8192", "--gin.CONSTRUCTION=long_documents"]
+    if blocks:
+        assert (
+            main(["corpus", "blocks", f"--data_dir={data_dir}", f"--output={tmp_path / 'b'}"]) == 0
+        )
+        long += ["--gin_file=configs/data/blocks.gin", f"--gin.DATA_DIR={tmp_path / 'b'}"]
+    assert main(["sweep", str(run), "--follow", "--gin.length_sweep.tokens=2048", *long]) == 0
+    found = rows(run)
+    assert {row["length"] for row in found if row["tokens"] == "0"} == {"8192"}
+    assert {row["nll"] for row in found if row["tokens"] == "0"} == {"nan"}
+    assert steps_of(run) == available_steps(run) and len(found) == 3 * len(steps_of(run))
+    told = capsys.readouterr().out
+    assert "has no text for length 8192: no number there" in told and "no text" in told
+    before = (run / "length_sweep.csv").read_text()
+    assert main(["sweep", f"{run}@all", "--gin.length_sweep.tokens=2048", *long]) == 0
+    assert (run / "length_sweep.csv").read_text() == before
+
+
+@pytest.mark.ci
 def test_all_but_the_damaged(run, capsys):
     there = available_steps(run)
     next((run / "checkpoints" / str(there[0])).rglob("d/*")).write_bytes(b"")

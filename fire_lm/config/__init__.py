@@ -18,7 +18,17 @@ state. Where the meaning departs from gin's:
 - a file that is included twice is read once (`files`); `import` lines are refused.
 """
 
+from fire_lm.config.checks import UnusedBinding
 from fire_lm.config.experiment import Config, Reference, load
 from fire_lm.config.saved import ABSENT, Difference, differences, save
 
-__all__ = ["ABSENT", "Config", "Difference", "Reference", "differences", "load", "save"]
+__all__ = [
+    "ABSENT",
+    "Config",
+    "Difference",
+    "Reference",
+    "UnusedBinding",
+    "differences",
+    "load",
+    "save",
+]

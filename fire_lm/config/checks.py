@@ -19,6 +19,10 @@ from fire_lm.config.wording import did_you_mean, nearest
 from fire_lm.errors import UserError
 
 
+class UnusedBinding(UserError):
+    """Of a configurable that the experiment does not have."""
+
+
 def check_names(program: Program) -> None:
     """Every configurable, parameter and reference that is named must exist."""
     for statement in program.statements:
@@ -115,7 +119,7 @@ def _check_used(statement: Statement, places: Iterable[Place]) -> None:
     if any(place.inside(key.scope) for place in here):
         return
     if not here:
-        raise UserError(
+        raise UnusedBinding(
             f"{statement.where}: nothing in this experiment uses {key.configurable}"
             f" (no binding that it runs with refers to @{key.configurable})."
         )

@@ -14,7 +14,7 @@ from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.blocks import Blocks
 from fire_lm.data.blocks.manifest import Manifest
 from fire_lm.data.corpus import CorpusSummary, write_embedded_corpus
-from fire_lm.data.text import CONSTRUCTIONS, ScoringText, TextData, unknown_warning
+from fire_lm.data.text import CONSTRUCTIONS, NoText, ScoringText, TextData, unknown_warning
 from fire_lm.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = [
     "CONSTRUCTIONS",
     "CorpusSummary",
     "Data",
+    "NoText",
     "ScoringText",
     "TextData",
     "dataset_label",
@@ -96,7 +97,7 @@ def scoring_text(
     """Fixed, unshuffled text: up to `num_sequences` rows, evenly from the beginning of a split.
 
     Raises:
-        UserError: as `train_iterator`; also if the split does not fill one row.
+        NoText: the split does not fill one row. UserError: as `train_iterator`.
     """
     return data.scoring_text(length=length, num_sequences=num_sequences, split=split)
 

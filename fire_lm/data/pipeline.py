@@ -24,7 +24,7 @@ from fire_lm.data.blocks import manifest
 from fire_lm.data.preprocessors import COUNTERS
 from fire_lm.data.quiet_tensorflow import seqio, tf
 from fire_lm.data.source import documents_of, unreadable
-from fire_lm.data.text import SCORING_SPREAD, ScoringText, TextData, share_unknown
+from fire_lm.data.text import SCORING_SPREAD, NoText, ScoringText, TextData, share_unknown
 from fire_lm.errors import UserError
 
 
@@ -279,8 +279,9 @@ def scoring_text(
         raise unreadable(data, error) from error
     if not rows:
         if counts["documents"] == counts["short"]:
-            raise UserError(_nothing_to_read(data, split, length, counts["short"]))
-        raise UserError(
+            kind = NoText if counts["short"] else UserError
+            raise kind(_nothing_to_read(data, split, length, counts["short"]))
+        raise NoText(
             f"The split {split!r} of {data.title} in {data.data_dir} has less text than one "
             f"row of {length} tokens: score a shorter length."
         )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
 
+from fire_lm.errors import UserError
+
 if TYPE_CHECKING:
     from fire_lm.data.pipeline import TrainIterator
 
@@ -102,6 +104,10 @@ class TextData:
         from fire_lm.data import survey
 
         return survey.unknown_share(self, split)
+
+
+class NoText(UserError):
+    """A split has no row of the length asked for."""
 
 
 def share_unknown(targets: np.ndarray, unknown_id: int | None) -> float:

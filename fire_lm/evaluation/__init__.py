@@ -4,8 +4,9 @@ from fire_lm.evaluation.claims import claimed
 from fire_lm.evaluation.length_sweep import (
     check_budget,
     check_lengths,
-    check_model_takes,
     length_sweep,
+    lengths_refused,
+    lengths_taken,
 )
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
 from fire_lm.evaluation.scoring import compile_scoring, sequences_at_a_time
@@ -15,10 +16,11 @@ __all__ = [
     "claimed",
     "check_budget",
     "check_lengths",
-    "check_model_takes",
     "compile_scoring",
     "interpolated",
     "learned_biases",
     "length_sweep",
+    "lengths_refused",
+    "lengths_taken",
     "sequences_at_a_time",
 ]

@@ -6,30 +6,34 @@ rows, segments and positions start anew in each window). So the numbers differ b
 by text or budget. The standard error is over those longest rows, which are the independent pieces
 of text at every length.
 
-Shapes: B batch, T tokens in a sequence, R rows of the longest length.
+A length that the model cannot read is left out, and the text stays. One that the text has no row of
+gets a row without numbers, and rows of the longest that it has are read.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
 from fire_lm import sharding
-from fire_lm.data import Data, ScoringText, dataset_label, scoring_text, unknown_warning
+from fire_lm.data import Data, NoText, ScoringText, dataset_label, scoring_text, unknown_warning
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation.estimators import mean_and_error
-from fire_lm.evaluation.position_losses import number_of_bins, position_losses, tokens_in_bins
-from fire_lm.evaluation.protocols import Windows, named, windows
+from fire_lm.evaluation.pieces import missing, pieces, scored_tokens
+from fire_lm.evaluation.position_losses import position_losses, tokens_in_bins
+from fire_lm.evaluation.protocols import windows
 from fire_lm.evaluation.scoring import read_params, score
 from fire_lm.models import Decoder
 from fire_lm.reporting import PositionLoss, SweepRow
 
-read_scoring_text = functools.lru_cache(maxsize=8)(scoring_text)
+# What a row has where there is no text.
+NO_NUMBERS = (math.nan, math.nan, math.nan, math.nan)
 
 
 def length_sweep(
@@ -78,75 +82,91 @@ def length_sweep(
     lengths = tuple(sorted(set(lengths)))
     check_lengths(lengths)
     check_budget(tokens, tokens_per_batch, position_bins)
-    check_model_takes(model, lengths, run)
-    laid = {
-        (protocol, length): windows(protocol, length, lengths[-1], stride)
-        for protocol in protocols
-        for length in lengths
-    }
+    taken = lengths_taken(model, lengths, run)
+    for protocol, length in itertools.product(protocols, taken):
+        windows(protocol, length, lengths[-1], stride)  # what cannot be is told first
     device_mesh = sharding.make_mesh(mesh)
     model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
     params = functools.cache(lambda: read_params(workdir, step, model, device_mesh))
     known = {row.key: row for row in finished}
     for part in data.parts:
         label = dataset_label(part)
-        text = read_text(part, label, lengths[-1], tokens, split)
         where = (run, encoding, variant, step, label, split, data.construction)
-        for (protocol, length), laid_over in laid.items():
-            place = (*where, named(protocol, stride), length)
-            counts = count(text, laid_over)
-            if not counts[1]:
-                raise UserError(
-                    f"{place[-2]} scores no token of {label} at length {length}: there is only "
-                    "padding there\n"
-                    "rows without it: --gin.CONSTRUCTION=concat, or other EVAL_LENGTHS"
-                )
-            row = known.get(place)
-            if row:
-                check_same_budget(row, counts)
-            by_position = (protocol, length) == ("full", lengths[-1]) and position_bins
-            bins = number_of_bins(length, position_bins) if by_position else 1
-            positions = (*where, length) if by_position else ()
-            if row and (not positions or positions in finished_positions):
+        text = read_text(part, label, lengths, tokens, split)
+        wanted = pieces(text, where, protocols, taken, stride, position_bins)
+        for piece in missing(wanted, known, finished_positions):
+            if piece.laid is None:
+                on_row(piece.row(NO_NUMBERS))
                 continue
-            if row and jax.process_index() == 0:
-                print(f"{run}@{step} at length {length} is scored again, for position_losses.csv")
-            nll_RP = score(
-                model, params(), text, laid_over, tokens_per_batch, device_mesh, run, bins
-            )
-            result = summarize(nll_RP.sum(axis=1), scored_tokens(text, laid_over), counts)
-            if not math.isfinite(result[0]):
-                raise RunFailed(f"{run}@{step}: the loss at length {length} is {result[0]}")
-            if positions:  # first: where the other row is, these are
-                on_positions(
-                    position_losses(positions, nll_RP, tokens_in_bins(text, laid_over, bins))
+            if piece.place in known:
+                say(
+                    f"{run}@{step} at length {piece.length} is scored again, for "
+                    "position_losses.csv"
                 )
-            if not row:
-                on_row(SweepRow(*place, *counts, *result))
+            bins = piece.bins or 1
+            nll_RP = score(
+                model, params(), text, piece.laid, tokens_per_batch, device_mesh, run, bins
+            )
+            tokens_RP = tokens_in_bins(text, piece.laid, bins)
+            result = summarize(nll_RP.sum(axis=1), scored_tokens(text, piece.laid), piece.counts)
+            if not math.isfinite(result[0]):
+                raise RunFailed(f"{run}@{step}: the loss at length {piece.length} is {result[0]}")
+            if piece.bins:  # first: where the row of a sweep is, these are
+                on_positions(position_losses((*where, piece.length), nll_RP, tokens_RP))
+            if piece.place not in known:
+                on_row(piece.row(result))
 
 
-def read_text(data: Data, label: str, longest: int, tokens: int, split: str) -> ScoringText:
-    """About `tokens` tokens in rows of the longest length; says what is amiss with them."""
-    text = read_scoring_text(
-        data, length=longest, num_sequences=max(1, tokens // longest), split=split
-    )
+def say(words: str) -> None:
     if jax.process_index() == 0:
-        scored = text.targets.size
-        if scored < tokens // longest * longest:
-            print(
-                f"the {split} split of {label} has less text: {scored:,} tokens instead of "
-                f"{tokens:,}"
-            )
-        if padding := scored - np.count_nonzero(text.targets):
-            print(
-                f"{padding:,} of the {scored:,} places in the rows of {label} are padding "
-                f"({padding / scored:.1%}), which weighs nothing"
-            )
-        if text.skipped:
-            print(f"{text.skipped:,} empty or undecodable documents of {label} were skipped")
-        if warning := unknown_warning(text.unknown, split, data):
-            print(warning)
+        print(words, flush=True)
+
+
+def read_text(
+    data: Data, label: str, lengths: Sequence[int], tokens: int, split: str
+) -> ScoringText:
+    """About `tokens` tokens in rows of the longest length that there is text for; says which have
+    none, and what is amiss.
+
+    Raises:
+      UserError: there is no text for the shortest, or the next does not divide the others.
+    """
+    for longest in reversed(lengths):
+        text = read_scoring_text(
+            data, length=longest, num_sequences=max(1, tokens // longest), split=split
+        )
+        if isinstance(text, ScoringText):
+            break
+    if not isinstance(text, ScoringText):
+        raise text
+    if longest < lengths[-1]:
+        longer = ", ".join(str(length) for length in lengths if length > longest)
+        say(f"the {split} split of {label} has no text for length {longer}: no number there")
+        check_lengths(tuple(length for length in lengths if length <= longest))
+    scored = text.targets.size
+    if scored < tokens // longest * longest:
+        say(f"the {split} split of {label} has less text: {scored:,} tokens instead of {tokens:,}")
+    if padding := scored - np.count_nonzero(text.targets):
+        say(
+            f"{padding:,} of the {scored:,} places in the rows of {label} are padding "
+            f"({padding / scored:.1%}), which weighs nothing"
+        )
+    if text.skipped:
+        say(f"{text.skipped:,} empty or undecodable documents of {label} were skipped")
+    if warning := unknown_warning(text.unknown, split, data):
+        say(warning)
     return text
+
+
+@functools.lru_cache(maxsize=8)
+def read_scoring_text(
+    data: Data, *, length: int, num_sequences: int, split: str
+) -> ScoringText | NoText:
+    """Once for all checkpoints, also that there is none."""
+    try:
+        return scoring_text(data, length=length, num_sequences=num_sequences, split=split)
+    except NoText as error:
+        return error
 
 
 def check_lengths(lengths: tuple[int, ...]) -> None:
@@ -170,44 +190,35 @@ def check_budget(tokens: int, tokens_per_batch: int, position_bins: int) -> None
             raise UserError(f"length_sweep.{name} is {value}: it must be {least} or more")
 
 
-def check_model_takes(model: Decoder, lengths: tuple[int, ...], run: str) -> None:
-    """Before anything is computed: a table of positions has an end."""
+def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int, ...]:
+    """Those that the model can read; says which are left out. The text is the same all the same.
+
+    Raises:
+      UserError: it can read none of them.
+    """
+    refused = lengths_refused(model, lengths)
+    if len(refused) == len(lengths):
+        raise UserError(
+            f"{run} at length {lengths[0]}: {refused[lengths[0]]}\n"
+            "or lower EVAL_LENGTHS, or leave this run out of the sweep"
+        )
+    if refused:
+        why = next(iter(refused.values())).partition("\n")[0]
+        say(f"{run} is not scored at length {', '.join(map(str, refused))}: {why}")
+    return tuple(length for length in lengths if length not in refused)
+
+
+def lengths_refused(model: Decoder, lengths: Sequence[int]) -> dict[int, str]:
+    """Why, by length: a table of positions has an end. Before anything is computed."""
+    refused = {}
     for length in lengths:
         try:
             for encoding in model.encodings:
                 encoding.check_length(length, length)
             jax.eval_shape(lambda: model.resampling.evaluation_positions(length))  # noqa: B023
         except UserError as error:
-            raise UserError(
-                f"{run} at length {length}: {error}\n"
-                "or lower EVAL_LENGTHS, or leave this run out of the sweep"
-            ) from error
-
-
-def count(text: ScoringText, laid: Windows) -> tuple[int, int, int]:
-    """(sequences, tokens, bytes) scored; sequences of which nothing is scored do not count."""
-    scored = laid.of(text.targets != 0) & laid.scored(len(text.targets))
-    places_T = laid.scored_places(text.targets.shape[1])
-    tokens = int(scored_tokens(text, laid).sum())
-    text_bytes = int(text.byte_counts[:, places_T].sum(dtype=np.int64))
-    return int(scored.any(axis=1).sum()), tokens, text_bytes
-
-
-def scored_tokens(text: ScoringText, laid: Windows) -> np.ndarray:
-    """How many tokens of each row are scored, `[R]`."""
-    places_T = laid.scored_places(text.targets.shape[1])
-    return (text.targets[:, places_T] != 0).sum(axis=1)
-
-
-def check_same_budget(row: SweepRow, counts: tuple[int, int, int]) -> None:
-    """A finished row is kept, but never beside rows of another text under the same name."""
-    if (row.sequences, row.tokens, row.bytes) != counts:
-        raise UserError(
-            f"length_sweep.csv has {row.run}@{row.step} at length {row.length} over another text: "
-            f"{row.tokens} tokens, {row.bytes} bytes, now {counts[1]} and {counts[2]}\n"
-            "the longest of EVAL_LENGTHS and length_sweep.tokens choose it: keep both, "
-            "or move that file away"
-        )
+            refused[length] = str(error)
+    return refused
 
 
 def summarize(

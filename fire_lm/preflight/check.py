@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh
 from fire_lm import data as data_layer
 from fire_lm import sharding
 from fire_lm.errors import FireLMError, UserError, is_of_storage, reason
-from fire_lm.evaluation import check_budget, check_lengths, check_model_takes
+from fire_lm.evaluation import check_budget, check_lengths, lengths_taken
 from fire_lm.metrics import phase
 from fire_lm.preflight import fits
 from fire_lm.preflight.estimate import Estimate
@@ -167,12 +167,12 @@ def first_row(score: Mapping[str, Any]) -> str:
     lengths = tuple(sorted(set(score["lengths"])))
     check_lengths(lengths)
     check_budget(score["tokens"], score["tokens_per_batch"], score["position_bins"])
-    check_model_takes(score["model"], lengths, "this run")
+    taken = lengths_taken(score["model"], lengths, "this run")
     split = score["split"]
     for part in score["data"].parts:
         data_layer.dataset_label(part)
         data_layer.scoring_text(part, length=lengths[-1], num_sequences=1, split=split)
-    return f"to length {lengths[-1]} on the {split} split"
+    return f"to length {taken[-1]} on the {split} split"
 
 
 def _check(name: str, what: Callable[[], str]) -> Check:

@@ -19,7 +19,8 @@ class SweepRow:
       construction: how documents became sequences.
       protocol: which tokens of a sequence are scored; `full` is all of them in one pass.
       length: tokens in a sequence.
-      sequences, tokens, bytes: scored; bytes are of the original text.
+      sequences, tokens, bytes: scored; bytes are of the original text. All are 0, and the numbers
+        nan, where the text has no row of the length.
       nll, nll_stderr: nats per token, the paper's log perplexity, and its standard error.
     """
 
@@ -57,10 +58,10 @@ def ranked_steps(rows: Iterable[SweepRow]) -> list[int]:
     """A run's evaluated steps, best first: by the loss at the longest length that any of them has;
     those that do not have it (yet) are left out.
 
-    Only plain results count, the model as it was trained; of several data sets the first in the
-    file.
+    Only plain results count, the model as it was trained, where there was text to score; of several
+    data sets the first in the file.
     """
-    plain = [row for row in rows if not row.variant and row.protocol == "full"]
+    plain = [row for row in rows if not row.variant and row.protocol == "full" and row.tokens]
     text = {(row.dataset, row.split, row.construction): None for row in plain}
     same = [r for r in plain if (r.dataset, r.split, r.construction) == next(iter(text))]
     longest = max((row.length for row in same), default=0)

@@ -19,7 +19,7 @@ import numpy as np
 from fire_lm.data.blocks.permutation import permuted
 from fire_lm.data.blocks.rows import CONSTRUCTIONS, Rows
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
-from fire_lm.data.text import SCORING_SPREAD, ScoringText, share_unknown
+from fire_lm.data.text import SCORING_SPREAD, NoText, ScoringText, share_unknown
 from fire_lm.errors import UserError
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
         raise UserError(f"Blocks.construction is one of {names}, not {data.construction!r}.")
     rows = CONSTRUCTIONS[data.construction](length, stream.tokens, _ends_of_written(stream))
     if not rows.count:
-        raise UserError(
+        raise NoText(
             f"The {stream.split} split of the blocks in {stream.path} has no row of {length} "
             f"tokens ({data.construction}): ask for a shorter length."
         )

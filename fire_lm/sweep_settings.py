@@ -1,0 +1,153 @@
+"""Settings that `fire-lm sweep` scores a run under: as it was trained, and each --also beside."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import hashlib
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from etils import epath
+
+from fire_lm import config as gin
+from fire_lm import models
+from fire_lm.errors import UserError
+from fire_lm.sweep_runs import say
+from fire_lm.verbs import load_config, newest_config
+
+# What decides rows besides the model.
+_SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")
+# What `length_sweep` is given by the code.
+_CALL: dict[str, Any] = dict.fromkeys(
+    (
+        *("workdir", "run", "step", "variant", "finished", "on_row"),
+        *("finished_positions", "on_positions"),
+    )
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One way of scoring a run's checkpoints.
+
+    Attributes:
+      also: the flags that it has more than the plain one; empty for that.
+      variant: what its model does otherwise than in training, by its name in the table.
+    """
+
+    also: str
+    config: gin.Config
+    variant: str
+
+    @functools.cached_property
+    def rows(self) -> dict[str, Any]:
+        """What decides its rows; equal for two settings that are one."""
+        asked = self.config.arguments("length_sweep", **_CALL)
+        return {"variant": self.variant, **{name: asked[name] for name in _SCORING}}
+
+    def claim(self, step: int) -> str:
+        """The name under which one sweeper has a checkpoint; of the text a hash."""
+        text = repr([self.rows[name] for name in ("data", "split")])
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        return f"{step}-{self.variant or 'plain'}-{digest}"
+
+
+def settings(arguments: argparse.Namespace, workdir: epath.Path) -> list[Setting]:
+    """The plain one, and each --also that has an effect on this run; says which have none."""
+    found, idle = resolved(arguments, workdir)
+    for also, why in idle.items():
+        _say_once(f"{workdir}: --also='{also}' is left out: {why}")
+    return found
+
+
+_say_once = functools.cache(say)
+
+
+def resolved(
+    arguments: argparse.Namespace, workdir: epath.Path
+) -> tuple[list[Setting], dict[str, str]]:
+    """(settings, why others are none of this run)."""
+    found = [Setting("", *configuration(arguments, workdir))]
+    idle = {}
+    for also in arguments.also:
+        files, bindings = flags_of(also)
+        try:
+            one = Setting(also, *configuration(arguments, workdir, files, bindings))
+        except gin.UnusedBinding as error:
+            idle[also] = str(error)
+            continue
+        same = [other.also for other in found if other.rows == one.rows]
+        if same:
+            idle[also] = f"it asks for what --also='{same[0]}' does" if same[0] else "no effect"
+        else:
+            found.append(one)
+    return found, idle
+
+
+def check_effects(arguments: argparse.Namespace, workdirs: Iterable[epath.Path]) -> None:
+    """Raises UserError if an --also has no effect on any of the runs."""
+    idle = [resolved(arguments, workdir)[1] for workdir in workdirs] if arguments.also else []
+    for also in arguments.also:
+        if idle and all(also in of_run for of_run in idle):
+            raise UserError(
+                f"--also='{also}' adds nothing to any of these runs: {idle[0][also]}\n"
+                "leave it out, or mend it"
+            )
+
+
+def flags_of(also: str) -> tuple[list[str], list[str]]:
+    """The gin files and bindings of one --also.
+
+    Raises:
+      UserError: it holds anything else, or nothing.
+    """
+    files, bindings = [], []
+    try:
+        words = shlex.split(also)
+    except ValueError as error:
+        raise UserError(f"--also='{also}' cannot be read ({error}): check its quotes") from None
+    for word in words:
+        if word.startswith("--gin_file="):
+            files.append(word.removeprefix("--gin_file="))
+        elif word.startswith("--gin.") and "=" in word:
+            bindings.append(word.removeprefix("--gin."))
+        else:
+            raise UserError(
+                f"--also='{also}': '{word}' is neither --gin_file=FILE nor --gin.NAME=VALUE"
+            )
+    if not words:
+        raise UserError("--also is empty: it takes flags, as in --also='--gin.NAME=VALUE'")
+    return files, bindings
+
+
+def configuration(
+    arguments: argparse.Namespace,
+    workdir: epath.Path,
+    files: Sequence[str] = (),
+    bindings: Sequence[str] = (),
+) -> tuple[gin.Config, str]:
+    """The run's own configuration with what was asked for, and the name of what that changes."""
+    saved = str(newest_config(workdir))
+    config = load_config(
+        [saved, *arguments.gin_file, *files],
+        [*arguments.bindings, *bindings],
+        arguments.gin_search_paths,
+    )
+    return config, variant_of(load_config([saved]), config, workdir)
+
+
+def variant_of(trained: gin.Config, asked: gin.Config, workdir: epath.Path) -> str:
+    """What is asked of the trained model at evaluation alone, by its name in the table."""
+    if trained.macro("ENCODING") != asked.macro("ENCODING"):
+        raise UserError(
+            f"{workdir} was trained as {trained.macro('ENCODING')}, which is its name in the table"
+            ": set what changes at evaluation by bindings (--gin.RoPE.scaling=@YaRN()), not by a "
+            "file of configs/positions"
+        )
+    try:
+        return models.variant(trained.call("build_decoder"), asked.call("build_decoder"))
+    except UserError as error:
+        raise UserError(f"{workdir}: {error}") from error

@@ -1,0 +1,140 @@
+"""Which checkpoints of runs that are being trained are left for `fire-lm sweep --follow`."""
+
+from __future__ import annotations
+
+import argparse
+
+import jax
+from etils import epath
+
+from fire_lm.checkpoints import available_steps, checkpoint_damage
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.reporting import read_rows
+from fire_lm.sweep_runs import SAME_NAME, NotYet, Wanted, find_runs, say
+from fire_lm.training import stopped_at
+from fire_lm.verbs import load_config, newest_config
+
+# How often a checkpoint that is whole, and cannot be scored, is tried.
+_TRIES = 3
+
+
+class Survey:
+    """What there is to score in runs that are being trained. Process 0's is the one that counts.
+
+    Attributes:
+      begun: whether all that were named had, at the last look.
+    """
+
+    def __init__(self, arguments: argparse.Namespace):
+        self._arguments = arguments
+        self._runs: dict[str, Wanted] = {}
+        self._seen: set[tuple[str, int]] = set()
+        self._left: set[tuple[str, int]] = set()
+        self._failures: dict[tuple[str, int], list[str]] = {}
+        self._told: set[str] = set()
+        self.begun = False
+
+    def leave(self, name: str, step: int) -> None:
+        """It has been scored, or cannot be."""
+        self._left.add((name, step))
+
+    def failed(self, name: str, step: int, problem: str) -> None:
+        """Of one that is there and whole, three times; any other is named and left at once."""
+        if jax.process_index() != 0:
+            return
+        if step not in available_steps(name):
+            self._tell(f"checkpoint {step} of {name} was removed before it was scored")
+            self.leave(name, step)
+        elif found := checkpoint_damage(name, step):
+            self._tell(f"checkpoint {step} of {name} is damaged: {found}: skipped")
+            self.leave(name, step)
+        else:
+            say(problem)
+            problems = self._failures.setdefault((name, step), [])
+            problems.append(problem)
+            if len(problems) == _TRIES:
+                self.leave(name, step)
+
+    def look(self) -> tuple[list[tuple[str, int]], str, bool]:
+        """(checkpoints to score, folder of the combined results, whether training has ended)."""
+        due, over, top = [], True, ""
+        self.begun = True
+        for name in self._arguments.runs:
+            try:
+                runs, folder = find_runs([name], self._arguments.output, begun=False)
+            except NotYet as error:
+                self._tell(f"{error}: waiting for it")
+                over = self.begun = False
+                continue
+            top = str(folder)
+            for run in runs:
+                self._runs[str(run.workdir)] = run
+                over &= self._has_ended(run)  # before what there is: the last one counts
+                due += [(str(run.workdir), step) for step in self._steps(run)]
+        names = [run.workdir.name for run in self._runs.values()]
+        if len(set(names)) < len(names):
+            raise UserError(SAME_NAME)
+        return due, top, over
+
+    def _steps(self, run: Wanted) -> list[int]:
+        """The checkpoints that are left to score; tells of those that have gone."""
+        name, there = str(run.workdir), available_steps(run.workdir)
+        wanted = {(name, step) for step in there if not run.steps or step in run.steps}
+        gone = {one for one in self._seen - wanted - self._left if one[0] == name}
+        if gone:
+            rows = {row.step for row in read_rows(run.workdir / "length_sweep.csv")}
+            for _, step in sorted(gone):
+                if step not in rows:  # else another sweep has scored it
+                    self._tell(f"checkpoint {step} of {name} was removed before it was scored")
+        self._left |= gone
+        self._seen |= wanted
+        return sorted(step for _, step in wanted - self._left)
+
+    def _has_ended(self, run: Wanted) -> bool:
+        name, there = str(run.workdir), available_steps(run.workdir)
+        saved = newest_config(run.workdir)
+        assert saved is not None  # find_runs has seen it
+        last = load_config([str(saved)]).macro("TRAIN_STEPS")
+        assert isinstance(last, int)
+        left = {step for workdir, step in self._left if workdir == name}
+        if run.steps and set(run.steps) <= left | set(there):
+            return True
+        if there and there[-1] >= last:
+            return True
+        stopped = stopped_at(run.workdir)
+        if stopped is not None:
+            self._tell(f"training of {name} stopped by itself at step {stopped} (spikes.jsonl)")
+        return stopped is not None
+
+    def runs(self) -> list[str]:
+        """Those that have begun."""
+        return list(self._runs)
+
+    def scored(self) -> list[tuple[str, int]]:
+        """All checkpoints of these runs that have rows, whoever scored them."""
+        if jax.process_index() != 0:
+            return []
+        return [
+            (name, step)
+            for name, run in self._runs.items()
+            for step in sorted(_steps_with_rows(run.workdir))
+            if not run.steps or step in run.steps
+        ]
+
+    def judge(self) -> None:
+        """Raises RunFailed if something is missing in the end."""
+        lost = [f"{n}@{s}: {p[-1]}" for (n, s), p in self._failures.items() if len(p) == _TRIES]
+        if lost:
+            raise RunFailed(f"{len(lost)} checkpoints could not be scored\n" + "\n".join(lost))
+        if not self.scored():
+            raise RunFailed("training has ended, and there was no whole checkpoint to score")
+
+    def _tell(self, words: str) -> None:
+        if words not in self._told:
+            say(words)
+            self._told.add(words)
+
+
+def _steps_with_rows(workdir: epath.Path) -> set[int]:
+    rows = read_rows(workdir / "length_sweep.csv")
+    return {row.step for row in rows if row.run == workdir.name}

@@ -1,0 +1,129 @@
+"""`fire-lm sweep --also`: several settings of a run, or of a folder of runs, in one sweep."""
+
+from pathlib import Path
+
+import pytest
+from etils import epath
+from sample_run import command, quick_compiles, write_text
+
+from fire_lm.cli import main, parse
+from fire_lm.errors import UserError
+from fire_lm.reporting import read_rows
+from fire_lm.sweep_settings import check_effects, flags_of, resolved, settings
+from fire_lm.verbs import load_config
+
+__all__ = ["quick_compiles"]  # a fixture
+YARN = "--also=--gin.RoPE.scaling=@YaRN()"
+SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
+
+
+@pytest.fixture
+def runs(tmp_path) -> dict[str, epath.Path]:
+    """What is saved of three runs, without a checkpoint."""
+    found = {}
+    for name in ("fire", "rope", "alibi"):
+        files = ["configs/runs/quickstart.gin", f"configs/positions/{name}.gin"]
+        found[name] = epath.Path(tmp_path) / name
+        found[name].mkdir()
+        (found[name] / "config.gin").write_text(load_config(files).text())
+    return found
+
+
+def asked(run: epath.Path, *flags: str) -> list[tuple[str, str]]:
+    """(variant, TFDS name) of each setting."""
+    one = settings(parse(["sweep", str(run), *flags]), run)
+    return [(setting.variant, setting.rows["data"].tfds_name) for setting in one]
+
+
+def test_each_run_has_the_settings_that_concern_it(runs, capsys):
+    flags = [
+        YARN,
+        "--also=--gin.ALiBi.interpolate=True",
+        "--also=--gin.TextData.tfds_name=arxiv:1.0.0 --gin.DATA_DIR='/a b'",
+    ]
+    ((_, plain),) = asked(runs["fire"])
+    arxiv = ("", "arxiv:1.0.0")
+    assert asked(runs["fire"], *flags) == [("", plain), arxiv]
+    assert asked(runs["rope"], *flags) == [("", plain), ("yarn", plain), arxiv]
+    assert asked(runs["alibi"], *flags) == [("", plain), ("interpolate", plain), arxiv]
+    asked(runs["fire"], *flags)
+    told = capsys.readouterr().out
+    line = f"{runs['fire']}: --also='--gin.RoPE.scaling=@YaRN()' is left out: "
+    assert told.count(line) == 1 and "nothing in this experiment uses RoPE" in told
+    found, _ = resolved(parse(["sweep", "x", *flags]), runs["fire"])
+    assert found[1].rows["data"].data_dir == "/a b"
+
+
+def test_one_that_concerns_no_run_is_refused(runs):
+    arguments = parse(["sweep", "x", YARN])
+    check_effects(arguments, runs.values())
+    with pytest.raises(UserError, match="adds nothing to any of these runs: .* uses RoPE"):
+        check_effects(arguments, [runs["fire"], runs["alibi"]])
+    for idle in ("--gin.ALiBi.interpolate=False", "--gin.build_decoder.remat=full"):
+        with pytest.raises(UserError, match="adds nothing to any of these runs: no effect"):
+            check_effects(parse(["sweep", "x", f"--also={idle}"]), [runs["alibi"]])
+    twice = [YARN, "--also=--gin.RoPE.scaling='@YaRN()'"]
+    with pytest.raises(UserError, match="it asks for what --also='--gin.RoPE.scaling=@YaRN"):
+        check_effects(parse(["sweep", "x", *twice]), [runs["rope"]])
+
+
+@pytest.mark.parametrize("also", ["--gin.RoPE.scalin=@YaRN()", "--gin.POSITION=@NoPE"])
+def test_a_slip_is_no_setting_without_effect(runs, also):
+    with pytest.raises(UserError, match="scalin|as it was trained"):
+        resolved(parse(["sweep", "x", f"--also={also}"]), runs["rope"])
+
+
+def test_claims_tell_settings_apart(runs):
+    """And agree with those of a sweep that has one of them for its plain one."""
+    also = "--gin.TextData.tfds_name=arxiv:1.0.0"
+    found, _ = resolved(parse(["sweep", "x", YARN, f"--also={also}"]), runs["rope"])
+    assert len({one.claim(10) for one in found}) == 3 and found[0].claim(9) != found[0].claim(10)
+    (alone,), _ = resolved(parse(["sweep", "x", also]), runs["rope"])
+    assert alone.claim(10) == found[2].claim(10)
+    (shorter,), _ = resolved(parse(["sweep", "x", "--gin.EVAL_LENGTHS=64,128"]), runs["rope"])
+    assert shorter.claim(10) == found[0].claim(10), "lengths are in one file"
+
+
+@pytest.mark.parametrize(
+    "also, told",
+    [
+        ("", "--also is empty"),
+        ("--gin.X='1", "check its quotes"),
+        ("--workdir=here", "'--workdir=here' is neither --gin_file=FILE nor --gin.NAME=VALUE"),
+        ("--gin_file=a.gin b.gin", "'b.gin' is neither"),
+    ],
+)
+def test_flags_that_cannot_be_read(also, told):
+    with pytest.raises(UserError, match=told):
+        flags_of(also)
+
+
+def test_flags_are_split_as_a_shell_does():
+    assert flags_of("--gin_file=a.gin --gin.P='a b' --gin.Q=@F()") == (
+        ["a.gin"],
+        ["P=a b", "Q=@F()"],
+    )
+
+
+@pytest.mark.ci
+def test_a_folder_of_runs_with_variants_and_another_text(tmp_path, capsys):
+    """Each row once, whoever asks again, also of a follower; a dry run says them all."""
+    text, other = write_text(tmp_path / "text"), write_text(tmp_path / "other", documents=90)
+    for name in ("fire", "rope"):
+        assert main(command(text, tmp_path / "runs" / name, position=name)) == 0
+    flags = [*SWEEP, YARN, f"--also=--gin.DATA_DIR='{other}' --gin.length_sweep.split=train"]
+    runs = [str(tmp_path / "runs"), *flags]
+    assert main(["sweep", *runs, "--dry_run"]) == 0
+    assert capsys.readouterr().out.count("@12 at (32, 64) also") == 3
+    assert main(["sweep", *runs]) == 0
+    path = epath.Path(tmp_path) / "runs" / "length_sweep.csv"
+    found = [(row.run, row.variant, row.split, row.length) for row in read_rows(path)]
+    settings = [("fire", "", "validation"), ("fire", "", "train"), ("rope", "", "validation")]
+    settings += [("rope", "yarn", "validation"), ("rope", "", "train")]
+    assert sorted(found) == sorted((*one, n) for one in settings for n in (32, 64))
+    before = Path(path).read_text()
+    assert main(["sweep", *runs, "--follow"]) == 0
+    assert main(["sweep", *runs]) == 0 and Path(path).read_text() == before
+    assert main(["sweep", str(tmp_path / "runs" / "fire"), *SWEEP, YARN]) == 2
+    assert "adds nothing to any of these runs" in capsys.readouterr().err
+    assert main(["sweep", str(tmp_path / "runs" / "fire"), *SWEEP, YARN, "--follow"]) == 2
