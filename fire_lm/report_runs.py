@@ -162,7 +162,7 @@ def _facts(workdir: epath.Path, config: gin.Config, arm: str, step: int) -> RunF
     counts = count_parameters(_abstract_params(model))
     began = starts(str(workdir))
     machine = began[-1].get("machine", {}) if began else {}
-    asked = config.arguments("pretrain", workdir="", dry_run=False, init_from_model=None)
+    asked = _asked(config)
     return RunFacts(
         run=workdir.name,
         encoding=str(config.macro("ENCODING")),
@@ -180,6 +180,11 @@ def _facts(workdir: epath.Path, config: gin.Config, arm: str, step: int) -> RunF
         began=time.strftime("%Y-%m-%d", time.gmtime(began[0]["began"])) if began else "",
         seconds=sum(sum(start["seconds"].values()) for start in began),
     )
+
+
+def _asked(config: gin.Config) -> dict[str, Any]:
+    """What `pretrain` was called with."""
+    return config.arguments("pretrain", workdir="", dry_run=False, init_from_model=None)
 
 
 def _label(config: gin.Config, data: Data) -> str:
@@ -238,7 +243,5 @@ def _probed(workdir: epath.Path, config: gin.Config, results: Results) -> Result
 
 def _text(config: gin.Config, length: int) -> np.ndarray:
     """A row of held-out text, int32 `[length]`."""
-    ours = ("workdir", "run", "step", "finished", "on_row", "variant")
-    asked = config.arguments("length_sweep", **dict.fromkeys(ours))
-    data, split = asked["data"].parts[0], asked["split"]
-    return scoring_text(data, length=length, num_sequences=1, split=split).targets[0]
+    data = _asked(config)["data"].parts[0]
+    return scoring_text(data, length=length, num_sequences=1).targets[0]

@@ -38,13 +38,17 @@ class Page(HTMLParser):
 
     def __init__(self, text: str):
         super().__init__()
-        self.images, self.links, self.anchors, self.foreign, self.cells = [], [], set(), [], []
+        self.images: list[dict[str, str]] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.foreign: list[tuple[str, str]] = []
+        self.cells: list[str] = []
         self._cell = False
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         found = dict(attributes)
-        self.anchors.add(found.get("id"))
+        self.anchors.add(found.get("id", ""))
         if tag == "img":
             self.images.append(found)
         if tag == "a":

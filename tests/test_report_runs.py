@@ -1,0 +1,148 @@
+"""`fire-lm report` over real runs, and over what is not (yet) one."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from gin_files import CONFIGS
+from sample_run import command, quick_compiles, write_text  # noqa: F401 (a fixture)
+from test_report import Page
+
+from fire_lm import verbs
+from fire_lm.cli import main
+from fire_lm.report_runs import arm_names, differing
+from fire_lm.reporting import read_rows
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def configs(*runs: tuple[str, str, tuple[str, ...]]):
+    quickstart = "configs/runs/quickstart.gin"
+    return {
+        name: verbs.load_config([quickstart, f"configs/positions/{position}.gin"], bindings)
+        for name, position, bindings in runs
+    }
+
+
+def test_runs_of_one_name_differ_by_their_seed_alone():
+    found = configs(
+        ("a", "fire", ("SEED=0",)),
+        ("b", "fire", ("SEED=1", "Checkpointing.save_every=7")),
+        ("c", "fire_g", ("SEED=0",)),
+        ("d", "rope", ("AdamW.learning_rate=2e-3",)),
+    )
+    settings = differing(found)
+    named = {(s.name, s.run): s.value for s in settings}
+    assert named["SEED", "b"] == "1" and named["POSITION", "d"] == "'@RoPE'"
+    assert named["FIRE.init_gamma", "a"] == "None" and ("FIRE.init_gamma", "d") not in named
+    assert not any(s.name.startswith(("size_tiny", "FIRE.width")) for s in settings), "are the same"
+    names = arm_names(found, settings)
+    assert names == {"a": "fire", "b": "fire", "c": "fire_g", "d": "rope"}
+
+
+def test_runs_of_one_encoding_are_told_apart_by_what_differs():
+    found = configs(
+        ("a", "fire", ("SEED=0",)),
+        ("b", "fire", ("AdamW.learning_rate=2e-3",)),
+        ("c", "rope", ("TRAIN_STEPS=7",)),
+    )
+    names = arm_names(found, differing(found))
+    assert names == {
+        "a": "fire, learning_rate 0.004",
+        "b": "fire, learning_rate 0.002",
+        "c": "rope",
+    }
+
+
+def test_what_is_no_run_is_told(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert "is neither a run (no config.gin)" in capsys.readouterr().err
+    assert main(["report"]) == 2
+    assert "report needs RUN" in capsys.readouterr().err
+    assert main(["report", str(tmp_path), str(tmp_path / "b")]) == 2
+    assert "say --output=DIR" in capsys.readouterr().err
+    assert main(["report", str(tmp_path), "--bench=nowhere.json"]) == 2
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Two encodings and a second seed, scored; the second seed has only begun, its log is torn."""
+    folder = tmp_path_factory.mktemp("runs")
+    data_dir = write_text(tmp_path_factory.mktemp("text") / "data")
+    for name, position, more in (
+        ("fire", "fire", []),
+        ("alibi", "alibi", []),
+        ("fire-1", "fire", ["--gin.SEED=1"]),
+    ):
+        assert main(command(data_dir, folder / name, *more, position=position)) == 0
+    begun = folder / "fire-1"
+    lines = (begun / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (begun / "metrics.jsonl").write_text("".join(lines[:9]) + lines[9][:40])
+    sweep = ["--gin.EVAL_LENGTHS=32,64,128", "--gin.length_sweep.tokens=2048"]
+    assert main(["sweep", str(folder / "fire"), str(folder / "alibi"), *sweep,
+                 f"--output={folder.parent / 'combined'}"]) == 0  # fmt: skip
+    return folder
+
+
+@pytest.mark.ci
+def test_a_report_of_real_runs(runs, capsys):
+    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    assert main(["report", str(runs)]) == 0
+    assert str(runs / "report" / "index.html") in capsys.readouterr().out
+    for path, content in before.items():
+        assert path.read_bytes() == content, "a report changes no run"
+    text = (runs / "report" / "report.md").read_text()
+    assert "fire-1 (9 of 12)" in text and "Not at their last step" in text
+    rows = {row.run: row for row in read_rows(runs / "report" / "length_sweep.csv")}
+    assert set(rows) == {"fire", "alibi"}
+    names = {path.stem for path in (runs / "report").glob("*.svg")}
+    assert {"training", "learned_fire", "biases_fire", "attention_alibi"} <= names
+    assert any(name.startswith("losses_") for name in names)
+    assert any(name.startswith("positions_") for name in names)
+    learned = [
+        json.loads(line) for line in (runs / "fire" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert f"L {learned[-1]['L/layer_0']:.4g}" in text
+
+    assert main(["report", str(runs / "report"), f"--output={runs.parent / 'again'}"]) == 0
+    again = runs.parent / "again" / "report.md"
+    assert again.read_text().splitlines()[1:] == text.splitlines()[1:], "from its files alone"
+
+
+@pytest.mark.ci
+def test_a_report_against_a_run(runs, tmp_path):
+    one, other = str(runs / "fire"), str(runs / "alibi")
+    assert main(["report", one, f"--against={other}", f"--output={tmp_path}"]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert f"Against {other}" in text and "| fire - alibi |" in text
+
+
+def browse(page: Path, size: str, screenshot: Path) -> str:
+    """What Chromium says on its console; it must have come as far as a picture of the page."""
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+        "--disable-background-networking --disable-component-update --enable-logging=stderr"
+    )
+    said = subprocess.run(
+        [CHROMIUM or "", *flags.split(), f"--window-size={size}", f"--screenshot={screenshot}",
+         f"--user-data-dir={screenshot}.profile", page.as_uri()],
+        capture_output=True, text=True, timeout=120,
+    ).stderr  # fmt: skip
+    assert screenshot.stat().st_size > 20_000, said
+    return "\n".join(line for line in said.splitlines() if "CONSOLE" in line)
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get install chromium)")
+def test_the_page_opens_without_errors(tmp_path):
+    evidence = CONFIGS.parent / "fire_lm" / "reporting" / "evidence" / "mini"
+    assert main(["report", str(evidence), f"--output={tmp_path}"]) == 0
+    for size in ("1280,3000", "390,3000"):
+        assert browse(tmp_path / "index.html", size, tmp_path / f"{size}.png") == ""
+    broken = tmp_path / "broken.html"
+    script = "<script>throw new Error('seen')</script>"
+    broken.write_text((tmp_path / "index.html").read_text().replace("</body>", f"{script}</body>"))
+    assert "seen" in browse(broken, "1280,3000", tmp_path / "broken.png")
+    assert len(Page(broken.read_text()).images) >= 10
