@@ -1,0 +1,155 @@
+"""Times of the whole model for each encoding: what `fire-lm bench model --json` writes, read back.
+
+Nothing heavy is imported, so that benchmarks write it where there is JAX alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from etils import epath
+
+from fire_lm.errors import RunFailed
+
+_T = TypeVar("_T")
+MODEL = "model"
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Where and when.
+
+    Attributes:
+      processor: of a CPU the model, of an accelerator the kind of device.
+      clock: what the seconds are: "CPU" (computing, all threads together) or "wall".
+      cores: those that the process was bound to.
+      load: processes that wanted a core, mean of the minute before the start.
+      versions: of each library.
+    """
+
+    date: str
+    processor: str
+    backend: str
+    clock: str
+    cores: list[int]
+    load: float
+    versions: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Of one call, forward or training.
+
+    Attributes:
+      seconds: by the machine's clock, the least of `rounds_s`.
+      wall_s: least wall time of a round.
+      spread: largest of `rounds_s` over the least.
+      x_nope: `seconds` over those of the same library's NoPE.
+      temp_bytes: what the compiler sets aside beside arguments and results, if it says.
+    """
+
+    seconds: float
+    wall_s: float
+    spread: float
+    x_nope: float
+    temp_bytes: int | None
+    rounds_s: list[float]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelRow:
+    """One encoding at one length.
+
+    Attributes:
+      batch: sequences of `length` tokens.
+      attention: the implementation that "auto" chose.
+      tokens_per_second: of training, on one device.
+      mfu: by the convention of `ModelTimes`; None where the device's peak is not known.
+    """
+
+    encoding: str
+    length: int
+    batch: int
+    attention: str
+    forward: Cost
+    train: Cost
+    tokens_per_second: float
+    mfu: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelTimes:
+    """What `fire-lm bench model` found.
+
+    Attributes:
+      benchmark: says in the file whose it is.
+      model: size, dtype and what a step is, in words.
+      left_out: encodings and lengths that could not be measured, each with the reason.
+    """
+
+    benchmark: str
+    machine: Machine
+    size: str
+    vocab_size: int
+    dtype: str
+    tokens_per_batch: int
+    model: str
+    flops_convention: str
+    rows: list[ModelRow]
+    left_out: list[str]
+
+    @property
+    def where(self) -> str:
+        """A line on machine, date and model."""
+        machine = self.machine
+        device = "one core" if len(machine.cores) == 1 else f"{len(machine.cores)} cores"
+        device = device if machine.backend == "cpu" else "one device"
+        rounds = len(self.rows[0].train.rounds_s)
+        return (
+            f"{machine.date}, {device} of {machine.processor}, jax {machine.versions['jax']}; "
+            f"{self.model}; {machine.clock} time, least of {rounds} rounds"
+        )
+
+
+def read(path: epath.PathLike) -> ModelTimes:
+    """Raises RunFailed where the file is none of `fire-lm bench model`, or damaged."""
+    try:
+        found = json.loads(epath.Path(path).read_text())
+        if not isinstance(found, dict) or found.get("benchmark") != MODEL:
+            raise RunFailed(f"{path} is not what `fire-lm bench model --json` writes")
+        times = _typed(ModelTimes, found)
+        if not times.rows or "jax" not in times.machine.versions:
+            raise ValueError("rows or versions are missing")
+    except ValueError as error:  # of JSON, of UTF-8, and ours
+        raise RunFailed(f"{path} is damaged ({error}): write it again") from error
+    return times
+
+
+def _typed(kind: type[_T], value: Any) -> _T:
+    """What JSON has made of a `kind`; ValueError if it is something else."""
+    built = _built(kind, value)
+    assert isinstance(built, kind)
+    return built
+
+
+def _built(kind: Any, value: Any) -> Any:
+    container, parts = get_origin(kind) or kind, get_args(kind)
+    if container is types.UnionType:  # X | None
+        return None if value is None else _built(parts[0], value)
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        if missing := sorted(set(hints) - set(value)):
+            raise ValueError(f"{container.__name__} without {', '.join(missing)}")
+        return container(**{name: _built(hint, value[name]) for name, hint in hints.items()})
+    if container is list and isinstance(value, list):
+        return [_built(parts[0], part) for part in value]
+    if container is dict and isinstance(value, dict):
+        return {name: _built(parts[1], part) for name, part in value.items()}
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{json.dumps(value)[:40]} is no {container.__name__}")
+    return value
