@@ -79,7 +79,7 @@ def test_the_report_of_a_small_model(hasty, tmp_path, capsys):
     assert nope.forward.x_nope == nope.train.x_nope == 1 != fire.train.x_nope
     assert report.peers == [] and report.matmul_gflops["jax"] > 0
 
-    dense = list(one_attention.memory([256, 512], "dense", TINY, say=print))
+    dense = list(one_attention.memory([256, 512], "dense", TINY, say=lambda text: None))
     blockwise = report.memory
     for first, second in (dense, blockwise):
         assert (first.length, second.length) == (256, 512)
