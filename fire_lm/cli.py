@@ -19,8 +19,9 @@ from fire_lm.errors import (
     reason,
 )
 
-# Those of bench/attention.py, which is not imported for --help.
+# Of bench/encodings.py, which is not imported for --help.
 _BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
+_BESIDE_NOPE = "beside nope, which the others are divided by"
 _CONFIG_HELP = "later files win; configs/ in the repository has them"
 
 
@@ -90,7 +91,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_corpus(verbs.add_parser("corpus", parents=[debug], help="write and check text"), debug)
 
-    benches = verbs.add_parser("bench", help="time and memory, side by side")
+    add_benches(verbs.add_parser("bench", help="time and memory, side by side"), debug)
+    return parser
+
+
+def add_benches(benches: Parser, debug: Parser) -> None:
     subjects = benches.add_subparsers(dest="subject", required=True, parser_class=Parser)
     rounds = Parser(add_help=False)
     rounds.add_argument("--rounds", type=number, default=3, help="of each, in turns")
@@ -105,26 +110,44 @@ def build_parser() -> argparse.ArgumentParser:
     reading.add_argument("--length", type=number, default=2048, help="tokens of a row")
     reading.add_argument("--tokens", type=number, default=2**24, help="of a round")
 
+    model = subjects.add_parser(
+        "model", parents=[debug, rounds], help="what an encoding costs in the whole model"
+    )
+    model.add_argument("--size", choices=["tiny", "125m", "350m"], default="125m")
+    add_lists(
+        model,
+        ("lengths", "512,1024,2048,4096,8192", "tokens of a sequence"),
+        ("encodings", "fire,fire_s,alibi,t5,kerple_log,sandwich,rope", _BESIDE_NOPE),
+    )
+    model.add_argument(
+        "--tokens_per_batch", type=number, help="at each length (8192; on a CPU 2048)"
+    )
+
     bench = subjects.add_parser(
         "attention", parents=[debug, rounds], help="what an encoding costs in two blocks"
     )
-    for name, default, help in (
+    add_lists(
+        bench,
         ("lengths", "2048", "tokens of the two blocks"),
-        ("encodings", _BENCH_ENCODINGS, "beside nope, which the others are divided by"),
+        ("encodings", _BENCH_ENCODINGS, _BESIDE_NOPE),
         ("implementations", "blockwise", "of attention"),
         ("memory", "8192,16384", "tokens of one FIRE attention"),
-    ):
-        kind = names if name in ("encodings", "implementations") else numbers
-        bench.add_argument(
-            f"--{name}", type=kind, default=default, metavar="A,B", help=f"{help} (%(default)s)"
-        )
+    )
     bench.add_argument("--peer", choices=["torch"], help="the same model in another library")
     bench.add_argument(
         "--tpu",
         choices=["v4-8"],
         help="no times: the kernels as compiled for this slice, on a machine without a TPU",
     )
-    return parser
+
+
+def add_lists(verb: Parser, *lists: tuple[str, str, str]) -> None:
+    """Comma-separated (name, default, help)."""
+    for name, default, help in lists:
+        kind = names if name in ("encodings", "implementations") else numbers
+        verb.add_argument(
+            f"--{name}", type=kind, default=default, metavar="A,B", help=f"{help} (%(default)s)"
+        )
 
 
 def add_corpus(corpus: Parser, debug: Parser) -> None:

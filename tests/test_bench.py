@@ -16,9 +16,11 @@ import pytest
 from fire_lm import bench, cli
 from fire_lm.attention import attend
 from fire_lm.bench import attention, one_attention, rounds, tables
+from fire_lm.bench.encodings import ENCODINGS
 from fire_lm.bench.rounds import Times
-from fire_lm.bench.tables import AccuracyRow, Cost, Machine, MemoryRow, PeerRow, Report, Row
+from fire_lm.bench.tables import AccuracyRow, MemoryRow, PeerRow, Report, Row
 from fire_lm.models import changes, size_tiny
+from fire_lm.reporting.bench_times import Cost, Machine
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = size_tiny(num_layers=2, hidden_size=24, head_dim=8, mlp_size=32)
@@ -48,6 +50,8 @@ def report_from(text: str) -> Report:
     return Report(
         description=data["description"],
         machine=Machine(**data["machine"]),
+        matmul_size=data["matmul_size"],
+        matmul_gflops=data["matmul_gflops"],
         rows=rows,
         peers=[PeerRow(**row) for row in data["peers"]],
         memory=[MemoryRow(**row) for row in data["memory"]],
@@ -73,9 +77,9 @@ def test_the_report_of_a_small_model(hasty, tmp_path, capsys):
             assert cost.temp_bytes is not None and cost.temp_bytes > 0
         assert row.train.seconds > row.forward.seconds
     assert nope.forward.x_nope == nope.train.x_nope == 1 != fire.train.x_nope
-    assert report.peers == [] and report.machine.matmul_gflops["jax"] > 0
+    assert report.peers == [] and report.matmul_gflops["jax"] > 0
 
-    dense = list(one_attention.memory([256, 512], "dense", TINY, say=attention.say))
+    dense = list(one_attention.memory([256, 512], "dense", TINY, say=lambda text: None))
     blockwise = report.memory
     for first, second in (dense, blockwise):
         assert (first.length, second.length) == (256, 512)
@@ -176,7 +180,7 @@ def test_short_calls_are_repeated(monkeypatch):
     assert found == {"x": Times([0.125] * 2, [0.25] * 2)}
 
 
-@pytest.mark.parametrize("name", attention.ENCODINGS)
+@pytest.mark.parametrize("name", ENCODINGS)
 def test_encodings_are_those_of_the_gin_files(name):
     from fire_lm import verbs
 
@@ -187,7 +191,8 @@ def test_encodings_are_those_of_the_gin_files(name):
 
 
 def test_the_command_line_knows_the_encodings():
-    assert cli.parse(["bench", "attention"]).encodings == list(attention.ENCODINGS)
+    for subject in ("attention", "model"):
+        assert set(cli.parse(["bench", subject]).encodings) <= set(ENCODINGS)
 
 
 @pytest.mark.parametrize(

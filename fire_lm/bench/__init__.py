@@ -7,9 +7,11 @@ they are compared at equal means and a busy machine disturbs them little.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -33,18 +35,18 @@ def run_attention(arguments: argparse.Namespace) -> None:
     if arguments.tpu:
         compile_for_tpu(arguments)
         return
-    cores = usable_cores()
-    ask_for_one_thread()
-    # The last of the cores that we may use (`taskset` chooses): the first serves interrupts.
-    bind(set(sorted(cores)[-1:]))
-    try:
+    with one_core():
         from fire_lm.bench import attention
 
-        if not attention.on_cpu():
-            bind(cores)
         attention.bench(arguments, load_peer(arguments.peer))
-    finally:
-        bind(cores)
+
+
+def run_model(arguments: argparse.Namespace) -> None:
+    """`fire-lm bench model`: forward and training step of the whole model, for each encoding."""
+    with one_core():
+        from fire_lm.bench import model
+
+        model.bench(arguments)
 
 
 def compile_for_tpu(arguments: argparse.Namespace) -> None:
@@ -61,7 +63,24 @@ def compile_for_tpu(arguments: argparse.Namespace) -> None:
         tpu_kernels.bench(arguments.tpu, Path(folder))
 
 
-SUBJECTS = {"attention": run_attention, "data": run_data}
+SUBJECTS = {"attention": run_attention, "data": run_data, "model": run_model}
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Inside, JAX has started, and on a CPU has one core."""
+    cores = usable_cores()
+    ask_for_one_thread()
+    # The last of the cores that we may use (`taskset` chooses): the first serves interrupts.
+    bind(set(sorted(cores)[-1:]))
+    try:
+        from fire_lm.bench import machine
+
+        if not machine.on_cpu():
+            bind(cores)
+        yield
+    finally:
+        bind(cores)
 
 
 def usable_cores() -> set[int]:

@@ -13,15 +13,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
-import difflib
 import functools
-import json
-import os
-import platform
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any, cast, get_args
 
@@ -31,34 +24,15 @@ import numpy as np
 
 from fire_lm.attention import Implementation
 from fire_lm.bench import tables
-from fire_lm.bench.one_attention import TRAIN_LENGTH, accuracy, memory, temp_bytes
-from fire_lm.bench.rounds import Clock, Times, race
-from fire_lm.bench.tables import Cost, Entry, Machine, PeerRow, Report, Row
+from fire_lm.bench.asked import check_json, check_names, write_json
+from fire_lm.bench.encodings import ENCODINGS, TRAIN_LENGTH
+from fire_lm.bench.machine import clock, load, machine, say
+from fire_lm.bench.one_attention import accuracy, memory, temp_bytes
+from fire_lm.bench.rounds import Clock, Times, cost, race
+from fire_lm.bench.tables import Entry, PeerRow, Report, Row
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, ModelSize, build_decoder, size_125m, token_losses
-from fire_lm.positions import PositionalEncoding
-from fire_lm.positions.alibi import ALiBi
-from fire_lm.positions.fire import FIRE
-from fire_lm.positions.kerple import KERPLELog
-from fire_lm.positions.nope import NoPE
-from fire_lm.positions.rope import RoPE
-from fire_lm.positions.sandwich import Sandwich
-from fire_lm.positions.t5 import T5
-from fire_lm.sharding import skip_absent_tpu
 
-# As in configs/positions: the encoding, and whether the layers share its parameters.
-ENCODINGS: dict[str, tuple[Callable[..., PositionalEncoding], bool]] = {
-    "nope": (NoPE, False),
-    "fire": (FIRE, False),
-    "fire_s": (FIRE, True),
-    "fire_g": (functools.partial(FIRE, init_gamma=1.0), False),
-    "fire_appendix_e": (functools.partial(FIRE, hidden_layers=1, init_L=512.0), False),
-    "alibi": (ALiBi, False),
-    "t5": (T5, True),
-    "kerple_log": (KERPLELog, True),
-    "sandwich": (Sandwich, False),
-    "rope": (RoPE, False),
-}
 SIZE = size_125m(num_layers=2)
 VOCAB_SIZE = 256
 LEARNING_RATE = 1e-3
@@ -88,17 +62,14 @@ class Contestant(Entry):
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSize = SIZE) -> Report:
     """Measures what the command line asks for, prints it, and writes the JSON."""
-    check(arguments.encodings, list(ENCODINGS), "--encodings")
-    check(arguments.implementations, list(get_args(Implementation)), "--implementations")
-    if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
-        raise UserError(f"--json: there is no folder {Path(arguments.json).absolute().parent}")
-    if arguments.json and Path(arguments.json).is_dir():
-        raise UserError(f"--json: {arguments.json} is a folder, name a file")
+    check_names(arguments.encodings, list(ENCODINGS), "--encodings")
+    check_names(arguments.implementations, list(get_args(Implementation)), "--implementations")
+    check_json(arguments.json)
     if not arguments.implementations:
         raise UserError("--implementations: name at least one, such as blockwise")
     if peer is not None:
         peer.start(jax.default_backend())
-    load = os.getloadavg()[0]
+    load_before = load()
     lengths = list(dict.fromkeys(arguments.lengths))
     implementations = cast(list[Implementation], list(dict.fromkeys(arguments.implementations)))
     contestants: list[Contestant] = []
@@ -106,14 +77,15 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSiz
         contestants += build(name, lengths, implementations, peer, size)
     logits = {c.key: c.logits() for c in contestants}  # before anyone trains
 
-    clock: Clock = "CPU" if jax.default_backend() == "cpu" else "wall"
     matmuls = matmul_calls(peer)
     times = race({**matmuls, **calls(contestants)}, arguments.rounds, say)
-    rows = [row_of(contestant, times, clock) for contestant in contestants]
-    speeds = {name: 2e-9 * MATMUL_SIZE**3 / min(times[name].of(clock)) for name in matmuls}
+    rows = [row_of(contestant, times, clock()) for contestant in contestants]
+    speeds = {name: 2e-9 * MATMUL_SIZE**3 / min(times[name].of(clock())) for name in matmuls}
     report = Report(
         description=DESCRIPTION.format(size=size),
-        machine=machine(clock, load, peer, {name.split()[0]: x for name, x in speeds.items()}),
+        machine=machine(load_before, {} if peer is None else {peer.NAME: peer.VERSION}),
+        matmul_size=MATMUL_SIZE,
+        matmul_gflops={name.split()[0]: speed for name, speed in speeds.items()},
         rows=rows,
         peers=[] if peer is None else list(against(peer.NAME, rows, logits)),
         memory=[
@@ -122,28 +94,8 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSiz
         accuracy=[accuracy(name, size) for name in implementations],
     )
     print(tables.text(report))
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+    write_json(arguments.json, report)
     return report
-
-
-def on_cpu() -> bool:
-    """Starts JAX."""
-    skip_absent_tpu()
-    return jax.default_backend() == "cpu"
-
-
-def say(text: str) -> None:
-    """Progress, apart from the table."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def check(names: Sequence[str], known: Sequence[str], flag: str) -> None:
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f": did you mean {near[0]}?" if near else ""
-            raise UserError(f"{flag}: unknown '{name}'{hint}\nthere are {', '.join(known)}")
 
 
 def build(
@@ -255,24 +207,12 @@ def calls(contestants: Sequence[Contestant]) -> dict[str, Callable[[], object]]:
 
 def row_of(contestant: Contestant, times: dict[str, Times], clock: Clock) -> Row:
     nope = dataclasses.replace(contestant, encoding="nope")
-
-    def cost(what: str, memory: int | None) -> Cost:
-        own, others = times[f"{contestant.key} {what}"], times[f"{nope.key} {what}"]
-        rounds_s = own.of(clock)
-        return Cost(
-            seconds=min(rounds_s),
-            wall_s=min(own.wall_s),
-            spread=max(rounds_s) / min(rounds_s),
-            x_nope=min(rounds_s) / min(others.of(clock)),
-            temp_bytes=memory,
-            rounds_s=rounds_s,
-        )
-
-    return Row(
-        *(contestant.library, contestant.encoding, contestant.length, contestant.implementation),
-        forward=cost("forward", contestant.temp_bytes[0]),
-        train=cost("train", contestant.temp_bytes[1]),
+    forward, train = (
+        cost(times[f"{contestant.key} {what}"], times[f"{nope.key} {what}"], clock, temp_bytes)
+        for what, temp_bytes in zip(("forward", "train"), contestant.temp_bytes, strict=True)
     )
+    entry = (contestant.library, contestant.encoding, contestant.length, contestant.implementation)
+    return Row(*entry, forward, train)
 
 
 def against(peer: str, rows: Sequence[Row], logits: dict[str, np.ndarray]) -> Iterator[PeerRow]:
@@ -288,31 +228,3 @@ def against(peer: str, rows: Sequence[Row], logits: dict[str, np.ndarray]) -> It
             train=row.train.seconds / other.train.seconds,
             logit_difference=float(np.max(np.abs(logits[row.key] - logits[other.key]))),
         )
-
-
-def machine(
-    clock: Clock, load: float, peer: ModuleType | None, matmul_gflops: dict[str, float]
-) -> Machine:
-    device = jax.devices()[0]
-    versions = {"python": platform.python_version(), "jax": jax.__version__}
-    if peer is not None:
-        versions[peer.NAME] = peer.VERSION
-    return Machine(
-        date=datetime.date.today().isoformat(),
-        processor=cpu_model() if device.platform == "cpu" else device.device_kind,
-        backend=device.platform,
-        clock=clock,
-        cores=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
-        load=load,
-        versions=versions,
-        matmul_size=MATMUL_SIZE,
-        matmul_gflops=matmul_gflops,
-    )
-
-
-def cpu_model() -> str:
-    """As Linux names it, else as Python does."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.attention import Implementation, attend
+from fire_lm.bench.encodings import TRAIN_LENGTH
 from fire_lm.bench.tables import AccuracyRow, MemoryRow
 from fire_lm.models import ModelSize
 from fire_lm.positions.base import Params
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.resampling import Resampling
 
-TRAIN_LENGTH = 2048  # the paper's; FIRE's threshold comes from it, whatever length is measured
 # Where accuracy is measured: positions on both sides of the threshold, and `dense` still fits.
 ACCURACY_LENGTH = 1024
 

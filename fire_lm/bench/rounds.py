@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from fire_lm.reporting.bench_times import Cost
+
 Clock = Literal["CPU", "wall"]
 # A shorter call is repeated within its turn: clocks tick, and interrupts cost the same.
 SHORTEST_SECONDS = 0.2
@@ -52,3 +54,16 @@ def timed(call: Callable[[], object], repeats: int) -> tuple[float, float]:
     for _ in range(repeats):
         call()
     return (time.process_time() - cpu) / repeats, (time.perf_counter() - wall) / repeats
+
+
+def cost(own: Times, nope: Times, clock: Clock, temp_bytes: int | None) -> Cost:
+    """The best round counts: whatever else a machine does only adds time."""
+    rounds_s = own.of(clock)
+    return Cost(
+        seconds=min(rounds_s),
+        wall_s=min(own.wall_s),
+        spread=max(rounds_s) / min(rounds_s),
+        x_nope=min(rounds_s) / min(nope.of(clock)),
+        temp_bytes=temp_bytes,
+        rounds_s=rounds_s,
+    )

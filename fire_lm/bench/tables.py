@@ -3,50 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """Where and when.
-
-    Attributes:
-      clock: what the seconds are: "CPU" (computing, all threads together) or "wall".
-      cores: those that the process was bound to.
-      load: processes that wanted a core, mean of the minute before the start.
-      versions: of each library.
-      matmul_gflops: speed of each library's float32 product of square matrices of `matmul_size`.
-    """
-
-    date: str
-    processor: str
-    backend: str
-    clock: str
-    cores: list[int]
-    load: float
-    versions: dict[str, str]
-    matmul_size: int
-    matmul_gflops: dict[str, float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """Of one call, forward or training.
-
-    Attributes:
-      seconds: by the machine's clock, the least of `rounds_s`.
-      wall_s: least wall time of a round.
-      spread: largest of `rounds_s` over the least.
-      x_nope: `seconds` over those of the same library's NoPE.
-      temp_bytes: what the compiler sets aside beside arguments and results, if it says.
-    """
-
-    seconds: float
-    wall_s: float
-    spread: float
-    x_nope: float
-    temp_bytes: int | None
-    rounds_s: list[float]
+from fire_lm.reporting.bench_times import Cost, Machine, ModelRow, ModelTimes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +67,16 @@ class AccuracyRow:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
+    """What `fire-lm bench attention` found.
+
+    Attributes:
+      matmul_gflops: speed of each library's float32 product of square matrices of `matmul_size`.
+    """
+
     description: str
     machine: Machine
+    matmul_size: int
+    matmul_gflops: dict[str, float]
     rows: list[Row]
     peers: list[PeerRow]
     memory: list[MemoryRow]
@@ -117,7 +85,9 @@ class Report:
 
 def text(report: Report) -> str:
     """The whole report, tables in columns."""
-    parts = [_machine(report.machine)]
+    speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in report.matmul_gflops.items())
+    matmul = " x ".join([str(report.matmul_size)] * 3)
+    parts = [f"{_machine(report.machine)}\nfloat32 matmul {matmul}, GFLOP/s: {speeds}"]
     if report.rows:
         parts += [report.description, _times(report)]
     if report.peers:
@@ -129,17 +99,43 @@ def text(report: Report) -> str:
     return "\n\n".join(parts)
 
 
+def model_text(report: ModelTimes) -> str:
+    """A table a length, and what the numbers are."""
+    parts = [_machine(report.machine), report.model]
+    for length, rows in itertools.groupby(report.rows, key=lambda row: row.length):
+        parts.append(_model_times(length, list(rows)))
+    rounds = len(report.rows[0].train.rounds_s)
+    notes = [
+        f"Milliseconds of {report.machine.clock} time on one device, least of {rounds} interleaved "
+        "rounds; max/min: their spread in training; tokens/s: of training."
+    ]
+    if any(row.mfu is not None for row in report.rows):
+        notes.append(f"MFU: FLOPs of a token = {report.flops_convention}.")
+    notes += [f"left out: {reason}" for reason in report.left_out]
+    return "\n\n".join([*parts, "\n".join(notes)])
+
+
+def _model_times(length: int, rows: Sequence[ModelRow]) -> str:
+    header = ["", "forward ms", "x NoPE", "train ms", "x NoPE", "max/min", "tokens/s"]
+    cells = [
+        [row.encoding, f"{1e3 * row.forward.seconds:.4g}", f"{row.forward.x_nope:.2f}"]
+        + [f"{1e3 * row.train.seconds:.4g}", f"{row.train.x_nope:.2f}", f"{row.train.spread:.2f}"]
+        + [f"{row.tokens_per_second:,.0f}"]
+        + ([] if row.mfu is None else [f"{row.mfu:.1%}"])
+        for row in rows
+    ]
+    header += ["MFU"] if rows[0].mfu is not None else []
+    one = rows[0]
+    title = f"length {length}, {one.batch} at a time, attention {one.attention}"
+    return f"{title}\n{columns(header, cells, 1)}"
+
+
 def _machine(machine: Machine) -> str:
     where = f"core {machine.cores[0]}" if len(machine.cores) == 1 else f"{len(machine.cores)} cores"
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in machine.matmul_gflops.items())
-    size = machine.matmul_size
-    return "\n".join(
-        [
-            f"{machine.date}, {machine.processor}, {where}, load {machine.load:.1f}",
-            f"{versions}; backend {machine.backend}",
-            f"float32 matmul {size} x {size} x {size}, GFLOP/s: {speeds}",
-        ]
+    return (
+        f"{machine.date}, {machine.processor}, {where}, load {machine.load:.1f}\n"
+        f"{versions}; backend {machine.backend}"
     )
 
 

@@ -1,0 +1,33 @@
+"""What a benchmark is asked for, checked before anything is measured; and where its JSON goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fire_lm.errors import UserError
+
+
+def check_names(names: Sequence[str], known: Sequence[str], flag: str) -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            raise UserError(f"{flag}: unknown '{name}'{hint}\nthere are {', '.join(known)}")
+
+
+def check_json(file: str | None) -> None:
+    if file and not Path(file).absolute().parent.is_dir():
+        raise UserError(f"--json: there is no folder {Path(file).absolute().parent}")
+    if file and Path(file).is_dir():
+        raise UserError(f"--json: {file} is a folder, name a file")
+
+
+def write_json(file: str | None, report: Any) -> None:
+    """A report, which is a dataclass; nothing if no file was asked for."""
+    if file:
+        Path(file).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")

@@ -1,0 +1,35 @@
+"""The encodings that benchmarks compare, as in configs/positions, without gin."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.alibi import ALiBi
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.kerple import KERPLELog
+from fire_lm.positions.learned import Learned
+from fire_lm.positions.nope import NoPE
+from fire_lm.positions.rope import RoPE
+from fire_lm.positions.sandwich import Sandwich
+from fire_lm.positions.sinusoidal import Sinusoidal
+from fire_lm.positions.t5 import T5
+
+TRAIN_LENGTH = 2048  # the paper's; FIRE's threshold comes from it, whatever length is measured
+
+# The encoding, and whether the layers share its parameters.
+ENCODINGS: dict[str, tuple[Callable[..., PositionalEncoding], bool]] = {
+    "nope": (NoPE, False),
+    "fire": (FIRE, False),
+    "fire_s": (FIRE, True),
+    "fire_g": (functools.partial(FIRE, init_gamma=1.0), False),
+    "fire_appendix_e": (functools.partial(FIRE, hidden_layers=1, init_L=512.0), False),
+    "alibi": (ALiBi, False),
+    "t5": (T5, True),
+    "kerple_log": (KERPLELog, True),
+    "sandwich": (Sandwich, False),
+    "rope": (RoPE, False),
+    "sinusoidal": (Sinusoidal, False),
+    "learned": (Learned, True),
+}

@@ -1,0 +1,58 @@
+"""Where a benchmark runs, in words; starts JAX."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+
+from fire_lm.bench.rounds import Clock
+from fire_lm.reporting.bench_times import Machine
+from fire_lm.sharding import skip_absent_tpu
+
+
+def on_cpu() -> bool:
+    skip_absent_tpu()
+    return jax.default_backend() == "cpu"
+
+
+def clock() -> Clock:
+    """On a CPU the seconds that the process spent computing, elsewhere those of the wall."""
+    return "CPU" if jax.default_backend() == "cpu" else "wall"
+
+
+def say(text: str) -> None:
+    """Progress, apart from the table."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def load() -> float:
+    """Before the start, since what is measured is load too."""
+    return os.getloadavg()[0]
+
+
+def machine(load: float, versions: Mapping[str, str]) -> Machine:
+    """`versions`: of libraries beside Python and JAX."""
+    device = jax.devices()[0]
+    return Machine(
+        date=datetime.date.today().isoformat(),
+        processor=cpu_model() if device.platform == "cpu" else device.device_kind,
+        backend=device.platform,
+        clock=clock(),
+        cores=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        load=load,
+        versions={"python": platform.python_version(), "jax": jax.__version__, **versions},
+    )
+
+
+def cpu_model() -> str:
+    """As Linux names it, else as Python does."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

@@ -1,0 +1,228 @@
+"""What an encoding costs in the whole model: forward and training step, beside NoPE (Fig. 5).
+
+The programs are the ones that run elsewhere: what a length sweep scores a batch with, logits and
+the loss of each token, and the step of `pretrain`, forward, backward and AdamW, both on one device.
+Every length has as many tokens in its batch, as long as a sequence fits into it. Contestants take
+turns in one process and the best round counts (rounds.py). Fig. 5 of the paper is forward alone,
+the base model at length 2048, as a mean of 10 runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fire_lm import sharding
+from fire_lm.attention import choose_implementation
+from fire_lm.bench import tables
+from fire_lm.bench.asked import check_json, check_names, write_json
+from fire_lm.bench.encodings import ENCODINGS, TRAIN_LENGTH
+from fire_lm.bench.machine import clock, load, machine, say
+from fire_lm.bench.one_attention import temp_bytes
+from fire_lm.bench.rounds import Times, cost, race
+from fire_lm.bench.states import States
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.evaluation import compile_scoring, sequences_at_a_time
+from fire_lm.metrics import FLOPS_CONVENTION, peak_flops
+from fire_lm.models import Decoder, ModelSize, build_decoder, size_125m, size_350m, size_tiny
+from fire_lm.reporting.bench_times import MODEL, ModelRow, ModelTimes
+from fire_lm.training import AdamW, Spikes, compile_training, model_flops_per_token
+
+# With the vocabularies of configs/data: bytes, and that of C4.
+SIZES: dict[str, tuple[Callable[[], ModelSize], int]] = {
+    "tiny": (size_tiny, 384),
+    "125m": (size_125m, 32_128),
+    "350m": (size_350m, 32_128),
+}
+TRAIN_STEPS = 600_000  # of the paper; the learning rate stays near zero
+TOKENS, TOKENS_ON_CPU = 8192, 2048
+DESCRIPTION = (
+    "{name}: {size.num_layers} layers in a loop, {size.hidden_size} wide, {size.num_heads} heads "
+    "of {size.head_dim}, vocabulary of {vocab_size:,}; {dtype}; forward = loss of every token; "
+    "train = forward, backward, AdamW"
+)
+
+
+class Setting(NamedTuple):
+    """What all contestants have in common."""
+
+    size: ModelSize
+    vocab_size: int
+    dtype: Literal["bfloat16", "float32"]
+    tokens_per_batch: int
+    mesh: Mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """An encoding at a length; its calls return when the work is done.
+
+    Attributes:
+      flops_per_token: of training, by the convention.
+      temp_bytes: of forward and train, what the compiler sets aside, if it says.
+    """
+
+    encoding: str
+    length: int
+    batch: int
+    attention: str
+    forward: Callable[[], object]
+    train: Callable[[], object]
+    flops_per_token: float
+    temp_bytes: tuple[int | None, int | None]
+
+
+def bench(arguments: argparse.Namespace) -> ModelTimes:
+    """Measures what the command line asks for, prints it, and writes the JSON."""
+    check_names(arguments.encodings, list(ENCODINGS), "--encodings")
+    check_json(arguments.json)
+    if not arguments.lengths:
+        raise UserError("--lengths: name at least one, such as 2048")
+    load_before = load()
+    setting = setting_for(arguments.size, arguments.tokens_per_batch)
+    left_out: list[str] = []
+    try:
+        contestants = list(build(arguments.encodings, arguments.lengths, setting, left_out))
+        times = race(calls(contestants), arguments.rounds, say)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise RunFailed(
+            "the memory of the device is too small for this: lower --tokens_per_batch "
+            f"({setting.tokens_per_batch}), or the longest of --lengths"
+        ) from error
+    report = ModelTimes(
+        benchmark=MODEL,
+        machine=machine(load_before, {}),
+        size=arguments.size,
+        vocab_size=setting.vocab_size,
+        dtype=setting.dtype,
+        tokens_per_batch=setting.tokens_per_batch,
+        model=DESCRIPTION.format(name=arguments.size, **setting._asdict()),
+        flops_convention=FLOPS_CONVENTION,
+        rows=[row_of(contestant, times) for contestant in contestants],
+        left_out=left_out,
+    )
+    print(tables.model_text(report))
+    write_json(arguments.json, report)
+    return report
+
+
+def setting_for(name: str, tokens_per_batch: int | None) -> Setting:
+    on_cpu = jax.default_backend() == "cpu"
+    size, vocab_size = SIZES[name]
+    return Setting(
+        size(),
+        vocab_size,
+        "float32" if on_cpu else "bfloat16",  # CPUs have no quick bfloat16
+        tokens_per_batch or (TOKENS_ON_CPU if on_cpu else TOKENS),
+        sharding.mesh_of((1, 1, 1), jax.devices()[:1]),
+    )
+
+
+def build(
+    encodings: Sequence[str], lengths: Sequence[int], setting: Setting, left_out: list[str]
+) -> Iterator[Contestant]:
+    """Length by length, NoPE first; what a length is too long for goes to `left_out`."""
+    optimizer = AdamW().build(TRAIN_STEPS)
+    states = States(optimizer, setting.mesh)
+    for length in dict.fromkeys(lengths):
+        for name in dict.fromkeys(["nope", *encodings]):
+            model = decoder(name, setting)
+            try:
+                model.encodings[0].check_length(length, length)
+            except UserError as error:
+                left_out.append(f"{name} at {length}: {str(error).partition(chr(10))[0]}")
+                continue
+            say(f"compiling {name} {length}")
+            states.add(name, model)
+            yield contestant(name, model, length, setting, states)
+
+
+def decoder(name: str, setting: Setting) -> Decoder:
+    encoding, shared = ENCODINGS[name]
+    return build_decoder(
+        setting.size,
+        encoding,
+        setting.vocab_size,
+        TRAIN_LENGTH,
+        dtype=setting.dtype,
+        share_position=shared,
+    )
+
+
+def contestant(
+    name: str, model: Decoder, length: int, setting: Setting, states: States
+) -> Contestant:
+    mesh, tokens = setting.mesh, setting.tokens_per_batch
+    batch_size = sequences_at_a_time(length, tokens, mesh)
+    features = ("targets",)
+    forward = compile_scoring(
+        model, mesh, features=features, length=length, tokens_per_batch=tokens
+    )
+    train = compile_training(
+        *(model, states.optimizer, mesh),
+        features=features,
+        batch_size=batch_size,
+        train_length=length,
+        seed=0,
+        z_loss=0.0,
+        microbatches=1,
+        spikes=Spikes(),
+    )
+    shape = (batch_size, length)
+    text = np.random.default_rng(length).integers(1, setting.vocab_size, shape, np.int32)
+    batch = sharding.put_batch({"targets": text}, mesh)
+
+    def update() -> None:
+        state, metrics = train(states.of(name), batch)
+        states.replace(name, state)
+        jax.block_until_ready((state, metrics))
+
+    return Contestant(
+        *(name, length, batch_size, choose_implementation(model.attention, length)),
+        forward=lambda: jax.block_until_ready(forward(states.of(name).params, batch["targets"])),
+        train=update,
+        flops_per_token=model_flops_per_token(model, states.of(name).params, length),
+        temp_bytes=(temp_bytes(forward), temp_bytes(train)),
+    )
+
+
+def calls(contestants: Sequence[Contestant]) -> dict[str, Callable[[], object]]:
+    return {
+        f"{entry.encoding} {entry.length} {what}": call
+        for entry in contestants
+        for what, call in (("forward", entry.forward), ("train", entry.train))
+    }
+
+
+def row_of(entry: Contestant, times: dict[str, Times]) -> ModelRow:
+    forward, train = (
+        cost(
+            times[f"{entry.encoding} {entry.length} {what}"],
+            times[f"nope {entry.length} {what}"],
+            clock(),
+            temp_bytes,
+        )
+        for what, temp_bytes in zip(("forward", "train"), entry.temp_bytes, strict=True)
+    )
+    rate = entry.batch * entry.length / train.seconds
+    return ModelRow(
+        *(entry.encoding, entry.length, entry.batch, entry.attention),
+        forward=forward,
+        train=train,
+        tokens_per_second=rate,
+        mfu=utilisation(rate, entry.flops_per_token, jax.devices()[0].device_kind),
+    )
+
+
+def utilisation(tokens_per_second: float, flops_per_token: float, device_kind: str) -> float | None:
+    """MFU of one device, or None where its peak is not known."""
+    peak = peak_flops(device_kind)
+    return None if peak is None else tokens_per_second * flops_per_token / peak
