@@ -185,11 +185,12 @@ def combine(
     for name, step in checkpoints:
         workdir = place(name)
         rows += [row for row in found[name] if (row.run, row.step) == (workdir.name, step)]
+    wanted = {(name, step) for name, step in checkpoints}  # in a job they come as lists (JSON)
     positions = [
         row
         for name in found
         for row in read_table(place(name) / "position_losses.csv", PositionLoss)
-        if row.run == place(name).name and (name, row.step) in set(checkpoints)
+        if row.run == place(name).name and (name, row.step) in wanted
     ]
     for name in found:
         length = configuration(arguments, place(name))[0].macro("TRAIN_LENGTH")
