@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -146,7 +147,10 @@ def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
     """Each row is written as soon as it is known."""
     path, positions = workdir / "length_sweep.csv", workdir / "position_losses.csv"
     finished = agreed([dataclasses.astuple(row) for row in read_rows(path)])
-    keys = agreed(sorted({row.key for row in read_table(positions, PositionLoss)}))
+    by_position: collections.Counter[tuple[str | int, ...]] = collections.Counter()
+    for one in read_table(positions, PositionLoss):
+        by_position[one.key] += one.tokens
+    tokens = agreed(list(by_position.items()))
 
     def add(row: SweepRow) -> None:
         if jax.process_index() == 0:
@@ -164,7 +168,7 @@ def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
         variant=setting.variant,
         finished=[SweepRow(*row) for row in finished],
         on_row=add,
-        finished_positions={tuple(key) for key in keys},
+        finished_positions={tuple(key): count for key, count in tokens},
         on_positions=add_positions,
     )
 
@@ -181,11 +185,12 @@ def combine(
     for name, step in checkpoints:
         workdir = place(name)
         rows += [row for row in found[name] if (row.run, row.step) == (workdir.name, step)]
+    wanted = {(name, step) for name, step in checkpoints}  # in a job they come as lists (JSON)
     positions = [
         row
         for name in found
         for row in read_table(place(name) / "position_losses.csv", PositionLoss)
-        if row.run == place(name).name and (name, row.step) in set(checkpoints)
+        if row.run == place(name).name and (name, row.step) in wanted
     ]
     for name in found:
         length = configuration(arguments, place(name))[0].macro("TRAIN_LENGTH")

@@ -3,6 +3,7 @@
 Synthetic text and tiny models; `test_cli.py` has the sweep of real runs.
 """
 
+import collections
 import dataclasses
 import importlib.util
 import math
@@ -157,13 +158,16 @@ class Sweep:
     def __call__(self, **changes) -> list[SweepRow]:
         """The rows that this call adds."""
         new: list[SweepRow] = []
+        tokens: collections.Counter[tuple[str | int, ...]] = collections.Counter()
+        for row in self.positions:
+            tokens[row.key] += row.tokens
         settings: dict[str, Any] = {
             "workdir": "",
             "run": "run",
             "step": 7,
             "finished": list(self.rows),
             "on_row": new.append,
-            "finished_positions": {row.key for row in self.positions},
+            "finished_positions": dict(tokens),
             "on_positions": self.positions.extend,
             "model": MODEL,
             "encoding": "fire",
@@ -367,7 +371,7 @@ def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
         step=1,
         finished=[],
         on_row=rows.append,
-        finished_positions=(),
+        finished_positions={},
         on_positions=lambda rows: None,
         position_bins=1,
         model=MODEL,

@@ -96,7 +96,7 @@ def test_bins_together_are_the_row(sweep, monkeypatch):
     tokens = sum(row.tokens for row in sweep.positions)
     mean = sum(row.nll * row.tokens for row in sweep.positions) / tokens
     assert (tokens, mean) == (rows[1].tokens, pytest.approx(rows[1].nll, rel=1e-12))
-    settings = {"finished": [], "finished_positions": [], "lengths": (LONGEST,)}
+    settings = {"finished": [], "finished_positions": {}, "lengths": (LONGEST,)}
     for bins in (0, 1):
         other: list[PositionLoss] = []
         (again,) = sweep(**settings, position_bins=bins, on_positions=other.extend)
@@ -140,6 +140,13 @@ def test_a_file_that_lacks_them_gets_them(sweep, capsys):
     told = capsys.readouterr().out
     assert told.count("run@7 at length 32 is scored again, for position_losses.csv\n") == 1
     assert sweep(position_bins=4) == [] and sweep.computed == [LONGEST], "they stay in their bins"
+
+
+def test_those_of_another_text_are_refused(sweep):
+    """As where length_sweep.csv alone was moved away."""
+    sweep()
+    with pytest.raises(UserError, match="position_losses.csv has run@7 at length 32 over another"):
+        sweep(tokens=5 * LONGEST, finished=[])
 
 
 def test_other_protocols_have_none(sweep):

@@ -149,7 +149,7 @@ def config_of(data: Path, *bindings: str, position: str = "fire", more: str = ""
 def calls(config: Any, workdir: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """What `pretrain` and `length_sweep` would be called with."""
     rest: dict[str, Any] = {"finished": [], "on_row": None}
-    rest |= {"finished_positions": [], "on_positions": None}
+    rest |= {"finished_positions": {}, "on_positions": None}
     return (
         config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None),
         config.arguments("length_sweep", workdir="", run="", step=0, variant="", **rest),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -43,7 +43,7 @@ def length_sweep(
     step: int,
     finished: list[SweepRow],
     on_row: Callable[[SweepRow], None],
-    finished_positions: Collection[tuple[str | int, ...]],
+    finished_positions: Mapping[tuple[str | int, ...], int],
     on_positions: Callable[[list[PositionLoss]], None],
     model: Decoder,
     encoding: str,
@@ -64,7 +64,8 @@ def length_sweep(
       workdir, run, step: the run directory, its name in the table, and the checkpoint.
       finished: rows that exist; their keys are not computed again.
       on_row: called with each new row as soon as it is known.
-      finished_positions: keys of the losses by position that exist; they stay, in whatever bins.
+      finished_positions: keys of the losses by position that exist, with their tokens; they stay,
+        in whatever bins.
       on_positions: called with those of the longest length, before its row.
       model, data: as the run was trained.
       encoding: its name in the table.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,12 +82,22 @@ def pieces(
 def missing(
     wanted: Iterable[Piece],
     known: Mapping[tuple[str | int, ...], SweepRow],
-    finished_positions: Collection[tuple[str | int, ...]],
+    finished_positions: Mapping[tuple[str | int, ...], int],
 ) -> Iterator[Piece]:
-    """What has no row yet, or lacks its losses by position."""
+    """What has no row yet, or lacks its losses by position.
+
+    Raises:
+      UserError: what there is is of another text.
+    """
     for piece in wanted:
         positions = (*piece.place[:-2], piece.length)
-        if positions in finished_positions:
+        if piece.bins and positions in finished_positions:
+            if (found := finished_positions[positions]) != piece.counts[1]:
+                raise UserError(
+                    f"position_losses.csv has {piece.place[0]}@{piece.place[3]} at length "
+                    f"{piece.length} over another text: {found} tokens, now {piece.counts[1]}\n"
+                    "move that file away, or ask for the text that it has"
+                )
             piece = dataclasses.replace(piece, bins=0)
         row = known.get(piece.place)
         if row:
