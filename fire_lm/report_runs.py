@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from fire_lm.evaluation.probes import attention_scores, interpolated, learned_bi
 from fire_lm.evaluation.scoring import read_params
 from fire_lm.metrics import whole_lines
 from fire_lm.models import Decoder, variant
-from fire_lm.reporting import read_rows
+from fire_lm.reporting import SweepRow, read_rows
 from fire_lm.reporting.result_files import (
     LearnedNumber,
     PositionLoss,
@@ -35,11 +36,14 @@ from fire_lm.reporting.results import (
     joined,
     read_results,
 )
+from fire_lm.reporting.seeds import scored_in
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.sweep_runs import SAME_NAME
 from fire_lm.training.goodput import starts
 from fire_lm.training.summary import count_parameters
 from fire_lm.verbs import load_config, newest_config, place
+
+Scored = TypeVar("Scored", SweepRow, PositionLoss)
 
 # Of a run's settings, those that change no number.
 _IDLE = ("SEED", "Checkpointing.", "Watchdog.", "pretrain.log_every")
@@ -131,13 +135,12 @@ def _of_run(workdir: epath.Path, config: gin.Config, arm: str) -> Results:
     run, encoding = workdir.name, str(config.macro("ENCODING"))
     lines = [facts for facts, _ in whole_lines(workdir / "metrics.jsonl")]
     rows = [row for row in read_rows(workdir / "length_sweep.csv") if row.run == run]
-    step = max((row.step for row in rows), default=0)
-    bins = read_table(workdir / "position_losses.csv", PositionLoss)
+    bins = [b for b in read_table(workdir / "position_losses.csv", PositionLoss) if b.run == run]
     facts = _facts(workdir, config, arm, lines[-1]["step"] if lines else 0)
     return Results(
         runs=[facts],
-        losses=[row for row in rows if row.step == step],
-        positions=[row for row in bins if (row.run, row.step) == (run, step)],
+        losses=newest(rows, lambda row: (row.variant, scored_in(row))),
+        positions=newest(bins, lambda row: (row.variant, row.dataset, row.split, row.construction)),
         training=[point for line in lines if (point := _point(line, run, encoding))],
         learned=[
             LearnedNumber(run, encoding, line["step"], match[1], int(match[2]), float(value))
@@ -146,6 +149,16 @@ def _of_run(workdir: epath.Path, config: gin.Config, arm: str) -> Results:
             if (match := re.fullmatch(r"(\w+)/layer_(\d+)", name))
         ],
     )
+
+
+def newest(rows: Sequence[Scored], kind: Callable[[Scored], object]) -> list[Scored]:
+    """Of each kind of rows those of the newest step, but of none that is only being scored: one
+    with fewer rows than another."""
+    counts = Counter((kind(row), row.step) for row in rows)
+    chosen: dict[object, tuple[int, int]] = {}
+    for (what, step), count in counts.items():
+        chosen[what] = max(chosen.get(what, (0, 0)), (count, step))
+    return [row for row in rows if row.step == chosen[kind(row)][1]]
 
 
 def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | None:

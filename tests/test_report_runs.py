@@ -1,5 +1,6 @@
 """`fire-lm report` over real runs, and over what is not (yet) one."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -7,13 +8,17 @@ from pathlib import Path
 
 import pytest
 from gin_files import CONFIGS
+from sample_results import facts, loss_row
 from sample_run import command, quick_compiles, write_text  # noqa: F401 (a fixture)
 from test_report import Page
 
 from fire_lm import verbs
 from fire_lm.cli import main
-from fire_lm.report_runs import arm_names, differing
+from fire_lm.report_runs import arm_names, differing, newest
 from fire_lm.reporting import read_rows
+from fire_lm.reporting.page import as_markdown
+from fire_lm.reporting.report import report_sections
+from fire_lm.reporting.results import Results
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -54,6 +59,22 @@ def test_runs_of_one_encoding_are_told_apart_by_what_differs():
         "b": "fire, learning_rate 0.002",
         "c": "rope",
     }
+
+
+def test_the_newest_step_that_is_wholly_scored_is_shown():
+    run = dataclasses.replace(facts("fire", 0), step=3000)
+
+    def row(step, length, **other):
+        return dataclasses.replace(loss_row(run, length, 2.0), step=step, **other)
+
+    whole = [row(step, length) for step in (1000, 2000) for length in (64, 128)]
+    begun, arxiv = row(3000, 64), row(1000, 64, dataset="arxiv")
+    shown = newest([*whole, begun, arxiv], lambda row: row.dataset)
+    assert [(r.dataset, r.step, r.length) for r in shown] == [
+        ("embedded", 2000, 64), ("embedded", 2000, 128), ("arxiv", 1000, 64),
+    ]  # fmt: skip
+    text = as_markdown("", report_sections(Results(runs=[run], losses=shown), None, None))
+    assert "fire-seed0 at 2,000 of 3,000" in text and "fire-seed0 at 1,000 of 3,000" in text
 
 
 def test_what_is_no_run_is_told(tmp_path, capsys):

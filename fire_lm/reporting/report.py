@@ -134,7 +134,7 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
     for scored, lines in found.items():
         rows = [row for row in results.losses if scored_in(row) == scored]
         nats = one_vocabulary(rows)
-        words = [_budget(rows)]
+        words = [_budget(rows), *_other_steps(results, rows)]
         if not nats:
             words.append(
                 "In bits per byte alone: the runs have other vocabularies, so that a token is "
@@ -162,6 +162,18 @@ def _budget(rows: Sequence[SweepRow]) -> str:
     tokens = sorted({row.tokens for row in rows if row.tokens})
     counts = " or ".join(f"{count:,}" for count in tokens)
     return f"Each number is over {counts} tokens, the same text at every length."
+
+
+def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
+    """Where what was scored is not the newest of a run."""
+    last = {run.run: run.step for run in results.runs}
+    steps = {row.run: row.step for row in rows}
+    told = [
+        f"{run} at {step:,} of {last[run]:,}" for run, step in steps.items() if step < last[run]
+    ]
+    return (
+        [f"Scored at an earlier step than the run has reached: {', '.join(told)}."] if told else []
+    )
 
 
 def loss_table(lines: Sequence[Line], nats: bool) -> Table:

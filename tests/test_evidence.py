@@ -1,0 +1,67 @@
+"""Our own results (fire_lm/reporting/evidence): what README shows of them is drawn from them."""
+
+from pathlib import Path
+
+import pytest
+
+from fire_lm.cli import main
+from fire_lm.reporting import read_rows
+
+ROOT = Path(__file__).resolve().parent.parent
+MINI = ROOT / "fire_lm" / "reporting" / "evidence" / "mini"
+ENCODINGS = {"fire", "fire_s", "fire_g", "rope", "alibi", "kerple_log", "t5", "nope", "learned"}
+FIGURE = "losses_embedded_validation_concat.svg"
+COMMAND = "fire-lm report fire_lm/reporting/evidence/mini"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    assert main(["report", str(MINI), f"--output={folder}"]) == 0
+    return folder
+
+
+def table_of(markdown: str) -> str:
+    """Loss against length."""
+    section = markdown.split("\n## Loss against length")[1].split("\n## ")[0]
+    return "\n".join(line for line in section.splitlines() if line.startswith("|"))
+
+
+def test_readme_has_the_table_and_the_figure_of_the_evidence(report):
+    table, readme = table_of((report / "report.md").read_text()), (ROOT / "README.md").read_text()
+    assert len(table.splitlines()) == 2 + len(ENCODINGS)
+    again = f"`{COMMAND} --output=DIR` draws it again: copy it from DIR"
+    assert table in readme, f"README's table is not that of the evidence; {again}/report.md"
+    assert (report / FIGURE).read_bytes() == (MINI / FIGURE).read_bytes(), f"{again}/{FIGURE}"
+    assert f"(fire_lm/reporting/evidence/mini/{FIGURE})" in readme and COMMAND in readme
+    assert table.replace("1.8", "1.9", 1) not in readme
+
+
+def test_every_arm_has_the_same_seeds_text_and_lengths():
+    rows = read_rows(MINI / "length_sweep.csv")
+    assert {row.encoding for row in rows} == ENCODINGS
+    for encoding in ENCODINGS:
+        own = [row for row in rows if row.encoding == encoding]
+        assert len({row.run for row in own}) == 3 and {row.step for row in own} == {1000}
+        lengths = {64} if encoding == "learned" else {64, 128, 256, 512, 1024}
+        assert {row.length for row in own} == lengths
+    assert len({(row.tokens, row.bytes, row.dataset, row.protocol) for row in rows}) == 1
+
+
+def test_every_arm_had_the_same_search():
+    """Of the learning rate, on another seed; the best at the training length was taken."""
+    searched = {}
+    for row in read_rows(MINI / "search.csv"):
+        assert (row.length, row.step) == (64, 1000)
+        searched.setdefault(row.encoding, {})[row.run.rpartition("rate-")[2]] = row.nll
+    assert set(searched) == ENCODINGS
+    for encoding, losses in searched.items():
+        assert set(losses) == {"2e-3", "4e-3", "8e-3"}, encoding
+    chosen = {
+        line.split(",")[0].rpartition("-")[0]: line.split(",")[2]
+        for line in (MINI / "settings.csv").read_text().splitlines()
+        if ",AdamW.learning_rate," in line
+    }
+    for encoding, losses in searched.items():
+        best = min(losses, key=lambda rate: losses[rate])
+        assert float(chosen[encoding]) == float(best), encoding
