@@ -14,6 +14,7 @@ from etils import epath
 
 from fire_lm import config as gin
 from fire_lm import models
+from fire_lm.data import dataset_label
 from fire_lm.errors import UserError
 from fire_lm.sweep_runs import say
 from fire_lm.verbs import load_config, newest_config
@@ -83,8 +84,26 @@ def resolved(
         if same:
             idle[also] = f"it asks for what --also='{same[0]}' does" if same[0] else "no effect"
         else:
+            for other in found:
+                check_named_apart(one, other)
             found.append(one)
     return found, idle
+
+
+def check_named_apart(one: Setting, other: Setting) -> None:
+    """Raises UserError for two texts that the table would call the same."""
+    names = [
+        {(dataset_label(part), part.construction) for part in setting.rows["data"].parts}
+        for setting in (one, other)
+    ]
+    texts = [(setting.rows["data"], setting.rows["split"]) for setting in (one, other)]
+    same_model, same_split = one.variant == other.variant, texts[0][1] == texts[1][1]
+    if same_model and same_split and texts[0] != texts[1] and (both := names[0] & names[1]):
+        raise UserError(
+            f"--also='{one.also}' scores another text that is called {min(both)[0]}, too: rows "
+            "could not be told apart\ngive the data sets names of their own "
+            "(fire-lm corpus --name=NAME), or use --output and a sweep each"
+        )
 
 
 def check_effects(arguments: argparse.Namespace, workdirs: Iterable[epath.Path]) -> None:

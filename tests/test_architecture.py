@@ -44,7 +44,7 @@ ALLOWED["preflight_verb"] = {
     *("verbs", "preflight", "training", "evaluation", "checkpoints", "tpu_topology", "errors"),
 }
 ALLOWED["sweep_runs"] = {"verbs", "checkpoints", "errors"}
-ALLOWED["sweep_settings"] = {"sweep_runs", "verbs", "config", "models", "errors"}
+ALLOWED["sweep_settings"] = {"sweep_runs", "verbs", "config", "data", "models", "errors"}
 ALLOWED["sweep_survey"] = {
     *("sweep_runs", "verbs", "training", "reporting", "checkpoints", "errors"),
 }

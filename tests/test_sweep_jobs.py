@@ -66,19 +66,16 @@ def test_a_live_run_is_followed_by_a_sweeper_that_is_killed_twice(data_dir, tmp_
     assert trainer.returncode == 0, trained
     assert available_steps(workdir) == list(range(250, 3001, 250))
 
-    followed = read_rows(epath.Path(workdir / "length_sweep.csv"))
+    files = [workdir / name for name in ("length_sweep.csv", "position_losses.csv")]
+    followed = [path.read_text() for path in files]
     keys = [(row["step"], row["length"]) for row in rows(workdir)]
     assert keys == [(str(s), n) for s in range(250, 3001, 250) for n in ("32", "64")]
-    by_position = (workdir / "position_losses.csv").read_text()
-    assert by_position.count("\n") == 1 + 12 * 64, "64 bins of each of 12 checkpoints, once"
-    (workdir / "length_sweep.csv").unlink()
-    assert main(["sweep", f"{workdir}@all", *SWEEP]) == 0
-    assert (workdir / "position_losses.csv").read_text() == by_position
-    again = read_rows(epath.Path(workdir / "length_sweep.csv"))
-    assert [row.key for row in again] == [row.key for row in followed]
-    # Not to the last bit: this process compiles without optimizations (quick_compiles).
-    assert [row.nll for row in again] == pytest.approx([row.nll for row in followed], rel=1e-6)
-    assert [row.tokens for row in again] == [row.tokens for row in followed]
+    assert followed[1].count("\n") == 1 + 12 * 64, "64 bins of each of 12 checkpoints, once"
+    for path in files:
+        path.unlink()
+    once = process("sweep", f"{workdir}@all", *SWEEP)  # with the compiler's options of the others
+    assert once.communicate(timeout=600)[0] and once.returncode == 0
+    assert [path.read_text() for path in files] == followed
 
 
 @pytest.fixture(scope="module")

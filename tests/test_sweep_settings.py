@@ -67,6 +67,16 @@ def test_one_that_concerns_no_run_is_refused(runs):
         check_effects(parse(["sweep", "x", *twice]), [runs["rope"]])
 
 
+def test_two_texts_of_one_name_are_refused(runs):
+    """Their rows would have the same keys."""
+    elsewhere = "--also=--gin.DATA_DIR=/elsewhere"
+    with pytest.raises(UserError, match="scores another text that is called c4, too"):
+        resolved(parse(["sweep", "x", elsewhere]), runs["rope"])
+    for apart in ("TextData.tfds_name=arxiv:1.0.0", "CONSTRUCTION=cut", "RoPE.scaling=@YaRN()"):
+        found, _ = resolved(parse(["sweep", "x", f"{elsewhere} --gin.{apart}"]), runs["rope"])
+        assert len(found) == 2
+
+
 @pytest.mark.parametrize("also", ["--gin.RoPE.scalin=@YaRN()", "--gin.POSITION=@NoPE"])
 def test_a_slip_is_no_setting_without_effect(runs, also):
     with pytest.raises(UserError, match="scalin|as it was trained"):
