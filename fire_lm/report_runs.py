@@ -3,6 +3,8 @@ of the newest checkpoints."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
 import time
 from collections import Counter
@@ -14,13 +16,11 @@ import numpy as np
 from etils import epath
 
 from fire_lm import config as gin
-from fire_lm.checkpoints import available_steps
-from fire_lm.data import Data, dataset_label, scoring_text
-from fire_lm.errors import FireLMError, UserError
-from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
-from fire_lm.evaluation.scoring import read_params
+from fire_lm.data import Data, TextData, dataset_label
+from fire_lm.errors import UserError
 from fire_lm.metrics import whole_lines
-from fire_lm.models import Decoder, variant
+from fire_lm.models import Decoder
+from fire_lm.report_probes import asked_of, probed_arm
 from fire_lm.reporting import SweepRow, read_rows
 from fire_lm.reporting.result_files import (
     LearnedNumber,
@@ -37,7 +37,6 @@ from fire_lm.reporting.results import (
     read_results,
 )
 from fire_lm.reporting.seeds import scored_in
-from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.sweep_runs import SAME_NAME
 from fire_lm.training.goodput import starts
 from fire_lm.training.summary import count_parameters
@@ -45,67 +44,105 @@ from fire_lm.verbs import load_config, newest_config, place
 
 Scored = TypeVar("Scored", SweepRow, PositionLoss)
 
-# Of a run's settings, those that change no number.
-_IDLE = ("SEED", "Checkpointing.", "Watchdog.", "pretrain.log_every")
+# Of a run's settings, by the beginning of their names, those that change no number, or say where
+# something is and not what.
+_IDLE = (
+    *("pretrain.seed", "pretrain.log_every", "Checkpointing.", "Watchdog.", "MeshShape."),
+    *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
+    *("TextData.data_dir", "Blocks.path"),
+)
+_FUNCTIONS = ("pretrain.before_first_step", "pretrain.ranked")  # set by the verb
 
 
-def gather(named: Sequence[str]) -> Results:
+def gather(
+    named: Sequence[str], *, with_probes: bool = True, before: Results | None = None
+) -> Results:
     """Results of run directories, folders of runs, and folders of results.
+
+    Args:
+      with_probes: whether checkpoints are read, for biases and attention scores.
+      before: of an earlier report, whose probes of the same checkpoints are taken as they are.
 
     Raises:
       UserError: one of them is none of these, or two runs have one name. RunFailed: a damaged file.
     """
-    parts, runs = [], []
-    for name in named:
+    parts: dict[str, Results] = {}
+    runs: list[epath.Path] = []
+    for name in dict.fromkeys(named):
         folder = place(name)
+        folder = folder if folder.name else folder.absolute()  # `.` has no name
         inside = _runs_inside(folder)
         if inside:
             runs += inside
         elif holds_results(folder):
-            parts.append(read_results(folder))
+            parts[name] = read_results(folder)
         else:
             raise UserError(
                 f"{name} is neither a run (no config.gin), nor a folder of runs, nor one of results"
             )
     runs = list(dict.fromkeys(runs))
-    found = joined([*parts, of_runs(runs)] if runs else parts)
-    names = [facts.run for facts in found.runs]
+    names = [run.name for run in runs]
+    names += [facts.run for part in parts.values() for facts in part.runs]
     if len(set(names)) < len(names):
         raise UserError(SAME_NAME)
+    if runs:
+        parts["runs"] = of_runs(runs, with_probes, before or Results())
+    return joined(_named_apart(parts))
+
+
+def _named_apart(parts: dict[str, Results]) -> list[Results]:
+    """Arms of one name in two sources are not one: their settings were never held together."""
+    sources = Counter(arm for part in parts.values() for arm in part.arms())
+    found = []
+    for name, part in parts.items():
+        runs = [
+            dataclasses.replace(run, arm=f"{run.arm} of {place(name).name}")
+            if sources[run.arm] > 1
+            else run
+            for run in part.runs
+        ]
+        found.append(dataclasses.replace(part, runs=runs))
     return found
 
 
 def _runs_inside(folder: epath.Path) -> list[epath.Path]:
     if not folder.is_dir():
         return []
-    folder = folder if folder.name else folder.absolute()
     if newest_config(folder):
         return [folder]
     return sorted(path for path in folder.iterdir() if path.is_dir() and newest_config(path))
 
 
-def of_runs(workdirs: Sequence[epath.Path]) -> Results:
+def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) -> Results:
     configs = {path.name: load_config([str(newest_config(path))]) for path in workdirs}
     settings = differing(configs)
     arms = arm_names(configs, settings)
     found = [_of_run(path, configs[path.name], arms[path.name]) for path in workdirs]
     results = joined([*found, Results(settings=settings)])
-    first = {runs[0].run for runs in results.arms().values()}
-    probes = [_probed(path, configs[path.name], results) for path in workdirs if path.name in first]
+    if not with_probes:
+        return results
+    places = {path.name: path for path in workdirs}
+    probes = [
+        probed_arm([places[run.run] for run in runs], configs, results, before)
+        for runs in results.arms().values()
+    ]
     return joined([results, *probes])
 
 
 def differing(configs: dict[str, gin.Config]) -> list[Setting]:
-    """The settings that are not the same in all runs that have them, as gin would print them."""
+    """The settings that are not the same in all runs that have them, as gin would print them.
+
+    By parameter: one run may bind it by a macro, another itself.
+    """
     leaves = {
-        run: {name: repr(value) for name, value in config.leaves("pretrain").values()}
+        run: {str(key): repr(value) for key, (_, value) in config.leaves("pretrain").items()}
         for run, config in configs.items()
     }
     names = dict.fromkeys(name for values in leaves.values() for name in values)
     return [
         Setting(run, name, values[name])
         for name in names
-        if not name.startswith(("pretrain.before", "pretrain.ranked"))  # functions, set by verbs
+        if name not in _FUNCTIONS
         if len({values[name] for values in leaves.values() if name in values}) > 1
         for run, values in leaves.items()
         if name in values
@@ -117,7 +154,7 @@ def arm_names(configs: dict[str, gin.Config], settings: Sequence[Setting]) -> di
     own: dict[str, dict[str, str]] = {run: {} for run in configs}
     for setting in settings:
         if not setting.name.startswith(_IDLE):
-            own[setting.run][setting.name] = setting.value
+            own[setting.run][setting.name] = _what(setting)
     encodings = {run: str(config.macro("ENCODING")) for run, config in configs.items()}
     names = {}
     for run, encoding in encodings.items():
@@ -131,11 +168,22 @@ def arm_names(configs: dict[str, gin.Config], settings: Sequence[Setting]) -> di
     return names
 
 
+def _what(setting: Setting) -> str:
+    """Seeds that continue one from another of theirs differ by which run that is."""
+    if setting.name == "pretrain.init_from":
+        return "nothing" if setting.value == "''" else "a run"
+    return setting.value
+
+
 def _of_run(workdir: epath.Path, config: gin.Config, arm: str) -> Results:
     run, encoding = workdir.name, str(config.macro("ENCODING"))
     lines = [facts for facts, _ in whole_lines(workdir / "metrics.jsonl")]
-    rows = [row for row in read_rows(workdir / "length_sweep.csv") if row.run == run]
-    bins = [b for b in read_table(workdir / "position_losses.csv", PositionLoss) if b.run == run]
+    # All rows of its own folder are its own, whatever it was called when they were written.
+    rows = [dataclasses.replace(r, run=run) for r in read_rows(workdir / "length_sweep.csv")]
+    bins = [
+        dataclasses.replace(row, run=run)
+        for row in read_table(workdir / "position_losses.csv", PositionLoss)
+    ]
     facts = _facts(workdir, config, arm, lines[-1]["step"] if lines else 0)
     return Results(
         runs=[facts],
@@ -146,25 +194,28 @@ def _of_run(workdir: epath.Path, config: gin.Config, arm: str) -> Results:
             LearnedNumber(run, encoding, line["step"], match[1], int(match[2]), float(value))
             for line in lines
             for name, value in line.items()
-            if (match := re.fullmatch(r"(\w+)/layer_(\d+)", name))
+            if (match := re.fullmatch(r"(\w+)/layer_(\d+)", name)) and _is_number(value)
         ],
     )
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def newest(rows: Sequence[Scored], kind: Callable[[Scored], object]) -> list[Scored]:
-    """Of each kind of rows those of the newest step, but of none that is only being scored: one
-    with fewer rows than another."""
-    counts = Counter((kind(row), row.step) for row in rows)
+    """Of each kind of rows those of the newest step that has the longest length: lengths are scored
+    from the shortest, so that it is one that is wholly scored."""
     chosen: dict[object, tuple[int, int]] = {}
-    for (what, step), count in counts.items():
-        chosen[what] = max(chosen.get(what, (0, 0)), (count, step))
+    for row in rows:
+        chosen[kind(row)] = max(chosen.get(kind(row), (0, 0)), (row.length, row.step))
     return [row for row in rows if row.step == chosen[kind(row)][1]]
 
 
 def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | None:
     """None of a line that lacks something, such as a loss that was not finite."""
     names = ("tokens", "loss", "grad_norm", "learning_rate", "tokens_per_second")
-    if any(not isinstance(line.get(name), int | float) for name in names):
+    if not all(_is_number(line.get(name)) for name in names):
         return None
     tokens, *rest = (line[name] for name in names)
     return TrainingPoint(run, encoding, line["step"], int(tokens), *map(float, rest))
@@ -175,7 +226,7 @@ def _facts(workdir: epath.Path, config: gin.Config, arm: str, step: int) -> RunF
     counts = count_parameters(_abstract_params(model))
     began = starts(str(workdir))
     machine = began[-1].get("machine", {}) if began else {}
-    asked = _asked(config)
+    asked = asked_of(config)
     return RunFacts(
         run=workdir.name,
         encoding=str(config.macro("ENCODING")),
@@ -188,24 +239,23 @@ def _facts(workdir: epath.Path, config: gin.Config, arm: str, step: int) -> RunF
         batch_size=asked["batch_size"],
         step=step,
         train_steps=asked["train_steps"],
-        data=f"{_label(config, asked['data'])}, {asked['data'].construction}",
+        data=f"{_label(asked['data'])}, {asked['data'].construction}",
         machine=_in_words(machine),
         began=time.strftime("%Y-%m-%d", time.gmtime(began[0]["began"])) if began else "",
         seconds=sum(sum(start["seconds"].values()) for start in began),
     )
 
 
-def _asked(config: gin.Config) -> dict[str, Any]:
-    """What `pretrain` was called with."""
-    return config.arguments("pretrain", workdir="", dry_run=False, init_from_model=None)
-
-
-def _label(config: gin.Config, data: Data) -> str:
-    """Text that is no longer there cannot say what it is."""
-    folder = str(config.macro("DATA_DIR"))
-    if not place(folder).exists():
-        return folder
-    return " + ".join(dataset_label(part) for part in data.parts)
+def _label(data: Data) -> str:
+    """Text that is no longer there cannot say what it is: the bundled one has C4's name in gin."""
+    names = []
+    for part in data.parts:
+        if isinstance(part, TextData):
+            folder = place(part.data_dir) / part.tfds_name.partition(":")[0]
+            names.append(dataset_label(part) if folder.exists() else "not there any more")
+        else:
+            names.append(dataset_label(part) if place(part.path).exists() else "not there any more")
+    return " + ".join(dict.fromkeys(names))
 
 
 def _in_words(machine: dict[str, Any]) -> str:
@@ -220,41 +270,3 @@ def _in_words(machine: dict[str, Any]) -> str:
 def _abstract_params(model: Decoder) -> Any:
     tokens_BT = jax.ShapeDtypeStruct((1, 1), np.int32)
     return jax.eval_shape(model.init, jax.random.key(0), tokens_BT, tokens_BT)["params"]
-
-
-def _probed(workdir: epath.Path, config: gin.Config, results: Results) -> Results:
-    """Biases and scores of the checkpoint that was scored, or the newest; says what is missing."""
-    run, model = workdir.name, config.call("build_decoder")
-    learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
-    changed = interpolated(model)
-    steps = available_steps(workdir)
-    scored = {row.step for row in results.losses if row.run == run}
-    step = max(scored & set(steps) or steps, default=None)
-    if step is None or not (learns or changed):
-        return Results()
-    print(f"reading the encoding of {run}@{step}", flush=True)
-    names = {"run": run, "encoding": str(config.macro("ENCODING")), "step": step}
-    try:
-        params = read_params(str(workdir), step, model, make_mesh(MeshShape()))
-        biases = learned_biases(model, params, **names) if learns else []
-        scores = [
-            score
-            for model_or_changed in ([model, changed] if changed else [])
-            for score in attention_scores(
-                model_or_changed,
-                params,
-                _text(config, 2 * model.encodings[0].train_length),
-                variant=variant(model, model_or_changed),
-                **names,
-            )
-        ]
-    except FireLMError as error:
-        print(f"{run}@{step} is left out of biases and attention: {error}", flush=True)
-        return Results()
-    return Results(biases=biases, scores=scores)
-
-
-def _text(config: gin.Config, length: int) -> np.ndarray:
-    """A row of held-out text, int32 `[length]`."""
-    data = _asked(config)["data"].parts[0]
-    return scoring_text(data, length=length, num_sequences=1).targets[0]

@@ -11,7 +11,8 @@ from fire_lm.paper_rows import EVIDENCE, listing
 from fire_lm.report_runs import gather
 from fire_lm.reporting import bench_times
 from fire_lm.reporting.bench_times import ModelTimes
-from fire_lm.reporting.report import write_report
+from fire_lm.reporting.report import Beside, check_is_reports, write_report
+from fire_lm.reporting.results import Results, holds_results, read_results
 from fire_lm.verbs import place, quiet_libraries
 
 _TIMES = "bench_model.json"
@@ -20,6 +21,9 @@ _TIMES = "bench_model.json"
 def report(arguments: argparse.Namespace) -> None:
     quiet_libraries()
     if arguments.list:
+        asked = {"--output": arguments.output, "--bench": arguments.bench}
+        if given := [name for name, value in asked.items() if value]:
+            raise UserError(f"--list prints a table: {given[0]} has no effect beside it")
         print(listing(arguments.runs))
         return
     if not arguments.runs:
@@ -28,12 +32,17 @@ def report(arguments: argparse.Namespace) -> None:
         raise UserError("several runs: say --output=DIR, the folder of their report")
     top = place(arguments.runs[0])
     folder = place(arguments.output) if arguments.output else top / "report"
-    results = gather(arguments.runs)
+    check_is_reports(folder)
+    times, times_are = _times(arguments.bench, top)
     other = None
     if arguments.against != "paper":
-        other = (arguments.against, gather([arguments.against]))
+        other = (arguments.against, gather([arguments.against], with_probes=False))
+    before = read_results(folder) if holds_results(folder) else Results()
     sections = write_report(
-        folder, _title(arguments.runs), results, _times(arguments.bench, top), other
+        folder,
+        _title(arguments.runs),
+        gather(arguments.runs, before=before),
+        Beside(times, times_are, other),
     )
     print("\n".join(f"  {section.title}" for section in sections))
     print(f"{folder / 'index.html'}\n{folder / 'report.md'}, and the same as .csv, .svg and .png")
@@ -44,13 +53,13 @@ def _title(names: list[str]) -> str:
     return f"Length generalisation: {told}"
 
 
-def _times(asked: str | None, top: epath.Path) -> ModelTimes | None:
+def _times(asked: str | None, top: epath.Path) -> tuple[ModelTimes | None, str]:
     """Those asked for, those beside the runs, or those that come with us, in this order."""
     if asked:
-        if not place(asked).exists():
+        if not place(asked).is_file():
             raise UserError(f"--bench: there is no file {asked}")
-        return bench_times.read(place(asked))
-    for folder in (top, place(EVIDENCE)):
+        return bench_times.read(place(asked)), ""
+    for folder, whose in ((top, ""), (place(EVIDENCE), "Not of these runs: fire_lm's own times.")):
         if (folder / _TIMES).exists():
-            return bench_times.read(folder / _TIMES)
-    return None
+            return bench_times.read(folder / _TIMES), whose
+    return None, ""

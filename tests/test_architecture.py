@@ -53,9 +53,12 @@ ALLOWED["sweep_verb"] = {
     *("evaluation", "reporting", "checkpoints", "sharding", "errors"),
 }
 ALLOWED["paper_rows"] = {"verbs", "sweep_runs", "config", "reporting", "errors"}
+ALLOWED["report_probes"] = {
+    *("config", "data", "evaluation", "models", "checkpoints", "reporting", "sharding", "errors"),
+}
 ALLOWED["report_runs"] = {
-    *("verbs", "sweep_runs", "config", "data", "evaluation", "training", "models", "checkpoints"),
-    *("reporting", "sharding", "metrics", "errors"),
+    *("report_probes", "verbs", "sweep_runs", "config", "data", "training", "models"),
+    *("reporting", "metrics", "errors"),
 }
 ALLOWED["report_verb"] = {"verbs", "paper_rows", "report_runs", "reporting", "errors"}
 ALLOWED["corpus_verbs"] = {"data", "metrics", "reporting", "errors"}

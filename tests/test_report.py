@@ -10,10 +10,11 @@ from sample_results import LENGTHS, LOSSES, facts, loss_row, sample_results, wit
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.reporting.comparison import beside_the_paper
+from fire_lm.reporting.figures import line_styles
 from fire_lm.reporting.page import Table, as_markdown
-from fire_lm.reporting.report import report_sections, write_report
+from fire_lm.reporting.report import Beside, loss_table, report_sections, write_report
 from fire_lm.reporting.results import Results, read_results
-from fire_lm.reporting.seeds import loss_lines
+from fire_lm.reporting.seeds import Scored, loss_lines, training_lines
 
 FILES = {
     "index.html", "report.md", "runs.csv", "settings.csv", "length_sweep.csv",
@@ -29,7 +30,7 @@ PICTURES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    write_report(epath.Path(folder), "A report", sample_results(), None, None)
+    write_report(epath.Path(folder), "A report", sample_results(), Beside())
     return folder
 
 
@@ -99,15 +100,15 @@ def test_the_same_rows_give_the_same_bytes_and_can_be_read_back(folder, tmp_path
     again = read_results(epath.Path(folder))
     for kind in dataclasses.fields(Results):
         assert list(getattr(again, kind.name)) == list(getattr(sample_results(), kind.name))
-    write_report(epath.Path(tmp_path), "A report", again, None, None)
+    write_report(epath.Path(tmp_path), "A report", again, Beside())
     for path in sorted(folder.iterdir()):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 def test_a_second_report_leaves_nothing_of_the_first(tmp_path):
-    write_report(epath.Path(tmp_path), "A report", sample_results(), None, None)
+    write_report(epath.Path(tmp_path), "A report", sample_results(), Beside())
     runs = Results(runs=sample_results().runs[:1])
-    write_report(epath.Path(tmp_path), "A report", runs, None, None)
+    write_report(epath.Path(tmp_path), "A report", runs, Beside())
     assert {path.name for path in tmp_path.iterdir()} == {"index.html", "report.md", "runs.csv"}
     text = (tmp_path / "report.md").read_text()
     assert "No length has been scored yet" in text and "No step has been logged" in text
@@ -120,7 +121,7 @@ def test_a_run_that_goes_on_is_told(text):
 
 
 def _text(results: Results, other=None) -> str:
-    return as_markdown("", report_sections(results, None, other))
+    return as_markdown("", report_sections(results, Beside(other=other)))
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +135,23 @@ def test_lines_are_means_over_seeds_with_their_spread():
     for line in lines:
         for length, nll in zip(LENGTHS, LOSSES[line.name], strict=True):
             point = line.nats[length]
-            assert point.value == pytest.approx(nll + 0.01) and point.seeds == 2
-            assert point.error == pytest.approx(0.02 / 2**0.5)
+            assert point.value == pytest.approx(nll + 0.01) and point.runs == 2
+            assert point.spread == pytest.approx(0.02 / 2**0.5)
+    assert "mean ± standard deviation over 2 seeds" in loss_table(lines, nats=True).caption
+
+
+def test_what_stands_after_plus_minus_is_said_and_never_mixed():
     alone = with_losses(sample_results(), [r for r in sample_results().losses if "0" in r.run])
     (lines,) = loss_lines(alone).values()
-    assert {point.error for line in lines for point in line.nats.values()} == {0.05}
+    table = loss_table(lines, nats=True)
+    assert "± standard error over text, one run each" in table.caption
+    assert table.rows[0][1] == "1.800 ± 0.050"
+    mixed = [r for r in sample_results().losses if r.run != "fire-seed1"]
+    (lines,) = loss_lines(with_losses(sample_results(), mixed)).values()
+    table = loss_table(lines, nats=True)
+    assert "over 2 seeds, none of a single run; in parentheses how many" in table.caption
+    cells = {row[0]: row[1] for row in table.rows}
+    assert cells["fire"] == "1.800 (1)" and cells["alibi"] == "1.910 ± 0.014 (2)"
 
 
 def test_a_length_without_text_has_no_number():
@@ -160,40 +173,100 @@ def test_other_vocabularies_are_compared_in_bits_alone(text):
     ]
     mixed = _text(Results(runs=results.runs, losses=rows))
     assert "In bits per byte alone" in mixed and "Beside the paper" not in mixed
-    assert "Bits per byte, mean" in mixed and "nats" not in mixed.lower()
+    assert "Bits per byte, mean" in mixed and "Nats per token (log" not in mixed
+    (lines,) = loss_lines(with_losses(results, rows)).values()
+    last = [line.bits[256].value for line in lines]
+    assert last == sorted(last) and lines[0].name == "rope", "half the tokens, half the bits"
+
+
+SCORED = Scored("embedded", "validation", "concat", "full")
+
+
+def compared(results: Results, scored: Scored = SCORED):
+    (lines,) = loss_lines(results).values()
+    return beside_the_paper(results, scored, lines)
 
 
 def test_the_order_is_held_against_the_papers():
-    results = sample_results()
-    (lines,) = loss_lines(results).values()
-    words, table = beside_the_paper(results, lines)
+    words, table = compared(sample_results())
     assert "Only the order can be compared" in words[0]
-    for apart in ("0.37M parameters", "trained at 64", "embedded, concat"):
+    for apart in ("0.37M parameters", "trained at 64", "embedded, concat", "scored on embedded"):
         assert apart in words[0]
     trained, twice, four = words[1:]
     assert "rope < fire < alibi; in the paper fire < rope < alibi" in trained
-    assert "2 are in the paper's order, 1 the other way" in trained
-    assert "rope before fire" in trained
+    assert "Pairs in the paper's order: 2. The other way (1): rope before fire." in trained
     # Table 4 at 4096: fire 3.046, rope 3.375, alibi 3.438.
     assert "fire < alibi < rope; in the paper fire < rope < alibi" in twice
-    assert "fire < alibi < rope; in the paper fire < rope < alibi" in four
-    assert table.header[1:] == [
-        "x1: ours", "paper (2048)", "x2: ours", "paper (4096)", "x4: ours", "paper (8192)",
+    assert "The other way (1): alibi before rope" in four
+    assert table.header[2:] == [
+        "x1: ours", "paper, column 2048", "x2: ours", "paper, column 4096",
+        "x4: ours", "paper, column 8192",
     ]  # fmt: skip
     cells = {row[0]: row[1:] for row in table.rows}
-    assert cells["fire"][:4] == ["1.810", "3.054", "1.790", "3.046"]
+    assert cells["fire"][1:5] == ["1.810", "3.054", "1.790", "3.046"]
+    assert cells["rope"][0] == "Table 4, RoPE" and cells["rope"][2] == "3.070"
 
 
-def test_the_papers_own_scale_is_not_called_another():
+def test_one_seed_tells_no_order():
+    rows = [row for row in sample_results().losses if "0" in row.run]
+    words, _ = compared(with_losses(sample_results(), rows))
+    assert "Pairs in the paper's order: 0. Not told apart by their seeds (3)" in words[1]
+
+
+def test_means_within_two_standard_errors_are_not_told_apart():
+    """fire and alibi 0.01 apart, where seeds are 0.02 apart: its error is 0.014."""
+    rows = [
+        dataclasses.replace(row, nll=1.81 + 0.02 * row.run.endswith("1"))
+        if row.encoding == "alibi"
+        else row
+        for row in sample_results().losses
+    ]
+    words, _ = compared(with_losses(sample_results(), rows))
+    assert "alibi" in words[1].split("Not told apart by their seeds (1): ")[1]
+
+
+def test_the_papers_digits_are_kept_and_ties_are_ties():
+    """Table 6 has two digits, Table 4 three: at 4096 fire_gelu's 3.05 is fire's 3.046."""
+    results = sample_results()
+    renamed = {"alibi": "fire_gelu"}
+    runs = [
+        dataclasses.replace(run, encoding=e, arm=e)
+        for run in results.runs
+        for e in [renamed.get(run.encoding, run.encoding)]
+    ]
+    words, table = compared(dataclasses.replace(results, runs=runs))
+    assert "Equal in the paper's digits: 1." in words[2]
+    assert next(row for row in table.rows if row[0] == "fire_gelu")[5] == "3.05"
+
+
+def test_arms_of_one_encoding_are_no_pairs():
+    results = sample_results()
+    runs = [
+        dataclasses.replace(run, arm=f"{run.encoding}, rate {run.seed}") for run in results.runs
+    ]
+    words, _ = compared(dataclasses.replace(results, runs=runs))
+    assert "in the paper fire < rope < alibi." in words[1]
+    assert "(12)" in words[1], "of 15 pairs of arms three are an encoding with itself"
+
+
+def test_only_the_papers_scale_on_its_data_is_not_called_another():
     results = sample_results()
     same = [
-        dataclasses.replace(run, parameters=124_000_000, train_length=2048, data="c4, concat")
+        dataclasses.replace(run, parameters=110_000_000, train_length=2048, data="c4, concat")
         for run in results.runs
     ]
     rows = [dataclasses.replace(row, length=row.length * 32) for row in results.losses]
     results = dataclasses.replace(results, runs=same, losses=rows)
-    (lines,) = loss_lines(results).values()
-    assert beside_the_paper(results, lines)[0][0].startswith("The paper's scale")
+    c4 = Scored("c4", "validation", "concat", "full")
+    assert compared(results, c4)[0][0].startswith("The paper's scale")
+    for other in ("arxiv", "full"), ("c4", "sliding"):
+        scored = Scored(other[0], "validation", "concat", other[1])
+        assert "scored on" in compared(results, scored)[0][0]
+    going = [dataclasses.replace(run, step=10) for run in same]
+    words, _ = compared(dataclasses.replace(results, runs=going), c4)
+    assert "some runs have not ended" in words[0]
+    large = [dataclasses.replace(run, parameters=335_000_000) for run in same]
+    assert compared(dataclasses.replace(results, runs=large), c4) == ([], None)
 
 
 def test_against_another_report():
@@ -206,7 +279,50 @@ def test_against_another_report():
     elsewhere = with_losses(
         results, [dataclasses.replace(r, dataset="arxiv") for r in results.losses]
     )
-    assert "nothing scored on the same text" in _text(alone, ("there", elsewhere))
+    assert "nothing of the same name scored" in _text(alone, ("there", elsewhere))
+    other_tokens = with_losses(
+        results, [dataclasses.replace(r, tokens=1024, nll=4 * r.nll) for r in results.losses]
+    )
+    told = _text(alone, ("there", other_tokens))
+    assert "different vocabularies" in told and told.count("+0.000") == 9, "in bits they are equal"
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path):
+    folder = epath.Path(tmp_path)
+    (folder / "length_sweep.csv").write_text("a run's own")
+    with pytest.raises(UserError, match="holds other files, which a report would write over"):
+        write_report(folder, "A report", sample_results(), Beside())
+    assert [path.name for path in folder.iterdir()] == ["length_sweep.csv"]
+    report = folder / "report"
+    write_report(report, "A report", sample_results(), Beside())
+    (report / "mine.png").write_bytes(b"mine")
+    write_report(report, "A report", Results(runs=sample_results().runs), Beside())
+    assert (report / "mine.png").exists() and not (report / "training.svg").exists()
+
+
+def test_variants_of_an_arm_are_told_apart():
+    rows = [
+        dataclasses.replace(row, variant=variant)
+        for row in sample_results().losses
+        if row.encoding == "rope"
+        for variant in ("", "yarn-4x", "pi", "ntk")
+    ]
+    found = line_styles(with_losses(sample_results(), rows))
+    own = [style for name, style in found.items() if name.startswith("rope")]
+    assert len(own) == 4 and len({style["color"] for style in own}) == 1
+    assert len({(style["marker"], str(style["linestyle"])) for style in own}) == 4
+
+
+def test_training_is_the_mean_over_the_same_runs_everywhere():
+    """Seeds with other token counts a step, one of them not yet at the end."""
+    points = [
+        dataclasses.replace(point, tokens=point.tokens + 7 * point.run.endswith("1"))
+        for point in sample_results().training
+        if not (point.run == "fire-seed1" and point.step == 1000)
+    ]
+    lines = training_lines(dataclasses.replace(sample_results(), training=points))
+    assert [count for count, _ in lines["fire"]] == [1027.5, 512_003.5]
+    assert len(lines["rope"]) == 3 and lines["rope"][0][1].runs == 2
 
 
 def test_a_damaged_file_and_no_results_are_told(folder, tmp_path):

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from etils import epath
 from gin_files import CONFIGS
 from sample_results import facts, loss_row
 from sample_run import command, quick_compiles, write_text  # noqa: F401 (a fixture)
@@ -14,11 +15,12 @@ from test_report import Page
 
 from fire_lm import verbs
 from fire_lm.cli import main
-from fire_lm.report_runs import arm_names, differing, newest
+from fire_lm.errors import UserError
+from fire_lm.report_runs import arm_names, differing, gather, newest
 from fire_lm.reporting import read_rows
 from fire_lm.reporting.page import as_markdown
-from fire_lm.reporting.report import report_sections
-from fire_lm.reporting.results import Results
+from fire_lm.reporting.report import Beside, report_sections
+from fire_lm.reporting.results import Results, write_results
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -40,7 +42,8 @@ def test_runs_of_one_name_differ_by_their_seed_alone():
     )
     settings = differing(found)
     named = {(s.name, s.run): s.value for s in settings}
-    assert named["SEED", "b"] == "1" and named["POSITION", "d"] == "'@RoPE'"
+    assert named["pretrain.seed", "b"] == "1"
+    assert named["build_decoder.position", "d"] == "'@RoPE'"
     assert named["FIRE.init_gamma", "a"] == "None" and ("FIRE.init_gamma", "d") not in named
     assert not any(s.name.startswith(("size_tiny", "FIRE.width")) for s in settings), "are the same"
     names = arm_names(found, settings)
@@ -61,6 +64,42 @@ def test_runs_of_one_encoding_are_told_apart_by_what_differs():
     }
 
 
+def test_what_a_macro_binds_in_one_run_and_another_itself_differs():
+    """Of the paper's rows, whose settings have names of their own."""
+    files = ["configs/paper/base_nope.gin", "configs/scales/mini.gin"]
+    found = {
+        "a": verbs.load_config(files, ("SEED=0",)),
+        "b": verbs.load_config(files, ("SEED=1", "TRAIN_STEPS=8", "AdamW.learning_rate=1e-2")),
+        "c": verbs.load_config(files, ("SEED=1", "DATA_DIR=/elsewhere", "MeshShape.data=4")),
+    }
+    names = arm_names(found, differing(found))
+    assert names["b"] == "nope, train_steps 8, learning_rate 0.01"
+    assert names["a"] == names["c"] == "nope, train_steps 1000, learning_rate 0.004"
+
+
+def test_seeds_that_continue_other_seeds_are_of_one_name():
+    files = ["configs/paper/base_rope_pi.gin", "configs/scales/mini.gin"]
+    runs = {
+        str(seed): verbs.load_config(files, (f"SEED={seed}", f"INIT_FROM=runs/rope-{seed}"))
+        for seed in range(2)
+    }
+    assert set(arm_names(runs, differing(runs)).values()) == {"rope_pi"}
+    runs["alone"] = verbs.load_config(files, ("INIT_FROM=''",))
+    names = arm_names(runs, differing(runs))
+    assert names["0"] == names["1"] == "rope_pi, init_from a run" != names["alone"]
+
+
+def test_arms_of_other_folders_of_results_are_not_averaged(tmp_path):
+    for name, seed in (("mini", 0), ("large", 1)):
+        part = Results(runs=[facts("fire", seed)])
+        write_results(epath.Path(tmp_path) / name, part)
+    found = gather([str(tmp_path / "mini"), str(tmp_path / "large")])
+    assert set(found.arms()) == {"fire of mini", "fire of large"}
+    with pytest.raises(UserError, match="same name"):
+        shutil.copytree(tmp_path / "mini", tmp_path / "again")
+        gather([str(tmp_path / "mini"), str(tmp_path / "again")])
+
+
 def test_the_newest_step_that_is_wholly_scored_is_shown():
     run = dataclasses.replace(facts("fire", 0), step=3000)
 
@@ -68,12 +107,14 @@ def test_the_newest_step_that_is_wholly_scored_is_shown():
         return dataclasses.replace(loss_row(run, length, 2.0), step=step, **other)
 
     whole = [row(step, length) for step in (1000, 2000) for length in (64, 128)]
+    renamed = [dataclasses.replace(one, run="before") for one in whole]
+    assert newest(renamed, lambda row: 0) == renamed[2:]
     begun, arxiv = row(3000, 64), row(1000, 64, dataset="arxiv")
     shown = newest([*whole, begun, arxiv], lambda row: row.dataset)
     assert [(r.dataset, r.step, r.length) for r in shown] == [
         ("embedded", 2000, 64), ("embedded", 2000, 128), ("arxiv", 1000, 64),
     ]  # fmt: skip
-    text = as_markdown("", report_sections(Results(runs=[run], losses=shown), None, None))
+    text = as_markdown("", report_sections(Results(runs=[run], losses=shown), Beside()))
     assert "fire-seed0 at 2,000 of 3,000" in text and "fire-seed0 at 1,000 of 3,000" in text
 
 
@@ -84,7 +125,14 @@ def test_what_is_no_run_is_told(tmp_path, capsys):
     assert "report needs RUN" in capsys.readouterr().err
     assert main(["report", str(tmp_path), str(tmp_path / "b")]) == 2
     assert "say --output=DIR" in capsys.readouterr().err
-    assert main(["report", str(tmp_path), "--bench=nowhere.json"]) == 2
+    for bench in ("nowhere.json", str(tmp_path)):
+        assert main(["report", str(tmp_path), f"--bench={bench}"]) == 2
+        assert "--bench: there is no file" in capsys.readouterr().err
+    assert main(["report", "--list", "--output=here"]) == 2
+    assert "--output has no effect" in capsys.readouterr().err
+    (tmp_path / "config.gin").write_text("")
+    assert main(["report", str(tmp_path), f"--output={tmp_path}"]) == 2
+    assert "a report would write over" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +159,8 @@ def runs(tmp_path_factory) -> Path:
 def test_a_report_of_real_runs(runs, capsys):
     before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
     assert main(["report", str(runs)]) == 0
-    assert str(runs / "report" / "index.html") in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert str(runs / "report" / "index.html") in said
     for path, content in before.items():
         assert path.read_bytes() == content, "a report changes no run"
     text = (runs / "report" / "report.md").read_text()
@@ -127,6 +176,10 @@ def test_a_report_of_real_runs(runs, capsys):
     ]
     assert f"L {learned[-1]['L/layer_0']:.4g}" in text
 
+    assert "reading the encoding of fire@12" in said
+    assert main(["report", str(runs)]) == 0
+    assert "reading the encoding" not in capsys.readouterr().out, "known from the report before"
+    assert (runs / "report" / "report.md").read_text() == text
     assert main(["report", str(runs / "report"), f"--output={runs.parent / 'again'}"]) == 0
     again = runs.parent / "again" / "report.md"
     assert again.read_text().splitlines()[1:] == text.splitlines()[1:], "from its files alone"

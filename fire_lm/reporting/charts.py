@@ -6,6 +6,7 @@ The same rows give the same bytes: no date, no random identifiers, text left to 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +22,7 @@ _COLOURS = (
     "#d1495b", "#2e86ab", "#e08a1e", "#3a9d5d", "#9067c6",
     "#b0663a", "#d667a0", "#84922c", "#1aa0a0", "#7a8288",
 )  # fmt: skip
-GREY = _COLOURS[-1]
-SIZE = (6.2, 4.6)  # of a chart, in inches
+FIRST, GREY = _COLOURS[0], _COLOURS[-1]
 _MARKERS = "osD^vPX*<>"
 _INK, _INK_MARK = "#1c1c1c", "#010203"  # the second stands in SVG for the colour of its page's text
 _STYLE = "<style>svg{color:#1c1c1c}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
@@ -111,14 +111,20 @@ def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def shades(count: int) -> list[str]:
-    """Of layers or heads, first to last: seen on white and on black."""
-    from matplotlib import colormaps, colors
+def varied(style: dict[str, Any], number: int) -> dict[str, Any]:
+    """The same colour with another marker and dash."""
+    marker = _MARKERS[(_MARKERS.index(style["marker"]) + 1 + number) % len(_MARKERS)]
+    dashes = ((5, 2), (1, 1.5), (5, 1.5, 1, 1.5), (8, 3))
+    return {**style, "marker": marker, "linestyle": (0, dashes[number % len(dashes)])}
 
-    return [
-        colors.to_hex(colormaps["plasma"](0.32 + 0.46 * index / max(1, count - 1)))
-        for index in range(count)
-    ]
+
+def shades(count: int) -> list[str]:
+    """Of layers or heads, first to last, each of the same contrast with white as with black."""
+    from matplotlib.colors import LinearSegmentedColormap, to_hex
+
+    ends = ("#c8553d", "#b4508f", "#7a64c8", "#2e7fb8", "#2f8f6b", "#84812c")
+    colours = LinearSegmentedColormap.from_list("shades", ends)
+    return [to_hex(colours(index / max(1, count - 1))) for index in range(count)]
 
 
 def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
@@ -144,11 +150,26 @@ def training_length(axes: Axes, lengths: Sequence[int]) -> None:
         )
 
 
-def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:
+def legend_below(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
+    columns = legend_columns(labels)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def legend_columns(labels: Sequence[str]) -> int:
+    """As many as fit beside each other."""
+    return max(1, min(6, 68 // (7 + max(map(len, labels), default=1))))
+
+
+def size(labels: Sequence[str]) -> tuple[float, float]:
+    """Of a chart with a legend of these below, in inches."""
+    lines = -(-len(labels) // legend_columns(labels))
+    return 6.2, 4.0 + 0.2 * lines
 
 
 def slug(text: str) -> str:
     """For file names."""
-    return re.sub("[^a-z0-9]+", "_", text.lower()).strip("_")
+    name = re.sub("[^a-z0-9]+", "_", text.lower()).strip("_")
+    if len(name) <= 80:
+        return name
+    return f"{name[:71]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from fire_lm.reporting import charts
 from fire_lm.reporting.page import Picture
 from fire_lm.reporting.result_files import AttentionScore, BiasValue, LearnedNumber
-from fire_lm.reporting.results import Results
+from fire_lm.reporting.results import Results, RunFacts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_Row = TypeVar("_Row", LearnedNumber, BiasValue, AttentionScore)
 _COLUMNS = 4  # of small panels
 # The paper's range of the learned L, of models trained at this length (section B.1).
 _PAPER_L, _PAPER_TRAIN_LENGTH = (1200.0, 1600.0), 2048
@@ -23,19 +24,24 @@ _PAPER_L, _PAPER_TRAIN_LENGTH = (1200.0, 1600.0), 2048
 def learned(results: Results) -> list[Picture]:
     """c and L of each layer over training, and gamma where there is one: an arm a picture."""
     found = []
-    for arm, runs in results.arms().items():
-        of_run: dict[str, list[LearnedNumber]] = {}
-        for number in results.learned:
-            if number.run == runs[0].run:
-                of_run.setdefault(number.name, []).append(number)
-        if of_run:
-            found.append(_learned(arm, runs[0].seed, runs[0].train_length, of_run))
+    for run, numbers in _first_of_arms(results, results.learned):
+        names: dict[str, list[LearnedNumber]] = {}
+        for number in numbers:
+            names.setdefault(number.name, []).append(number)
+        found.append(_learned(run, names))
     return found
 
 
-def _learned(
-    arm: str, seed: int, train_length: int, names: dict[str, list[LearnedNumber]]
-) -> Picture:
+def _first_of_arms(results: Results, rows: Sequence[_Row]) -> Iterator[tuple[RunFacts, list[_Row]]]:
+    """Of each arm the first run by seed that has rows, and these."""
+    for runs in results.arms().values():
+        for run in runs:
+            if own := [row for row in rows if row.run == run.run]:
+                yield run, own
+                break
+
+
+def _learned(run: RunFacts, names: dict[str, list[LearnedNumber]]) -> Picture:
     layers = sorted({number.layer for numbers in names.values() for number in numbers})
     colours = dict(zip(layers, charts.shades(len(layers)), strict=True))
 
@@ -50,39 +56,39 @@ def _learned(
                     color=colours[layer],
                     label=f"layer {layer}",
                 )
-            if name == "L" and train_length == _PAPER_TRAIN_LENGTH:
+            if name == "L" and run.train_length == _PAPER_TRAIN_LENGTH:
                 axes.axhspan(*_PAPER_L, color=colours[layers[-1]], alpha=0.12)
             axes.set_title(name)
             axes.set_xlabel("step")
-        charts.legend_below(figure, panels[0], columns=6)
+        charts.legend_below(figure, panels[0])
 
-    ends = []
+    step = max(number.step for numbers in names.values() for number in numbers)
+    told = []
     for name, numbers in sorted(names.items()):
-        last = max(number.step for number in numbers)
-        values = [number.value for number in numbers if number.step == last]
-        ends.append(f"{name} {min(values):.4g} to {max(values):.4g}")
+        values = [number.value for number in numbers if number.step == step]
+        told.append(f"{name} {min(values):.4g} to {max(values):.4g}")
+    paper = (
+        f" The paper reports L from {_PAPER_L[0]:g} to {_PAPER_L[1]:g} at {_PAPER_TRAIN_LENGTH}."
+        if "L" in names
+        else ""
+    )
     return Picture(
-        name=charts.slug(f"learned {arm}"),
-        caption=f"{arm}, seed {seed}, trained at {train_length} tokens: what each layer learns. At "
-        f"the end {'; '.join(ends)}. The paper reports L from {_PAPER_L[0]:g} to {_PAPER_L[1]:g} "
-        f"at {_PAPER_TRAIN_LENGTH}.",
-        alt=f"Line charts of {', '.join(sorted(names))} of each layer of {arm} over training. "
-        f"At the end: {'; '.join(ends)}.",
+        name=charts.slug(f"learned {run.arm}"),
+        caption=f"{run.arm}, seed {run.seed}, trained at {run.train_length} tokens: what each "
+        f"layer learns. At step {step:,}: {'; '.join(told)}.{paper}",
+        alt=f"Line charts of {', '.join(sorted(names))} of each layer of {run.arm} over training. "
+        f"At step {step:,}: {'; '.join(told)}.",
         image=charts.drawn(draw, 2.6 * max(2, len(names)), 3.0),
+        panels=len(names),
     )
 
 
 def biases(results: Results) -> list[Picture]:
     """Figures 4 and 8 of the FIRE paper: an arm a picture, a block of panels a query."""
-    found = []
-    for arm, runs in results.arms().items():
-        rows = [row for row in results.biases if row.run == runs[0].run]
-        if rows:
-            found.append(_biases(arm, runs[0].seed, runs[0].train_length, rows))
-    return found
+    return [_biases(run, rows) for run, rows in _first_of_arms(results, results.biases)]
 
 
-def _biases(arm: str, seed: int, train_length: int, rows: Sequence[BiasValue]) -> Picture:
+def _biases(run: RunFacts, rows: Sequence[BiasValue]) -> Picture:
     panels: dict[tuple[int, int], list[BiasValue]] = {}
     for row in rows:
         panels.setdefault((row.query, row.layer), []).append(row)
@@ -100,18 +106,21 @@ def _biases(arm: str, seed: int, train_length: int, rows: Sequence[BiasValue]) -
             place = layers.index(layer)
             axes = grid[queries.index(query) * lines + place // columns][place % columns]
             axes.set_axis_on()
-            _bias_panel(axes, values, query, layer, train_length, colours)
-        charts.legend_below(figure, grid[0][0], columns=6)
+            _bias_panel(axes, values, query, layer, run.train_length, colours)
+        figure.supxlabel("distance to the key (tokens)", fontsize=9)
+        figure.supylabel("bias (each panel has its own scale)", fontsize=9)
+        charts.legend_below(figure, grid[0][0])
 
     return Picture(
-        name=charts.slug(f"biases {arm}"),
-        caption=f"{arm}, seed {seed}: the learned bias of every head over the distance to the key, "
-        f"for the queries at positions {' and '.join(str(query + 1) for query in queries)} "
+        name=charts.slug(f"biases {run.arm}"),
+        caption=f"{run.arm}, seed {run.seed}: the learned bias of every head over the distance to "
+        f"the key, for the queries at positions {' and '.join(str(q + 1) for q in queries)} "
         "(counted from 1, as the paper does).",
-        alt=f"Line charts of the bias that {arm} adds to a logit over distance, one panel for each "
-        f"of {len(layers)} layers and {len(queries)} queries, one line for each of {len(heads)} "
+        alt=f"Line charts of the bias that {run.arm} adds to a logit over distance, a panel for "
+        f"each of {len(layers)} layers and {len(queries)} queries, a line for each of {len(heads)} "
         f"heads; values from {min(r.bias for r in rows):.2f} to {max(r.bias for r in rows):.2f}.",
-        image=charts.drawn(draw, 2.1 * max(2, columns), 1.9 * len(queries) * lines + 0.6),
+        image=charts.drawn(draw, 2.1 * max(2, columns) + 0.3, 1.9 * len(queries) * lines + 0.9),
+        panels=columns,
     )
 
 
@@ -141,45 +150,49 @@ def _bias_panel(
 
 def scores(results: Results) -> list[Picture]:
     """Figure 1 of 2310.13017: scores of a head, as trained and with position interpolation."""
-    found = []
-    for arm, runs in results.arms().items():
-        rows = [row for row in results.scores if row.run == runs[0].run]
-        if len({row.variant for row in rows}) > 1:
-            found.append(_scores(arm, runs[0].seed, runs[0].train_length, rows))
-    return found
+    return [
+        _scores(run, rows)
+        for run, rows in _first_of_arms(results, results.scores)
+        if len({row.variant for row in rows}) > 1
+    ]
 
 
-def _scores(arm: str, seed: int, train_length: int, rows: Sequence[AttentionScore]) -> Picture:
+def _scores(run: RunFacts, rows: Sequence[AttentionScore]) -> Picture:
     first = rows[0]
+    colours = {"": charts.GREY, _variant(rows): charts.FIRST}
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        variants = list(dict.fromkeys(row.variant for row in rows))
-        for variant, style in zip(variants, charts.styles(variants).values(), strict=True):
+        for variant, colour in colours.items():
             own = [row for row in rows if row.variant == variant]
-            keys = [(row.first_key + row.last_key) / 2 for row in own]
+            keys = [(row.first_key + row.last_key) / 2 + 1 for row in own]
             name = f"with {variant}" if variant else "as trained"
-            line = {**style, "marker": ""}
-            (curve,) = axes.plot(keys, [row.score for row in own], label=name, **line)
+            axes.plot(keys, [row.score for row in own], label=name, color=colour)
             axes.fill_between(
                 keys,
                 [row.least for row in own],
                 [row.largest for row in own],
-                color=curve.get_color(),
+                color=colour,
                 alpha=0.15,
                 linewidth=0,
             )
-        axes.axvline(first.query - train_length, color=charts.GREY, linestyle=":", linewidth=1)
-        axes.set_xlabel(f"key position (query at {first.query})")
+        furthest = first.query + 1 - run.train_length
+        axes.axvline(furthest, color=charts.GREY, linestyle=":", linewidth=1)
+        axes.set_xlabel(f"position of the key (of the query: {first.query + 1})")
         axes.set_ylabel("attention score (logit)")
         charts.legend_below(figure, axes)
 
     return Picture(
-        name=charts.slug(f"attention {arm}"),
-        caption=f"{arm}, seed {seed}: scores of head {first.head} of layer {first.layer} for one "
-        "query of held-out text, with and without position interpolation; mean and range of "
-        f"neighbouring keys. Left of the dotted line keys are further away than {train_length}.",
-        alt=f"Line chart of attention scores against key position for {arm}, query {first.query}, "
-        f"layer {first.layer}, head {first.head}, as trained and with position interpolation.",
-        image=charts.drawn(draw, *charts.SIZE),
+        name=charts.slug(f"attention {run.arm}"),
+        caption=f"{run.arm}, seed {run.seed}: scores of head {first.head} of layer {first.layer} "
+        f"for the query at position {first.query + 1} of held-out text, as trained and with "
+        "position interpolation; mean and range of neighbouring keys. Left of the dotted line "
+        f"keys are further away than the training length, {run.train_length}.",
+        alt=f"Line chart of attention scores against key position for {run.arm}, layer "
+        f"{first.layer}, head {first.head}, as trained and with position interpolation.",
+        image=charts.drawn(draw, *charts.size(["as trained", "with it"])),
     )
+
+
+def _variant(rows: Sequence[AttentionScore]) -> str:
+    return next(row.variant for row in rows if row.variant)

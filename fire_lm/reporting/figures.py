@@ -12,6 +12,7 @@ from fire_lm.reporting.seeds import (
     Line,
     Mean,
     Scored,
+    line_name,
     position_lines,
     training_lines,
 )
@@ -20,37 +21,44 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def arm_styles(results: Results) -> dict[str, dict[str, Any]]:
-    """One style an arm in all figures."""
-    return charts.styles(sorted(results.arms()))
-
-
-def _style(name: str, arms: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Of a line; a variant is its arm's, dashed."""
-    if name in arms:
-        return arms[name]
-    arm = name.rpartition(" (")[0]
-    return {**arms.get(arm, {}), "linestyle": (0, (4, 2))}
+def line_styles(results: Results) -> dict[str, dict[str, Any]]:
+    """A colour an arm in all figures; its variants have markers and dashes of their own."""
+    arms = charts.styles(sorted(results.arms()))
+    arm_of = {run.run: run.arm for run in results.runs}
+    found = dict(arms)
+    variants: dict[str, dict[str, None]] = {}
+    scored = [(row.run, row.variant) for row in results.losses]
+    scored += [(row.run, row.variant) for row in results.positions]
+    for run, variant in scored:
+        if variant and run in arm_of:
+            variants.setdefault(arm_of[run], {})[variant] = None
+    for arm, of_arm in variants.items():
+        for number, variant in enumerate(of_arm):
+            found[line_name(arm, variant)] = charts.varied(arms[arm], number)
+    return found
 
 
 def losses(results: Results, scored: Scored, lines: Sequence[Line], nats: bool) -> Picture:
     """Figures 1, 2, 6 and 7 of the FIRE paper: log perplexity against length."""
-    arms = arm_styles(results)
+    styles, over_seeds = line_styles(results), have_spread(lines)
     trained = [line.train_length for line in lines]
     lengths = sorted({length for line in lines for length in line.nats})
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for line in lines:
-            points = line.nats if nats else line.bits
+            points = line.losses(nats)
             axes.errorbar(
                 list(points),
                 [point.value for point in points.values()],
-                yerr=[point.error for point in points.values()],
+                yerr=[
+                    (point.spread or 0.0) if over_seeds else point.text_error
+                    for point in points.values()
+                ],
                 label=line.name,
                 markersize=4,
                 capsize=2,
-                **_style(line.name, arms),
+                **styles[line.name],
             )
         charts.length_axis(axes, lengths)
         charts.training_length(axes, trained)
@@ -62,31 +70,39 @@ def losses(results: Results, scored: Scored, lines: Sequence[Line], nats: bool) 
         charts.legend_below(figure, axes)
 
     longest = max(lengths)
-    order = [line for line in lines if longest in line.nats]
-    unit = "nats per token" if nats else "bits per byte"
     at_longest = ", ".join(
-        f"{line.name} {(line.nats if nats else line.bits)[longest].value:.3f}" for line in order
+        f"{line.name} {line.losses(nats)[longest].value:.3f}"
+        for line in lines
+        if longest in line.nats
     )
+    unit = "nats per token" if nats else "bits per byte"
     return Picture(
         name=charts.slug(f"losses {scored}"),
-        caption=f"Loss against length on {scored}; bars: {_bars(lines)}.",
+        caption=f"Loss against length on {scored}; bars: {spread_of(lines)}.",
         alt=f"Line chart of loss ({unit}) on {scored} at lengths {min(lengths)} to {longest}. "
         f"At {longest}, best first: {at_longest}.",
-        image=charts.drawn(draw, *charts.SIZE),
+        image=charts.drawn(draw, *charts.size([line.name for line in lines])),
     )
 
 
-def _bars(lines: Sequence[Line]) -> str:
-    seeds = {point.seeds for line in lines for point in line.nats.values()}
-    if seeds == {1}:
-        return "standard error over text, one seed each"
-    told = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
-    return f"standard deviation over {told} seeds"
+def have_spread(lines: Sequence[Line]) -> bool:
+    """Whether there are several seeds of anything."""
+    return any(point.spread is not None for line in lines for point in line.nats.values())
+
+
+def spread_of(lines: Sequence[Line]) -> str:
+    """What stands behind a mean, in words."""
+    counts = sorted({point.runs for line in lines for point in line.nats.values()})
+    if counts == [1]:
+        return "standard error over text, one run each"
+    told = " or ".join(str(count) for count in counts if count > 1)
+    alone = ", none of a single run" if 1 in counts else ""
+    return f"standard deviation over {told} seeds{alone}"
 
 
 def positions(results: Results) -> list[Picture]:
     """Figures 2 and 3 of 2310.13017: loss by token position."""
-    arms, found = arm_styles(results), []
+    styles, found = line_styles(results), []
     trained = [run.train_length for run in results.runs]
     for text, lines in position_lines(results).items():
 
@@ -95,10 +111,14 @@ def positions(results: Results) -> list[Picture]:
             for name, points in lines.items():
                 places = [place for place, _ in points]
                 values = [point.value for _, point in points]
-                style = {**_style(name, arms), "marker": ""}
+                style = {**styles[name], "marker": ""}
                 (curve,) = axes.plot(places, values, label=name, **style)
-                low = [point.value - point.error for _, point in points]
-                high = [point.value + point.error for _, point in points]
+                errors = [
+                    point.text_error if point.spread is None else point.spread
+                    for _, point in points
+                ]
+                low = [v - error for v, error in zip(values, errors, strict=True)]
+                high = [v + error for v, error in zip(values, errors, strict=True)]
                 axes.fill_between(
                     places, low, high, color=curve.get_color(), alpha=0.15, linewidth=0
                 )
@@ -112,10 +132,11 @@ def positions(results: Results) -> list[Picture]:
             Picture(
                 name=charts.slug(f"positions {text}"),
                 caption=f"Loss by position, {text}: mean over sequences in bins of neighbouring "
-                "positions; bands as the bars above.",
+                "positions; bands: standard deviation over seeds, of a single one standard error "
+                "over text.",
                 alt=f"Line chart of the mean loss by token position, {text}. "
                 f"In the last bin: {ends}.",
-                image=charts.drawn(draw, *charts.SIZE),
+                image=charts.drawn(draw, *charts.size(list(lines))),
             )
         )
     return found
@@ -125,12 +146,12 @@ def training(results: Results) -> list[Picture]:
     lines = training_lines(results)
     if not lines:
         return []
-    arms = arm_styles(results)
+    styles = line_styles(results)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for name, points in lines.items():
-            style = {**_style(name, arms), "marker": ""}
+            style = {**styles[name], "marker": ""}
             tokens = [count for count, _ in points]
             axes.plot(tokens, [point.value for _, point in points], label=name, **style)
         lowest = min(point.value for points in lines.values() for _, point in points)
@@ -146,7 +167,7 @@ def training(results: Results) -> list[Picture]:
             name="training",
             caption="Training loss of single batches, mean over seeds; first steps cut off.",
             alt=f"Line chart of training loss against tokens. Last values: {ends}.",
-            image=charts.drawn(draw, *charts.SIZE),
+            image=charts.drawn(draw, *charts.size(list(lines))),
         )
     ]
 

@@ -38,7 +38,7 @@ def _last_bits(points: Sequence[SweepRow]) -> float:
     return next((row.bits_per_byte for row in reversed(points) if row.tokens), math.inf)
 
 
-def _differences(rows: Sequence[SweepRow]) -> str:
+def differences(rows: Sequence[SweepRow]) -> str:
     """Why nats per token of these rows cannot stand side by side; empty where they can.
 
     A token is a token only of the same text in the same pieces. At every length of a sweep it is,
@@ -61,10 +61,10 @@ def table(rows: Sequence[SweepRow], train_lengths: Mapping[str, int]) -> str:
     Bits per byte alone, and why, where the rows differ in text or vocabulary.
     """
     bits = _grid(rows, train_lengths, lambda row: f"{row.bits_per_byte:.3f}")
-    if differences := _differences(rows):
+    if apart := differences(rows):
         return (
             f"bits per byte; {_source(rows)}\n{bits}\n\n"
-            f"no nats per token: rows of different {differences} have different tokens"
+            f"no nats per token: rows of different {apart} have different tokens"
         )
     nats = _grid(rows, train_lengths, lambda row: f"{row.nll:.3f} ± {row.nll_stderr:.3f}")
     return f"nats per token; {_source(rows)}\n{nats}\n\nbits per byte\n{bits}"
@@ -134,12 +134,12 @@ def figure(rows: Sequence[SweepRow], train_lengths: Mapping[str, int], path: epa
     from matplotlib import pyplot
 
     drawing, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    differences = _differences(rows)
+    apart = differences(rows)
     for name, points in _lines(rows).items():
-        scales = [_bits_per_nat(row) if differences else 1.0 for row in points]
+        scales = [_bits_per_nat(row) if apart else 1.0 for row in points]
         axes.errorbar(
             [row.length for row in points],
-            [row.bits_per_byte if differences else row.nll for row in points],
+            [row.bits_per_byte if apart else row.nll for row in points],
             yerr=[row.nll_stderr * scale for row, scale in zip(points, scales, strict=True)],
             label=name,
             marker="o",
@@ -162,9 +162,9 @@ def figure(rows: Sequence[SweepRow], train_lengths: Mapping[str, int], path: epa
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.set_xlabel("sequence length (tokens)")
-    if differences:
+    if apart:
         axes.set_ylabel("loss (bits per byte)")
-        axes.set_title(f"{_source(rows)}\ndifferent {differences}", fontsize="small")
+        axes.set_title(f"{_source(rows)}\ndifferent {apart}", fontsize="small")
     else:
         axes.set_ylabel("loss (nats per token)")
         axes.set_title(_source(rows), fontsize="small")

@@ -47,12 +47,18 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """`name` is that of its files; `alt` says what it shows to who cannot see it."""
+    """
+    Attributes:
+      name: of its files.
+      alt: what it shows, for those who cannot see it.
+      panels: beside each other, which a narrow screen scrolls through.
+    """
 
     name: str
     caption: str
     alt: str
     image: Image
+    panels: int = 1
 
     def markdown(self) -> str:
         return f"![{_cell(self.alt)}]({self.name}.svg)\n\n{self.caption}"
@@ -60,10 +66,13 @@ class Picture:
     def html(self) -> str:
         data = base64.b64encode(self.image.svg.encode()).decode()
         alt = html.escape(self.alt, quote=True)
-        return (
-            f'<figure><img alt="{alt}" src="data:image/svg+xml;base64,{data}">'
-            f"<figcaption>{html.escape(self.caption)}</figcaption></figure>"
-        )
+        image = f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}">'
+        if self.panels > 1:
+            label = html.escape(f"{self.name}, can be scrolled", quote=True)
+            image = (
+                f'<div class="panels" tabindex="0" role="region" aria-label="{label}">{image}</div>'
+            )
+        return f"<figure>{image}<figcaption>{html.escape(self.caption)}</figcaption></figure>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +143,12 @@ th, td { text-align: right; padding: 0.25rem 0.7rem; border-bottom: 1px solid va
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--page); }
 .pictures { display: grid; gap: 1.2rem; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); }
-figure { margin: 0; padding: 0.8rem; background: var(--card); border-radius: 0.5rem;
-  max-width: 44rem; overflow-x: auto; }
-figure img { width: 100%; min-width: 28rem; height: auto; display: block; }
-figcaption { margin-top: 0.4rem; position: sticky; left: 0; }
+figure { margin: 0; padding: 0.6rem; background: var(--card); border-radius: 0.5rem;
+  max-width: 44rem; min-width: 0; }
+figure img { width: 100%; height: auto; display: block; }
+.panels { overflow-x: auto; }
+.panels img { min-width: 32rem; }
+figcaption { margin-top: 0.4rem; }
+@media (max-width: 40rem) { body { padding: 0.6rem; } th, td { padding: 0.25rem 0.4rem; }
+  th:first-child { white-space: normal; max-width: 32vw; overflow-wrap: anywhere; } }
 """

@@ -2,53 +2,81 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 
 from etils import epath
 
+from fire_lm.errors import UserError
 from fire_lm.reporting import encoding_figures, figures, timing
 from fire_lm.reporting.bench_times import ModelTimes
 from fire_lm.reporting.comparison import against, beside_the_paper
+from fire_lm.reporting.length_sweep import differences
 from fire_lm.reporting.page import Picture, Section, Table, as_html, as_markdown
 from fire_lm.reporting.results import Results, RunFacts, write_results
-from fire_lm.reporting.seeds import Line, loss_lines, one_vocabulary, scored_in
+from fire_lm.reporting.seeds import Line, Mean, Scored, loss_lines, scored_in
 from fire_lm.reporting.sweep_rows import SweepRow
 
 
-def write_report(
-    folder: epath.Path,
-    title: str,
-    results: Results,
-    times: ModelTimes | None,
-    other: tuple[str, Results] | None,
-) -> list[Section]:
-    """Writes all files of a report; pictures of an earlier one that are no longer in it go.
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """What results are shown with.
 
-    Args:
+    Attributes:
       times: of `fire-lm bench model`, if there are some.
-      other: the name and results of what it is compared with; None is the paper.
+      times_are: whose they are, in a sentence; empty if they are of these runs.
+      other: the name and results of what losses are compared with; None is the paper.
     """
-    sections = report_sections(results, times, other)
+
+    times: ModelTimes | None = None
+    times_are: str = ""
+    other: tuple[str, Results] | None = None
+
+
+def write_report(folder: epath.Path, title: str, results: Results, beside: Beside) -> list[Section]:
+    """Writes all files of a report. Pictures of the last one there that are not in this one go.
+
+    Raises:
+      UserError: the folder holds anything but a report.
+    """
+    check_is_reports(folder)
+    sections = report_sections(results, beside)
     write_results(folder, results)
     pictures = [part for s in sections for part in s.parts if isinstance(part, Picture)]
-    for path in folder.iterdir():
-        if path.suffix in (".svg", ".png") and path.stem not in {p.name for p in pictures}:
-            path.unlink()
+    for name in _drawn(folder) - {picture.name for picture in pictures}:
+        for kind in ("svg", "png"):
+            (folder / f"{name}.{kind}").unlink(missing_ok=True)
     for picture in pictures:
         (folder / f"{picture.name}.svg").write_text(picture.image.svg)
         (folder / f"{picture.name}.png").write_bytes(picture.image.png)
-    (folder / "report.md").write_text(as_markdown(title, sections))
+    (folder / _MARKDOWN).write_text(as_markdown(title, sections))
     (folder / "index.html").write_text(as_html(title, sections))
     return sections
 
 
-def report_sections(
-    results: Results, times: ModelTimes | None, other: tuple[str, Results] | None
-) -> list[Section]:
+def check_is_reports(folder: epath.Path) -> None:
+    """Raises UserError where a report would write over what is something else's."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / _MARKDOWN).exists():
+        raise UserError(
+            f"{folder} holds other files, which a report would write over\n"
+            "say --output=DIR, a new folder or one of an earlier report"
+        )
+
+
+_MARKDOWN = "report.md"
+
+
+def _drawn(folder: epath.Path) -> set[str]:
+    """The pictures of the report that is there."""
+    text = (folder / _MARKDOWN).read_text() if (folder / _MARKDOWN).exists() else ""
+    return set(re.findall(r"\]\((\w+)\.svg\)", text))
+
+
+def report_sections(results: Results, beside: Beside) -> list[Section]:
     return [
         _what_was_run(results),
-        *_losses(results, other),
+        *_losses(results, beside.other),
         _section("Loss by position", figures.positions(results), _NO_POSITIONS),
         _section(
             "What the encodings learned",
@@ -60,7 +88,7 @@ def report_sections(
             encoding_figures.scores(results),
             _NO_SCORES,
         ),
-        timing.section(times),
+        timing.section(beside.times, beside.times_are, sorted(results.arms())),
         _section("Training", figures.training(results), _NO_METRICS),
         _settings(results),
     ]
@@ -86,18 +114,17 @@ def _what_was_run(results: Results) -> Section:
     going = [
         f"{run.run} ({run.step:,} of {run.train_steps:,})" for run in results.runs if not run.ended
     ]
+    count, kinds = len(results.runs), len(rows)
     words = [
-        f"{len(results.runs)} runs of {len(rows)} kinds; those of a kind differ by seed alone."
+        f"{count} run{'s' * (count > 1)} of {kinds} kind{'s' * (kinds > 1)}; those of a kind have "
+        "the same settings but for their seed, and those that change no number."
     ]
     if going:
         words.append(f"Not at their last step when this was written: {', '.join(going)}.")
     header = ["", "seeds", "model", "parameters", "of these encoding", "trained at", "steps",
               "batch", "data", "machine", "begun", "hours"]  # fmt: skip
-    return Section(
-        "What was run, and where",
-        words,
-        [Table("Hours are of all runs of a kind together.", header, rows)],
-    )
+    caption = "Hours are of all runs of a kind together."
+    return Section("What was run, and where", words, [Table(caption, header, rows)])
 
 
 def _run_row(arm: str, runs: Sequence[RunFacts]) -> list[str]:
@@ -119,7 +146,7 @@ def _run_row(arm: str, runs: Sequence[RunFacts]) -> list[str]:
         told("batch_size"),
         told("data"),
         told("machine"),
-        min(run.began for run in runs),
+        min((run.began for run in runs if run.began), default="not recorded"),
         f"{sum(run.seconds for run in runs) / 3600:.2f}",
     ]
 
@@ -129,48 +156,60 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
     found = loss_lines(results)
     if not found:
         return [Section("Loss against length", [_NO_SWEEP])]
-    others = loss_lines(other[1]) if other else {}
     sections = []
     for scored, lines in found.items():
-        rows = [row for row in results.losses if scored_in(row) == scored]
-        nats = one_vocabulary(rows)
-        words = [_budget(rows), *_other_steps(results, rows)]
-        if not nats:
-            words.append(
-                "In bits per byte alone: the runs have other vocabularies, so that a token is "
-                "not the same amount of text for all of them."
-            )
+        rows = _rows(results, scored)
+        apart = differences(rows)
+        words = [*_budget(rows, apart), *_other_steps(results, rows)]
+        nats = not apart
         parts: list[Table | Picture] = [
             loss_table(lines, nats),
             figures.losses(results, scored, lines, nats),
         ]
         sections.append(Section(f"Loss against length: {scored}", words, parts))
         if other:
-            table = against(lines, others.get(scored, []), other[0], nats)
-            said = [] if table else [f"{other[0]} has nothing scored on the same text."]
-            sections.append(
-                Section(f"Against {other[0]}: {scored}", said, [table] if table else [])
-            )
+            sections.append(_against(lines, rows, scored, *other))
         elif nats:
-            said, table = beside_the_paper(results, [line for line in lines if not line.variant])
+            said, table = beside_the_paper(results, scored, lines)
             if table:
                 sections.append(Section(f"Beside the paper: {scored}", said, [table]))
     return sections
 
 
-def _budget(rows: Sequence[SweepRow]) -> str:
-    tokens = sorted({row.tokens for row in rows if row.tokens})
-    counts = " or ".join(f"{count:,}" for count in tokens)
-    return f"Each number is over {counts} tokens, the same text at every length."
+def _rows(results: Results, scored: Scored) -> list[SweepRow]:
+    runs = {run.run for run in results.runs}
+    return [row for row in results.losses if row.run in runs and scored_in(row) == scored]
+
+
+def _against(
+    lines: Sequence[Line], rows: Sequence[SweepRow], scored: Scored, name: str, other: Results
+) -> Section:
+    """In nats only if all rows of both can be compared in nats."""
+    apart = differences([*rows, *_rows(other, scored)])
+    table = against(lines, loss_lines(other).get(scored, []), name, nats=not apart)
+    words = [f"The two have different {apart}: in bits per byte alone."] if apart else []
+    if table is None:
+        words = [f"{name} has nothing of the same name scored on the same text."]
+    return Section(f"Against {name}: {scored}", words, [table] if table else [])
+
+
+def _budget(rows: Sequence[SweepRow], apart: str) -> list[str]:
+    """How much was scored, and why not in nats."""
+    budgets = sorted({row.tokens for row in rows if row.tokens})
+    counts = " or ".join(f"{count:,}" for count in budgets)
+    if apart:
+        return [
+            f"In bits per byte alone, over {counts} tokens: the runs differ in {apart}, so nats "
+            "per token of one are not those of another."
+        ]
+    return [f"Each number is over {counts} tokens, the same text at every length."]
 
 
 def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
     """Where what was scored is not the newest of a run."""
     last = {run.run: run.step for run in results.runs}
-    steps = {row.run: row.step for row in rows}
-    told = [
-        f"{run} at {step:,} of {last[run]:,}" for run, step in steps.items() if step < last[run]
-    ]
+    steps = dict.fromkeys((row.run, row.step) for row in rows if row.step < last[row.run])
+    told = [f"{run} at {step:,} of {last[run]:,}" for run, step in steps]
     return (
         [f"Scored at an earlier step than the run has reached: {', '.join(told)}."] if told else []
     )
@@ -179,27 +218,33 @@ def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
 def loss_table(lines: Sequence[Line], nats: bool) -> Table:
     """Means over seeds with their spread, best of each length stressed."""
     lengths = sorted({length for line in lines for length in line.nats})
-    points = [line.nats if nats else line.bits for line in lines]
+    points = [line.losses(nats) for line in lines]
     trained = {line.train_length for line in lines}
     header = [""]
     for length in lengths:
         multiple = f" (x{length / min(trained):g})" if len(trained) == 1 else ""
         header.append(f"{length}{multiple}")
-    best = frozenset(
-        (min(range(len(lines)), key=lambda i: points[i][n].value if n in points[i] else 1e9), j)  # noqa: B023
-        for j, n in enumerate(lengths, start=1)
-    )
+    counts = {point.runs for p in points for point in p.values()}
     rows = [
-        [line.name, *(f"{p[n].value:.3f} ± {p[n].error:.3f}" if n in p else "" for n in lengths)]
+        [line.name, *(_cell(p[n], counts) if n in p else "" for n in lengths)]
         for line, p in zip(lines, points, strict=True)
     ]
-    seeds = sorted({point.seeds for p in points for point in p.values()})
-    spread = (
-        "standard error over text" if seeds == [1] else
-        f"standard deviation over {' or '.join(map(str, seeds))} seeds"
-    )  # fmt: skip
+    best = set()
+    for column, length in enumerate(lengths, start=1):
+        values = {i: p[length].value for i, p in enumerate(points) if length in p}
+        best.add((min(values, key=lambda i: values[i]), column))  # noqa: B023
     unit = "Nats per token (log perplexity)" if nats else "Bits per byte"
-    return Table(f"{unit}, mean ± {spread}.", header, rows, best)
+    number = "; in parentheses how many" if len(counts) > 1 else ""
+    caption = f"{unit}, mean ± {figures.spread_of(lines)}{number}."
+    return Table(caption, header, rows, frozenset(best))
+
+
+def _cell(point: Mean, counts: set[int]) -> str:
+    """A single run beside means over several has no ±: it would be another quantity."""
+    error = point.text_error if counts == {1} else point.spread
+    plus_minus = "" if error is None else f" ± {error:.3f}"
+    number = f" ({point.runs})" if len(counts) > 1 else ""
+    return f"{point.value:.3f}{plus_minus}{number}"
 
 
 def _settings(results: Results) -> Section:

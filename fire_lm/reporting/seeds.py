@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fire_lm.reporting.result_files import PositionLoss, TrainingPoint
 from fire_lm.reporting.results import Results, RunFacts
@@ -31,17 +31,19 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """Over the seeds of an arm.
+    """Over runs that differ by their seed.
 
     Attributes:
       value: the mean.
-      error: standard deviation over seeds; of a single one, the standard error over its text.
-      seeds: how many.
+      spread: standard deviation over the runs; None of a single one.
+      runs: how many.
+      text_error: standard error over text, of the first of them.
     """
 
     value: float
-    error: float
-    seeds: int
+    spread: float | None
+    runs: int
+    text_error: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,25 +52,35 @@ class Line:
 
     Attributes:
       name: the arm, and its variant in parentheses.
-      variant: the change at evaluation; empty for none.
+      arm, variant: the change at evaluation is empty for none.
+      encoding: of the arm.
       train_length: tokens.
       nats, bits: per token and per byte, by length in tokens; none where there is no number.
     """
 
     name: str
+    arm: str
     variant: str
+    encoding: str
     train_length: int
     nats: dict[int, Mean]
     bits: dict[int, Mean]
 
+    def losses(self, nats: bool) -> dict[int, Mean]:
+        return self.nats if nats else self.bits
 
-def mean(values: Sequence[float], error_of_one: float = 0.0) -> Mean:
-    spread = statistics.stdev(values) if len(values) > 1 else error_of_one
-    return Mean(statistics.fmean(values), spread, len(values))
+
+def mean(values: Sequence[float], text_error: float = 0.0) -> Mean:
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return Mean(statistics.fmean(values), spread, len(values), text_error)
 
 
 def scored_in(row: SweepRow) -> Scored:
     return Scored(row.dataset, row.split, row.construction, row.protocol)
+
+
+def line_name(arm: str, variant: str) -> str:
+    return f"{arm} ({variant})" if variant else arm
 
 
 def loss_lines(results: Results) -> dict[Scored, list[Line]]:
@@ -82,36 +94,31 @@ def loss_lines(results: Results) -> dict[Scored, list[Line]]:
     return {
         scored: sorted(
             (_line(arm, variant, rows, facts) for (arm, variant), rows in lines.items()),
-            key=lambda line: (-max(line.nats), line.nats[max(line.nats)].value),
+            # By bits: of one vocabulary that is the order of nats, too.
+            key=lambda line: (-max(line.bits), line.bits[max(line.bits)].value),
         )
         for scored, lines in groups.items()
     }
 
 
 def _line(arm: str, variant: str, rows: Sequence[SweepRow], facts: dict[str, RunFacts]) -> Line:
-    by_length = _grouped(rows, lambda row: row.length)
-    bits_of_nat = {row: row.bits_per_byte / row.nll for row in rows}
+    by_length = sorted(_grouped(rows, lambda row: row.length).items())
+    first = facts[rows[0].run]
     return Line(
-        name=f"{arm} ({variant})" if variant else arm,
+        name=line_name(arm, variant),
+        arm=arm,
         variant=variant,
-        train_length=facts[rows[0].run].train_length,
-        nats={
-            length: mean([row.nll for row in some], some[0].nll_stderr)
-            for length, some in sorted(by_length.items())
-        },
+        encoding=first.encoding,
+        train_length=first.train_length,
+        nats={n: mean([row.nll for row in some], some[0].nll_stderr) for n, some in by_length},
         bits={
-            length: mean(
-                [row.bits_per_byte for row in some], some[0].nll_stderr * bits_of_nat[some[0]]
+            n: mean(
+                [row.bits_per_byte for row in some],
+                some[0].nll_stderr * some[0].tokens / max(1, some[0].bytes) / math.log(2),
             )
-            for length, some in sorted(by_length.items())
+            for n, some in by_length
         },
     )
-
-
-def one_vocabulary(rows: Iterable[SweepRow]) -> bool:
-    """Whether the same text has as many tokens for all of them: else nats cannot be compared."""
-    ratios = [row.tokens / row.bytes for row in rows if row.bytes]
-    return not ratios or max(ratios) <= 1.0001 * min(ratios)
 
 
 def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Mean]]]]:
@@ -121,7 +128,7 @@ def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Me
     for row in results.positions:
         if row.run in arm:
             text = f"{row.dataset} {row.split}, {row.construction}, length {row.length}"
-            name = f"{arm[row.run]} ({row.variant})" if row.variant else arm[row.run]
+            name = line_name(arm[row.run], row.variant)
             found.setdefault(text, {}).setdefault(name, []).append(row)
     return {
         text: {name: _over_bins(rows) for name, rows in sorted(lines.items())}
@@ -130,32 +137,36 @@ def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Me
 
 
 def _over_bins(rows: Sequence[PositionLoss]) -> list[tuple[float, Mean]]:
+    """Bins that all of the runs have: others would be means over other runs."""
     bins = _grouped(rows, lambda row: (row.first, row.last))
+    runs = {row.run for row in rows}
     return [
         ((first + last) / 2, mean([row.nll for row in some], some[0].nll_stderr))
         for (first, last), some in sorted(bins.items())
-        if all(math.isfinite(row.nll) for row in some)
+        if {row.run for row in some} == runs and all(math.isfinite(row.nll) for row in some)
     ]
 
 
-def training_lines(results: Results) -> dict[str, list[tuple[int, Mean]]]:
-    """Each arm's training loss, by tokens."""
+def training_lines(results: Results) -> dict[str, list[tuple[float, Mean]]]:
+    """Each arm's training loss by tokens, at the steps that all of its runs have come to."""
     arm = {run.run: run.arm for run in results.runs}
     lines: dict[str, list[TrainingPoint]] = {}
     for point in results.training:
         if point.run in arm:
             lines.setdefault(arm[point.run], []).append(point)
-    return {
-        name: [
-            (tokens, mean([point.loss for point in some]))
-            for tokens, some in sorted(_grouped(points, lambda point: point.tokens).items())
+    found = {}
+    for name, points in sorted(lines.items()):
+        runs = {point.run for point in points}
+        found[name] = [
+            (statistics.fmean(p.tokens for p in some), mean([p.loss for p in some]))
+            for _, some in sorted(_grouped(points, lambda point: point.step).items())
+            if {p.run for p in some} == runs
         ]
-        for name, points in sorted(lines.items())
-    }
+    return {name: points for name, points in found.items() if points}
 
 
-def _grouped(rows: Iterable[_T], key: Callable[[_T], object]) -> dict:  # type: ignore[type-arg]
-    found: dict[object, list[_T]] = {}
+def _grouped(rows: Iterable[_T], key: Callable[[_T], Any]) -> dict[Any, list[_T]]:
+    found: dict[Any, list[_T]] = {}
     for row in rows:
         found.setdefault(key(row), []).append(row)
     return found

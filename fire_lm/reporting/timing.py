@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fire_lm.reporting import charts
@@ -14,13 +15,15 @@ if TYPE_CHECKING:
 _TITLE = "Forward time"
 
 
-def section(times: ModelTimes | None) -> Section:
+def section(times: ModelTimes | None, whose: str, arms: Sequence[str]) -> Section:
+    """`whose`: where the times come from, in a sentence; empty if they are of these runs."""
     if times is None:
         return Section(
             _TITLE, ["Not measured: `fire-lm bench model --json=FILE`, then --bench=FILE."]
         )
     left_out = [f"Not measured: {'; '.join(times.left_out)}."] if times.left_out else []
-    return Section(_TITLE, [f"{times.where}.", *left_out], [_table(times), _picture(times)])
+    words = [told for told in (whose, f"{times.where}.", *left_out) if told]
+    return Section(_TITLE, words, [_table(times), _picture(times, arms)])
 
 
 def _table(times: ModelTimes) -> Table:
@@ -39,13 +42,15 @@ def _table(times: ModelTimes) -> Table:
     return Table(caption, ["", *map(str, lengths)], rows)
 
 
-def _picture(times: ModelTimes) -> Picture:
+def _picture(times: ModelTimes, arms: Sequence[str]) -> Picture:
     encodings = sorted({row.encoding for row in times.rows})
     lengths = sorted({row.length for row in times.rows})
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        for name, style in charts.styles(encodings).items():
+        others = [name for name in encodings if name not in arms]
+        styles = charts.styles([*arms, *others])  # an arm looks as in the other figures
+        for name in encodings:
             own = sorted(
                 (row for row in times.rows if row.encoding == name), key=lambda r: r.length
             )
@@ -54,7 +59,7 @@ def _picture(times: ModelTimes) -> Picture:
                 [row.forward.x_nope for row in own],
                 label=name,
                 markersize=4,
-                **style,
+                **styles[name],
             )
         charts.length_axis(axes, lengths)
         axes.set_ylabel("forward time over that of NoPE")
@@ -66,5 +71,5 @@ def _picture(times: ModelTimes) -> Picture:
         name="forward_time",
         caption=f"Forward time over that of NoPE. {times.where}.",
         alt=f"Line chart of forward time over NoPE's against length. At {lengths[-1]}: {told}.",
-        image=charts.drawn(draw, *charts.SIZE),
+        image=charts.drawn(draw, *charts.size(encodings)),
     )

@@ -1,0 +1,79 @@
+"""What is inside the checkpoints of a report's runs: biases and attention scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from fire_lm import config as gin
+from fire_lm.checkpoints import available_steps
+from fire_lm.data import scoring_text
+from fire_lm.errors import FireLMError, RunFailed
+from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
+from fire_lm.evaluation.scoring import read_params
+from fire_lm.models import variant
+from fire_lm.reporting.results import Results
+from fire_lm.sharding import MeshShape, make_mesh
+
+
+def asked_of(config: gin.Config) -> dict[str, Any]:
+    """What `pretrain` was called with."""
+    return config.arguments("pretrain", workdir="", dry_run=False, init_from_model=None)
+
+
+def probed_arm(
+    workdirs: Sequence[epath.Path],
+    configs: dict[str, gin.Config],
+    results: Results,
+    before: Results,
+) -> Results:
+    """Of the first of its runs whose checkpoint can be read; says why of those before."""
+    for workdir in workdirs:
+        try:
+            return _probed(workdir, configs[workdir.name], results, before)
+        except FireLMError as error:
+            print(f"no biases and attention scores of {workdir.name}: {error}", flush=True)
+    return Results()
+
+
+def _probed(workdir: epath.Path, config: gin.Config, results: Results, before: Results) -> Results:
+    """Biases and scores of the checkpoint that was scored, or the newest.
+
+    Raises:
+      FireLMError: there is none, it is damaged, or the text is not there.
+    """
+    run, model = workdir.name, config.call("build_decoder")
+    learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
+    changed = interpolated(model)
+    if not (learns or changed):
+        return Results()
+    steps = available_steps(workdir)
+    scored = {row.step for row in results.losses if row.run == run}
+    step = max(scored & set(steps) or steps, default=None)
+    if step is None:
+        raise RunFailed("it has no checkpoint")
+    known = Results(
+        biases=[row for row in before.biases if (row.run, row.step) == (run, step)],
+        scores=[row for row in before.scores if (row.run, row.step) == (run, step)],
+    )
+    if known.biases or known.scores:
+        return known
+    print(f"reading the encoding of {run}@{step}", flush=True)
+    names = {"run": run, "encoding": str(config.macro("ENCODING")), "step": step}
+    params = read_params(str(workdir), step, model, make_mesh(MeshShape()))
+    biases = learned_biases(model, params, **names) if learns else []
+    scores = []
+    for one in [model, changed] if changed else []:
+        text = _text(config, 2 * asked_of(config)["train_length"])
+        named = {**names, "variant": variant(model, one)}
+        scores += attention_scores(one, params, text, **named)
+    return Results(biases=biases, scores=scores)
+
+
+def _text(config: gin.Config, length: int) -> np.ndarray:
+    """A row of held-out text, int32 `[length]`."""
+    data = asked_of(config)["data"].parts[0]
+    return scoring_text(data, length=length, num_sequences=1).targets[0]
