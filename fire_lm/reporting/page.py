@@ -150,5 +150,5 @@ figure img { width: 100%; height: auto; display: block; }
 .panels img { min-width: 32rem; }
 figcaption { margin-top: 0.4rem; }
 @media (max-width: 40rem) { body { padding: 0.6rem; } th, td { padding: 0.25rem 0.4rem; }
-  th:first-child { white-space: normal; max-width: 32vw; overflow-wrap: anywhere; } }
+  th:first-child { white-space: normal; min-width: 5.5rem; overflow-wrap: break-word; } }
 """
