@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from etils import epath
 
 from fire_lm.cli import main
 from fire_lm.reporting import read_rows
+from fire_lm.reporting.results import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 MINI = ROOT / "fire_lm" / "reporting" / "evidence" / "mini"
@@ -57,10 +59,12 @@ def test_every_arm_had_the_same_search():
     assert set(searched) == ENCODINGS
     for encoding, losses in searched.items():
         assert set(losses) == {"2e-3", "4e-3", "8e-3"}, encoding
+    results = read_results(epath.Path(MINI))
+    encoding_of = {run.run: run.encoding for run in results.runs}
     chosen = {
-        line.split(",")[0].rpartition("-")[0]: line.split(",")[2]
-        for line in (MINI / "settings.csv").read_text().splitlines()
-        if ",AdamW.learning_rate," in line
+        encoding_of[setting.run]: setting.value
+        for setting in results.settings
+        if setting.name == "AdamW.learning_rate"
     }
     for encoding, losses in searched.items():
         best = min(losses, key=lambda rate: losses[rate])
