@@ -15,6 +15,7 @@ from fire_lm.errors import FireLMError, RunFailed
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
 from fire_lm.evaluation.scoring import read_params
 from fire_lm.models import variant
+from fire_lm.reporting.result_files import TrainingPoint
 from fire_lm.reporting.results import Results
 from fire_lm.sharding import MeshShape, make_mesh
 
@@ -59,7 +60,7 @@ def _probed(workdir: epath.Path, config: gin.Config, results: Results, before: R
         biases=[row for row in before.biases if (row.run, row.step) == (run, step)],
         scores=[row for row in before.scores if (row.run, row.step) == (run, step)],
     )
-    if known.biases or known.scores:
+    if (known.biases or known.scores) and _trained(before, run) <= _trained(results, run):
         return known
     print(f"reading the encoding of {run}@{step}", flush=True)
     names = {"run": run, "encoding": str(config.macro("ENCODING")), "step": step}
@@ -71,6 +72,11 @@ def _probed(workdir: epath.Path, config: gin.Config, results: Results, before: R
         named = {**names, "variant": variant(model, one)}
         scores += attention_scores(one, params, text, **named)
     return Results(biases=biases, scores=scores)
+
+
+def _trained(results: Results, run: str) -> set[TrainingPoint]:
+    """What tells a run from another one that had its name before."""
+    return {point for point in results.training if point.run == run}
 
 
 def _text(config: gin.Config, length: int) -> np.ndarray:

@@ -66,7 +66,7 @@ def gather(
     Raises:
       UserError: one of them is none of these, or two runs have one name. RunFailed: a damaged file.
     """
-    parts: dict[str, Results] = {}
+    parts: list[tuple[str, Results]] = []
     runs: list[epath.Path] = []
     for name in dict.fromkeys(named):
         folder = place(name)
@@ -75,30 +75,28 @@ def gather(
         if inside:
             runs += inside
         elif holds_results(folder):
-            parts[name] = read_results(folder)
+            parts.append((folder.name, read_results(folder)))
         else:
             raise UserError(
                 f"{name} is neither a run (no config.gin), nor a folder of runs, nor one of results"
             )
     runs = list(dict.fromkeys(runs))
     names = [run.name for run in runs]
-    names += [facts.run for part in parts.values() for facts in part.runs]
+    names += [facts.run for _, part in parts for facts in part.runs]
     if len(set(names)) < len(names):
         raise UserError(SAME_NAME)
     if runs:
-        parts["runs"] = of_runs(runs, with_probes, before or Results())
+        parts.append(("these runs", of_runs(runs, with_probes, before or Results())))
     return joined(_named_apart(parts))
 
 
-def _named_apart(parts: dict[str, Results]) -> list[Results]:
+def _named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
     """Arms of one name in two sources are not one: their settings were never held together."""
-    sources = Counter(arm for part in parts.values() for arm in part.arms())
+    sources = Counter(arm for _, part in parts for arm in part.arms())
     found = []
-    for name, part in parts.items():
+    for name, part in parts:
         runs = [
-            dataclasses.replace(run, arm=f"{run.arm} of {place(name).name}")
-            if sources[run.arm] > 1
-            else run
+            dataclasses.replace(run, arm=f"{run.arm} of {name}") if sources[run.arm] > 1 else run
             for run in part.runs
         ]
         found.append(dataclasses.replace(part, runs=runs))
@@ -119,6 +117,15 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
     arms = arm_names(configs, settings)
     found = [_of_run(path, configs[path.name], arms[path.name]) for path in workdirs]
     results = joined([*found, Results(settings=settings)])
+    results = dataclasses.replace(
+        results,
+        losses=newest(results.losses, arms, lambda row: (row.variant, scored_in(row))),
+        positions=newest(
+            results.positions,
+            arms,
+            lambda row: (row.variant, row.dataset, row.split, row.construction),
+        ),
+    )
     if not with_probes:
         return results
     places = {path.name: path for path in workdirs}
@@ -187,8 +194,8 @@ def _of_run(workdir: epath.Path, config: gin.Config, arm: str) -> Results:
     facts = _facts(workdir, config, arm, lines[-1]["step"] if lines else 0)
     return Results(
         runs=[facts],
-        losses=newest(rows, lambda row: (row.variant, scored_in(row))),
-        positions=newest(bins, lambda row: (row.variant, row.dataset, row.split, row.construction)),
+        losses=rows,
+        positions=bins,
         training=[point for line in lines if (point := _point(line, run, encoding))],
         learned=[
             LearnedNumber(run, encoding, line["step"], match[1], int(match[2]), float(value))
@@ -203,13 +210,29 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def newest(rows: Sequence[Scored], kind: Callable[[Scored], object]) -> list[Scored]:
-    """Of each kind of rows those of the newest step that has the longest length: lengths are scored
-    from the shortest, so that it is one that is wholly scored."""
-    chosen: dict[object, tuple[int, int]] = {}
+def newest(
+    rows: Sequence[Scored], arms: dict[str, str], kind: Callable[[Scored], object]
+) -> list[Scored]:
+    """Of each arm and kind of rows those of the newest step that all of its runs with such rows
+    have, or where there is none, of each run's own newest.
+
+    A step counts that has the longest length: lengths are scored from the shortest, so that it is
+    wholly scored.
+    """
+    longest: dict[object, int] = {}
     for row in rows:
-        chosen[kind(row)] = max(chosen.get(kind(row), (0, 0)), (row.length, row.step))
-    return [row for row in rows if row.step == chosen[kind(row)][1]]
+        longest[row.run, kind(row)] = max(longest.get((row.run, kind(row)), 0), row.length)
+    steps: dict[object, dict[str, set[int]]] = {}
+    for row in rows:
+        if row.length == longest[row.run, kind(row)]:
+            of_arm = steps.setdefault((arms[row.run], kind(row)), {})
+            of_arm.setdefault(row.run, set()).add(row.step)
+    chosen = {}
+    for key, of_arm in steps.items():
+        common = set.intersection(*of_arm.values())
+        for run, own in of_arm.items():
+            chosen[key, run] = max(common or own)
+    return [r for r in rows if r.step == chosen[(arms[r.run], kind(r)), r.run]]
 
 
 def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | None:
@@ -252,9 +275,15 @@ def _label(data: Data) -> str:
     for part in data.parts:
         if isinstance(part, TextData):
             folder = place(part.data_dir) / part.tfds_name.partition(":")[0]
-            names.append(dataset_label(part) if folder.exists() else "not there any more")
+            names.append(
+                dataset_label(part) if folder.exists() else "unknown text, not there any more"
+            )
         else:
-            names.append(dataset_label(part) if place(part.path).exists() else "not there any more")
+            names.append(
+                dataset_label(part)
+                if place(part.path).exists()
+                else "unknown text, not there any more"
+            )
     return " + ".join(dict.fromkeys(names))
 
 

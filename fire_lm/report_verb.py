@@ -21,7 +21,8 @@ _TIMES = "bench_model.json"
 def report(arguments: argparse.Namespace) -> None:
     quiet_libraries()
     if arguments.list:
-        asked = {"--output": arguments.output, "--bench": arguments.bench}
+        other = arguments.against if arguments.against != "paper" else None
+        asked = {"--output": arguments.output, "--bench": arguments.bench, "--against": other}
         if given := [name for name, value in asked.items() if value]:
             raise UserError(f"--list prints a table: {given[0]} has no effect beside it")
         print(listing(arguments.runs))
@@ -34,15 +35,15 @@ def report(arguments: argparse.Namespace) -> None:
     folder = place(arguments.output) if arguments.output else top / "report"
     check_is_reports(folder)
     times, times_are = _times(arguments.bench, top)
-    other = None
+    against = None
     if arguments.against != "paper":
-        other = (arguments.against, gather([arguments.against], with_probes=False))
+        against = (arguments.against, gather([arguments.against], with_probes=False))
     before = read_results(folder) if holds_results(folder) else Results()
     sections = write_report(
         folder,
         _title(arguments.runs),
         gather(arguments.runs, before=before),
-        Beside(times, times_are, other),
+        Beside(times, times_are, against),
     )
     print("\n".join(f"  {section.title}" for section in sections))
     print(f"{folder / 'index.html'}\n{folder / 'report.md'}, and the same as .csv, .svg and .png")

@@ -96,14 +96,25 @@ def check_named_apart(one: Setting, other: Setting) -> None:
         {(dataset_label(part), part.construction) for part in setting.rows["data"].parts}
         for setting in (one, other)
     ]
-    texts = [(setting.rows["data"], setting.rows["split"]) for setting in (one, other)]
-    same_model, same_split = one.variant == other.variant, texts[0][1] == texts[1][1]
-    if same_model and same_split and texts[0] != texts[1] and (both := names[0] & names[1]):
+    same_rows = one.variant == other.variant and one.rows["split"] == other.rows["split"]
+    if not (same_rows and (both := names[0] & names[1])):
+        return
+    if one.rows["data"] != other.rows["data"]:
         raise UserError(
             f"--also='{one.also}' scores another text that is called {min(both)[0]}, too: rows "
             "could not be told apart\ngive the data sets names of their own "
-            "(fire-lm corpus --name=NAME), or use --output and a sweep each"
+            "(fire-lm corpus --name=NAME)"
         )
+    if any(_amount(one)[name] != _amount(other)[name] for name in _amount(one)):
+        raise UserError(
+            f"--also='{one.also}' scores another amount of {min(both)[0]}: rows of both could not "
+            "stand beside each other\nthe longest of EVAL_LENGTHS and length_sweep.tokens are "
+            "given once, for all settings"
+        )
+
+
+def _amount(setting: Setting) -> dict[str, int]:
+    return {"tokens": setting.rows["tokens"], "longest": max(setting.rows["lengths"])}
 
 
 def check_effects(arguments: argparse.Namespace, workdirs: Iterable[epath.Path]) -> None:

@@ -46,19 +46,33 @@ def sweep(arguments: argparse.Namespace) -> None:
         return
     checkpoints, top = by_first(lambda: chosen(arguments))
     check_effects(arguments, dict.fromkeys(place(name) for name, _ in checkpoints))
+    if arguments.dry_run:
+        for name, step in checkpoints:
+            describe(arguments, place(name), step)
+        return
+    failures: dict[tuple[str, int], FireLMError] = {}
     for name, step in checkpoints:
-        workdir = place(name)
-        if arguments.dry_run:
-            for one in settings(arguments, workdir):
-                asked = f" also {one.also}" * bool(one.also)
-                lengths = one.config.macro("EVAL_LENGTHS")
-                print(f"{workdir}@{step} at {lengths}{asked}\n{one.config.text()}")
-            continue
-        while not score(arguments, workdir, step):
-            say(f"{workdir}@{step} is being scored by another sweep: waiting for it")
-            time.sleep(_EVERY)
-    if not arguments.dry_run:
-        combine(arguments, checkpoints, place(top))
+        try:
+            while not score(arguments, place(name), step):
+                say(f"{name}@{step} is being scored by another sweep: waiting for it")
+                time.sleep(_EVERY)
+        except FireLMError as error:  # such as one that has been removed meanwhile
+            failures[name, step] = error
+            if len(failures) == len(checkpoints):
+                raise
+            say(f"{name}@{step} is left out: {error}")
+    combine(arguments, [one for one in checkpoints if tuple(one) not in failures], place(top))
+    if failures:
+        told = "\n".join(f"{name}@{step}: {error}" for (name, step), error in failures.items())
+        raise RunFailed(f"{len(failures)} of {len(checkpoints)} could not be scored\n{told}")
+
+
+def describe(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> None:
+    """For --dry_run."""
+    for one in settings(arguments, workdir):
+        asked = f" also {one.also}" * bool(one.also)
+        lengths = one.config.macro("EVAL_LENGTHS")
+        print(f"{workdir}@{step} at {lengths}{asked}\n{one.config.text()}")
 
 
 def by_first(work: Callable[[], _T]) -> _T:
@@ -153,12 +167,10 @@ def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
     tokens = agreed(list(by_position.items()))
 
     def add(row: SweepRow) -> None:
-        if jax.process_index() == 0:
-            merge_rows(path, [row])
+        by_first(lambda: len(merge_rows(path, [row])))
 
     def add_positions(rows: list[PositionLoss]) -> None:
-        if jax.process_index() == 0:
-            merge_table(positions, PositionLoss, rows)
+        by_first(lambda: len(merge_table(positions, PositionLoss, rows)))
 
     setting.config.call(
         "length_sweep",

@@ -65,7 +65,6 @@ def check_rows(report: ModelTimes, encodings: list[str], lengths: list[int], tok
             assert cost.seconds == min(cost.rounds_s) > 0
             assert cost.x_nope == cost.seconds / base.seconds
             assert cost.temp_bytes is not None and cost.temp_bytes > 0
-        assert row.train.seconds > row.forward.seconds
     assert {row.train.x_nope for row in report.rows if row.encoding == "nope"} == {1}
 
 

@@ -243,6 +243,15 @@ def test_rows_of_another_budget_are_refused(sweep):
         sweep(tokens=5 * LONGEST)
 
 
+def test_rows_of_another_text_are_refused_before_anything_is_computed(sweep):
+    """Also those at lengths that are not asked for again."""
+    sweep(lengths=(16, LONGEST))
+    with pytest.raises(UserError, match="run@7 at length 16 over another text"):
+        sweep(lengths=(8, LONGEST), tokens=5 * LONGEST)
+    assert sweep.computed == [16, LONGEST]
+    assert sweep(lengths=(8, LONGEST), tokens=5 * LONGEST, protocols=("sliding",), stride=8)
+
+
 @pytest.mark.parametrize("setting", ["tokens", "tokens_per_batch"])
 def test_a_budget_of_nothing_is_refused(sweep, setting):
     with pytest.raises(UserError, match=f"length_sweep.{setting} is 0: it must be 1 or more"):

@@ -11,6 +11,7 @@ import pytest
 from fire_lm import cli, config, verbs
 from fire_lm.errors import UserError
 from fire_lm.reporting import published
+from fire_lm.training import AdamW
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {path.stem: path.read_text() for path in (ROOT / "configs" / "paper").glob("*.gin")}
@@ -108,7 +109,11 @@ def test_the_recipe_is_table_9s(model):
     assert (run["batch_size"], run["train_steps"], run["train_length"]) == (256, 600_000, length)
     assert run["model"].encodings[0].train_length == length and run["init_from"] == ""
     large = model.startswith("large")
-    assert run["optimizer"].learning_rate == (3e-4 if large else 6e-4)
+    rate = 3e-4 if large else 6e-4
+    assert run["optimizer"] == AdamW(
+        learning_rate=rate, warmup_steps=715, final_fraction=0.1, b1=0.9, b2=0.95,
+        weight_decay=0.1, clip_norm=1.0,
+    )  # fmt: skip
     mesh = run["mesh"]
     assert mesh.data * mesh.fsdp * mesh.tensor == (256 if large else 128)
     assert loaded.macro("EVAL_LENGTHS") == (512, 1024, 2048, 4096, 8192)

@@ -107,13 +107,17 @@ def test_the_newest_step_that_is_wholly_scored_is_shown():
         return dataclasses.replace(loss_row(run, length, 2.0), step=step, **other)
 
     whole = [row(step, length) for step in (1000, 2000) for length in (64, 128)]
-    renamed = [dataclasses.replace(one, run="before") for one in whole]
-    assert newest(renamed, lambda row: 0) == renamed[2:]
     begun, arxiv = row(3000, 64), row(1000, 64, dataset="arxiv")
-    shown = newest([*whole, begun, arxiv], lambda row: row.dataset)
+    shown = newest([*whole, begun, arxiv], {"fire-seed0": "fire"}, lambda row: row.dataset)
     assert [(r.dataset, r.step, r.length) for r in shown] == [
         ("embedded", 2000, 64), ("embedded", 2000, 128), ("arxiv", 1000, 64),
     ]  # fmt: skip
+    other = [dataclasses.replace(one, run="fire-seed1") for one in whole[:2]]
+    arms = {"fire-seed0": "fire", "fire-seed1": "fire"}
+    same = newest([*whole, *other], arms, lambda row: row.dataset)
+    assert {row.step for row in same} == {1000}, "the newest that both seeds have"
+    apart = newest([*whole, *other], {**arms, "fire-seed1": "b"}, lambda row: row.dataset)
+    assert {(row.run, row.step) for row in apart} == {("fire-seed0", 2000), ("fire-seed1", 1000)}
     text = as_markdown("", report_sections(Results(runs=[run], losses=shown), Beside()))
     assert "fire-seed0 at 2,000 of 3,000" in text and "fire-seed0 at 1,000 of 3,000" in text
 

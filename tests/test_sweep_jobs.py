@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -121,23 +122,38 @@ def test_a_run_that_has_ended_is_followed_to_its_end_at_once(run, capsys):
     assert f"checkpoint {there[1]} of {run} is damaged" in capsys.readouterr().out
 
 
-@pytest.mark.ci
-def test_one_that_was_removed_is_named(run, monkeypatch, capsys):
-    import shutil
-
-    there = available_steps(run)
+@pytest.fixture
+def removed(run, monkeypatch) -> int:
+    """The second checkpoint goes while the first is scored."""
+    first, second, *_ = available_steps(run)
     score = sweep_verb.score
 
     def remove_the_next(arguments, workdir, step):
-        if step == there[0]:
-            shutil.rmtree(run / "checkpoints" / str(there[1]))
+        if step == first:
+            shutil.rmtree(run / "checkpoints" / str(second))
         return score(arguments, workdir, step)
 
     monkeypatch.setattr(sweep_verb, "score", remove_the_next)
+    return second
+
+
+@pytest.mark.ci
+def test_one_that_was_removed_is_named(run, removed, capsys):
+    there = available_steps(run)
     assert main(["sweep", str(run), "--follow", *SWEEP]) == 0
-    assert steps_of(run) == [there[0], *there[2:]]
+    assert steps_of(run) == [step for step in there if step != removed]
     told = capsys.readouterr().out
-    assert f"checkpoint {there[1]} of {run} was removed before it was scored" in told
+    assert f"checkpoint {removed} of {run} was removed before it was scored" in told
+
+
+@pytest.mark.ci
+def test_all_goes_on_without_one_that_was_removed(run, removed, capsys):
+    there = available_steps(run)
+    assert main(["sweep", f"{run}@all", *SWEEP]) == 1
+    assert steps_of(run) == [step for step in there if step != removed]
+    told = capsys.readouterr()
+    assert f"{run}@{removed} is left out" in told.out and "nats per token" in told.out
+    assert f"1 of {len(there)} could not be scored" in told.err
 
 
 @pytest.mark.ci

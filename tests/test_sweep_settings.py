@@ -77,6 +77,16 @@ def test_two_texts_of_one_name_are_refused(runs):
         assert len(found) == 2
 
 
+@pytest.mark.parametrize("more", ["length_sweep.tokens=1000", "EVAL_LENGTHS=64,2048"])
+def test_other_amounts_of_one_text_are_refused(runs, more):
+    with pytest.raises(UserError, match="scores another amount of c4"):
+        resolved(parse(["sweep", "x", f"--also=--gin.{more}"]), runs["rope"])
+    assert (
+        len(resolved(parse(["sweep", "x", f"--also=--gin.{more} {YARN[7:]}"]), runs["rope"])[0])
+        == 2
+    )
+
+
 @pytest.mark.parametrize("also", ["--gin.RoPE.scalin=@YaRN()", "--gin.POSITION=@NoPE"])
 def test_a_slip_is_no_setting_without_effect(runs, also):
     with pytest.raises(UserError, match="scalin|as it was trained"):

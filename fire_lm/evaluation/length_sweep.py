@@ -90,12 +90,15 @@ def length_sweep(
     model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
     params = functools.cache(lambda: read_params(workdir, step, model, device_mesh))
     known = {row.key: row for row in finished}
+    due = []
     for part in data.parts:
         label = dataset_label(part)
         where = (run, encoding, variant, step, label, split, data.construction)
         text = read_text(part, label, lengths, tokens, split)
         wanted = pieces(text, where, protocols, taken, stride, position_bins)
-        for piece in missing(wanted, known, finished_positions):
+        due.append((text, where, list(missing(wanted, known, finished_positions))))
+    for text, where, of_text in due:  # after all of it is known to fit what there is
+        for piece in of_text:
             if piece.laid is None:
                 on_row(piece.row(NO_NUMBERS))
                 continue
@@ -112,7 +115,9 @@ def length_sweep(
             result = summarize(nll_RP.sum(axis=1), scored_tokens(text, piece.laid), piece.counts)
             if not math.isfinite(result[0]):
                 raise RunFailed(f"{run}@{step}: the loss at length {piece.length} is {result[0]}")
-            if piece.bins:  # first: where the row of a sweep is, these are
+            if (
+                piece.bins and not piece.has_positions
+            ):  # first: where the row of a sweep is, these are
                 on_positions(position_losses((*where, piece.length), nll_RP, tokens_RP))
             if piece.place not in known:
                 on_row(piece.row(result))

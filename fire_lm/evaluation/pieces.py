@@ -28,12 +28,14 @@ class Piece:
       laid: over the rows of text; None where the text has no row of the length.
       counts: sequences, tokens and bytes.
       bins: of the losses by position; 0 where none are wanted.
+      has_positions: whether these are known. Its row is computed by the same program all the same.
     """
 
     place: tuple[Any, ...]
     laid: Windows | None
     counts: tuple[int, int, int]
     bins: int = 0
+    has_positions: bool = False
 
     @property
     def length(self) -> int:
@@ -98,11 +100,11 @@ def missing(
                     f"{piece.length} over another text: {found} tokens, now {piece.counts[1]}\n"
                     "move that file away, or ask for the text that it has"
                 )
-            piece = dataclasses.replace(piece, bins=0)
-        row = known.get(piece.place)
-        if row:
-            check_same_budget(row, piece.counts)
-        if not row or piece.bins:
+            piece = dataclasses.replace(piece, has_positions=True)
+        for row in known.values():
+            if row.key[:-1] == piece.place[:-1]:
+                check_same_text(row, piece)
+        if piece.place not in known or (piece.bins and not piece.has_positions):
             yield piece
 
 
@@ -121,12 +123,14 @@ def scored_tokens(text: ScoringText, laid: Windows) -> np.ndarray:
     return (text.targets[:, places_T] != 0).sum(axis=1)
 
 
-def check_same_budget(row: SweepRow, counts: tuple[int, int, int]) -> None:
-    """A finished row is kept, but never beside rows of another text under the same name."""
-    if (row.sequences, row.tokens, row.bytes) != counts:
+def check_same_text(row: SweepRow, piece: Piece) -> None:
+    """A finished row is kept, but never beside rows of another text under the same name: every
+    length of a protocol scores the same tokens."""
+    there, now = (row.tokens, row.bytes), piece.counts[1:]
+    if row.tokens and now[0] and there != now:
         raise UserError(
             f"length_sweep.csv has {row.run}@{row.step} at length {row.length} over another text: "
-            f"{row.tokens} tokens, {row.bytes} bytes, now {counts[1]} and {counts[2]}\n"
+            f"{row.tokens} tokens, {row.bytes} bytes, now {now[0]} and {now[1]}\n"
             "the longest of EVAL_LENGTHS and length_sweep.tokens choose it: keep both, "
             "or move that file away"
         )

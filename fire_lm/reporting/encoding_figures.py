@@ -65,7 +65,8 @@ def _learned(run: RunFacts, names: dict[str, list[LearnedNumber]]) -> Picture:
     step = max(number.step for numbers in names.values() for number in numbers)
     told = []
     for name, numbers in sorted(names.items()):
-        values = [number.value for number in numbers if number.step == step]
+        last = max(number.step for number in numbers)
+        values = [number.value for number in numbers if number.step == last]
         told.append(f"{name} {min(values):.4g} to {max(values):.4g}")
     paper = (
         f" The paper reports L from {_PAPER_L[0]:g} to {_PAPER_L[1]:g} at {_PAPER_TRAIN_LENGTH}."

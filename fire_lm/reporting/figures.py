@@ -143,11 +143,16 @@ def positions(results: Results) -> list[Picture]:
 
 
 def training(results: Results) -> list[Picture]:
-    lines = training_lines(results)
-    if not lines:
-        return []
-    styles = line_styles(results)
+    """One for each text and vocabulary."""
+    return [
+        _training(lines, line_styles(results), number)
+        for number, lines in enumerate(training_lines(results))
+    ]
 
+
+def _training(
+    lines: dict[str, list[tuple[float, Mean]]], styles: dict[str, dict[str, Any]], number: int
+) -> Picture:
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for name, points in lines.items():
@@ -156,20 +161,18 @@ def training(results: Results) -> list[Picture]:
             axes.plot(tokens, [point.value for _, point in points], label=name, **style)
         lowest = min(point.value for points in lines.values() for _, point in points)
         start = max(points[0][1].value for points in lines.values())
-        axes.set_ylim(0.97 * lowest, min(start, 2.2 * lowest))
+        axes.set_ylim(0.97 * lowest, max(1.05 * lowest, min(start, 2.2 * lowest)))
         axes.set_xlabel("training tokens")
         axes.set_ylabel("training loss (nats per token)")
         charts.legend_below(figure, axes)
 
     ends = ", ".join(f"{name} {points[-1][1].value:.3f}" for name, points in lines.items())
-    return [
-        Picture(
-            name="training",
-            caption="Training loss of single batches, mean over seeds; first steps cut off.",
-            alt=f"Line chart of training loss against tokens. Last values: {ends}.",
-            image=charts.drawn(draw, *charts.size(list(lines))),
-        )
-    ]
+    return Picture(
+        name=f"training_{number + 1}" if number else "training",
+        caption="Training loss of single batches, mean over seeds; first steps cut off.",
+        alt=f"Line chart of training loss against tokens. Last values: {ends}.",
+        image=charts.drawn(draw, *charts.size(list(lines))),
+    )
 
 
 def _exp(nats):  # type: ignore[no-untyped-def]  # of numpy arrays, which this file does not import

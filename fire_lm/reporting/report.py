@@ -14,7 +14,7 @@ from fire_lm.reporting.bench_times import ModelTimes
 from fire_lm.reporting.comparison import against, beside_the_paper
 from fire_lm.reporting.length_sweep import differences
 from fire_lm.reporting.page import Picture, Section, Table, as_html, as_markdown
-from fire_lm.reporting.results import Results, RunFacts, write_results
+from fire_lm.reporting.results import Results, RunFacts, holds_results, write_results
 from fire_lm.reporting.seeds import Line, Mean, Scored, loss_lines, scored_in
 from fire_lm.reporting.sweep_rows import SweepRow
 
@@ -57,7 +57,8 @@ def write_report(folder: epath.Path, title: str, results: Results, beside: Besid
 
 def check_is_reports(folder: epath.Path) -> None:
     """Raises UserError where a report would write over what is something else's."""
-    if folder.exists() and any(folder.iterdir()) and not (folder / _MARKDOWN).exists():
+    ours = (folder / _MARKDOWN).exists() or holds_results(folder)
+    if folder.exists() and any(folder.iterdir()) and not ours:
         raise UserError(
             f"{folder} holds other files, which a report would write over\n"
             "say --output=DIR, a new folder or one of an earlier report"

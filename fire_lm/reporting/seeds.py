@@ -122,17 +122,27 @@ def _line(arm: str, variant: str, rows: Sequence[SweepRow], facts: dict[str, Run
 
 
 def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Mean]]]]:
-    """By text: for each arm (and variant), its loss at the middle of each bin of positions."""
+    """By text: for each arm (and variant), its loss at the middle of each bin of positions.
+
+    Another number of tokens is another text, or another vocabulary, whose nats are others.
+    """
     arm = {run.run: run.arm for run in results.runs}
+    tokens: dict[tuple[object, ...], int] = {}
+    for row in results.positions:
+        tokens[row.key] = tokens.get(row.key, 0) + row.tokens
     found: dict[str, dict[str, list[PositionLoss]]] = {}
     for row in results.positions:
         if row.run in arm:
-            text = f"{row.dataset} {row.split}, {row.construction}, length {row.length}"
+            text = (
+                f"{row.dataset} {row.split}, {row.construction}, length {row.length}, "
+                f"{tokens[row.key]:,} tokens"
+            )
             name = line_name(arm[row.run], row.variant)
             found.setdefault(text, {}).setdefault(name, []).append(row)
     return {
-        text: {name: _over_bins(rows) for name, rows in sorted(lines.items())}
+        text: drawable
         for text, lines in found.items()
+        if (drawable := {n: p for n, rows in sorted(lines.items()) if (p := _over_bins(rows))})
     }
 
 
@@ -147,22 +157,34 @@ def _over_bins(rows: Sequence[PositionLoss]) -> list[tuple[float, Mean]]:
     ]
 
 
-def training_lines(results: Results) -> dict[str, list[tuple[float, Mean]]]:
-    """Each arm's training loss by tokens, at the steps that all of its runs have come to."""
+def training_lines(results: Results) -> list[dict[str, list[tuple[float, Mean]]]]:
+    """Each arm's training loss by tokens, at the steps that all of its runs have come to.
+
+    Apart for each text and vocabulary, whose nats are others.
+    """
     arm = {run.run: run.arm for run in results.runs}
-    lines: dict[str, list[TrainingPoint]] = {}
+    points: dict[str, list[TrainingPoint]] = {}
     for point in results.training:
         if point.run in arm:
-            lines.setdefault(arm[point.run], []).append(point)
-    found = {}
-    for name, points in sorted(lines.items()):
-        runs = {point.run for point in points}
-        found[name] = [
+            points.setdefault(arm[point.run], []).append(point)
+    found: dict[object, dict[str, list[tuple[float, Mean]]]] = {}
+    for name, of_arm in sorted(points.items()):
+        runs = {point.run for point in of_arm}
+        line = [
             (statistics.fmean(p.tokens for p in some), mean([p.loss for p in some]))
-            for _, some in sorted(_grouped(points, lambda point: point.step).items())
+            for _, some in sorted(_grouped(of_arm, lambda point: point.step).items())
             if {p.run for p in some} == runs
         ]
-    return {name: points for name, points in found.items() if points}
+        if line:
+            found.setdefault(_text_of(results, min(runs)), {})[name] = line
+    return list(found.values())
+
+
+def _text_of(results: Results, run: str) -> object:
+    """What a run was trained on, as far as runs differ in it."""
+    data = next(facts.data for facts in results.runs if facts.run == run)
+    settings = {s.name: s.value for s in results.settings if s.run == run}
+    return data, settings.get("TextData.vocabulary"), settings.get("build_decoder.vocab_size")
 
 
 def _grouped(rows: Iterable[_T], key: Callable[[_T], Any]) -> dict[Any, list[_T]]:
