@@ -108,15 +108,17 @@ def _biases(run: RunFacts, rows: Sequence[BiasValue]) -> Picture:
             axes = grid[queries.index(query) * lines + place // columns][place % columns]
             axes.set_axis_on()
             _bias_panel(axes, values, query, layer, run.train_length, colours)
-        figure.supxlabel("distance to the key (tokens)", fontsize=9)
-        figure.supylabel("bias (each panel has its own scale)", fontsize=9)
+        for axes in grid[:, 0]:
+            axes.set_ylabel("bias", fontsize=8)
+        for axes in grid[lines - 1 :: lines].flat:  # the last row of each block
+            axes.set_xlabel("distance to the key", fontsize=8)
         charts.legend_below(figure, grid[0][0])
 
     return Picture(
         name=charts.slug(f"biases {run.arm}"),
         caption=f"{run.arm}, seed {run.seed}: the learned bias of every head over the distance to "
         f"the key, for the queries at positions {' and '.join(str(q + 1) for q in queries)} "
-        "(counted from 1, as the paper does).",
+        "(counted from 1, as the paper does). Each panel has its own scale.",
         alt=f"Line charts of the bias that {run.arm} adds to a logit over distance, a panel for "
         f"each of {len(layers)} layers and {len(queries)} queries, a line for each of {len(heads)} "
         f"heads; values from {min(r.bias for r in rows):.2f} to {max(r.bias for r in rows):.2f}.",
