@@ -6,13 +6,14 @@ import pytest
 from etils import epath
 
 from fire_lm.cli import main
-from fire_lm.reporting import read_rows
+from fire_lm.reporting import bench_times, read_rows
 from fire_lm.reporting.results import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 MINI = ROOT / "fire_lm" / "reporting" / "evidence" / "mini"
 ENCODINGS = {"fire", "fire_s", "fire_g", "rope", "alibi", "kerple_log", "t5", "nope", "learned"}
 FIGURE = "losses_embedded_validation_concat.svg"
+README = ROOT / "README.md"
 COMMAND = "fire-lm report fire_lm/reporting/evidence/mini"
 
 
@@ -30,7 +31,7 @@ def table_of(markdown: str) -> str:
 
 
 def test_readme_has_the_table_and_the_figure_of_the_evidence(report):
-    table, readme = table_of((report / "report.md").read_text()), (ROOT / "README.md").read_text()
+    table, readme = table_of((report / "report.md").read_text()), README.read_text()
     assert len(table.splitlines()) == 2 + len(ENCODINGS)
     again = f"`{COMMAND} --output=DIR` draws it again: copy it from DIR"
     assert table in readme, f"README's table is not that of the evidence; {again}/report.md"
@@ -69,3 +70,16 @@ def test_every_arm_had_the_same_search():
     for encoding, losses in searched.items():
         best = min(losses, key=lambda rate: losses[rate])
         assert float(chosen[encoding]) == float(best), encoding
+
+
+def test_readme_has_the_times_of_the_evidence():
+    times, readme = (
+        bench_times.read(epath.Path(MINI.parent) / "bench_model.json"),
+        README.read_text(),
+    )
+    names = {"nope": "NoPE (4.5 s; 18.5 s)", "alibi": "ALiBi", "t5": "T5", "rope": "RoPE",
+             "kerple_log": "KERPLE (log)", "fire_s": "FIRE-S", "fire": "FIRE"}  # fmt: skip
+    assert {row.encoding for row in times.rows} == set(names)
+    for row in times.rows:
+        told = f"{row.forward.x_nope:.2f} | {row.train.x_nope:.2f} | {row.tokens_per_second:.0f}"
+        assert f"| {names[row.encoding]} | {told} |" in readme
