@@ -33,12 +33,14 @@ def panels():
     return {panel.title: panel for panel in draw_biases.panels(NAMES)}
 
 
+@pytest.mark.ci
 def test_equal_encodings_share_a_panel_and_a_schedule_repeats_none(panels):
     assert sorted(panels) == sorted(TITLES)
     alone = [panel.title for panel in draw_biases.panels(["fire_and_rope", "fire"])]
     assert alone == ["fire", "fire_and_rope: RoPE"]
 
 
+@pytest.mark.ci
 def test_curves_are_the_encodings_own(panels):
     slope_N1 = alibi_slopes(12)[HEADS][:, None]
     np.testing.assert_allclose(panels["alibi"].near_NS, -slope_N1 * np.arange(SHORT), rtol=1e-6)
@@ -60,6 +62,7 @@ def test_curves_are_the_encodings_own(panels):
     assert len(set(quantities)) == 4
 
 
+@pytest.mark.ci
 def test_only_what_depends_on_the_query_differs_beyond_the_training_length(panels):
     def apart(title: str) -> float:
         panel = panels[title]
@@ -74,6 +77,7 @@ def test_only_what_depends_on_the_query_differs_beyond_the_training_length(panel
     np.testing.assert_allclose(gain, gain[0, 0], rtol=1e-3)
 
 
+@pytest.mark.ci
 def test_figure_draws_each_panel(panels, tmp_path, monkeypatch):
     close = pyplot.close
     monkeypatch.setattr(pyplot, "close", lambda drawing: None)

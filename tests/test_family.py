@@ -62,6 +62,7 @@ def rope(data_dir, tmp_path_factory):
     return run
 
 
+@pytest.mark.ci
 def test_sweep_extrapolates_without_retraining(rope, capsys):
     """As bindings over an existing checkpoint; each variant has rows of its own."""
     lengths = (LENGTH, 16 * LENGTH)
@@ -88,6 +89,7 @@ def test_sweep_extrapolates_without_retraining(rope, capsys):
     assert "position.base 10000.0 -> 500000.0" in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_a_checkpoint_of_another_encoding(rope, data_dir, tmp_path, capsys):
     """Names both, and the flags that finetune across; those do."""
     start = command(data_dir, tmp_path / "new", f"--gin.INIT_FROM={rope}", position="kerple_log")

@@ -79,6 +79,7 @@ def test_bins_by_brute_force(packed, length, bins):
     assert sum(one.tokens for one in found) == np.count_nonzero(text.targets)
 
 
+@pytest.mark.ci
 def test_one_device_and_four_agree():
     laid, text = windows("full", LONGEST, LONGEST), random_text(7)
     arguments = (MODEL, PARAMS, text, laid, 4 * LONGEST)

@@ -104,7 +104,13 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+QUICKLY = ("fire", "rope", "log_n_on_both", "turns_that_share")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICKLY else pytest.param(name, marks=pytest.mark.ci) for name in MODELS],
+)
 def test_softmax_of_the_scores_is_the_attention_of_the_whole_model(name):
     """The model's logits of a query, worked out in numpy but for the scores.
 
