@@ -11,15 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import jax
-import numpy as np
 from etils import epath
 
 from fire_lm import config as gin
 from fire_lm.data import Data, TextData, dataset_label
 from fire_lm.errors import UserError
+from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.metrics import whole_lines
-from fire_lm.models import Decoder
 from fire_lm.report_probes import asked_of, probed_arm
 from fire_lm.reporting import SweepRow, read_rows
 from fire_lm.reporting.result_files import (
@@ -246,7 +244,7 @@ def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | Non
 
 def _facts(workdir: epath.Path, config: gin.Config, arm: str, step: int) -> RunFacts:
     model = config.call("build_decoder")
-    counts = count_parameters(_abstract_params(model))
+    counts = count_parameters(parameter_shapes(model))
     began = starts(str(workdir))
     machine = began[-1].get("machine", {}) if began else {}
     asked = asked_of(config)
@@ -294,8 +292,3 @@ def _in_words(machine: dict[str, Any]) -> str:
     devices = machine["devices"]
     several = f" in {machine['processes']} processes" if machine["processes"] > 1 else ""
     return f"{devices} x {machine['kind']}{several}, jax {machine['jax']}"
-
-
-def _abstract_params(model: Decoder) -> Any:
-    tokens_BT = jax.ShapeDtypeStruct((1, 1), np.int32)
-    return jax.eval_shape(model.init, jax.random.key(0), tokens_BT, tokens_BT)["params"]

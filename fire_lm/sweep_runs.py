@@ -6,7 +6,6 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-import jax
 from etils import epath
 
 from fire_lm.checkpoints import available_steps
@@ -85,8 +84,3 @@ def split_steps(name: str) -> tuple[str, tuple[int, ...], bool]:
             f"'{name}': after @ comes a step, several with commas, or all, as in {run}@1000,2000"
         )
     return run, tuple(sorted({int(step) for step in steps.split(",")})), False
-
-
-def say(words: str) -> None:
-    if jax.process_index() == 0:
-        print(words, flush=True)

@@ -16,7 +16,7 @@ from fire_lm import config as gin
 from fire_lm import models
 from fire_lm.data import dataset_label
 from fire_lm.errors import UserError
-from fire_lm.sweep_runs import say
+from fire_lm.evaluation import say
 from fire_lm.verbs import load_config, newest_config
 
 # What decides rows besides the model.

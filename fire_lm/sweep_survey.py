@@ -9,8 +9,9 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.evaluation import say
 from fire_lm.reporting import read_rows
-from fire_lm.sweep_runs import SAME_NAME, NotYet, Wanted, find_runs, say
+from fire_lm.sweep_runs import SAME_NAME, NotYet, Wanted, find_runs
 from fire_lm.training import stopped_at
 from fire_lm.verbs import load_config, newest_config
 

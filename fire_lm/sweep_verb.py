@@ -14,7 +14,7 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
 from fire_lm.errors import FireLMError, RunFailed, UserError
-from fire_lm.evaluation import claimed
+from fire_lm.evaluation import claimed, say
 from fire_lm.reporting import (
     PositionLoss,
     SweepRow,
@@ -27,7 +27,7 @@ from fire_lm.reporting import (
 )
 from fire_lm.reporting import length_sweep as report
 from fire_lm.sharding import agreed, initialize_distributed
-from fire_lm.sweep_runs import find_runs, say
+from fire_lm.sweep_runs import find_runs
 from fire_lm.sweep_settings import Setting, check_effects, configuration, settings
 from fire_lm.sweep_survey import Survey
 from fire_lm.verbs import place, quiet_libraries

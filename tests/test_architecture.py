@@ -44,9 +44,17 @@ ALLOWED["preflight_verb"] = {
     *("verbs", "preflight", "training", "evaluation", "checkpoints", "tpu_topology", "errors"),
 }
 ALLOWED["sweep_runs"] = {"verbs", "checkpoints", "errors"}
-ALLOWED["sweep_settings"] = {"sweep_runs", "verbs", "config", "data", "models", "errors"}
+ALLOWED["sweep_settings"] = {
+    "evaluation",
+    "sweep_runs",
+    "verbs",
+    "config",
+    "data",
+    "models",
+    "errors",
+}
 ALLOWED["sweep_survey"] = {
-    *("sweep_runs", "verbs", "training", "reporting", "checkpoints", "errors"),
+    *("evaluation", "sweep_runs", "verbs", "training", "reporting", "checkpoints", "errors"),
 }
 ALLOWED["sweep_verb"] = {
     *("sweep_runs", "sweep_settings", "sweep_survey", "verbs"),
@@ -57,8 +65,8 @@ ALLOWED["report_probes"] = {
     *("config", "data", "evaluation", "models", "checkpoints", "reporting", "sharding", "errors"),
 }
 ALLOWED["report_runs"] = {
-    *("report_probes", "verbs", "sweep_runs", "config", "data", "training", "models"),
-    *("reporting", "metrics", "errors"),
+    *("report_probes", "verbs", "sweep_runs", "config", "data", "training", "evaluation"),
+    *("models", "reporting", "metrics", "errors"),
 }
 ALLOWED["report_verb"] = {"verbs", "paper_rows", "report_runs", "reporting", "errors"}
 ALLOWED["corpus_verbs"] = {"data", "metrics", "reporting", "errors"}

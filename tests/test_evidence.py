@@ -83,3 +83,12 @@ def test_readme_has_the_times_of_the_evidence():
     for row in times.rows:
         told = f"{row.forward.x_nope:.2f} | {row.train.x_nope:.2f} | {row.tokens_per_second:.0f}"
         assert f"| {names[row.encoding]} | {told} |" in readme
+
+
+def test_times_are_said_to_be_of_other_runs_unless_they_are_asked_for(report, tmp_path):
+    whose = "Not of these runs: fire_lm's own times."
+    assert whose in (report / "report.md").read_text()
+    bench = MINI.parent / "bench_model.json"
+    assert main(["report", str(MINI), f"--output={tmp_path}", f"--bench={bench}"]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert whose not in text and "5251.7 ms, x1.17" in text

@@ -176,7 +176,7 @@ def test_figure_has_a_line_a_run_with_error_bars_and_the_training_length(draw):
         assert spans == [pytest.approx((nll * 0.99, nll * 1.01)) for nll in nlls]
     dotted = [line for line in axes.lines if line.get_linestyle() == ":"]
     assert [list(line.get_xdata()) for line in dotted] == [[64, 64]]
-    assert [text.get_text() for text in axes.texts] == ["training length 64"]
+    assert [text.get_text() for text in axes.texts] == ["trained: 64"]
     assert axes.get_ylabel() == "loss (nats per token)" and "tokens" in axes.get_xlabel()
 
 
@@ -200,8 +200,8 @@ def test_figure_has_a_gap_where_there_is_no_text(draw):
 def test_figure_marks_every_training_length(draw):
     axes = draw([*FIRE, *ROPE], {"fire": 64, "rope": 128})
     assert [text.get_text() for text in axes.texts] == [
-        "training length 64",
-        "training length 128",
+        "trained: 64",
+        "trained: 128",
     ]
 
 

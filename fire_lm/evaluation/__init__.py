@@ -7,6 +7,7 @@ from fire_lm.evaluation.length_sweep import (
     length_sweep,
     lengths_refused,
     lengths_taken,
+    say,
 )
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
 from fire_lm.evaluation.scoring import compile_scoring, sequences_at_a_time
@@ -20,6 +21,7 @@ __all__ = [
     "interpolated",
     "learned_biases",
     "length_sweep",
+    "say",
     "lengths_refused",
     "lengths_taken",
     "sequences_at_a_time",

@@ -124,6 +124,7 @@ def length_sweep(
 
 
 def say(words: str) -> None:
+    """Once for all processes of a job."""
     if jax.process_index() == 0:
         print(words, flush=True)
 

@@ -38,11 +38,15 @@ def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh
     return params
 
 
+def parameter_shapes(model: Decoder) -> Any:
+    """Shapes and dtypes of the parameters."""
+    tokens_BT = jax.ShapeDtypeStruct((1, 1), np.int32)
+    return jax.eval_shape(model.init, jax.random.key(0), tokens_BT, tokens_BT)["params"]
+
+
 def abstract_params(model: Decoder, mesh: jax.sharding.Mesh) -> Any:
     """Shapes, dtypes and layout of the parameters."""
-    tokens_BT = jax.ShapeDtypeStruct((1, 1), np.int32)
-    abstract = jax.eval_shape(model.init, jax.random.key(0), tokens_BT, tokens_BT)["params"]
-    return sharding.with_shardings(abstract, mesh)
+    return sharding.with_shardings(parameter_shapes(model), mesh)
 
 
 def score(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from fire_lm.reporting import charts
 from fire_lm.reporting.page import Picture
 from fire_lm.reporting.results import Results
@@ -175,13 +178,9 @@ def _training(
     )
 
 
-def _exp(nats):  # type: ignore[no-untyped-def]  # of numpy arrays, which this file does not import
-    import numpy as np
-
-    return np.exp(np.minimum(nats, 700.0))
+def _exp(nats: ArrayLike) -> np.ndarray:
+    return np.exp(np.minimum(nats, 700.0))  # axes ask for what lies far outside of them, too
 
 
-def _log(perplexity):  # type: ignore[no-untyped-def]
-    import numpy as np
-
+def _log(perplexity: ArrayLike) -> np.ndarray:
     return np.log(np.maximum(perplexity, 1e-300))

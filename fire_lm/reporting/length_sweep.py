@@ -9,6 +9,7 @@ from typing import Any
 
 from etils import epath
 
+from fire_lm.reporting import charts
 from fire_lm.reporting.sweep_rows import SweepRow
 
 
@@ -146,22 +147,8 @@ def figure(rows: Sequence[SweepRow], train_lengths: Mapping[str, int], path: epa
             markersize=4,
             capsize=2,
         )
-    for length in sorted(set(train_lengths.values())):
-        axes.axvline(length, color="grey", linestyle=":")
-        axes.annotate(
-            f"training length {length}",
-            (length, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(4, -4),
-            textcoords="offset points",
-            verticalalignment="top",
-            color="grey",
-            fontsize="small",
-        )
-    lengths = sorted({row.length for row in rows})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [str(length) for length in lengths])
-    axes.set_xlabel("sequence length (tokens)")
+    charts.training_length(axes, list(train_lengths.values()))
+    charts.length_axis(axes, sorted({row.length for row in rows}))
     if apart:
         axes.set_ylabel("loss (bits per byte)")
         axes.set_title(f"{_source(rows)}\ndifferent {apart}", fontsize="small")
