@@ -12,6 +12,9 @@ from typing import Any
 
 from etils import epath
 
+from fire_lm import storage
+from fire_lm.tensorboard_events import EventsInBucket, EventsOnDisk
+
 FLOPS_CONVENTION = (
     "6 N + 12 layers x width x length; N = parameters without embedding and encoding, plus the "
     "head; no causal discount"
@@ -84,58 +87,48 @@ def phase(name: str, quiet: bool = False) -> Iterator[None]:
         print(f"{time.monotonic() - start:.1f} s", flush=True)
 
 
-_failing: set[str] = set()
-
-
-@contextmanager
-def tolerating(what: str) -> Iterator[None]:
-    """Storage that refuses a run's books is told, once, and is no reason to stop.
-
-    Any error: those of a bucket are TensorFlow's.
-    """
-    try:
-        yield
-    except Exception as error:
-        if what not in _failing:
-            print(f"\n{what} cannot be written: {error}; training goes on", file=sys.stderr)
-        _failing.add(what)
-    else:
-        _failing.discard(what)
-
-
 def of_a_step(facts: dict[str, Any]) -> bool:
     return type(facts.get("step")) is int
 
 
 def whole_lines(
-    path: epath.Path, ours: Callable[[dict[str, Any]], bool] = of_a_step
+    content: bytes | None, ours: Callable[[dict[str, Any]], bool] = of_a_step
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """(object, line) of each line of a JSON lines file that is `ours`; what a kill or a crash has
-    torn, a disk has changed or somebody has noted is left out."""
-    for line in path.read_bytes().decode(errors="replace").splitlines() if path.exists() else ():
+    """(object, line) of each line of a JSON lines file that is `ours`. Lines that a kill or a crash
+    has torn, a disk has changed, or somebody has added are left out."""
+    for line in (content or b"").decode(errors="replace").splitlines():
         with suppress(ValueError):
             facts = json.loads(line)
             if isinstance(facts, dict) and ours(facts):
                 yield facts, f"{line}\n"
 
 
+def logged_steps(workdir: str | epath.Path) -> list[dict[str, Any]]:
+    """The lines of a run's `metrics.jsonl`, whatever number of parts it is in (a bucket's)."""
+    content = b"".join(storage.read_parts(epath.Path(workdir) / "metrics.jsonl"))
+    return [facts for facts, _ in whole_lines(content)]
+
+
 class MetricsLog:
     """`metrics.jsonl` and TensorBoard events of a run; lines after `resume_step` are dropped.
 
     A killed run may have logged steps after its last checkpoint. They are computed again, bit for
-    bit, so the file is cut back to the checkpoint and holds every step once.
+    bit, so the file is cut back to the checkpoint and holds every step once. In a bucket a line
+    arrives within half a minute (`storage.appended`); no step waits for it.
     """
 
     def __init__(self, workdir: str | epath.Path, resume_step: int):
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        self._workdir, self._path = str(workdir), epath.Path(workdir) / "metrics.jsonl"
-        kept = [line for facts, line in whole_lines(self._path) if facts["step"] <= resume_step]
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(kept))
-        temporary.replace(self._path)
-        self._file = self._path.open("a")
-        self._events: Any = None
+        self._workdir, path = str(workdir), epath.Path(workdir) / "metrics.jsonl"
+
+        def up_to_resume_step(content: bytes) -> bytes:
+            lines = [line for facts, line in whole_lines(content) if facts["step"] <= resume_step]
+            return "".join(lines).encode()
+
+        storage.cut_back(path, up_to_resume_step)
+        self._file = storage.append_to(path)
+        self._events: EventsOnDisk | EventsInBucket | None = None
         # Tells TensorBoard to drop what it has of later steps.
         start = SessionLog(status=SessionLog.START)
         self._add(Event(step=resume_step + 1, session_log=start))
@@ -143,7 +136,7 @@ class MetricsLog:
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
         """One object in the file, one scalar for each number in TensorBoard.
 
-        A full disk is told, and is no reason to stop: lines wait for the next time, scalars of
+        A full disk is reported, and is no reason to stop: lines wait for the next time, scalars of
         TensorBoard are lost.
         """
         from tensorboard.compat.proto.event_pb2 import Event
@@ -156,16 +149,20 @@ class MetricsLog:
         ]
         event = Event(step=step, wall_time=time.time(), summary=Summary(value=scalars))
         line = json.dumps({"step": step, **values}) + "\n"
-        with tolerating("metrics.jsonl"):
-            self._file.write(line)
-            self._file.flush()
+        with storage.tolerating("metrics.jsonl"):
+            self._file.append(line.encode())
             self._add(event)
 
-    def _add(self, event: Any) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    def flush(self) -> None:
+        """Asks for what a bucket has not yet been given to be uploaded, without waiting for it."""
+        self._file.flush()
+        if self._events is not None:
+            self._events.flush()
 
+    def _add(self, event: Any) -> None:
         if self._events is None:
-            self._events = EventFileWriter(self._workdir)
+            kind = EventsInBucket if storage.in_bucket(self._workdir) else EventsOnDisk
+            self._events = kind(self._workdir)
         try:
             self._events.add_event(event)
         except Exception:
@@ -173,8 +170,8 @@ class MetricsLog:
             raise
 
     def close(self) -> None:
-        with tolerating("metrics.jsonl"):
+        with storage.tolerating("metrics.jsonl"):
             self._file.close()
         if self._events is not None:
-            with tolerating("TensorBoard events"):
+            with storage.tolerating("TensorBoard events"):
                 self._events.close()

@@ -17,7 +17,7 @@ from fire_lm import config as gin
 from fire_lm.data import Data, TextData, dataset_label
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
-from fire_lm.metrics import whole_lines
+from fire_lm.metrics import logged_steps
 from fire_lm.report_probes import asked_of, probed_arm
 from fire_lm.reporting import SweepRow, read_rows
 from fire_lm.reporting.result_files import (
@@ -35,6 +35,7 @@ from fire_lm.reporting.results import (
     read_results,
 )
 from fire_lm.reporting.seeds import scored_in
+from fire_lm.storage import children
 from fire_lm.sweep_runs import SAME_NAME
 from fire_lm.training.goodput import starts
 from fire_lm.training.summary import count_parameters
@@ -102,11 +103,10 @@ def _named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
 
 
 def _runs_inside(folder: epath.Path) -> list[epath.Path]:
-    if not folder.is_dir():
-        return []
-    if newest_config(folder):
+    inside = children(folder)
+    if newest_config(folder, inside):
         return [folder]
-    return sorted(path for path in folder.iterdir() if path.is_dir() and newest_config(path))
+    return sorted(path for path in inside if newest_config(path))
 
 
 def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) -> Results:
@@ -182,7 +182,7 @@ def _what(setting: Setting) -> str:
 
 def _of_run(workdir: epath.Path, config: gin.Config, arm: str) -> Results:
     run, encoding = workdir.name, str(config.macro("ENCODING"))
-    lines = [facts for facts, _ in whole_lines(workdir / "metrics.jsonl")]
+    lines = logged_steps(workdir)
     # All rows of its own folder are its own, whatever it was called when they were written.
     rows = [dataclasses.replace(r, run=run) for r in read_rows(workdir / "length_sweep.csv")]
     bins = [

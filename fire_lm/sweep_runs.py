@@ -10,6 +10,7 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.errors import UserError
+from fire_lm.storage import children, present, require_bucket
 from fire_lm.verbs import newest_config, place
 
 SAME_NAME = "two of the runs have the same name, the table could not tell them apart"
@@ -48,13 +49,17 @@ def find_runs(
     runs: list[Wanted] = []
     folders = []
     for name in named:
-        folder, steps, every = (name, (), False) if place(name).is_dir() else split_steps(name)
+        # Only a name with an @ can mean two things.
+        literal = "@" not in name or present(place(name))
+        folder, steps, every = (name, (), False) if literal else split_steps(name)
         path = place(folder)
         path = path if path.name else path.absolute()  # `.` has no name
-        if not path.is_dir():
+        found = children(path)
+        if not found:
+            require_bucket(path, "the run")
             raise NotYet(f"there is no run directory {folder}")
         folders.append(path)
-        inside = [path] if newest_config(path) else sorted(filter(newest_config, path.iterdir()))
+        inside = [path] if newest_config(path, found) else sorted(filter(newest_config, found))
         if not inside:
             raise NotYet(f"{folder} is neither a run (no config.gin) nor a folder of runs")
         ready = [run for run in inside if available_steps(run)] or inside

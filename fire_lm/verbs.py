@@ -20,6 +20,7 @@ from fire_lm.data import Blocks, TextData
 from fire_lm.errors import UserError
 from fire_lm.reporting import ranked_steps, read_rows
 from fire_lm.sharding import MeshShape, initialize_distributed, skip_absent_tpu
+from fire_lm.storage import children
 
 # What a configuration can be asked to call: the verbs, and the model, to compare two of them.
 ROOTS = ("pretrain", "length_sweep", "build_decoder")
@@ -166,11 +167,17 @@ def compare_with_source(model: models.Decoder, trained: models.Decoder, source: 
     return f"model against {source}: {'; '.join(changed) or 'the same'}"
 
 
-def newest_config(workdir: str | epath.Path) -> epath.Path | None:
-    """The configuration of a run's latest start."""
+def newest_config(
+    workdir: str | epath.Path, inside: Sequence[epath.Path] | None = None
+) -> epath.Path | None:
+    """The configuration of a run's latest start; `inside` is what the folder holds, if known.
+
+    Raises:
+      RunFailed: the folder cannot be listed, which is not to say that it holds no run.
+    """
     found = {
         int(match[1] or 0): path
-        for path in place(workdir).glob("config*.gin")
+        for path in (children(place(workdir)) if inside is None else inside)
         if (match := re.fullmatch(r"config(?:_(\d+))?\.gin", path.name))
     }
     return found[max(found)] if found else None

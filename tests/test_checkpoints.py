@@ -59,7 +59,9 @@ def saved(folder: Path, *steps: int, make: Any = state, **policy: int) -> Path:
 
 def restored(folder: Path, step: int, like: Any) -> tuple[Any, bytes, dict[str, Any]]:
     with contextlib.closing(Checkpoints(folder, Checkpointing())) as reader:
-        return reader.restore(step, like)
+        found = reader.restore(step, like)
+        assert found is not None
+        return found
 
 
 def recovered(folder: Path) -> int:
@@ -128,7 +130,7 @@ def test_a_power_cut_after_a_removal_finds_the_new_step_on_disk(tmp_path, monkey
     assert available_steps(tmp_path) == [5]
     before = told[: told.index("removed")]
     files = [str(path) for path in (folder / "5").rglob("*") if path.name != "manifest.sha256"]
-    assert {*files, str(folder / "5" / "manifest.sha256.tmp")} <= set(before)
+    assert {*files, str(folder / "5" / f"manifest.sha256.{os.getpid()}.tmp")} <= set(before)
     assert before[-2:] == [str(folder / "5"), str(folder)], "the names, once they are there"
 
 
@@ -287,14 +289,14 @@ def test_what_others_keep_there_is_left_alone(tmp_path):
 def test_a_block_that_cannot_be_read_is_damage(tmp_path, monkeypatch, capsys):
     folder = saved(tmp_path, 3, 5, make=one_array) / "checkpoints"
     broken = str(folder / "5" / "info")
-    fingerprint = manifest._fingerprint
+    digest = manifest._digest
 
     def with_bad_block(path):
         if str(path).startswith(broken):
             raise OSError(5, "Input/output error")
-        return fingerprint(path)
+        return digest(path)
 
-    monkeypatch.setattr(manifest, "_fingerprint", with_bad_block)
+    monkeypatch.setattr(manifest, "_digest", with_bad_block)
     assert recovered(tmp_path) == 3
     assert "it cannot be read: [Errno 5] Input/output error" in capsys.readouterr().err
 

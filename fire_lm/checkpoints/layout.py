@@ -11,6 +11,7 @@ from etils import epath
 
 from fire_lm.checkpoints.manifest import MANIFEST, damage
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.storage import children, present
 
 
 def split_run(run: str) -> tuple[str, int | None]:
@@ -30,25 +31,37 @@ def checkpoint_directory(workdir: str | epath.Path) -> epath.Path:
 
 def available_steps(workdir: str | epath.Path) -> list[int]:
     """Steps of a run whose save has ended, ascending."""
-    directory = checkpoint_directory(workdir)
-    return [step for step in written_steps(workdir) if (directory / str(step) / MANIFEST).exists()]
+    return [step for step, ended in _found(workdir).items() if ended]
 
 
 def written_steps(workdir: str | epath.Path) -> list[int]:
-    """Steps of a run that are there, whole or not, ascending."""
-    directory = checkpoint_directory(workdir)
-    if not directory.is_dir():
-        return []
-    return sorted(
-        int(path.name)
-        for path in directory.iterdir()
-        if re.fullmatch("0|[1-9][0-9]{0,17}", path.name) and is_checkpoint(path)
-    )
+    """Steps of a run that are there, whether their save has ended or not, ascending."""
+    return list(_found(workdir))
+
+
+def _found(workdir: str | epath.Path) -> dict[int, bool]:
+    """The steps that are there, ascending, and whether the save of each has ended.
+
+    Raises:
+      RunFailed: the storage does not say, which must never look like a run without checkpoints.
+    """
+    paths = {
+        int(path.name): path
+        for path in children(checkpoint_directory(workdir))
+        if re.fullmatch("0|[1-9][0-9]{0,17}", path.name)
+    }
+    ended = {step: has_ended(path) for step, path in sorted(paths.items())}
+    return {step: whole for step, whole in ended.items() if whole or is_checkpoint(paths[step])}
+
+
+def has_ended(path: epath.Path) -> bool:
+    """Whether the save into this folder has ended."""
+    return present(path / MANIFEST)
 
 
 def is_checkpoint(path: epath.Path) -> bool:
     """Whether Orbax or we have written it: people put other things beside."""
-    return any((path / name).exists() for name in (MANIFEST, "_CHECKPOINT_METADATA", "state"))
+    return any(present(path / name) for name in (MANIFEST, "_CHECKPOINT_METADATA", "state"))
 
 
 def candidates(workdir: str | epath.Path, step: int | None) -> list[int]:

@@ -4,7 +4,11 @@ Orbax keeps no checksum of arrays, so a bit that flips on disk is restored in si
 manifest is written when all else is there, a step without one is a save that never ended. On a
 local disk all of it outlives a power cut from then on: the step before may be removed.
 
-Its lines are `sha256 bytes name`; the last one is the SHA-256 of those above.
+In a bucket the files of arrays are not read back for this. The manifest names them, and holds a
+fingerprint of each array as it was in memory, which a restore compares with what has arrived.
+
+Its lines are `sha256 bytes name`, `- - name` of a file that is only named, and
+`fingerprint path array`; the last line is the SHA-256 of all above.
 """
 
 from __future__ import annotations
@@ -12,51 +16,93 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from etils import epath
+
+from fire_lm.errors import RunFailed
+from fire_lm.storage import in_bucket, objects, present, read_bytes, replace_text
 
 MANIFEST = "manifest.sha256"
 NEVER_ENDED = "its save never ended"
 _CHUNK_BYTES = 2**24
+_NOT_READ = "- -"
+_ARRAY = "fingerprint"
+_ARRAYS_OF = "state/"  # files below hold arrays
+_READERS = 16  # at a time, of a bucket
 
 
-def write_manifest(step: epath.Path) -> None:
-    """Makes the checkpoint in the folder `step` a whole one."""
-    lines = "".join(f"{_fingerprint(step / name)} {name}\n" for name in sorted(_files(step)))
-    # Under another name first: a torn manifest would look like damage.
-    temporary = step / f"{MANIFEST}.tmp"
-    temporary.write_text(f"{lines}{_sha256(lines)}\n")
-    if is_local := "://" not in step.as_posix():
+def write_manifest(step: epath.Path, arrays: Mapping[str, str] | None = None) -> None:
+    """Makes the checkpoint in the folder `step` an intact one.
+
+    Args:
+      arrays: for a bucket, the fingerprint of each array, by its path.
+    """
+    if in_bucket(step):
+        names = sorted(objects.names_below(step))
+        read = [name for name in names if not name.startswith(_ARRAYS_OF)]
+        with ThreadPoolExecutor(_READERS) as pool:
+            known = dict(zip(read, pool.map(lambda name: _digest(step / name), read), strict=True))
+        lines = "".join(f"{known.get(name, _NOT_READ)} {name}\n" for name in names)
+        lines += "".join(f"{_ARRAY} {value} {path}\n" for path, value in (arrays or {}).items())
+    else:
+        lines = "".join(f"{_digest(step / name)} {name}\n" for name in sorted(_files(step)))
         _flush_tree(step)
-    temporary.replace(step / MANIFEST)
-    if is_local:
+    # At once: a torn manifest would look like damage.
+    replace_text(step / MANIFEST, f"{lines}{_sha256(lines)}\n", durable=True)
+    if not in_bucket(step):
         _flush_folder(step)
         _flush_folder(step.parent)
 
 
 def damage(step: epath.Path, part: int = 0, parts: int = 1) -> str | None:
-    """What is wrong with the checkpoint in the folder `step`, in a few words; None if nothing.
+    """What is wrong with the files of a checkpoint, in a few words; None if nothing.
 
     Of every `parts` files one is read, that of number `part`, so that processes can share the
     work. Files that are not in the manifest are nobody's.
+
+    Raises:
+      RunFailed: a bucket refuses, which is no damage.
     """
     try:
-        if not (step / MANIFEST).exists():
+        written = read_bytes(step / MANIFEST)
+        if written is None:
             return NEVER_ENDED
-        written = (step / MANIFEST).read_bytes().decode(errors="replace")
-        *lines, last = written.splitlines(keepends=True) or [""]
-        if last != f"{_sha256(''.join(lines))}\n":
+        lines = _checked_lines(written)
+        if lines is None:
             return f"{MANIFEST} is not what was written"
-        for line in lines[part::parts]:
-            digest, size, name = line.rstrip("\n").split(" ", 2)
-            if not (step / name).exists():
+        files = [line.split(" ", 2) for line in lines if not line.startswith(f"{_ARRAY} ")]
+        there = set(objects.names_below(step)) if in_bucket(step) else None
+        for digest, size, name in files[part::parts]:
+            if not (name in there if there is not None else present(step / name)):
                 return f"{name} is missing"
-            if _fingerprint(step / name) != f"{digest} {size}":
+            if f"{digest} {size}" not in (_NOT_READ, _digest(step / name)):
                 return f"{name} is not what was written"
     except OSError as error:  # as of a bad block
         return f"it cannot be read: {error}"
     return None
+
+
+def array_fingerprints(step: epath.Path) -> dict[str, str]:
+    """The fingerprints of arrays, by path; empty where the files themselves are checked.
+
+    Raises:
+      RunFailed: the manifest is damaged, or cannot be read.
+    """
+    lines = _checked_lines(read_bytes(step / MANIFEST) or b"")
+    if lines is None:
+        raise RunFailed(f"{step / MANIFEST} is missing or damaged")
+    found = (line.split(" ", 2) for line in lines if line.startswith(f"{_ARRAY} "))
+    return {path: value for _, value, path in found}
+
+
+def _checked_lines(written: bytes) -> list[str] | None:
+    """The lines above the last, which is their SHA-256; None if it is not."""
+    *lines, last = written.decode(errors="replace").splitlines(keepends=True) or [""]
+    if last != f"{_sha256(''.join(lines))}\n":
+        return None
+    return [line.rstrip("\n") for line in lines]
 
 
 def _flush_tree(top: epath.Path) -> None:
@@ -88,7 +134,10 @@ def _files(folder: epath.Path, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{path.name}"
 
 
-def _fingerprint(path: epath.Path) -> str:
+def _digest(path: epath.Path) -> str:
+    if in_bucket(path):
+        content = read_bytes(path) or b""
+        return f"{hashlib.sha256(content).hexdigest()} {len(content)}"
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):

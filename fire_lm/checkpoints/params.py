@@ -15,8 +15,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from fire_lm.checkpoints.fingerprints import changed_arrays
 from fire_lm.checkpoints.layout import checkpoint_directory, misfit, unreadable
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
 
 
 def restore_params(
@@ -54,9 +55,15 @@ def restore_params(
         partial_restore=True,
     )
     try:
-        found = _leaves(reader.restore(directory, args=restore)["params"])
+        restored = {"params": reader.restore(directory, args=restore)["params"]}
     except Exception as error:
         raise unreadable(workdir, step, error) from error
+    if changed := changed_arrays(directory.parent, restored):
+        raise RunFailed(
+            f"checkpoint {step} of {workdir} is damaged: {changed[0]} is not what was saved\n"
+            "choose another step"
+        )
+    found = _leaves(restored["params"])
     params = jax.tree_util.tree_map_with_path(lambda path, leaf: found.get(_name(path), leaf), like)
     return params, missing
 

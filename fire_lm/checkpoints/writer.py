@@ -17,24 +17,34 @@ from etils import epath
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
+from fire_lm.checkpoints.fingerprints import changed_arrays, fingerprints, in_words
 from fire_lm.checkpoints.layout import (
     available_steps,
     checkpoint_directory,
     first_line,
+    has_ended,
     hush_abandoned_work,
     is_checkpoint,
-    misfit,
+    unreadable,
     written_steps,
 )
-from fire_lm.checkpoints.manifest import MANIFEST, NEVER_ENDED, damage, write_manifest
+from fire_lm.checkpoints.manifest import (
+    MANIFEST,
+    NEVER_ENDED,
+    damage,
+    write_manifest,
+)
+from fire_lm.checkpoints.params import check_arrays
 from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.storage import children, in_bucket
 
 _PATIENCE_MS = 3_600_000  # for the slowest reader of a checkpoint
 _WRITING_SECONDS = 900  # after which a process that has not written its part has failed
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _REMOVING = ".removing"
 _LEFTOVER = re.compile(f"[0-9]+({re.escape(_UNFINISHED)}.*|{re.escape(_REMOVING)})")
+_ASIDE = re.compile(r"[0-9]+\.unfinished(_[0-9]+)?")  # of no use once a later save has ended
 _round = itertools.count()  # of what the processes tell each other; they all count alike
 
 
@@ -76,29 +86,38 @@ class Checkpoints:
         workdir: str | epath.Path,
         policy: Checkpointing,
         ranked: Callable[[], Sequence[int]] = lambda: (),
+        still_ours: Callable[[], None] = lambda: None,
     ):
-        """`ranked()` gives the steps that have been evaluated, the best first."""
+        """
+        Args:
+          ranked: gives the steps that have been evaluated, the best first.
+          still_ours: raises RunFailed where another process writes to the run directory by now.
+        """
         self.workdir, self._policy, self._ranked = workdir, policy, ranked
-        self._directory = checkpoint_directory(workdir)
+        self._still_ours, self._directory = still_ours, checkpoint_directory(workdir)
         self._leads = jax.process_index() == 0
         self._orbax = _checkpointer()
         self._finishing: threading.Thread | None = None
         self._failures = 0  # since the last save that succeeded
         self._failure = ""  # the last of them, told
+        self._damaged: dict[int, str] = {}  # steps that only their restore has shown to be damaged
 
     def recover(self) -> int:
         """The newest whole step, verified; 0 if none has ever been saved.
 
         What lies above it is told and set aside, so that the step can be saved again: damaged
-        steps as `<step>.damaged`, those whose save never ended as `<step>.unfinished`. What a
-        kill left of a save or a removal under way is removed.
+        steps as `<step>.damaged`, those whose save never ended as `<step>.unfinished`, which a
+        bucket, where this would copy object by object, does not keep. What a kill left of a save
+        or a removal under way is removed.
 
         Raises:
-          RunFailed: there are steps, but none is whole.
+          RunFailed: there are steps, but none is whole; or the storage cannot be read.
         """
         problems: dict[int, str] = {}
         for step in reversed(written_steps(self.workdir)):
-            found = damage(self._directory / str(step), jax.process_index(), jax.process_count())
+            found = self._damaged.get(step) or damage(
+                self._directory / str(step), jax.process_index(), jax.process_count()
+            )
             problem = _told_by_all(next(_round), found)
             if not problem:
                 break
@@ -113,12 +132,12 @@ class Checkpoints:
             )
         if self._leads:
             for number, problem in problems.items():
-                aside = self._set_aside(number, problem)
                 print(
-                    f"checkpoint {number} of {self.workdir} is damaged: {problem}; kept as "
-                    f"{aside.name}, going on from {step or 'the beginning'}",
+                    f"checkpoint {number} of {self.workdir} is damaged: {problem}; "
+                    f"{self._set_aside(number, problem)}, going on from {step or 'the beginning'}",
                     file=sys.stderr,
                 )
+            self._damaged.clear()
             self._remove_leftovers()
         return step
 
@@ -143,7 +162,10 @@ class Checkpoints:
           RunFailed: more saves in a row have failed than are allowed.
         """
         self.settle()
+        self._still_ours()
         error: Exception | None = None
+        # On their way before the state is donated.
+        arrays = fingerprints(state) if in_bucket(self._directory) else {}
         try:
             self._orbax.save(
                 self._directory / str(step),
@@ -156,17 +178,28 @@ class Checkpoints:
         except Exception as found:  # a bucket's errors are of many classes
             error = found
         last_chance = self._failures == self._policy.failures_allowed
-        self._finishing = threading.Thread(target=self._finish, args=(step, next(_round), error))
+        self._finishing = threading.Thread(
+            target=self._finish, args=(step, next(_round), error, arrays)
+        )
         self._finishing.start()
         if last_chance:
             self.settle()
             if self._failures:
                 raise RunFailed(self._failure)
 
-    def restore(self, step: int, like: Any) -> tuple[Any, bytes, dict[str, Any]]:
-        """(state, position, info) of a step; `like` has the shapes and shardings of the state."""
+    def restore(self, step: int, like: Any) -> tuple[Any, bytes, dict[str, Any]] | None:
+        """(state, position, info) of a step; `like` has the shapes and shardings of the state.
+
+        Returns:
+          None if an array is not what was saved: `recover` then sets the step aside.
+
+        Raises:
+          RunFailed: it cannot be read, or is of another model.
+        """
         written = [
-            path.name for path in (self._directory / str(step) / "position").glob("process*")
+            path.name
+            for path in children(self._directory / str(step) / "position")
+            if path.name.startswith("process")
         ]
         if written and process_file() not in written:
             raise UserError(
@@ -183,7 +216,12 @@ class Checkpoints:
                 ),
             )
         except Exception as error:  # Orbax raises bare Exceptions
-            raise misfit(self.workdir, step, error) from error
+            # The files are intact, so either the arrays do not fit, or they could not be read.
+            check_arrays(self.workdir, step, like)
+            raise unreadable(self.workdir, step, error) from error
+        if changed := changed_arrays(self._directory / str(step), restored.state):
+            self._damaged[step] = f"{changed[0]} is not what was saved"
+            return None
         return restored.state, restored.position, restored.info
 
     def reached_preemption(self, step: int) -> bool:
@@ -212,13 +250,16 @@ class Checkpoints:
         if self._failures and sys.exc_info()[0] is None:
             raise RunFailed(self._failure)
 
-    def _finish(self, step: int, number: int, error: Exception | None) -> None:
+    def _finish(
+        self, step: int, number: int, error: Exception | None, arrays: Mapping[str, jax.Array]
+    ) -> None:
         """In a thread: waits until Orbax is done, and makes the step a whole one."""
+        began = error is None or "already exists" not in str(error)
         try:
             if error is None:
                 self._orbax.wait_until_finished()
                 if self._leads:
-                    write_manifest(self._directory / str(step))
+                    write_manifest(self._directory / str(step), in_words(arrays))
         except Exception as found:
             error = found
         try:
@@ -226,7 +267,7 @@ class Checkpoints:
         except jax.errors.JaxRuntimeError as found:  # a process has not told in time
             problem = first_line(found)
         if problem:
-            self._fail(step, problem)
+            self._fail(step, problem, began)
             return
         self._failures = 0
         if self._leads:
@@ -235,7 +276,8 @@ class Checkpoints:
             except Exception as found:
                 print(f"no checkpoint removed: {first_line(found)}", file=sys.stderr)
 
-    def _fail(self, step: int, problem: str) -> None:
+    def _fail(self, step: int, problem: str, began: bool) -> None:
+        """`began`: whether what there is of the step by now was written by this save."""
         self._failures += 1
         self._failure = f"checkpoint {step} of {self.workdir} could not be saved: {problem}"
         hush_abandoned_work()
@@ -252,8 +294,9 @@ class Checkpoints:
             print(f"{self._failure}; training goes on", file=sys.stderr)
         with contextlib.suppress(Exception):
             self._remove_leftovers()  # what was written may fill the disk
-            if is_checkpoint(self._directory / str(step)):
-                _remove(self._directory / str(step))
+            path = self._directory / str(step)
+            if began and not has_ended(path) and is_checkpoint(path):
+                _remove(path)
 
     def _prune(self) -> None:
         """Removes what the policy does not keep; never the newest."""
@@ -266,24 +309,39 @@ class Checkpoints:
             kept |= set(ranked[: self._policy.keep_best])
         for step in set(steps) - kept:
             _remove(self._directory / str(step))
+        for path in children(self._directory):
+            if _ASIDE.fullmatch(path.name):
+                path.rmtree()
 
-    def _set_aside(self, step: int, problem: str) -> epath.Path:
-        name = f"{step}.{'unfinished' if problem == NEVER_ENDED else 'damaged'}"
+    def _set_aside(self, step: int, problem: str) -> str:
+        """What has been done with it."""
+        path, name = self._directory / str(step), f"{step}.damaged"
+        if problem == NEVER_ENDED:
+            if in_bucket(path):
+                _remove(path)
+                return "removed"
+            name = f"{step}.unfinished"
         aside, copies = self._directory / name, 1
         while aside.exists():
             copies += 1
             aside = self._directory / f"{name}_{copies}"
-        return (self._directory / str(step)).rename(aside)
+        path.rename(aside)
+        return f"kept as {aside.name}"
 
     def _remove_leftovers(self) -> None:
         """Of saves (Orbax's temporary folders) and removals that were under way at a kill."""
-        for path in self._directory.iterdir() if self._directory.is_dir() else ():
+        for path in children(self._directory):
             if _LEFTOVER.fullmatch(path.name):
                 path.rmtree()
 
 
 def _checkpointer() -> ocp.AsyncCheckpointer:
-    return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), timeout_secs=_WRITING_SECONDS)
+    """Folders are made before a save returns: a bucket that refuses one would else be waited for
+    during five minutes, and its words lost."""
+    options = ocp.options.AsyncOptions(
+        timeout_secs=_WRITING_SECONDS, create_directories_asynchronously=False
+    )
+    return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
 
 
 def _remove(step: epath.Path) -> None:

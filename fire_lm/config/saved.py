@@ -40,14 +40,14 @@ def save(config: Config, workdir: Any) -> Any:
     """
     from etils import epath
 
+    from fire_lm.storage import create_text, in_bucket
+
     folder = epath.Path(workdir)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not in_bucket(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         names = itertools.chain(["config.gin"], (f"config_{i}.gin" for i in itertools.count(1)))
-        path = next(folder / name for name in names if not (folder / name).exists())
-        unfinished = folder / (path.name + ".unfinished")
-        unfinished.write_text(config.text())
-        unfinished.rename(path)
+        path = next(folder / name for name in names if create_text(folder / name, config.text()))
     except OSError as error:
         raise UserError(
             f"{workdir}: cannot write the configuration there: {first_line(error)}"

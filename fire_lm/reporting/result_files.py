@@ -6,18 +6,15 @@ report can be drawn again from the files alone.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
-import fcntl
 import io
-import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar, get_type_hints
 
 from etils import epath
 
+from fire_lm import storage
 from fire_lm.errors import RunFailed
 
 
@@ -130,8 +127,6 @@ class Finished(Protocol):
 
 Row = TypeVar("Row")
 FinishedRow = TypeVar("FinishedRow", bound=Finished)
-# Times that rows are written before we give up.
-_TRIES = 10
 
 
 def read_table(path: epath.Path, kind: type[Row]) -> list[Row]:
@@ -140,9 +135,8 @@ def read_table(path: epath.Path, kind: type[Row]) -> list[Row]:
     Raises:
       RunFailed: it is damaged, or of another kind.
     """
-    if not path.exists():
-        return []
-    return parse_table(path.read_text(), kind, str(path))
+    content = storage.read_bytes(path)
+    return [] if content is None else parse_table(content.decode(), kind, str(path))
 
 
 def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
@@ -166,47 +160,27 @@ def write_table(path: epath.Path, kind: type[Any], rows: Iterable[Any]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_columns(kind))
     writer.writerows(dataclasses.astuple(row) for row in rows)
-    if "://" in str(path):  # a bucket's objects are replaced whole
-        path.write_text(text.getvalue())
-        return
-    temporary = path.parent / f"{path.name}.{os.getpid()}.tmp"
-    temporary.write_text(text.getvalue())
-    temporary.replace(path)
+    storage.replace_text(path, text.getvalue())
 
 
 def merge_table(
     path: epath.Path, kind: type[FinishedRow], rows: Iterable[FinishedRow]
 ) -> list[FinishedRow]:
     """Adds rows to a file, whoever else writes to it: theirs stay, and so does what has a key that
-    is there already. By step, and as they came within one. On a bucket, which has no locks, rows of
-    two writers of the same second may get lost all the same: they are missing, and computed again.
+    is there already. By step, and as they came within one.
 
     Returns:
       All rows of the file.
     """
     rows = list(rows)
-    with _only_writer(path):
-        for _ in range(_TRIES):
-            found = read_table(path, kind)
-            known = {row.key for row in found}
-            new = [row for row in rows if row.key not in known]
-            if not new:
-                return found
-            # Read again: on a bucket somebody else's rows may have come over ours.
-            write_table(path, kind, sorted([*found, *new], key=lambda row: row.step))
-    raise RunFailed(f"{path}: rows that were written were gone {_TRIES} times: too many writers")
-
-
-@contextlib.contextmanager
-def _only_writer(path: epath.Path) -> Iterator[None]:
-    """Where there are locks."""
-    if "://" in str(path):
-        yield
-        return
-    with (Path(path.parent) / f".{path.stem}.lock").open("a") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    with storage.locked(path.parent / f".{path.stem}.lock"):
+        found = read_table(path, kind)
+        known = {row.key for row in found}
+        new = [row for row in rows if row.key not in known]
+        if new:
+            found = sorted([*found, *new], key=lambda row: row.step)
+            write_table(path, kind, found)
+        return found
 
 
 def _columns(kind: type[Any]) -> tuple[str, ...]:

@@ -19,8 +19,9 @@ import jax
 from etils import epath
 
 import fire_lm
+from fire_lm import storage
 from fire_lm.errors import RunFailed
-from fire_lm.metrics import duration, tolerating, whole_lines
+from fire_lm.metrics import duration, whole_lines
 
 START, COMPILE = "starting", "compiling"
 DATA, DEVICES, SAVE = "waiting for data", "waiting for the devices", "saving"
@@ -36,9 +37,11 @@ class Goodput:
     def __init__(self, workdir: str, quiet: bool):
         folder = epath.Path(workdir) / "goodput"
         self._workdir, self._file, self._earlier = workdir, None, []
-        self._period = math.inf if "://" in workdir else _PERIOD
+        self._in_bucket = storage.in_bucket(workdir)  # which has no folders
+        self._period = math.inf if self._in_bucket else _PERIOD
         if not quiet:
-            folder.mkdir(exist_ok=True)
+            if not self._in_bucket:
+                folder.mkdir(exist_ok=True)
             self._earlier = starts(workdir)
             taken = [int(path.stem) for path in _records(folder)]
             self._file = folder / f"{max(taken, default=-1) + 1:05d}.json"
@@ -77,15 +80,14 @@ class Goodput:
         self._written = time.monotonic()
         if self._file is None or not self._counts:
             return
-        if not self._file.parent.is_dir():
+        # In a bucket the lease tells (`lock.only_writer`): there is no folder to be gone.
+        if not self._in_bucket and not self._file.parent.is_dir():
             raise RunFailed(
                 f"{self._workdir} has been removed or renamed under its run: stopped\n"
                 "where it is now, the same command resumes from the last checkpoint"
             )
-        with tolerating("goodput"):
-            temporary = self._file.with_suffix(".tmp")
-            temporary.write_text(json.dumps(self._facts()))
-            temporary.replace(self._file)
+        with storage.tolerating("goodput"):
+            storage.replace_text(self._file, json.dumps(self._facts()))
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -144,13 +146,14 @@ def account(workdir: str) -> dict[str, float]:
 
 def starts(workdir: str) -> list[dict[str, Any]]:
     files = _records(epath.Path(workdir) / "goodput")
-    return [facts for file in files for facts, _ in whole_lines(file, _of_a_start)]
+    contents = map(storage.read_bytes, files)
+    return [facts for content in contents for facts, _ in whole_lines(content, _of_a_start)]
 
 
 def _records(folder: epath.Path) -> list[epath.Path]:
     """In the order of the starts; people put other things beside."""
-    found = folder.glob("*.json")
-    return sorted(path for path in found if re.fullmatch("[0-9]{5,9}", path.stem))
+    found = storage.children(folder)
+    return sorted(path for path in found if re.fullmatch(r"[0-9]{5,9}\.json", path.name))
 
 
 def _of_a_start(facts: dict[str, Any]) -> bool:

@@ -111,9 +111,9 @@ def pretrain(
     with (
         contextlib.closing(Goodput(workdir, quiet)) as goodput,
         watchdog.watching(workdir, goodput) as watch,
-        only_writer(workdir),
+        only_writer(workdir) as still_ours,
         sigterm_flag() as stop,  # until the last save is on disk
-        contextlib.closing(Checkpoints(workdir, checkpoints, ranked)) as writer,
+        contextlib.closing(Checkpoints(workdir, checkpoints, ranked, still_ours)) as writer,
     ):
         with phase("verifying checkpoints", quiet):
             start = writer.recover()
@@ -131,11 +131,17 @@ def pretrain(
 
         # --- State: from where this run stopped, or fresh, or from another run.
         counters = new_counters()
-        if start:
+        restored = None
+        while start and restored is None:
             with phase(f"resuming from step {start}", quiet):
-                state, position, info = writer.restore(start, like)
-                batches.set_state(position)
-                counters = {name: info.get(name, value) for name, value in counters.items()}
+                restored = writer.restore(start, like)
+            if restored is None:  # its arrays are damaged
+                start = writer.recover()
+                goodput.resumed(start)
+        if restored is not None:
+            state, position, info = restored
+            batches.set_state(position)
+            counters = {name: info.get(name, value) for name, value in counters.items()}
         else:
             with phase("initialising parameters", quiet):
                 state = fresh_state(model, transformation, seed, like)
@@ -277,6 +283,7 @@ def run_steps(
                 )
                 goodput.saved(step)
                 watch.saved()
+                reporter.upload()
                 due = False
         if stopping:
             return True

@@ -155,6 +155,11 @@ class Reporter:
             )
         self._progress.show(step, f"loss {values['loss']:.4f}  {rate:,.0f} tokens/s")
 
+    def upload(self) -> None:
+        """Asks for the lines so far to reach a bucket, without waiting for it."""
+        if self._log is not None:
+            self._log.flush()
+
     def close(self) -> None:
         self._progress.close()
         if self._log is not None:

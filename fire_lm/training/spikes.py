@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 from etils import epath
 
+from fire_lm import storage
 from fire_lm.errors import UserError
-from fire_lm.metrics import tolerating, whole_lines
+from fire_lm.metrics import whole_lines
 
 _Array = TypeVar("_Array")
 
@@ -76,7 +77,8 @@ def remember(losses: list[float], loss: float) -> list[float]:
 
 def stopped_at(workdir: str | epath.Path) -> int | None:
     """The step at which a run stopped, if that was for a loss that is not finite."""
-    lines = [facts for facts, _ in whole_lines(epath.Path(workdir) / "spikes.jsonl")]
+    content = storage.read_bytes(epath.Path(workdir) / "spikes.jsonl")
+    lines = [facts for facts, _ in whole_lines(content)]
     return int(lines[-1]["step"]) if lines and lines[-1].get("stopped") else None
 
 
@@ -85,7 +87,7 @@ class SpikeLog:
 
     def __init__(self, workdir: str | epath.Path, resume_step: int):
         self._path = epath.Path(workdir) / "spikes.jsonl"
-        found = list(whole_lines(self._path))
+        found = list(whole_lines(storage.read_bytes(self._path)))
         self._lines = [line for facts, line in found if facts["step"] <= resume_step]
         if len(self._lines) < len(found):
             self._write()
@@ -97,10 +99,8 @@ class SpikeLog:
             for name, value in facts.items()
         }
         self._lines.append(json.dumps(words) + "\n")
-        with tolerating(self._path.name):
+        with storage.tolerating(self._path.name):
             self._write()
 
     def _write(self) -> None:
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(self._lines))
-        temporary.replace(self._path)
+        storage.replace_text(self._path, "".join(self._lines))

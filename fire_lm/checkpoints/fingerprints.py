@@ -1,0 +1,95 @@
+"""Fingerprints of arrays, computed where the arrays are, that change with every bit of them.
+
+In a bucket a checkpoint is not read back to make its manifest: that would download all of it at
+every save. What was written is known from the arrays themselves, and after a restore the same
+numbers are computed again, of what has arrived. They do not depend on how an array is sharded:
+a fingerprint is a sum, modulo 2^32, over the array's elements, each mixed with its index (the
+finaliser of MurmurHash3, a bijection of 32 bits), twice with different constants.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import NamedSharding, PartitionSpec
+
+from fire_lm.checkpoints.manifest import array_fingerprints
+
+_SEEDS = (0x9E3779B9, 0x7F4A7C15)
+
+
+def fingerprints(tree: Any) -> dict[str, jax.Array]:
+    """Two uint32 numbers for each leaf, by its path; not waited for."""
+    leaves = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    shardings = [getattr(leaf, "sharding", None) for leaf in leaves.values()]
+    mesh = next((one.mesh for one in shardings if isinstance(one, NamedSharding)), None)
+    found: dict[str, jax.Array] = _program(mesh)(leaves)
+    return found
+
+
+def in_words(found: Mapping[str, jax.Array]) -> dict[str, str]:
+    """16 hexadecimal digits for each array; waits for them."""
+    host = jax.device_get(dict(found))
+    return {name: "".join(f"{int(part):08x}" for part in parts) for name, parts in host.items()}
+
+
+def changed_arrays(step: epath.Path, tree: Any) -> list[str]:
+    """Paths of the arrays of `tree`, just read from a checkpoint, that are not what was saved.
+
+    Empty where the checkpoint has no fingerprints: there the files have been checked.
+
+    Raises:
+      RunFailed: the manifest is damaged, or cannot be read.
+    """
+    saved = array_fingerprints(step)
+    if not saved:
+        return []
+    found = in_words(fingerprints(tree))
+    return [path for path, value in found.items() if saved.get(path) != value]
+
+
+@functools.cache
+def _program(mesh: Any) -> Any:
+    """Replicated, so that every process of a job has the same numbers."""
+    sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    return jax.jit(lambda leaves: jax.tree.map(_fingerprint, leaves), out_shardings=sharding)
+
+
+def _fingerprint(array: jax.Array) -> jax.Array:
+    bits = array.dtype.itemsize * 8
+    words = jax.lax.bitcast_convert_type(array, np.dtype(f"uint{bits}")).astype(jnp.uint32)
+    index = _linear_index(words.shape)
+    return jnp.stack(
+        [
+            jnp.sum(_mixed(words ^ _mixed(index + jnp.uint32(seed))), dtype=jnp.uint32)
+            for seed in _SEEDS
+        ]
+    )
+
+
+def _linear_index(shape: tuple[int, ...]) -> jax.Array:
+    """Of each element in the whole array, modulo 2^32."""
+    index = jnp.zeros(shape, jnp.uint32)
+    stride = 1
+    for axis in reversed(range(len(shape))):
+        step = jnp.uint32(stride % 2**32)
+        index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * step
+        stride *= shape[axis]
+    return index
+
+
+def _mixed(word: jax.Array) -> jax.Array:
+    """MurmurHash3's finaliser."""
+    word = (word ^ (word >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
+    word = (word ^ (word >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
+    return word ^ (word >> jnp.uint32(16))
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,0 +1,104 @@
+"""Whole files: read, replaced at once, or created once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from etils import epath
+
+from fire_lm.storage import objects
+
+
+def in_bucket(path: str | epath.Path) -> bool:
+    return "://" in (path if isinstance(path, str) else path.as_posix())
+
+
+def read_bytes(path: str | epath.Path) -> bytes | None:
+    """A file's content, None if there is none.
+
+    Raises:
+      RunFailed, OSError: it cannot be read.
+    """
+    if in_bucket(path):
+        return objects.read(path).content
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def replace_text(path: str | epath.Path, text: str, *, durable: bool = False) -> None:
+    """Writes a file so that a reader finds the old or the new text, and never a part of it.
+
+    Args:
+      durable: whether the text is on the disk, and not only on its way, before it replaces the old.
+
+    Raises:
+      RunFailed, OSError: it cannot be written.
+    """
+    if in_bucket(path):  # an object appears when it is complete
+        objects.write(path, text.encode())
+        return
+    target = Path(path)
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    _write(temporary, text, durable)
+    temporary.replace(target)
+
+
+def create_text(path: str | epath.Path, text: str) -> bool:
+    """Writes a file that must be new, synced to disk; False if there is one of that name.
+
+    Raises:
+      RunFailed, OSError: it cannot be written.
+    """
+    if in_bucket(path):
+        found = objects.read(path)
+        return (
+            found.content is None
+            and objects.write(path, text.encode(), found.generation) is not None
+        )
+    target = Path(path)
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    _write(temporary, text, durable=True)
+    try:
+        os.link(temporary, target)  # unlike a rename, never over another file
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        if target.exists():
+            return False
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def _write(path: Path, text: str, durable: bool) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+
+
+_failing: set[str] = set()
+
+
+@contextmanager
+def tolerating(what: str) -> Iterator[None]:
+    """Reports storage that refuses a run's logs, once, and lets the run continue.
+
+    Any error: those of a bucket are of many classes.
+    """
+    try:
+        yield
+    except Exception as error:
+        if what not in _failing:
+            print(f"\n{what} cannot be written: {error}; training goes on", file=sys.stderr)
+        _failing.add(what)
+    else:
+        _failing.discard(what)

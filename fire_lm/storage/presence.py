@@ -1,0 +1,89 @@
+"""What is there. An error is never taken for absence: a run must not start again for a 403.
+
+TensorFlow's `is_dir` answers False for every error, and its listing of a folder calls `is_dir`
+first; only its `exists` tells the two apart.
+"""
+
+from __future__ import annotations
+
+from etils import epath
+
+from fire_lm.errors import RunFailed, UserError, is_of_storage, reason
+from fire_lm.storage import objects
+from fire_lm.storage.files import in_bucket
+
+
+def present(path: str | epath.Path) -> bool:
+    """Whether there is a file or folder of that name.
+
+    Raises:
+      RunFailed: the storage does not say.
+    """
+    try:
+        return epath.Path(path).exists()
+    except Exception as error:
+        if not is_of_storage(error):
+            raise
+        raise RunFailed(f"{path} cannot be read: {reason(error)}") from error
+
+
+def children(folder: str | epath.Path) -> list[epath.Path]:
+    """Everything directly in a folder, in no order; empty if there is no such folder.
+
+    One level: what lies deeper is neither listed nor asked for.
+
+    Raises:
+      RunFailed: it cannot be listed.
+    """
+    path = epath.Path(folder)
+    if not in_bucket(path):
+        return list(path.iterdir()) if path.is_dir() else []
+    for _ in range(2):
+        if not present(path):
+            return []
+        try:
+            return [child for child in path.iterdir() if child != path]
+        except Exception as error:
+            if not is_of_storage(error):
+                raise
+            problem = error  # "not found", too, may be another error: `present` has the answer
+        if not _is_folder(path):
+            return []
+    raise RunFailed(f"{path} cannot be listed: {reason(problem)}") from problem
+
+
+def _is_folder(path: epath.Path) -> bool:
+    try:
+        return bool(path.stat().is_directory)
+    except FileNotFoundError:
+        return False
+    except Exception as error:
+        if not is_of_storage(error):
+            raise
+        raise RunFailed(f"{path} cannot be read: {reason(error)}") from error
+
+
+def require_bucket(path: str | epath.Path, flag: str) -> None:
+    """Refuses a path in a bucket that does not exist, within ten seconds and without a write.
+
+    TensorFlow, asked to make a folder there, never returns.
+
+    Args:
+      path: a path that is to be written; nothing is asked about one on a disk.
+      flag: the flag that named it.
+
+    Raises:
+      UserError: there is no such bucket.
+    """
+    if not in_bucket(path):
+        return
+    bucket = epath.Path(path).as_posix().removeprefix("gs://").partition("/")[0]
+    try:
+        objects.names_below(f"gs://{bucket}/.fire_lm_asks_whether_this_bucket_exists")
+    except RunFailed as error:
+        if "404" in str(error.__cause__):
+            raise UserError(
+                f"{flag} {path}: there is no bucket {bucket}\n"
+                "check its name, or create it with `gcloud storage buckets create`"
+            ) from error
+        # Whoever may write need not be allowed to list: the write itself will tell.

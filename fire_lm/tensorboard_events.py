@@ -1,0 +1,66 @@
+"""TensorBoard's event files, on a disk by its own writer, in a bucket by numbered parts."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import time
+from typing import Any
+
+from etils import epath
+
+from fire_lm.storage.appended import Uploaded
+
+
+class EventsOnDisk:
+    """A thin shell over TensorBoard's writer, which has a thread of its own."""
+
+    def __init__(self, workdir: str):
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer = EventFileWriter(workdir)
+
+    def add_event(self, event: Any) -> None:
+        self._writer.add_event(event)
+
+    def flush(self) -> None:
+        pass  # it flushes every two minutes, and a kill loses no more
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class EventsInBucket:
+    """Events as growing objects: TensorBoard's writer would upload the whole file at every flush.
+
+    TensorBoard reads the event files of a folder in the order of their names.
+    """
+
+    def __init__(self, workdir: str):
+        folder = epath.Path(workdir)
+        stem = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        version = Event(wall_time=time.time(), file_version="brain.Event:2")
+        heading = _record(version)
+        self._file = Uploaded(lambda number: folder / f"{stem}.{number:04d}", heading=heading)
+
+    def add_event(self, event: Any) -> None:
+        self._file.append(_record(event))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _record(event: Any) -> bytes:
+    """An event as a TFRecord: length, content, and a CRC-32C of each."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    framed = io.BytesIO()
+    RecordWriter(framed).write(event.SerializeToString())
+    return framed.getvalue()
