@@ -252,6 +252,8 @@ def in_job() -> bool:
 
 def perform(parsed: argparse.Namespace) -> None:
     """Imports what the verb needs, and no more: benchmarks run where there is JAX alone."""
+    if not getattr(parsed, "dry_run", False) and parsed.verb not in ("bench", "preflight"):
+        require_buckets(parsed)
     if parsed.verb == "bench":
         from fire_lm import bench
 
@@ -278,6 +280,17 @@ def perform(parsed: argparse.Namespace) -> None:
         from fire_lm import verbs
 
         getattr(verbs, parsed.verb)(parsed)
+
+
+def require_buckets(parsed: argparse.Namespace) -> None:
+    """Refuses the first argument that names a bucket which does not exist."""
+    for name, value in vars(parsed).items():
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, str) and path.startswith("gs://"):
+                from fire_lm.storage import require_bucket
+
+                flag = {"runs": "RUN", "source": "--from"}.get(name, f"--{name}")
+                require_bucket(path, flag)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -21,6 +21,7 @@ from fire_lm.data import (
 from fire_lm.errors import UserError
 from fire_lm.metrics import Progress
 from fire_lm.reporting.corpus_lengths import length_figure, length_table
+from fire_lm.storage import make_folder
 
 if TYPE_CHECKING:
     from fire_lm.data.survey import Contents, Sweep
@@ -142,7 +143,7 @@ def corpus_check(arguments: argparse.Namespace) -> None:
 def make_place(file: epath.Path) -> None:
     """Makes its folder, so that hours of reading do not end in having nowhere to write."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
     except OSError as error:
         raise UserError(f"Cannot write {file}: {error.strerror or error}") from error
     if file.is_dir():

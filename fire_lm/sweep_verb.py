@@ -27,6 +27,7 @@ from fire_lm.reporting import (
 )
 from fire_lm.reporting import length_sweep as report
 from fire_lm.sharding import agreed, initialize_distributed
+from fire_lm.storage import make_folder
 from fire_lm.sweep_runs import find_runs
 from fire_lm.sweep_settings import Setting, check_effects, configuration, settings
 from fire_lm.sweep_survey import Survey
@@ -208,7 +209,7 @@ def combine(
         length = configuration(arguments, place(name))[0].macro("TRAIN_LENGTH")
         assert isinstance(length, int)  # pretrain's annotation has been checked
         train_lengths[place(name).name] = length
-    top.mkdir(parents=True, exist_ok=True)
+    make_folder(top)
     if {place(name) for name in found} != {top}:
         write_rows(top / "length_sweep.csv", rows)
         if positions:

@@ -62,7 +62,7 @@ ALLOWED["sweep_survey"] = {
     *("evaluation", "sweep_runs", "verbs", "training", "reporting", "checkpoints", "errors"),
 }
 ALLOWED["sweep_verb"] = {
-    *("sweep_runs", "sweep_settings", "sweep_survey", "verbs"),
+    *("sweep_runs", "sweep_settings", "sweep_survey", "verbs", "storage"),
     *("evaluation", "reporting", "checkpoints", "sharding", "errors"),
 }
 ALLOWED["paper_rows"] = {"verbs", "sweep_runs", "config", "reporting", "errors"}
@@ -81,7 +81,8 @@ ALLOWED["bench"] = {
     *("training", "evaluation", "preflight", "positions", "tpu_topology"),
 }
 ALLOWED["cli"] = {
-    *("verbs", "preflight_verb", "sweep_verb", "report_verb", "corpus_verbs", "bench", "errors"),
+    *("verbs", "preflight_verb", "sweep_verb", "report_verb", "corpus_verbs", "bench"),
+    *("storage", "errors"),
 }
 ALLOWED["__init__"] = set()
 ALLOWED["__main__"] = {"cli"}

@@ -40,12 +40,11 @@ def save(config: Config, workdir: Any) -> Any:
     """
     from etils import epath
 
-    from fire_lm.storage import create_text, in_bucket
+    from fire_lm.storage import create_text, make_folder
 
     folder = epath.Path(workdir)
     try:
-        if not in_bucket(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         names = itertools.chain(["config.gin"], (f"config_{i}.gin" for i in itertools.count(1)))
         path = next(folder / name for name in names if create_text(folder / name, config.text()))
     except OSError as error:

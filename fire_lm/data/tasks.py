@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,9 @@ from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warning
 from fire_lm.data.source import Source, read_config, unreadable
 from fire_lm.data.text import CONSTRUCTIONS, TextData
 from fire_lm.errors import FireLMError, RunFailed, UserError
+from fire_lm.storage import children
+
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 Preprocessor = Callable[..., tf.data.Dataset]
 # What TFDS raises of metadata that it cannot read or parse.
@@ -96,13 +100,23 @@ def data_sets(data_dir: str) -> list[str]:
     """TFDS names of what a data directory holds."""
     try:
         top = epath.Path(data_dir)
-        found = [*top.glob("*/*/dataset_info.json"), *top.glob("*/*/*/dataset_info.json")]
-    except (OSError, tf.errors.OpError):
+        places = [path.relative_to(top) for path in _versions(top)]
+    except OSError:
         return []
     except KeyError as error:  # etils knows no such places
         raise UserError(f"{data_dir} is neither a local folder nor gs://") from error
-    places = (path.parent.relative_to(top) for path in found)
     return sorted(f"{place.parent.as_posix()}:{place.name}" for place in places)
+
+
+def _versions(folder: epath.Path, depth: int = 0) -> Iterator[epath.Path]:
+    """Folders name/version or name/config/version, found level by level: they hold many files."""
+    inside = children(folder) if depth < 4 else []
+    if depth > 1 and any(path.name == "dataset_info.json" for path in inside):
+        yield folder
+        return
+    for path in inside:
+        if not path.suffix or _VERSION.fullmatch(path.name):  # a file's name has an ending
+            yield from _versions(path, depth + 1)
 
 
 def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:

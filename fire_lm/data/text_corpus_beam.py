@@ -13,8 +13,10 @@ import apache_beam as beam
 from etils import epath
 
 from fire_lm.data.beam_workers import BeamWorkers
+from fire_lm.data.bucket_file import open_binary
 from fire_lm.data.text_files import File, read_file
 from fire_lm.data.text_selection import Counts, digest_of, key_of, split_of, unfit
+from fire_lm.storage import make_folder
 
 
 class Reading(NamedTuple):
@@ -37,7 +39,7 @@ def count(
     workers: BeamWorkers, reading: Reading, splits: Sequence[str], folder: epath.Path
 ) -> Counts:
     """Counts all documents; the sums come back through a file in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     result = folder / "counts.json"
     with workers.pipeline() as pipeline:
         (
@@ -80,7 +82,7 @@ def _documents(reading: Reading) -> beam.PTransform:
 
 def _read(file: tuple[int, str, str], text_field: str | None) -> Iterator[tuple[bytes, Found]]:
     order, name, path = file
-    with epath.Path(path).open("rb") as stream:
+    with open_binary(epath.Path(path)) as stream:
         for number, (place, text) in enumerate(read_file(name, stream, text_field)):
             yield digest_of(text), Found((order, number), place, text)
 

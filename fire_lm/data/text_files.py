@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from etils import epath
 
+from fire_lm.data.bucket_file import open_binary
 from fire_lm.data.text import LONGEST_DOCUMENT
 from fire_lm.errors import RunFailed, UserError
 
@@ -65,7 +66,7 @@ def read_documents(
     files, _ = list_files(source)
     total, before = sum(file.size for file in files), 0
     for name, path, size, _ in files:
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             for document in read_file(name, file, text_field):
                 yield document
                 on_bytes(before + (0 if file.closed else min(file.tell(), size)), total)
@@ -129,7 +130,7 @@ def check_files(files: Sequence[File], text_field: str | None) -> None:
 
     def check(file: File) -> None:
         if any(_form(file.name, text_field)):
-            with file.path.open("rb") as stream:
+            with open_binary(file.path) as stream:
                 _check_beginning(file.name, stream, text_field)
 
     with ThreadPoolExecutor(16) as pool:  # in a bucket each takes a while to open

@@ -18,6 +18,7 @@ from fire_lm.data.quiet_tensorflow import tf, without_their_warnings
 from fire_lm.data.text import TextData
 from fire_lm.data.text_files import OnBytes
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.storage import make_folder
 
 PAD, EOS, UNK = 0, 1, 2
 # Special pieces and bytes; a vocabulary needs some more for its characters.
@@ -98,7 +99,7 @@ def train_vocabulary(
         ) from error
     _verify(model.getvalue(), texts[:_VERIFIED])
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         target.write_bytes(model.getvalue())
     except (OSError, tf.errors.OpError) as error:
         raise UserError(f"Cannot write {output}: {getattr(error, 'strerror', error)}") from error

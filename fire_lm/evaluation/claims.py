@@ -9,7 +9,7 @@ from pathlib import Path
 
 from etils import epath
 
-from fire_lm.storage import Lease, in_bucket
+from fire_lm.storage import Lease, in_bucket, make_folder
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterat
 
 @contextlib.contextmanager
 def _by_lock(path: epath.Path) -> Iterator[bool]:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with Path(path).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

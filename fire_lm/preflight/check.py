@@ -24,6 +24,7 @@ from fire_lm.preflight import fits
 from fire_lm.preflight.estimate import Estimate
 from fire_lm.preflight.programs import Compiler, DoesNotFit, flops, state_of
 from fire_lm.preflight.report import FAILED, OK, SKIPPED, Check, Report
+from fire_lm.storage import in_bucket
 from fire_lm.training import check_settings, check_vocabulary, ensure_writable
 
 STEP = "training step"
@@ -192,10 +193,11 @@ def writable_part(workdir: str) -> epath.Path:
     Raises:
       UserError: it cannot be written.
     """
-    place = epath.Path(workdir)
-    in_bucket = "://" in place.as_posix()
-    place = place if in_bucket else place.absolute()
-    while not place.exists() and len(place.parts) > 3 * in_bucket:  # ("/", "gs", "bucket")
+    if in_bucket(workdir):  # which has no folders
+        ensure_writable(workdir)
+        return epath.Path(workdir)
+    place = epath.Path(workdir).absolute()
+    while not place.exists():
         place = place.parent
     try:
         ensure_writable(place)

@@ -23,6 +23,7 @@ from fire_lm.reporting.result_files import (
     write_table,
 )
 from fire_lm.reporting.sweep_rows import SweepRow
+from fire_lm.storage import make_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +123,7 @@ def read_results(folder: epath.Path) -> Results:
 
 def write_results(folder: epath.Path, results: Results) -> None:
     """A kind without rows leaves no file, nor one from before."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name, (file, kind) in _FILES.items():
         rows = getattr(results, name)
         if rows:

@@ -10,7 +10,15 @@ answer "not there" for whatever goes wrong. So the few operations that a run dep
 """
 
 from fire_lm.storage.appended import append_to, cut_back, read_parts
-from fire_lm.storage.files import create_text, in_bucket, read_bytes, replace_text, tolerating
+from fire_lm.storage.files import (
+    create_text,
+    in_bucket,
+    make_folder,
+    read_bytes,
+    remove,
+    replace_text,
+    tolerating,
+)
 from fire_lm.storage.lease import Lease, locked
 from fire_lm.storage.presence import children, present, require_bucket
 
@@ -22,9 +30,11 @@ __all__ = [
     "cut_back",
     "in_bucket",
     "locked",
+    "make_folder",
     "present",
     "read_bytes",
     "read_parts",
+    "remove",
     "replace_text",
     "require_bucket",
     "tolerating",

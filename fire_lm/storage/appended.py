@@ -19,7 +19,7 @@ from typing import Protocol
 from etils import epath
 
 from fire_lm.storage import objects
-from fire_lm.storage.files import in_bucket, read_bytes, replace_text, tolerating
+from fire_lm.storage.files import in_bucket, read_bytes, remove, replace_text, tolerating
 
 WINDOW_SECONDS = 30.0  # what a kill may lose
 PART_BYTES = 2**18
@@ -65,7 +65,7 @@ def cut_back(path: str | epath.Path, keep: Callable[[bytes], bytes]) -> None:
         kept = keep(content)
         trailing = trailing and not kept
         if trailing and number:
-            _remove(part(path, number))
+            remove(part(path, number))
         elif kept != content:
             replace_text(part(path, number), kept.decode(errors="replace"))
 
@@ -157,10 +157,3 @@ class Uploaded:
             self._content += taken
             if len(self._content) >= PART_BYTES:
                 self._number, self._content = self._number + 1, self._heading
-
-
-def _remove(path: epath.Path) -> None:
-    if in_bucket(path):
-        objects.remove(path)
-    else:
-        Path(path).unlink(missing_ok=True)

@@ -17,6 +17,16 @@ def in_bucket(path: str | epath.Path) -> bool:
     return "://" in (path if isinstance(path, str) else path.as_posix())
 
 
+def make_folder(path: str | epath.Path) -> None:
+    """Makes a folder and those above it; a bucket needs none.
+
+    Raises:
+      OSError: it cannot be made.
+    """
+    if not in_bucket(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+
+
 def read_bytes(path: str | epath.Path) -> bytes | None:
     """A file's content, None if there is none.
 
@@ -75,6 +85,18 @@ def create_text(path: str | epath.Path, text: str) -> bool:
     finally:
         temporary.unlink(missing_ok=True)
     return True
+
+
+def remove(path: str | epath.Path) -> None:
+    """Removes a file if there is one.
+
+    Raises:
+      RunFailed, OSError: it cannot be removed.
+    """
+    if in_bucket(path):
+        objects.remove(path)
+    else:
+        Path(path).unlink(missing_ok=True)
 
 
 def _write(path: Path, text: str, durable: bool) -> None:

@@ -40,8 +40,7 @@ class Goodput:
         self._in_bucket = storage.in_bucket(workdir)  # which has no folders
         self._period = math.inf if self._in_bucket else _PERIOD
         if not quiet:
-            if not self._in_bucket:
-                folder.mkdir(exist_ok=True)
+            storage.make_folder(folder)
             self._earlier = starts(workdir)
             taken = [int(path.stem) for path in _records(folder)]
             self._file = folder / f"{max(taken, default=-1) + 1:05d}.json"

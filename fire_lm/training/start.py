@@ -14,8 +14,9 @@ from etils import epath
 from fire_lm import data as data_layer
 from fire_lm.checkpoints import candidates, check_params, choose_step, restore_params, split_run
 from fire_lm.data import Data
-from fire_lm.errors import UserError, reason
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.models import Decoder, encoding_names
+from fire_lm.storage import make_folder, remove, replace_text, require_bucket
 from fire_lm.training.optimizer import POSITION
 from fire_lm.training.step import TrainState
 
@@ -128,13 +129,14 @@ def check_settings(
 
 def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
     """Fails before the work starts rather than at the first checkpoint; makes the folder."""
+    require_bucket(folder, flag)
     probe = epath.Path(folder) / f".writable_{jax.process_index()}_{os.getpid()}"
     try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink(missing_ok=True)  # one of the same name, on another machine, was faster
-    except Exception as error:  # a bucket's errors are TensorFlow's, not OSError
-        told = getattr(error, "strerror", None) or reason(error)
+        make_folder(folder)
+        replace_text(probe, "")
+        remove(probe)  # one of the same name, on another machine, may have been faster
+    except (OSError, RunFailed) as error:
+        told = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot write to {flag} {folder}: {told}") from error
 
 

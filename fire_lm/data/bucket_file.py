@@ -1,0 +1,53 @@
+"""A file of a bucket as Python's own binary files are, for gzip, pyarrow and the like."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, BinaryIO, cast
+
+from etils import epath
+
+_BUFFER_BYTES = 2**20  # asked for at a time; TensorFlow itself reads ahead by more
+
+
+def open_binary(path: epath.Path) -> BinaryIO:
+    """Opens a file for reading, on a disk or in a bucket.
+
+    Raises:
+        OSError, tf.errors.OpError: it cannot be opened, or later, read.
+    """
+    if "://" not in path.as_posix():
+        return path.open("rb")  # type: ignore[return-value]
+    return cast(BinaryIO, io.BufferedReader(_Raw(path.as_posix()), _BUFFER_BYTES))
+
+
+class _Raw(io.RawIOBase):
+    """TensorFlow's GFile has no `closed`, `readable` or `readinto`."""
+
+    def __init__(self, name: str):
+        from fire_lm.data.quiet_tensorflow import tf
+
+        self._file = tf.io.gfile.GFile(name, "rb")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._file.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._file.seek(offset, whence)
+        return self.tell()
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
