@@ -34,5 +34,5 @@ def is_of_storage(error: Exception) -> bool:
 
 def reason(error: Exception) -> str:
     """In one line: a bucket's own words within what TensorFlow quotes of its answer."""
-    quoted = re.search(r'"message": "([^"]*)"', str(error))
+    quoted = re.search(r'\\?"message\\?": \\?"([^"\\]*)', str(error))
     return quoted[1] if quoted else str(error).partition("\n")[0]

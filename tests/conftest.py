@@ -11,6 +11,8 @@ import os
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+# Read when TensorFlow is imported: it asks a bucket again at once (bucket.py).
+os.environ["GCS_RETRY_CONFIG_INIT_DELAY_TIME_US"] = "0"
 os.environ["XLA_FLAGS"] = " ".join(
     filter(
         None,
@@ -48,3 +50,14 @@ def cloud(tmp_path, monkeypatch):
 
     monkeypatch.setattr("tpu.calls.pause", lambda seconds: None)
     return tpu_cloud.Cloud(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """A new, empty bucket for the libraries in this process (bucket.py); they ask again at once."""
+    from bucket import in_process
+
+    quick = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "1ms"}
+    monkeypatch.setattr("fire_lm.storage.objects.RETRIES", quick)
+    with in_process(monkeypatch) as bucket:
+        yield bucket

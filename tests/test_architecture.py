@@ -93,7 +93,7 @@ CONFINED = {
     "gin": {"config"},
     "matplotlib": {"reporting"},
     "seqio": {"data"},
-    "tensorflow": {"data"},
+    "tensorflow": {"data", "storage"},
     "tensorflow_datasets": {"data"},
     "tensorstore": {"data", "storage"},
     "torch": {"bench"},

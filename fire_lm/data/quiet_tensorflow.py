@@ -1,7 +1,6 @@
 """TensorFlow, seqio and TFDS, imported quietly and without taking the accelerators from JAX.
 
-TensorFlow's C++ code writes to stderr before its own log level counts, so file descriptor 2 goes
-to a temporary file during the import; whatever in it is not such a log line is passed on.
+See `storage.quiet` for what is done about its log lines.
 """
 
 from __future__ import annotations
@@ -9,31 +8,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
-import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 
-_LOG_LINE = re.compile(rb"WARNING: All log messages before absl|[IWE]\d{4} \d\d:|[IWE]\d{4} \d{8,}")
-
-
-@contextlib.contextmanager
-def _without_log_lines() -> Iterator[None]:
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(saved, 2)
-            os.close(saved)
-            held.seek(0)
-            for line in held:
-                if not _LOG_LINE.match(line):
-                    os.write(2, line)
+from fire_lm.storage.quiet import without_log_lines
 
 
 @contextlib.contextmanager
@@ -59,7 +37,7 @@ def without_their_warnings() -> Iterator[None]:
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # oneDNN complains about integers on many CPUs, and we do no arithmetic here.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-with _without_log_lines(), without_their_warnings():
+with without_log_lines(), without_their_warnings():
     import seqio
     import tensorflow as tf
     import tensorflow_datasets as tfds

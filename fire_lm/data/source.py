@@ -9,7 +9,7 @@ from typing import Any
 
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
 from fire_lm.data.text import TextData
-from fire_lm.errors import RunFailed
+from fire_lm.errors import RunFailed, reason
 
 # Files read at once. Few, so that the seed's order of the files decides which documents a short
 # run sees; documents within a file are mostly in hash order already.
@@ -85,5 +85,5 @@ def read_config() -> Iterator[None]:
 
 
 def unreadable(data: TextData, error: tf.errors.OpError) -> RunFailed:
-    reason = _OPERATION.sub("", error.message.splitlines()[0])
-    return RunFailed(f"Reading {data.title} in {data.data_dir} failed: {reason}")
+    told = _OPERATION.sub("", reason(error))
+    return RunFailed(f"Reading {data.title} in {data.data_dir} failed: {told}")

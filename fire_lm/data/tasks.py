@@ -14,7 +14,7 @@ from fire_lm.data import preprocessors, vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
 from fire_lm.data.source import Source, read_config, unreadable
 from fire_lm.data.text import CONSTRUCTIONS, TextData
-from fire_lm.errors import FireLMError, RunFailed, UserError
+from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 from fire_lm.storage import children
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -143,15 +143,15 @@ def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
     except tfds.core.registered.DatasetNotFoundError as error:
         raise _no_data_set(data) from error
     except _METADATA_ERRORS as error:
-        raise _no_data_set(data, str(error).strip().split("\n")[0]) from error
+        raise _no_data_set(data, reason(error)) from error
     if not info.splits or info.features is None:
         raise _no_data_set(data)
     return info
 
 
-def _no_data_set(data: TextData, reason: str = "") -> FireLMError:
-    """`reason`: what TFDS says, if it found something."""
-    held, because = data_sets(data.data_dir), f"\n({reason})" if reason else ""
+def _no_data_set(data: TextData, found: str = "") -> FireLMError:
+    """`found`: what TFDS says, if it found something."""
+    held, because = data_sets(data.data_dir), f"\n({found})" if found else ""
     if data.tfds_name in held:
         return RunFailed(
             f"The metadata of {data.tfds_name} in the directory {data.data_dir} is damaged or "

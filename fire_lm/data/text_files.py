@@ -22,7 +22,7 @@ from etils import epath
 
 from fire_lm.data.bucket_file import open_binary
 from fire_lm.data.text import LONGEST_DOCUMENT
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import RunFailed, UserError, reason
 
 # Where it was read, and its text; of a longer file than LONGEST_DOCUMENT only a little more.
 Document = tuple[str, bytes]
@@ -92,8 +92,8 @@ def list_files(source: str) -> tuple[list[File], int]:
             f"{source} holds a file whose name is not UTF-8 ({error.object!r}): rename it"
         ) from error
     except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise UserError(f"Cannot read {source}: {reason}") from error
+        told = getattr(error, "strerror", None) or reason(error)
+        raise UserError(f"Cannot read {source}: {told}") from error
     if not files:
         raise UserError(f"{source} holds no files: there are no documents to read")
     return sorted(files), len(paths) - len(found)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, reason
 
 # [documents] strings -> tokens and bytes per token, both ragged int32 [documents, tokens].
 Tokenize = Callable[[tf.Tensor], tuple[tf.RaggedTensor, tf.RaggedTensor]]
@@ -25,7 +25,7 @@ def load(name: str) -> seqio.Vocabulary:
     try:
         found = tf.io.gfile.exists(name) and not tf.io.gfile.isdir(name)
     except tf.errors.OpError as error:
-        raise UserError(f"Cannot look up the vocabulary {name}: {error.message}") from error
+        raise UserError(f"Cannot look up the vocabulary {name}: {reason(error)}") from error
     if not found:
         raise UserError(
             f"Vocabulary file not found: {name}\n"

@@ -18,8 +18,9 @@ from typing import Protocol
 
 from etils import epath
 
+from fire_lm.errors import RunFailed
 from fire_lm.storage import objects
-from fire_lm.storage.files import in_bucket, read_bytes, remove, replace_text, tolerating
+from fire_lm.storage.files import in_bucket, read_bytes, remove, replace_text
 
 WINDOW_SECONDS = 30.0  # what a kill may lose
 PART_BYTES = 2**18
@@ -76,11 +77,13 @@ def append_to(path: str | epath.Path) -> Appended:
     Raises:
       RunFailed, OSError: the storage refuses.
     """
-    parts = read_parts(path)
-    number = max(len(parts) - 1, 0)
-    if in_bucket(path):
-        return Uploaded(lambda n: part(path, n), number, parts[-1] if parts else b"")
-    return _OnDisk(part(path, number))
+    parts = read_parts(path) or [b""]
+    number = len(parts) - 1
+    if not in_bucket(path):
+        return _OnDisk(part(path, number))
+    if len(parts[-1]) >= PART_BYTES:
+        number, parts = number + 1, [b""]
+    return Uploaded(lambda n: part(path, n), number, parts[-1])
 
 
 class _OnDisk:
@@ -116,7 +119,7 @@ class Uploaded:
         self._name, self._number, self._heading = name, number, heading
         self._content, self._waiting = content or heading, b""
         self._lock, self._wake = threading.Lock(), threading.Event()
-        self._closed = False
+        self._closed = self._refused = False
         self._thread = threading.Thread(target=self._run, name=name(0).name, daemon=True)
         self._thread.start()
 
@@ -150,10 +153,16 @@ class Uploaded:
             taken = self._waiting
         if not taken:
             return
-        with tolerating(self._name(0).name):
+        try:
             objects.write(self._name(self._number), self._content + taken)
-            with self._lock:
-                self._waiting = self._waiting[len(taken) :]
-            self._content += taken
-            if len(self._content) >= PART_BYTES:
-                self._number, self._content = self._number + 1, self._heading
+        except RunFailed as error:
+            if not self._refused:
+                print(f"\n{error}; training goes on", file=sys.stderr)
+            self._refused = True
+            return
+        self._refused = False
+        with self._lock:
+            self._waiting = self._waiting[len(taken) :]
+        self._content += taken
+        if len(self._content) >= PART_BYTES:
+            self._number, self._content = self._number + 1, self._heading

@@ -6,11 +6,14 @@ first; only its `exists` tells the two apart.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from etils import epath
 
 from fire_lm.errors import RunFailed, UserError, is_of_storage, reason
 from fire_lm.storage import objects
 from fire_lm.storage.files import in_bucket
+from fire_lm.storage.quiet import without_log_lines
 
 
 def present(path: str | epath.Path) -> bool:
@@ -66,7 +69,8 @@ def _is_folder(path: epath.Path) -> bool:
 def require_bucket(path: str | epath.Path, flag: str) -> None:
     """Refuses a path in a bucket that does not exist, within ten seconds and without a write.
 
-    TensorFlow, asked to make a folder there, never returns.
+    TensorFlow, asked to make a folder there, never returns. The libraries are loaded on the way,
+    without the lines that they log.
 
     Args:
       path: a path that is to be written; nothing is asked about one on a disk.
@@ -78,12 +82,12 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
     if not in_bucket(path):
         return
     bucket = epath.Path(path).as_posix().removeprefix("gs://").partition("/")[0]
-    try:
-        objects.names_below(f"gs://{bucket}/.fire_lm_asks_whether_this_bucket_exists")
-    except RunFailed as error:
-        if "404" in str(error.__cause__):
+    with without_log_lines(), suppress(RunFailed):
+        import tensorflow  # noqa: F401  (etils would load it aloud)
+
+        objects.read(f"gs://{bucket}/.fire_lm")  # tensorstore logs at its first request
+        if not present(f"gs://{bucket}"):
             raise UserError(
                 f"{flag} {path}: there is no bucket {bucket}\n"
                 "check its name, or create it with `gcloud storage buckets create`"
-            ) from error
-        # Whoever may write need not be allowed to list: the write itself will tell.
+            )

@@ -1,0 +1,97 @@
+"""What scripts/bucket does: a command against the storage server of tests/bucket.py."""
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from bucket import Bucket  # noqa: E402  (the path must be set first)
+from bucket_faults import Fault, parse  # noqa: E402
+from bucket_log import table  # noqa: E402
+
+FOLDER = "%folder"  # the file of an object whose name ends with a slash; quote() never makes it
+
+
+def fault(rule: str) -> Fault:
+    try:
+        return parse(rule)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def file_name(name: str) -> str:
+    """The object's path below its bucket's folder: each part quoted, none of them empty or dots."""
+    parts = [quote(part, safe=" +,=@") for part in name.split("/")]
+    parts = [part.replace(".", "%2E") if part in (".", "..") else part for part in parts]
+    return "/".join(part or FOLDER for part in parts)
+
+
+def object_name(file: str) -> str:
+    return "/".join("" if part == FOLDER else unquote(part) for part in file.split("/"))
+
+
+def load(bucket: Bucket, folder: Path, names: list[str]) -> None:
+    for name in names:
+        for path in sorted((folder / name).rglob("*")):
+            if path.is_file():
+                file = path.relative_to(folder / name).as_posix()
+                bucket.put(object_name(file), path.read_bytes(), name)
+
+
+def save(bucket: Bucket, folder: Path, names: list[str]) -> None:
+    """Writes beside the old folder, then exchanges them; whatever else is in `folder` stays."""
+    for name in names:
+        part = folder / f"{name}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        for object_, content in bucket.objects_of(name).items():
+            path = part / file_name(object_)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        shutil.rmtree(folder / name, ignore_errors=True)
+        part.rename(folder / name)
+
+
+def run(command: list[str], environment: dict[str, str]) -> int:
+    """Runs it; Ctrl-C reaches it from the terminal, and SIGTERM is passed on."""
+    signal.signal(signal.SIGINT, lambda number, frame: None)  # the default again in the command
+    path = shutil.which(command[0])
+    if path is None:
+        print(f"{command[0]} is not a program on PATH.", file=sys.stderr)
+        return 127
+    process = subprocess.Popen(command, executable=path, env=environment)
+    signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
+    code = process.wait()
+    return 128 - code if code < 0 else code
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bucket", add_help=False, allow_abbrev=False)
+    parser.add_argument("--fault", action="append", type=fault, default=[], metavar="RULE")
+    parser.add_argument("--bucket", action="append", metavar="NAME")
+    parser.add_argument("--keep", type=Path, metavar="DIR")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
+    given = parser.parse_args()
+    if not given.command:
+        parser.error("a COMMAND is needed; scripts/bucket --help has an example")
+    names = given.bucket or ["bucket"]
+    with Bucket(names) as bucket:
+        if given.keep:
+            load(bucket, given.keep, names)
+        bucket.faults = given.fault
+        code = run(given.command, bucket.child_environment(retry_ms=None))
+        print(f"\n{table(bucket.log.requests)}")
+        if given.keep:
+            save(bucket, given.keep, names)
+        for request in bucket.unknown:
+            print(f"The server does not know this request: {request}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Whole runs in a bucket by the real command line, held against the same runs on a disk."""
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bucket import UNSET, Bucket
+from bucket_faults import Cut, OneWriteASecond, Status
+from sample_run import (
+    command,
+    logged,
+    quick_compiles,  # noqa: F401  (a fixture)
+    saved_state,
+    write_text,
+)
+from test_multi_process import finish, start_together
+
+from fire_lm.cli import main
+from fire_lm.report_runs import gather
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE = 240  # seconds
+SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
+pytestmark = pytest.mark.ci
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "data")
+
+
+def arguments(data_dir: Path, workdir: Path | str, steps: int) -> list[str]:
+    return command(data_dir, workdir, f"--gin.TRAIN_STEPS={steps}")
+
+
+@pytest.fixture(scope="module")
+def local(data_dir, tmp_path_factory):
+    """The run on a disk: 20 steps, then 40, and its sweep."""
+    workdir = tmp_path_factory.mktemp("local") / "fire"
+    for steps in (20, 40):
+        assert main(arguments(data_dir, workdir, steps)) == 0
+    assert main(["sweep", str(workdir), *SWEEP]) == 0
+    return workdir
+
+
+def copied(bucket: Bucket, folder: Path) -> Path:
+    """The run of a bucket on the disk, as `gcloud storage cp -r` leaves it."""
+    for name, content in bucket.objects.items():
+        if not name.endswith("/"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    return folder / "runs" / "fire"
+
+
+def assert_same_run(found: Path, expected: Path, steps: int) -> None:
+    assert [row["step"] for row in logged(found)] == list(range(1, steps + 1))
+    assert logged(found) == logged(expected)
+    states = [saved_state(workdir, steps) for workdir in (found, expected)]
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[1].items():
+        np.testing.assert_array_equal(states[0][name], value, err_msg=name)
+
+
+def test_a_run_under_faults_equals_one_on_a_disk(data_dir, local, bucket, tmp_path, capfd):
+    workdir = bucket.url("runs/fire")
+    bucket.faults = [Status(status=503, chance=0.05), Cut(chance=0.02)]
+    for steps in (20, 40):
+        assert main(arguments(data_dir, workdir, steps)) == 0
+    assert main(["sweep", workdir, *SWEEP]) == 0
+    assert main(["sweep", workdir, *SWEEP, "--follow"]) == 0  # training has ended: nothing is left
+    bucket.faults = []
+    assert main(["report", workdir]) == 0
+    printed = capfd.readouterr()
+    for noise in ("Event loop is closed", "Traceback", "cudart", "absl::InitializeLog"):
+        assert noise not in printed.out + printed.err
+
+    with bucket.counting() as counted:
+        gather([workdir], with_probes=False)
+    assert counted.count() <= 40, counted.operations()
+    found = copied(bucket, tmp_path)
+    assert_same_run(found, local, 40)
+    for name in ("length_sweep.csv", "position_losses.csv"):
+        assert (found / name).read_bytes() == (local / name).read_bytes()
+    assert (found / "length_sweep.png").stat().st_size and (found / "report/index.html").exists()
+    assert main(["sweep", str(found), *SWEEP]) == 0  # a copy is a run
+
+
+@contextlib.contextmanager
+def started(bucket: Bucket, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "fire_lm", *arguments],
+        cwd=ROOT,
+        env=bucket.child_environment(JAX_DISABLE_MOST_OPTIMIZATIONS="1"),  # as in this process
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(process: subprocess.Popen[str], reached: Callable[[], object]) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while not reached():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < give_up
+        time.sleep(0.002)
+
+
+def ended(bucket: Bucket, step: int) -> bool:
+    return f"runs/fire/checkpoints/{step}/manifest.sha256" in bucket.objects
+
+
+def unfinished(bucket: Bucket) -> set[int]:
+    """Steps whose save has begun and not ended."""
+    names = (re.match(r"runs/fire/checkpoints/(\d+)/", name) for name in bucket.objects)
+    return {step for name in names if name and not ended(bucket, step := int(name[1]))}
+
+
+def test_a_run_that_is_killed_in_a_save_and_terminated_ends_as_if_never(data_dir, tmp_path):
+    def command_of(workdir: Path | str) -> list[str]:
+        return [*arguments(data_dir, workdir, 150), "--gin.Checkpointing.save_every=15"]
+
+    with Bucket() as bucket:
+        command = command_of(bucket.url("runs/fire"))
+        with started(bucket, command) as process:
+            wait_for(process, lambda: 30 in unfinished(bucket))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert unfinished(bucket)
+        with started(bucket, command) as process:
+            wait_for(process, lambda: ended(bucket, 60))
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 3 and "the same command resumes" in errors, errors
+        assert "runs/fire/.lock" not in bucket.objects and not unfinished(bucket)
+        with started(bucket, command) as process:
+            _, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, errors
+        found = copied(bucket, tmp_path)
+    assert main(command_of(tmp_path / "whole")) == 0
+    assert_same_run(found, tmp_path / "whole", 150)
+
+
+def test_two_processes_save_and_resume_in_a_bucket(data_dir, tmp_path, monkeypatch):
+    with Bucket(faults=[OneWriteASecond()]) as bucket:
+        run_together(data_dir, tmp_path / "whole", 15)
+        for name in UNSET:
+            monkeypatch.delenv(name, raising=False)
+        # With delays, as objects may be written once a second.
+        for name, value in bucket.environment(retry_ms=300).items():
+            monkeypatch.setenv(name, value)
+        for steps in (12, 15):
+            run_together(data_dir, bucket.url("runs/fire"), steps)
+        found = copied(bucket, tmp_path)
+    columns = ("step", "tokens", "loss", "grad_norm", "batch_hash")
+    assert len(logged(found)) == 15
+    for ours, theirs in zip(logged(found), logged(tmp_path / "whole"), strict=True):
+        assert {n: ours[n] for n in columns} == {n: theirs[n] for n in columns}
+
+
+def run_together(data_dir: Path, workdir: Path | str, steps: int) -> None:
+    processes = start_together(arguments(data_dir, workdir, steps), 2)
+    for process, output in zip(processes, finish(processes), strict=True):
+        assert process.returncode == 0, output[-3000:]

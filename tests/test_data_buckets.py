@@ -1,0 +1,97 @@
+"""Text, vocabularies and blocks in a bucket; what a bucket refuses is told in a line or two."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+import seqio
+from bucket import Bucket
+from bucket_faults import Denied
+from sample_run import write_text
+from test_text_corpus import json_lines, texts, zstandard
+from test_text_files import parquet_file
+
+from fire_lm.cli import main
+from fire_lm.data import Blocks, TextData, train_iterator, vocabularies, write_blocks
+from fire_lm.data.tasks import data_sets
+from fire_lm.data.text_files import read_documents
+
+MODEL = Path(seqio.__file__).parent / "test_data" / "sentencepiece" / "sentencepiece.model"
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "data")
+
+
+def upload(bucket: Bucket, folder: Path, to: str) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            bucket.put(f"{to}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+
+
+def test_text_of_every_form_is_read_from_a_bucket(bucket: Bucket):
+    for name, content in {
+        "a.txt": b"document 0",
+        "b.jsonl": json_lines(texts(2, 10)),
+        "c.jsonl.gz": gzip.compress(json_lines(texts(2, 20))),
+        "d.jsonl.zst": zstandard(json_lines(texts(2, 30))),
+        "deeper/e.parquet": parquet_file(pyarrow.array(texts(2, 40))),
+    }.items():
+        bucket.put(f"text/{name}", content)
+    seen = []
+    found = read_documents(bucket.url("text"), on_bytes=lambda done, total: seen.append(done))
+    expected = ["document 0", *texts(2, 10), *texts(2, 20), *texts(2, 30), *texts(2, 40)]
+    assert sorted(text.decode() for _, text in found) == sorted(expected)
+    assert seen == sorted(seen) and seen[-1] == sum(map(len, bucket.objects.values()))
+
+
+def test_the_data_sets_of_a_bucket_are_found_level_by_level(bucket: Bucket, data_dir):
+    upload(bucket, data_dir, "data")
+    for number in range(50):
+        bucket.put(f"data/c4/en/3.1.0/deeper/{number}", b"")
+    with bucket.counting() as counted:
+        assert data_sets(bucket.url("data")) == data_sets(str(data_dir))
+    assert counted.count("prefix=data/c4/en/3.1.0/deeper") == 0
+
+
+def test_blocks_of_a_bucket_give_the_batches_of_a_disk(bucket: Bucket, data_dir, tmp_path):
+    def batch(folder: str) -> np.ndarray:
+        return next(train_iterator(Blocks(folder), length=32, batch_size=4, seed=0))["targets"]
+
+    for output in (bucket.url("blocks"), str(tmp_path / "blocks")):
+        write_blocks(TextData(str(data_dir)), output)
+    np.testing.assert_array_equal(batch(bucket.url("blocks")), batch(str(tmp_path / "blocks")))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--gin.DATA_DIR=gs://{name}/data"],
+        ["--gin.VOCABULARY=gs://{name}/spm.model"],
+        ["--gin_file=configs/data/blocks.gin", "--gin.DATA_DIR=gs://{name}/blocks"],
+    ],
+    ids=["text", "vocabulary", "blocks"],
+)
+def test_what_may_not_be_read_is_told_in_two_lines(
+    bucket: Bucket, data_dir, tmp_path, capfd, arguments
+):
+    bucket.put("spm.model", MODEL.read_bytes())
+    vocabularies.load.cache_clear()
+    bucket.faults = [Denied(prefix="")]
+    given = [argument.format(name=bucket.name) for argument in arguments]
+    code = main(
+        [
+            "pretrain",
+            "--gin_file=configs/runs/quickstart.gin",
+            "--gin_file=configs/positions/nope.gin",
+            f"--gin.DATA_DIR={data_dir}",
+            f"--workdir={tmp_path / 'run'}",
+            *given,
+        ]
+    )
+    told = capfd.readouterr().err.strip()
+    assert code in (1, 2) and told.count("\n") <= 1 and len(told) < 400, told
+    assert "loopback does not have" in told and bucket.name in told

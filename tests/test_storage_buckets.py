@@ -1,0 +1,255 @@
+"""fire_lm.storage on a bucket: the server of bucket.py, the real libraries, in this process."""
+
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from bucket import Bucket
+from bucket_faults import Denied, LostAnswer, Status
+
+from fire_lm import storage
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.evaluation.claims import claimed
+from fire_lm.metrics import MetricsLog, logged_steps
+from fire_lm.reporting.result_files import PositionLoss, merge_table, read_table
+from fire_lm.storage import appended, lease
+from fire_lm.training.lock import only_writer
+
+# --- What is there, and what is not.
+
+
+def test_one_level_of_a_folder_is_listed(bucket: Bucket):
+    for name in ("run/config.gin", "run/checkpoints/5/state/a", "run/checkpoints/5/b", "other"):
+        bucket.put(name, b"")
+    with bucket.counting() as counted:
+        found = storage.children(bucket.url("run"))
+    assert sorted(path.name for path in found) == ["checkpoints", "config.gin"]
+    lists = counted.find(operation="list")
+    assert lists and all("delimiter" in one.query or "maxResults" in one.query for one in lists)
+    assert storage.children(bucket.url("nothing")) == []
+    assert storage.children(bucket.url("other")) == []  # a file
+
+
+@pytest.mark.parametrize("fault", [Status(status=403), Status(status=503)])
+def test_an_error_is_never_taken_for_absence(bucket: Bucket, fault):
+    bucket.put("run/config.gin", b"x")
+    bucket.faults = [fault]
+    for ask in (storage.children, storage.present, storage.read_bytes):
+        with pytest.raises(RunFailed, match="cannot be (read|listed): "):
+            ask(bucket.url("run"))
+
+
+def test_a_bucket_that_does_not_exist_is_refused_within_seconds(bucket: Bucket):
+    start = time.monotonic()
+    with pytest.raises(UserError, match="--workdir gs://mistyped/run: there is no bucket mistyped"):
+        storage.require_bucket("gs://mistyped/run", "--workdir")
+    assert time.monotonic() - start < 10
+    storage.require_bucket(bucket.url("run"), "--workdir")
+    bucket.faults = [Denied(prefix="")]  # who may write need not be allowed to look at the bucket
+    storage.require_bucket(bucket.url("run"), "--workdir")
+
+
+def test_a_new_file_never_replaces_another(bucket: Bucket):
+    assert storage.create_text(bucket.url("config.gin"), "mine")
+    assert not storage.create_text(bucket.url("config.gin"), "theirs")
+    assert bucket.objects == {"config.gin": b"mine"}
+
+
+# --- Files that grow.
+
+
+def write_steps(folder: str, first: int, last: int, resume: int = 0) -> None:
+    log = MetricsLog(folder, resume)
+    for step in range(first, last + 1):
+        log.write(step, {"loss": 1.0 / step})
+    log.close()
+
+
+def test_metrics_arrive_and_no_step_waits_for_them(bucket: Bucket):
+    log = MetricsLog(bucket.url("run"), 0)
+    with bucket.counting() as counted:
+        for step in range(1, 101):
+            log.write(step, {"loss": 1.0 / step})
+    assert counted.count() == 0
+    log.close()
+    assert [facts["step"] for facts in logged_steps(bucket.url("run"))] == list(range(1, 101))
+    assert bucket.objects["run/metrics.jsonl"].count(b"\n") == 100
+
+
+def test_tensorboard_reads_the_events_in_their_parts(bucket: Bucket, tmp_path, monkeypatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setattr(appended, "PART_BYTES", 300)
+    monkeypatch.setattr(appended, "WINDOW_SECONDS", 0.001)
+    write_steps(bucket.url("run"), 1, 3)
+    time.sleep(1.1)  # the second of a start is in the name of its events
+    log = MetricsLog(bucket.url("run"), 2)
+    for step in range(3, 40):
+        log.write(step, {"loss": 10.0})
+        time.sleep(0.01)
+    log.close()
+    for name, content in bucket.objects.items():
+        if "tfevents" in name:
+            (tmp_path / Path(name).name).write_bytes(content)
+    assert len(list(tmp_path.iterdir())) > 2
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [one.step for one in events.Scalars("loss")] == list(range(1, 40))
+    assert [one.value for one in events.Scalars("loss")][2:] == [10.0] * 37
+
+
+def test_lines_arrive_within_the_window_while_the_run_goes_on(bucket: Bucket, monkeypatch):
+    monkeypatch.setattr(appended, "WINDOW_SECONDS", 0.05)
+    log = MetricsLog(bucket.url("run"), 0)
+    log.write(1, {"loss": 1.0})
+    deadline = time.monotonic() + 10
+    while not logged_steps(bucket.url("run")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert logged_steps(bucket.url("run")) == [{"step": 1, "loss": 1.0}]  # as after a kill
+    log.close()
+
+
+def test_parts_are_cut_back_and_filled_on(bucket: Bucket, monkeypatch):
+    monkeypatch.setattr(appended, "PART_BYTES", 100)
+    for step in range(1, 13):
+        write_steps(bucket.url("run"), step, step, resume=step - 1)
+    parts = sorted(name for name in bucket.objects if "metrics" in name)
+    assert parts == ["run/metrics.jsonl", *(f"run/metrics_{number}.jsonl" for number in (1, 2, 3))]
+    uploaded = max(map(len, (bucket.objects[name] for name in parts)))
+    assert uploaded < 150  # a part that is full is never uploaded again
+    write_steps(bucket.url("run"), 5, 6, resume=4)
+    assert [facts["step"] for facts in logged_steps(bucket.url("run"))] == [1, 2, 3, 4, 5, 6]
+    assert "run/metrics_2.jsonl" not in bucket.objects
+
+
+def test_a_bucket_that_refuses_for_a_while_loses_no_line(bucket: Bucket, monkeypatch, capsys):
+    monkeypatch.setattr(appended, "WINDOW_SECONDS", 0.02)
+    log = MetricsLog(bucket.url("run"), 0)
+    bucket.faults = [Denied(prefix="run", to="writes")]
+    for step in range(1, 6):
+        log.write(step, {"loss": 1.0})
+        time.sleep(0.05)
+    bucket.faults = []
+    log.write(6, {"loss": 1.0})
+    log.close()
+    assert [facts["step"] for facts in logged_steps(bucket.url("run"))] == [1, 2, 3, 4, 5, 6]
+    assert capsys.readouterr().err.count("metrics.jsonl cannot be written") == 1
+
+
+def test_what_a_bucket_refuses_to_the_end_is_counted(bucket: Bucket, capsys):
+    log = MetricsLog(bucket.url("run"), 0)
+    bucket.faults = [Denied(prefix="run", to="writes")]
+    log.write(1, {"loss": 1.0})
+    log.close()
+    assert "bytes of " in (told := capsys.readouterr().err) and "metrics.jsonl are lost" in told
+
+
+# --- One holder at a time.
+
+
+def test_the_second_writer_of_a_run_directory_is_refused(bucket: Bucket, monkeypatch):
+    monkeypatch.setattr(lease, "SIGN_SECONDS", 0.05)
+    monkeypatch.setattr("fire_lm.training.lock._LOOK_SECONDS", 0.05)
+    with only_writer(bucket.url("run")) as still_ours:
+        still_ours()
+        refused = f"is being written by process {os.getpid()} on {socket.gethostname()}, last seen"
+        with pytest.raises(UserError, match=refused):
+            with only_writer(bucket.url("run")):
+                raise AssertionError
+        still_ours()
+    assert bucket.objects == {}
+    with only_writer(bucket.url("run")):
+        pass
+
+
+def held_by(bucket: Bucket, **facts: object) -> bytes:
+    """Somebody's lease, as it lies in the bucket."""
+    whole = {"id": "theirs", "process": 1, "host": "elsewhere", "machine": "other", **facts}
+    return json.dumps(whole).encode()
+
+
+def test_a_lease_without_signatures_is_taken_over(bucket: Bucket, monkeypatch, capsys):
+    monkeypatch.setattr(lease, "VOID_SECONDS", 0.3)
+    monkeypatch.setattr("fire_lm.training.lock._LOOK_SECONDS", 0.05)
+    bucket.put("run/.lock", held_by(bucket, signed=time.time() + 500))  # whatever their clock says
+    start = time.monotonic()
+    with only_writer(bucket.url("run")):
+        assert time.monotonic() - start > 0.3
+        assert json.loads(bucket.objects["run/.lock"])["process"] == os.getpid()
+    assert "is held by process 1 on elsewhere" in capsys.readouterr().out
+
+
+def test_the_lease_of_a_dead_process_of_this_machine_is_taken_at_once(bucket: Bucket):
+    dead = held_by(bucket, signed=time.time(), machine=lease._machine(), process=2**22 + 1)
+    bucket.put("run/.lock", dead)
+    mine = lease.Lease(bucket.url("run/.lock"))
+    assert mine.take() == ""
+    mine.release()
+    bucket.put("run/.lock", held_by(bucket, signed=time.time(), machine=lease._machine()))
+    assert "process 1 on elsewhere" in lease.Lease(bucket.url("run/.lock")).take()  # it lives
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_run_whose_lease_is_lost_stops_before_its_next_save(bucket: Bucket, removed):
+    with only_writer(bucket.url("run")) as still_ours:
+        if removed:
+            bucket.delete("run/.lock")
+        else:
+            bucket.put("run/.lock", held_by(bucket, signed=0.0))
+        with pytest.raises(RunFailed, match="removed or taken over: stopped"):
+            still_ours()
+    assert ("run/.lock" in bucket.objects) is not removed  # theirs is left alone
+
+
+def test_a_lease_is_ours_when_only_the_answer_was_lost(bucket: Bucket):
+    """The library asks again, and is told that the condition no longer holds."""
+    bucket.faults = [LostAnswer(match="^POST /upload.*lock", times=1)]
+    mine = lease.Lease(bucket.url("run/.lock"))
+    assert mine.take() == ""
+    bucket.faults = [LostAnswer(match="^POST /upload.*lock", times=1)]
+    mine.sign()
+    mine.release()
+    assert bucket.objects == {}
+
+
+def test_storage_that_refuses_does_not_lose_a_lease(bucket: Bucket):
+    with only_writer(bucket.url("run")) as still_ours:
+        bucket.faults = [Status(status=403)]
+        still_ours()
+        bucket.faults = []
+        still_ours()
+
+
+def test_of_two_sweepers_one_has_the_claim(bucket: Bucket):
+    with (
+        claimed(bucket.url("run"), "5-plain") as first,
+        claimed(bucket.url("run"), "5-plain") as no,
+    ):
+        assert (first, no) == (True, False)
+    with claimed(bucket.url("run"), "5-plain") as again:
+        assert again
+
+
+def position_loss(step: int) -> PositionLoss:
+    text = ("embedded", "validation", "concat")
+    return PositionLoss("run", "fire", "", step, *text, 64, 0, 63, 640, 1.5, 0.1)
+
+
+def test_no_row_of_two_writers_is_lost(bucket: Bucket):
+    path = storage.presence.epath.Path(bucket.url("run/position_losses.csv"))
+
+    def write(first: int) -> None:
+        for number in range(4):
+            merge_table(path, PositionLoss, [position_loss(first + 2 * number)])
+
+    threads = [threading.Thread(target=write, args=(first,)) for first in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = read_table(path, PositionLoss)
+    assert [row.step for row in found] == list(range(8))
