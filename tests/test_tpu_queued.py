@@ -22,7 +22,10 @@ def started(cloud) -> list[list[str]]:
 def test_a_run_from_nothing_to_its_end(cloud, capsys):
     cloud.plan(
         states=[["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]],
-        objects={f"{GS}/fire-125m/metrics.jsonl": '{"step": 1200, "loss": 3.25}\n'},
+        objects={
+            f"{GS}/fire-125m/metrics_10.jsonl": '{"step": 1200, "loss": 3.25}\n',
+            f"{GS}/fire-125m/metrics_9.jsonl": '{"step": 1100, "loss": 3.5}\n',
+        },
     )
     assert pretrain() == 0
     said = capsys.readouterr().out

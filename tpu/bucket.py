@@ -68,10 +68,10 @@ def far(location: str, region: str, name: str) -> str:
 
 
 def progress(workdir: str, calls: Calls) -> str:
-    """The last line of a run's metrics, in a few words; nothing where there is none."""
+    """The newest line of a run's metrics, in a few words; nothing where there is none."""
     if not workdir:
         return ""
-    path = f"{workdir}/metrics.jsonl"
+    path = f"{workdir}/metrics*.jsonl"  # in parts, the last lines of each
     try:
         return in_words(calls.read(["gcloud", "storage", "cat", "--range=-4096", path]))
     except CallFailed:
@@ -84,10 +84,10 @@ def last_step(metrics: Path) -> str:
 
 
 def in_words(told: str) -> str:
-    """Of the last whole line of `metrics.jsonl`."""
+    """Of the newest whole line of `metrics.jsonl`."""
     lines = [line for line in told.splitlines() if line.startswith("{") and line.endswith("}")]
     if not lines:
         return ""
-    last = json.loads(lines[-1])
+    last = max(map(json.loads, lines), key=lambda facts: facts["step"])
     loss = f", loss {last['loss']:.3f}" if "loss" in last else ""
     return f"step {last['step']:,}{loss}, {last.get('tokens_per_second', 0):,.0f} tokens/s"

@@ -28,6 +28,7 @@ from typing import IO
 from etils import epath
 
 from fire_lm.errors import reason
+from fire_lm.storage import make_folder, require_bucket
 
 # This program's own exit codes, beside those of fire-lm.
 DIVERGED, STOPPED = 4, 5
@@ -126,7 +127,7 @@ def keep(log: IO[bytes], folder: str, name: str) -> None:
     path = epath.Path(folder) / "logs" / name
     log.seek(0)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         path.write_bytes(log.read())  # which leaves the log at its end
     except Exception as error:  # a bucket's errors are TensorFlow's; a log is not worth the run
         print(f"tpu.host: {path} was not written: {error}", flush=True)
@@ -155,7 +156,7 @@ def write_mark(path: str, pause: float) -> None:
     """Tries a few times: without it a job that is done would be asked for again."""
     for _ in range(5):
         try:
-            epath.Path(path).parent.mkdir(parents=True, exist_ok=True)
+            make_folder(epath.Path(path).parent)
             epath.Path(path).write_text("")
             return
         except Exception as error:
@@ -166,7 +167,8 @@ def write_mark(path: str, pause: float) -> None:
 def try_bucket(folder: str) -> None:
     """Writes, reads and removes a file there. Raises what the bucket's library raises."""
     path = epath.Path(folder) / f".tried_by_{socket.gethostname()}"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    require_bucket(folder, "--try_bucket")
+    make_folder(path.parent)
     path.write_text("fire_lm")
     assert path.read_text() == "fire_lm", path
     path.unlink()

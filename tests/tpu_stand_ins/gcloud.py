@@ -1,5 +1,6 @@
 """A stand-in for gcloud: checks its arguments as gcloud does, and answers by the test's plan."""
 
+import fnmatch
 import json
 import os
 import re
@@ -61,9 +62,10 @@ def storage(arguments: list[str]) -> None:
                     fail("ERROR: (gcloud.storage.ls) One or more URLs matched no objects.")
                 print(url)
             case ["cat", "--range=-4096", url]:
-                if url not in cloud["objects"]:
+                found = fnmatch.filter(sorted(cloud["objects"]), url)
+                if not found:
                     fail("ERROR: (gcloud.storage.cat) The following URLs matched no objects")
-                print(cloud["objects"][url], end="")
+                print(*(cloud["objects"][name] for name in found), sep="", end="")
             case _:
                 fail(f"ERROR: (gcloud.storage) unrecognized arguments: {arguments}", 2)
 
