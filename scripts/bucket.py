@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -13,8 +13,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from bucket import Bucket  # noqa: E402  (the path must be set first)
 from bucket_faults import Fault, parse  # noqa: E402
 from bucket_log import table  # noqa: E402
-
-FOLDER = "%folder"  # the file of an object whose name ends with a slash; quote() never makes it
 
 
 def fault(rule: str) -> Fault:
@@ -24,15 +22,19 @@ def fault(rule: str) -> Fault:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def file_name(name: str) -> str:
-    """The object's path below its bucket's folder: each part quoted, none of them empty or dots."""
+def file_name(name: str, is_folder: bool) -> str:
+    """The object's path below its bucket's folder; `object_name` is the inverse.
+
+    Each part is percent-quoted. A bare "%", which quoting never leaves, ends a part that is empty,
+    and the name of an object where there must be a folder as well.
+    """
     parts = [quote(part, safe=" +,=@") for part in name.split("/")]
-    parts = [part.replace(".", "%2E") if part in (".", "..") else part for part in parts]
-    return "/".join(part or FOLDER for part in parts)
+    parts = [part.replace(".", "%2E") if part in (".", "..") else part or "%" for part in parts]
+    return "/".join(parts) + ("%" if is_folder and parts[-1] != "%" else "")
 
 
 def object_name(file: str) -> str:
-    return "/".join("" if part == FOLDER else unquote(part) for part in file.split("/"))
+    return "/".join(unquote(part.removesuffix("%")) for part in file.split("/"))
 
 
 def load(bucket: Bucket, folder: Path, names: list[str]) -> None:
@@ -49,8 +51,10 @@ def save(bucket: Bucket, folder: Path, names: list[str]) -> None:
         part = folder / f"{name}.part"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        for object_, content in bucket.objects_of(name).items():
-            path = part / file_name(object_)
+        objects = bucket.objects_of(name)
+        folders = {str(parent) for object_ in objects for parent in PurePosixPath(object_).parents}
+        for object_, content in objects.items():
+            path = part / file_name(object_, object_ in folders)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -2,8 +2,9 @@
 
 A fault applies to the requests that its regular expression `match` finds in `METHOD path?query`,
 percent-decoded: `GET /storage/v1/b/bucket/o?prefix=runs/x/`. The first fault that applies decides,
-except that `Slow` combines with others. Most faults are occasional: they skip the first `after`
-matching requests, apply to at most `times` of the rest, and to each with probability `chance`.
+except that `Slow`, `Denied` and `OneWriteASecond` combine with those after them. Most faults are
+occasional: they skip the first `after` matching requests that no earlier fault decided, apply to at
+most `times` of the rest, and to each with probability `chance`.
 
 The text form, for a command line, is a kind with its value, then options: `status=503,chance=0.05`,
 `slow=0.5,match=^DELETE`, `cut,times=2`. `match` comes last and may contain commas.

@@ -145,6 +145,8 @@ class Server:
                     if seen < fault.after:
                         continue
                 chosen.append(fault)
+                if not isinstance(fault, Slow | Denied | OneWriteASecond):
+                    break  # this one decides
         return chosen
 
     def note(self, request: Request) -> None:
@@ -219,8 +221,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         host = self.path.rpartition(":")[0]
         if host not in HOSTS or self.secure_host:
             asked = Asked("CONNECT", "http", self.path, self.path, {}, self.headers, b"")
-            self._send(asked, error(403, f"{self.path} is not on loopback"))
-            return self._close()
+            return self._send(asked, error(403, f"{self.path} is not on loopback"))
         self.send_response_only(200)
         self.end_headers()
         self.server.connections.discard(self.connection)
@@ -229,6 +230,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.rfile = self.connection.makefile("rb")
         self.wfile = self.connection.makefile("wb", 0)
         self.secure_host = host
+        self.close_connection = False  # whichever version of HTTP asked
 
     def _serve(self) -> None:
         owner = self.server.owner

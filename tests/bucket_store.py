@@ -334,6 +334,7 @@ class Store:
             kept = {"Range": f"bytes=0-{len(whole) - 1}"} if whole else {}
             return Answer(308, headers=kept)
         made = self._write(upload.bucket, upload.name, whole, upload.query, upload.content_type)
+        upload.content.clear()
         upload.answer = _resource(made.resource())
         return upload.answer
 
