@@ -169,7 +169,7 @@ def test_two_processes_save_and_resume_in_a_bucket(data_dir, tmp_path, monkeypat
             monkeypatch.setenv(name, value)
         run_together(data_dir, bucket.url("runs/fire"), 12)
         for name in bucket.objects:
-            if re.search("/checkpoints/1[02]/", name):
+            if "/checkpoints/12/" in name:
                 bucket.delete(name)
         run_together(data_dir, bucket.url("runs/fire"), 12)
         found = copied(bucket, tmp_path)
@@ -180,6 +180,7 @@ def test_two_processes_save_and_resume_in_a_bucket(data_dir, tmp_path, monkeypat
 
 
 def run_together(data_dir: Path, workdir: Path | str, steps: int) -> None:
-    processes = start_together(arguments(data_dir, workdir, steps), 2)
+    saves = "--gin.Checkpointing.save_every=6"
+    processes = start_together([*arguments(data_dir, workdir, steps), saves], 2)
     for process, output in zip(processes, finish(processes), strict=True):
         assert process.returncode == 0, output[-3000:]

@@ -29,8 +29,7 @@ def fingerprints(tree: Any) -> dict[str, jax.Array]:
     leaves = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves.values()]
     mesh = next((one.mesh for one in shardings if isinstance(one, NamedSharding)), None)
-    found: dict[str, jax.Array] = _program(mesh)(leaves)
-    return found
+    return {name: _program(mesh)(leaf) for name, leaf in leaves.items()}
 
 
 def in_words(found: Mapping[str, jax.Array]) -> dict[str, str]:
@@ -56,9 +55,10 @@ def changed_arrays(step: epath.Path, tree: Any) -> list[str]:
 
 @functools.cache
 def _program(mesh: Any) -> Any:
-    """Replicated, so that every process of a job has the same numbers."""
+    """Of one array, compiled once for all of a shape. Its result is replicated, so that every
+    process of a job has the same numbers."""
     sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    return jax.jit(lambda leaves: jax.tree.map(_fingerprint, leaves), out_shardings=sharding)
+    return jax.jit(_fingerprint, out_shardings=sharding)
 
 
 def _fingerprint(array: jax.Array) -> jax.Array:

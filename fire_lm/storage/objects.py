@@ -67,6 +67,8 @@ def remove(path: str | epath.Path, if_generation: bytes | None = None) -> None:
 def names_below(path: str | epath.Path) -> list[str]:
     """Names of all objects below a folder, relative to it, at any depth: a request a thousand.
 
+    The empty objects that some libraries make to stand for folders are left out.
+
     Raises:
       RunFailed: it cannot be listed.
     """
@@ -76,7 +78,8 @@ def names_below(path: str | epath.Path) -> list[str]:
     prefix = f"{key}/" if key else ""
     after = f"{key}0" if key else ""  # "0" comes after "/"
     found = store.list(ts.KvStore.KeyRange(prefix, after), strip_prefix_length=len(prefix.encode()))
-    return [name.decode() for name in _result(found, f"{_url(path)} cannot be listed")]
+    names = [name.decode() for name in _result(found, f"{_url(path)} cannot be listed")]
+    return [name for name in names if name and not name.endswith("/")]
 
 
 def _located(path: str | epath.Path) -> tuple[Any, str]:
