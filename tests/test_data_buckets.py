@@ -48,6 +48,18 @@ def test_text_of_every_form_is_read_from_a_bucket(bucket: Bucket):
     assert seen == sorted(seen) and seen[-1] == sum(map(len, bucket.objects.values()))
 
 
+@pytest.mark.ci
+def test_a_data_set_is_written_from_and_to_a_bucket(bucket: Bucket, capsys):
+    bucket.put("text/a.jsonl.gz", gzip.compress(json_lines(texts(40))))
+    flags = [f"--from={bucket.url('text')}", "--name=mine", f"--data_dir={bucket.url('data')}"]
+    assert main(["corpus", *flags]) == 0
+    assert data_sets(bucket.url("data")) == ["mine:1.0.0"]
+    assert main(["corpus", *flags]) == 0
+    assert "holds these files (by name, size and time): nothing to do" in capsys.readouterr().out
+    assert main(["corpus", flags[0], "--name=mine", "--data_dir=gs://mistyped/data"]) == 2
+    assert "there is no bucket mistyped" in capsys.readouterr().err
+
+
 def test_the_data_sets_of_a_bucket_are_found_level_by_level(bucket: Bucket, data_dir):
     upload(bucket, data_dir, "data")
     for number in range(50):
