@@ -86,7 +86,7 @@ def test_a_run_under_faults_equals_one_on_a_disk(data_dir, local, bucket, tmp_pa
     bucket.faults = []
     assert main(["report", workdir]) == 0
     printed = capfd.readouterr()
-    for noise in ("Event loop is closed", "Traceback", "cudart", "absl::InitializeLog"):
+    for noise in ("Event loop is closed", "Traceback", "cudart", "oneDNN", "absl::InitializeLog"):
         assert noise not in printed.out + printed.err
 
     with bucket.counting() as counted:

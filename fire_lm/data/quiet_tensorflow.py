@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 
-from fire_lm.storage.quiet import without_log_lines
+from fire_lm.storage.quiet import load_tensorflow, without_log_lines
 
 
 @contextlib.contextmanager
@@ -34,15 +33,11 @@ def without_their_warnings() -> Iterator[None]:
         log.setLevel(level)
 
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# oneDNN complains about integers on many CPUs, and we do no arithmetic here.
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-with without_log_lines(), without_their_warnings():
-    import seqio
-    import tensorflow as tf
-    import tensorflow_datasets as tfds
-
-    # Otherwise TensorFlow takes the accelerator's memory that JAX needs.
-    tf.config.set_visible_devices([], "GPU")
+with without_their_warnings():
+    load_tensorflow()
+    with without_log_lines():
+        import seqio
+        import tensorflow as tf
+        import tensorflow_datasets as tfds
 
 __all__ = ["seqio", "tf", "tfds", "without_their_warnings"]

@@ -13,7 +13,7 @@ from etils import epath
 from fire_lm.errors import RunFailed, UserError, is_of_storage, reason
 from fire_lm.storage import objects
 from fire_lm.storage.files import in_bucket
-from fire_lm.storage.quiet import without_log_lines
+from fire_lm.storage.quiet import load_tensorflow, without_log_lines
 
 
 def present(path: str | epath.Path) -> bool:
@@ -82,9 +82,8 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
     if not in_bucket(path):
         return
     bucket = epath.Path(path).as_posix().removeprefix("gs://").partition("/")[0]
+    load_tensorflow()  # etils would do so aloud
     with without_log_lines(), suppress(RunFailed):
-        import tensorflow  # noqa: F401  (etils would load it aloud)
-
         objects.read(f"gs://{bucket}/.fire_lm")  # tensorstore logs at its first request
         if not present(f"gs://{bucket}"):
             raise UserError(

@@ -31,3 +31,14 @@ def without_log_lines() -> Iterator[None]:
             for line in held:
                 if not _LOG_LINE.match(line):
                     os.write(2, line)
+
+
+def load_tensorflow() -> None:
+    """Imports TensorFlow quietly, and without taking the accelerators' memory, which JAX needs."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # oneDNN complains about integers on many CPUs, and we do no arithmetic with TensorFlow.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    with without_log_lines():
+        import tensorflow as tf
+
+        tf.config.set_visible_devices([], "GPU")
