@@ -29,10 +29,8 @@ def preflight(arguments: argparse.Namespace) -> None:
     config = verbs.load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     verbs.check_blocks(config)
     train = config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None)
-    rest: dict[str, Any] = {"finished": [], "finished_positions": {}, "on_row": None}
-    score = config.arguments(
-        "length_sweep", workdir="", run="", step=0, variant="", on_positions=None, **rest
-    )
+    rest: dict[str, Any] = {"finished": None, "on_scored": None}
+    score = config.arguments("length_sweep", workdir="", run="", step=0, variant="", **rest)
     lengths = sorted(set(score["lengths"]))
     lengths = sorted(set(lengths) - set(lengths_refused(score["model"], lengths)))
     with tempfile.TemporaryDirectory() as folder:

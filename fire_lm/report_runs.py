@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 from etils import epath
 
 from fire_lm import config as gin
+from fire_lm.arms import arm_names, differing
 from fire_lm.data import Data, TextData, dataset_label
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.metrics import logged_steps
 from fire_lm.report_probes import asked_of, probed_arm
-from fire_lm.reporting import SweepRow, read_rows
+from fire_lm.reporting import ScoredText, SweepRow, read_rows
 from fire_lm.reporting.result_files import (
     LearnedNumber,
     PositionLoss,
@@ -29,11 +30,11 @@ from fire_lm.reporting.result_files import (
 from fire_lm.reporting.results import (
     Results,
     RunFacts,
-    Setting,
     holds_results,
     joined,
     read_results,
 )
+from fire_lm.reporting.scored_text import FILE as TEXTS_FILE
 from fire_lm.reporting.seeds import scored_in
 from fire_lm.storage import children
 from fire_lm.sweep_runs import SAME_NAME
@@ -42,15 +43,6 @@ from fire_lm.training.summary import count_parameters
 from fire_lm.verbs import load_config, newest_config, place
 
 Scored = TypeVar("Scored", SweepRow, PositionLoss)
-
-# Of a run's settings, by the beginning of their names, those that change no number, or say where
-# something is and not what.
-_IDLE = (
-    *("pretrain.seed", "pretrain.log_every", "Checkpointing.", "Watchdog.", "MeshShape."),
-    *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
-    *("TextData.data_dir", "Blocks.path"),
-)
-_FUNCTIONS = ("pretrain.before_first_step", "pretrain.ranked")  # set by the verb
 
 
 def gather(
@@ -134,52 +126,6 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
     return joined([results, *probes])
 
 
-def differing(configs: dict[str, gin.Config]) -> list[Setting]:
-    """The settings that are not the same in all runs that have them, as gin would print them.
-
-    By parameter: one run may bind it by a macro, another itself.
-    """
-    leaves = {
-        run: {str(key): repr(value) for key, (_, value) in config.leaves("pretrain").items()}
-        for run, config in configs.items()
-    }
-    names = dict.fromkeys(name for values in leaves.values() for name in values)
-    return [
-        Setting(run, name, values[name])
-        for name in names
-        if name not in _FUNCTIONS
-        if len({values[name] for values in leaves.values() if name in values}) > 1
-        for run, values in leaves.items()
-        if name in values
-    ]
-
-
-def arm_names(configs: dict[str, gin.Config], settings: Sequence[Setting]) -> dict[str, str]:
-    """The encoding, and where runs of one encoding differ by more than seeds, also by what."""
-    own: dict[str, dict[str, str]] = {run: {} for run in configs}
-    for setting in settings:
-        if not setting.name.startswith(_IDLE):
-            own[setting.run][setting.name] = _what(setting)
-    encodings = {run: str(config.macro("ENCODING")) for run, config in configs.items()}
-    names = {}
-    for run, encoding in encodings.items():
-        same = [values for other, values in own.items() if encodings[other] == encoding]
-        apart = [
-            f"{name.rpartition('.')[2]} {value}"
-            for name, value in own[run].items()
-            if len({values.get(name) for values in same}) > 1
-        ]
-        names[run] = f"{encoding}, {', '.join(apart)}" if apart else encoding
-    return names
-
-
-def _what(setting: Setting) -> str:
-    """Seeds that continue one from another of theirs differ by which run that is."""
-    if setting.name == "pretrain.init_from":
-        return "nothing" if setting.value == "''" else "a run"
-    return setting.value
-
-
 def _of_run(workdir: epath.Path, config: gin.Config, arm: str) -> Results:
     run, encoding = workdir.name, str(config.macro("ENCODING"))
     lines = logged_steps(workdir)
@@ -189,10 +135,14 @@ def _of_run(workdir: epath.Path, config: gin.Config, arm: str) -> Results:
         dataclasses.replace(row, run=run)
         for row in read_table(workdir / "position_losses.csv", PositionLoss)
     ]
+    texts = [
+        dataclasses.replace(line, run=run) for line in read_table(workdir / TEXTS_FILE, ScoredText)
+    ]
     facts = _facts(workdir, config, arm, lines[-1]["step"] if lines else 0)
     return Results(
         runs=[facts],
         losses=rows,
+        scored=texts,
         positions=bins,
         training=[point for line in lines if (point := _point(line, run, encoding))],
         learned=[

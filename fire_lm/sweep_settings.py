@@ -23,10 +23,7 @@ from fire_lm.verbs import load_config, newest_config
 _SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")
 # What `length_sweep` is given by the code.
 _CALL: dict[str, Any] = dict.fromkeys(
-    (
-        *("workdir", "run", "step", "variant", "finished", "on_row"),
-        *("finished_positions", "on_positions"),
-    )
+    ("workdir", "run", "step", "variant", "finished", "on_scored")
 )
 
 
@@ -105,16 +102,11 @@ def check_named_apart(one: Setting, other: Setting) -> None:
             "could not be told apart\ngive the data sets names of their own "
             "(fire-lm corpus --name=NAME)"
         )
-    if any(_amount(one)[name] != _amount(other)[name] for name in _amount(one)):
+    if one.rows["tokens"] != other.rows["tokens"]:
         raise UserError(
             f"--also='{one.also}' scores another amount of {min(both)[0]}: rows of both could not "
-            "stand beside each other\nthe longest of EVAL_LENGTHS and length_sweep.tokens are "
-            "given once, for all settings"
+            "stand beside each other\nlength_sweep.tokens is given once, for all settings"
         )
-
-
-def _amount(setting: Setting) -> dict[str, int]:
-    return {"tokens": setting.rows["tokens"], "longest": max(setting.rows["lengths"])}
 
 
 def check_effects(arguments: argparse.Namespace, workdirs: Iterable[epath.Path]) -> None:

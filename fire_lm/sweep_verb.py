@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -14,27 +13,28 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
 from fire_lm.errors import FireLMError, RunFailed, UserError
-from fire_lm.evaluation import claimed, say
+from fire_lm.evaluation import Known, Scored, claimed, say
 from fire_lm.reporting import (
     PositionLoss,
+    ScoredText,
     SweepRow,
     merge_rows,
     merge_table,
     read_rows,
     read_table,
-    write_rows,
-    write_table,
+    read_texts,
 )
-from fire_lm.reporting import length_sweep as report
+from fire_lm.reporting.scored_text import FILE as TEXTS_FILE
 from fire_lm.sharding import agreed, initialize_distributed
-from fire_lm.storage import make_folder
 from fire_lm.sweep_runs import find_runs
-from fire_lm.sweep_settings import Setting, check_effects, configuration, settings
+from fire_lm.sweep_settings import Setting, check_effects, settings
 from fire_lm.sweep_survey import Survey
+from fire_lm.sweep_tables import write_tables
 from fire_lm.verbs import place, quiet_libraries
 
 # Seconds between looks at a run that is being trained, or at a checkpoint that another scores.
 _EVERY = 10.0
+_ROWS, _POSITIONS = "length_sweep.csv", "position_losses.csv"
 _T = TypeVar("_T")
 
 
@@ -62,7 +62,7 @@ def sweep(arguments: argparse.Namespace) -> None:
             if len(failures) == len(checkpoints):
                 raise
             say(f"{name}@{step} is left out: {error}")
-    combine(arguments, [one for one in checkpoints if tuple(one) not in failures], place(top))
+    combine([one for one in checkpoints if tuple(one) not in failures], place(top))
     if failures:
         told = "\n".join(f"{name}@{step}: {error}" for (name, step), error in failures.items())
         raise RunFailed(f"{len(failures)} of {len(checkpoints)} could not be scored\n{told}")
@@ -138,7 +138,7 @@ def follow(arguments: argparse.Namespace) -> None:
             except RunFailed as error:
                 survey.failed(name, step, str(error))
         if scored:
-            combine(arguments, survey.scored(), place(top))
+            combine(survey.scored(), place(top))
         if over and not due:
             by_first(survey.judge)
             return
@@ -160,59 +160,44 @@ def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool
 
 def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
     """Each row is written as soon as it is known."""
-    path, positions = workdir / "length_sweep.csv", workdir / "position_losses.csv"
-    finished = agreed([dataclasses.astuple(row) for row in read_rows(path)])
-    by_position: collections.Counter[tuple[str | int, ...]] = collections.Counter()
-    for one in read_table(positions, PositionLoss):
-        by_position[one.key] += one.tokens
-    tokens = agreed(list(by_position.items()))
-
-    def add(row: SweepRow) -> None:
-        by_first(lambda: len(merge_rows(path, [row])))
-
-    def add_positions(rows: list[PositionLoss]) -> None:
-        by_first(lambda: len(merge_table(positions, PositionLoss, rows)))
-
     setting.config.call(
         "length_sweep",
         workdir=str(workdir),
         run=workdir.name,
         step=step,
         variant=setting.variant,
-        finished=[SweepRow(*row) for row in finished],
-        on_row=add,
-        finished_positions={tuple(key): count for key, count in tokens},
-        on_positions=add_positions,
+        finished=finished_in(workdir),
+        on_scored=lambda scored: by_first(lambda: write_scored(workdir, scored)),
     )
 
 
-def combine(
-    arguments: argparse.Namespace, checkpoints: Sequence[tuple[str, int]], top: epath.Path
-) -> None:
+def finished_in(workdir: epath.Path) -> Known:
+    """What process 0 sees of it."""
+    rows = agreed([dataclasses.astuple(row) for row in read_rows(workdir / _ROWS)])
+    texts = read_texts(workdir)
+    of_positions = texts.of_all_positions(read_table(workdir / _POSITIONS, PositionLoss))
+    found = [SweepRow(*row) for row in rows]
+    of_rows = agreed(list(texts.of_rows(found).items()))
+    return Known(
+        rows={row.key: row for row in found},
+        texts={tuple(key): text for key, text in of_rows},
+        positions={tuple(key): text for key, text in agreed(list(of_positions.items()))},
+    )
+
+
+def write_scored(workdir: epath.Path, scored: Scored) -> None:
+    """Its text first: it belongs to its row by their common loss, so that one without a row, left
+    by a kill, is nobody's. That of a row that is there stays with it."""
+    there = {row.key: row for row in read_rows(workdir / _ROWS)}.get(scored.row.key)
+    has_one = there is not None and read_texts(workdir).of(there)
+    if scored.text is not None and not has_one:
+        merge_table(workdir / TEXTS_FILE, ScoredText, [scored.text], replace=True)
+    merge_table(workdir / _POSITIONS, PositionLoss, scored.positions)
+    merge_rows(workdir / _ROWS, [scored.row])
+
+
+def combine(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> None:
     """Table and figure of these checkpoints' rows, and at the top of several runs their CSV."""
-    if jax.process_index() != 0:
-        return
-    rows: list[SweepRow] = []
-    train_lengths: dict[str, int] = {}
-    found = {name: read_rows(place(name) / "length_sweep.csv") for name, _ in checkpoints}
-    for name, step in checkpoints:
-        workdir = place(name)
-        rows += [row for row in found[name] if (row.run, row.step) == (workdir.name, step)]
-    wanted = {(name, step) for name, step in checkpoints}  # in a job they come as lists (JSON)
-    positions = [
-        row
-        for name in found
-        for row in read_table(place(name) / "position_losses.csv", PositionLoss)
-        if row.run == place(name).name and (name, row.step) in wanted
-    ]
-    for name in found:
-        length = configuration(arguments, place(name))[0].macro("TRAIN_LENGTH")
-        assert isinstance(length, int)  # pretrain's annotation has been checked
-        train_lengths[place(name).name] = length
-    make_folder(top)
-    if {place(name) for name in found} != {top}:
-        write_rows(top / "length_sweep.csv", rows)
-        if positions:
-            write_table(top / "position_losses.csv", PositionLoss, positions)
-    report.figure(rows, train_lengths, top / "length_sweep.png")
-    print(f"\n{report.table(rows, train_lengths)}\n\n{top / 'length_sweep.csv'}, .png")
+    if jax.process_index() == 0:
+        table = write_tables(checkpoints, top)
+        print(f"\n{table}\n\n{top / _ROWS}, .png")

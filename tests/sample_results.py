@@ -95,7 +95,16 @@ def sample_results() -> Results:
         for score in (-slope * (127 - key),)
     ]
     settings = [Setting(run.run, "POSITION", f"@{run.encoding}") for run in runs]
-    return Results(runs, settings, losses, positions, training, learned, biases, scores)
+    return Results(
+        runs=runs,
+        settings=settings,
+        losses=losses,
+        positions=positions,
+        training=training,
+        learned=learned,
+        biases=biases,
+        scores=scores,
+    )
 
 
 def with_losses(results: Results, losses: list[SweepRow]) -> Results:

@@ -61,8 +61,10 @@ ALLOWED["sweep_settings"] = {
 ALLOWED["sweep_survey"] = {
     *("evaluation", "sweep_runs", "verbs", "training", "reporting", "checkpoints", "errors"),
 }
+ALLOWED["arms"] = {"config", "reporting"}
+ALLOWED["sweep_tables"] = {"arms", "verbs", "config", "reporting", "storage"}
 ALLOWED["sweep_verb"] = {
-    *("sweep_runs", "sweep_settings", "sweep_survey", "verbs", "storage"),
+    *("sweep_runs", "sweep_settings", "sweep_survey", "sweep_tables", "verbs"),
     *("evaluation", "reporting", "checkpoints", "sharding", "errors"),
 }
 ALLOWED["paper_rows"] = {"verbs", "sweep_runs", "config", "reporting", "errors"}
@@ -70,7 +72,7 @@ ALLOWED["report_probes"] = {
     *("config", "data", "evaluation", "models", "checkpoints", "reporting", "sharding", "errors"),
 }
 ALLOWED["report_runs"] = {
-    *("report_probes", "verbs", "sweep_runs", "config", "data", "training", "evaluation"),
+    *("arms", "report_probes", "verbs", "sweep_runs", "config", "data", "training", "evaluation"),
     *("models", "reporting", "metrics", "storage", "errors"),
 }
 ALLOWED["report_verb"] = {"verbs", "paper_rows", "report_runs", "reporting", "storage", "errors"}

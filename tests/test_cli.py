@@ -150,7 +150,7 @@ def trained(tmp_path_factory) -> Path:
                 "--gin.AdamW.warmup_steps=1",
                 "--gin.TextData.shuffle_buffer=16",
                 "--gin.Checkpointing.save_every=2",
-                "--gin.length_sweep.tokens=512",
+                "--gin.length_sweep.tokens=1024",
             ]
         )
         assert code == 0
@@ -192,7 +192,7 @@ def test_sweep_of_a_folder_of_runs(runs, computed, capsys):
     shown = capsys.readouterr().out
     assert "16 (x1)" in shown and "32 (x2)" in shown and str(runs / "length_sweep.csv") in shown
     for row in read_rows(runs / "length_sweep.csv"):
-        assert (row.dataset, row.encoding, row.tokens) == ("embedded", row.run, 512)
+        assert (row.dataset, row.encoding, row.tokens) == ("embedded", row.run, 960)
         assert 3 < row.nll < 7 and row.nll_stderr > 0
 
     beside = [
@@ -220,7 +220,7 @@ def test_sweep_of_one_run_at_more_lengths_and_steps(runs, computed, capsys):
     assert len(computed) == len(expected)
     assert (runs / "fire" / "length_sweep.png").exists()
     shown = capsys.readouterr().out
-    assert "fire (fire@2" in shown and f"fire (fire@{STEPS}" in shown
+    assert "fire, step 2  " in shown and f"fire, step {STEPS}  " in shown
     assert not (runs / "length_sweep.csv").exists()
 
 
@@ -231,6 +231,7 @@ def test_sweep_into_another_folder(runs, tmp_path):
         "length_sweep.csv",
         "length_sweep.png",
         "position_losses.csv",
+        "scored_text.csv",
     ]
     assert lengths_of(output) == lengths_of(runs / "fire") + lengths_of(runs / "rope")
 

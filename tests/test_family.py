@@ -36,7 +36,7 @@ def train(data_dir, workdir, name, *more):
 
 
 def sweep(run, lengths, *more):
-    bindings = {"EVAL_LENGTHS": list(lengths), "length_sweep.tokens": 2 * max(lengths)}
+    bindings = {"EVAL_LENGTHS": list(lengths), "length_sweep.tokens": 32 * max(lengths)}
     return main(["sweep", str(run), *(f"--gin.{k}={v}" for k, v in bindings.items()), *more])
 
 

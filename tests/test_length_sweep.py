@@ -3,7 +3,6 @@
 Synthetic text and tiny models; `test_cli.py` has the sweep of real runs.
 """
 
-import collections
 import dataclasses
 import importlib.util
 import math
@@ -19,20 +18,29 @@ from fire_lm import sharding
 from fire_lm.data import NoText, ScoringText, TextData
 from fire_lm.data.corpus import split_of, write_corpus
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation import length_sweep, pieces, scoring
+from fire_lm.evaluation import Known, Scored, length_sweep, pieces, scoring, text_choice
 from fire_lm.evaluation.position_losses import tokens_in_bins
 from fire_lm.evaluation.protocols import Windows, windows
 from fire_lm.models import Decoder, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.learned import Learned
 from fire_lm.positions.resampling import RandomizedPositions
-from fire_lm.reporting import PositionLoss, SweepRow, ranked_steps, read_rows, write_rows
+from fire_lm.reporting import (
+    PositionLoss,
+    ScoredText,
+    SweepRow,
+    Texts,
+    ranked_steps,
+    read_rows,
+    write_rows,
+)
 
 # The function of the same name hides the module.
 module = importlib.import_module("fire_lm.evaluation.length_sweep")
 
 VOCAB = 32
 LONGEST = 32
+BUDGET = 32 * LONGEST + 5  # read in rows of LONGEST
 SCORE = scoring.score
 
 
@@ -120,7 +128,7 @@ def test_padding_is_counted(monkeypatch, capsys):
     ):
         targets.ravel()[:padding] = 0
         text = ScoringText(targets, targets, skipped=0)
-        monkeypatch.setattr(module, "read_scoring_text", lambda *_, text=text, **__: text)
+        monkeypatch.setattr(text_choice, "read_scoring_text", lambda *_, text=text, **__: text)
         module.read_text(TextData("here"), "mine", (40,), 200, "validation")
         said = capsys.readouterr().out
         assert said.startswith(told) and said.count("\n") == bool(told)
@@ -149,32 +157,42 @@ def test_packed_rows_score_each_document_alone(length):
 
 @dataclasses.dataclass
 class Sweep:
-    """A sweep over synthetic text; collects its rows and the lengths that it computed."""
+    """A sweep over synthetic text; collects what it finds and the lengths that it computed."""
 
     rows: list[SweepRow] = dataclasses.field(default_factory=list)
+    texts: list[ScoredText] = dataclasses.field(default_factory=list)
     computed: list[int] = dataclasses.field(default_factory=list)
     positions: list[PositionLoss] = dataclasses.field(default_factory=list)
+
+    def known(self) -> Known:
+        texts = Texts(self.texts)
+        return Known(
+            {row.key: row for row in self.rows},
+            texts.of_rows(self.rows),
+            texts.of_all_positions(self.positions),
+        )
 
     def __call__(self, **changes) -> list[SweepRow]:
         """The rows that this call adds."""
         new: list[SweepRow] = []
-        tokens: collections.Counter[tuple[str | int, ...]] = collections.Counter()
-        for row in self.positions:
-            tokens[row.key] += row.tokens
+
+        def add(scored: Scored) -> None:
+            new.extend([scored.row] if scored.row.key not in self.known().rows else [])
+            self.texts.extend([scored.text] if scored.text else [])
+            self.positions.extend(scored.positions)
+
         settings: dict[str, Any] = {
             "workdir": "",
             "run": "run",
             "step": 7,
-            "finished": list(self.rows),
-            "on_row": new.append,
-            "finished_positions": dict(tokens),
-            "on_positions": self.positions.extend,
+            "finished": self.known(),
+            "on_scored": add,
             "model": MODEL,
             "encoding": "fire",
             "variant": "",
             "data": TextData("nowhere"),
             "lengths": (LONGEST, 8, 16),
-            "tokens": 9 * LONGEST + 5,
+            "tokens": BUDGET,
             "tokens_per_batch": 64,
         }
         length_sweep(**(settings | changes))
@@ -189,13 +207,13 @@ def sweep(monkeypatch) -> Sweep:
 
     def text(data, *, length, num_sequences, split):
         assert length == LONGEST
-        return random_text(num_sequences)
+        return random_text(num_sequences, seed=num_sequences)
 
     def two_nats(model, params, text, laid, batch, mesh, name, bins):
         sweep.computed.append(laid.length)
         return 2.0 * tokens_in_bins(text, laid, bins)
 
-    monkeypatch.setattr(module, "read_scoring_text", text)
+    monkeypatch.setattr(text_choice, "read_scoring_text", text)
     monkeypatch.setattr(module, "read_params", lambda *_: PARAMS)
     monkeypatch.setattr(module, "score", two_nats)
     return sweep
@@ -203,7 +221,7 @@ def sweep(monkeypatch) -> Sweep:
 
 def test_every_length_scores_the_same_text(sweep, monkeypatch):
     """Shown with a model that ignores its input: its loss, error and budget are equal at every
-    length, and are what numpy makes of the same tokens. (The text itself: 9 whole rows.)"""
+    length, and are what numpy makes of the same tokens. (The text itself: 32 whole rows.)"""
     bias_D = jax.random.normal(jax.random.key(1), (16,)) / 4
     blind = PARAMS | {"final_norm": {"scale": jax.numpy.zeros(16), "bias": bias_D}}
     monkeypatch.setattr(module, "read_params", lambda *_: blind)
@@ -211,7 +229,7 @@ def test_every_length_scores_the_same_text(sweep, monkeypatch):
     short, middle, long = sweep()
     assert [short.length, middle.length, long.length] == [8, 16, LONGEST]
 
-    text = random_text(9)
+    text = random_text(32, seed=32)
     logits_V = np.asarray(PARAMS["embedding"], np.float64) @ np.asarray(bias_D, np.float64)
     nll_V = np.log(np.exp(logits_V).sum()) - logits_V
     tokens = text.targets[text.targets != 0]
@@ -224,11 +242,6 @@ def test_every_length_scores_the_same_text(sweep, monkeypatch):
     assert [short.sequences, middle.sequences, long.sequences] == parts
 
 
-def test_a_budget_below_one_row_scores_one_row(sweep):
-    rows = sweep(tokens=5)
-    assert [(row.tokens, row.nll_stderr) for row in rows] == [(LONGEST, 0.0)] * 3
-
-
 def test_finished_rows_are_not_computed_again(sweep):
     first = sweep(lengths=(8, LONGEST))
     assert sweep(lengths=(8, 16, LONGEST)) and sweep.computed == [8, LONGEST, 16]
@@ -238,18 +251,41 @@ def test_finished_rows_are_not_computed_again(sweep):
 
 
 def test_rows_of_another_budget_are_refused(sweep):
-    sweep()
-    with pytest.raises(UserError, match="run@7 at length 8 over another text"):
-        sweep(tokens=5 * LONGEST)
-
-
-def test_rows_of_another_text_are_refused_before_anything_is_computed(sweep):
-    """Also those at lengths that are not asked for again."""
+    """Also those at lengths that are not asked for again, and before anything is computed."""
     sweep(lengths=(16, LONGEST))
-    with pytest.raises(UserError, match="run@7 at length 16 over another text"):
-        sweep(lengths=(8, LONGEST), tokens=5 * LONGEST)
+    for again in ({}, {"lengths": (8,)}, {"step": 8}, {"variant": "yarn"}):
+        with pytest.raises(UserError, match="run@7 at length 16 over another text"):
+            sweep(tokens=33 * LONGEST, **again)
     assert sweep.computed == [16, LONGEST]
-    assert sweep(lengths=(8, LONGEST), tokens=5 * LONGEST, protocols=("sliding",), stride=8)
+    assert sweep(tokens=33 * LONGEST, lengths=(8,), protocols=("sliding",), stride=8)
+    assert sweep(tokens=33 * LONGEST, lengths=(8,), run="other")
+
+
+def test_equal_counts_do_not_make_a_text_the_same(sweep, monkeypatch):
+    """As with the quick start's text, of which two lengths gave rows of equal tokens and bytes."""
+    (first,) = sweep(lengths=(8,))
+
+    def other_text(data, *, length, num_sequences, split):
+        text = random_text(num_sequences, seed=num_sequences)
+        return dataclasses.replace(text, targets=text.targets % (VOCAB - 1) + (text.targets > 0))
+
+    monkeypatch.setattr(text_choice, "read_scoring_text", other_text)
+    other = Sweep()(lengths=(16,))[0]
+    assert (other.tokens, other.bytes) == (first.tokens, first.bytes), "counts cannot tell them"
+    with pytest.raises(UserError, match="over another text"):
+        sweep(lengths=(16,))
+
+
+def test_rows_that_do_not_say_their_text_stay_and_are_told_once(sweep, capsys):
+    old = sweep(lengths=(8,))
+    sweep.texts.clear()
+    sweep.positions.clear()
+    module.say_once.cache_clear()
+    for length in (16, LONGEST):
+        (new,) = sweep(lengths=(length,))
+        assert Texts(sweep.texts).of(new) and not Texts(sweep.texts).of(old[0])
+    told = capsys.readouterr().out
+    assert told.count("1 rows in length_sweep.csv of run do not say which text they are of") == 1
 
 
 @pytest.mark.parametrize("setting", ["tokens", "tokens_per_batch"])
@@ -258,10 +294,21 @@ def test_a_budget_of_nothing_is_refused(sweep, setting):
         sweep(**{setting: 0})
 
 
-@pytest.mark.parametrize("lengths", [(), (1,), (8, 12, LONGEST)])
-def test_lengths_that_cannot_score_the_same_tokens(sweep, lengths):
+@pytest.mark.parametrize("lengths", [(), (1,), (8, 2 * LONGEST)])
+def test_lengths_that_cannot_be_scored(sweep, lengths):
     with pytest.raises(UserError, match="EVAL_LENGTHS"):
         sweep(lengths=lengths)
+
+
+def test_a_length_that_does_not_divide_a_row_says_what_it_leaves_out(sweep, capsys):
+    """12 twice in 32; its tokens are the first 24 of each row, those of the same text."""
+    module.say_once.cache_clear()
+    whole, part = sweep(lengths=(12, LONGEST))[::-1]
+    text = random_text(32, seed=32)
+    assert part.tokens == np.count_nonzero(text.targets[:, :24]) < whole.tokens
+    assert len({Texts(sweep.texts).of(row) for row in (whole, part)}) == 1
+    left = whole.tokens - part.tokens
+    assert f"length 12 leaves out {left} of {whole.tokens} tokens (full)" in capsys.readouterr().out
 
 
 LEARNED = MODEL.clone(encodings=(Learned(2, 8, train_length=8, hidden_size=16),))
@@ -290,7 +337,7 @@ def short_text(sweep, monkeypatch) -> Sweep:
         whole = random_text(12)
         return ScoringText(whole.targets[:, :length], whole.byte_counts[:, :length], skipped=0)
 
-    monkeypatch.setattr(module, "read_scoring_text", text)
+    monkeypatch.setattr(text_choice, "read_scoring_text", text)
     return sweep
 
 
@@ -306,7 +353,7 @@ def test_a_length_without_text_has_a_row_without_numbers(short_text, capsys):
     assert np.isnan([gap.nll, gap.nll_stderr, gap.perplexity, gap.bits_per_byte]).all()
     assert {row.length for row in short_text.positions} == {16}
     assert short_text() == [] and short_text.computed == [8, 16], "nor is it tried again"
-    with pytest.raises(UserError, match="no row of 32"):
+    with pytest.raises(UserError, match="too little text for length 32: it gives rows of 16"):
         short_text(lengths=(LONGEST,))
 
 
@@ -315,16 +362,17 @@ def test_a_gap_is_read_back_and_does_not_rank(short_text, path):
     assert [row.key for row in read_rows(path)] == [row.key for row in rows]
     found = read_rows(path)
     assert math.isnan(found[-1].nll) and found[:-1] == rows[:-1]
-    assert short_text(finished=found) == []
+    short_text.rows = found
+    assert short_text() == []
     better = [dataclasses.replace(row, step=9, nll=row.nll - 1) for row in found]
     assert ranked_steps([*found, *better]) == [9, 7] and ranked_steps([found[-1]]) == []
 
 
 def test_a_loss_that_is_not_finite_is_no_result(sweep, monkeypatch):
-    monkeypatch.setattr(module, "score", lambda *_: np.full((9, 1), np.nan))
+    monkeypatch.setattr(module, "score", lambda *_: np.full((32, 1), np.nan))
     written = []
     with pytest.raises(RunFailed, match="run@7: the loss at length 8 is nan"):
-        sweep(on_row=written.append)
+        sweep(on_scored=written.append)
     assert written == []
 
 
@@ -378,10 +426,8 @@ def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
         workdir="",
         run="run",
         step=1,
-        finished=[],
-        on_row=rows.append,
-        finished_positions={},
-        on_positions=lambda rows: None,
+        finished=Known({}, {}, {}),
+        on_scored=lambda scored: rows.append(scored.row),
         position_bins=1,
         model=MODEL,
         encoding="fire",

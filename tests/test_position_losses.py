@@ -14,6 +14,7 @@ from test_length_sweep import (
     MODEL,
     PARAMS,
     SCORE,
+    Sweep,
     mesh_of,
     module,
     packed_text,
@@ -21,11 +22,13 @@ from test_length_sweep import (
     sweep,
 )
 
+from fire_lm import sweep_verb
 from fire_lm.data import ScoringText
 from fire_lm.errors import UserError
 from fire_lm.evaluation.position_losses import number_of_bins, position_losses, tokens_in_bins
 from fire_lm.evaluation.protocols import windows
-from fire_lm.reporting import PositionLoss, SweepRow, merge_table, read_table
+from fire_lm.reporting import PositionLoss, SweepRow, merge_rows, merge_table, read_rows
+from fire_lm.sweep_verb import finished_in, write_scored
 
 __all__ = ["sweep"]  # a fixture
 PLACE = ("run", "fire", "", 7, "c4", "validation", "concat", LONGEST)
@@ -97,11 +100,10 @@ def test_bins_together_are_the_row(sweep, monkeypatch):
     tokens = sum(row.tokens for row in sweep.positions)
     mean = sum(row.nll * row.tokens for row in sweep.positions) / tokens
     assert (tokens, mean) == (rows[1].tokens, pytest.approx(rows[1].nll, rel=1e-12))
-    settings = {"finished": [], "finished_positions": {}, "lengths": (LONGEST,)}
     for bins in (0, 1):
-        other: list[PositionLoss] = []
-        (again,) = sweep(**settings, position_bins=bins, on_positions=other.extend)
-        assert len(other) == bins and again.nll == pytest.approx(rows[1].nll, 1e-6)
+        other = Sweep()
+        (again,) = other(lengths=(LONGEST,), position_bins=bins)
+        assert len(other.positions) == bins and again.nll == pytest.approx(rows[1].nll, 1e-6)
     with pytest.raises(UserError, match="length_sweep.position_bins is -1: it must be 0 or more"):
         sweep(position_bins=-1)
 
@@ -110,26 +112,34 @@ class Killed(Exception):
     """As kill -9: nothing is told, nothing is cleaned up."""
 
 
-def test_killed_between_the_two(sweep, tmp_path):
-    """Positions are there, their row is not: it is made up for, and they stay as they are."""
-    path = epath.Path(tmp_path) / "position_losses.csv"
+def test_killed_between_the_files(sweep, tmp_path, monkeypatch):
+    """Text and positions are there, their row is not: it is made up for, and they stay."""
+    folder = epath.Path(tmp_path)
 
-    def write(rows: list[PositionLoss]) -> None:
-        merge_table(path, PositionLoss, rows)
-        sweep.positions = read_table(path, PositionLoss)
-
-    def die(row: SweepRow) -> None:
-        if row.length == LONGEST:
+    def die(path: epath.Path, rows: list[SweepRow]) -> None:
+        if rows[0].length == LONGEST:
             raise Killed
-        sweep.rows.append(row)
+        merge_rows(path, rows)
 
-    with pytest.raises(Killed):
-        sweep(lengths=(8, LONGEST), on_positions=write, on_row=die)
-    whole = path.read_text()
-    assert len(sweep.positions) == LONGEST and sweep.computed == [8, LONGEST]
-    (row,) = sweep(lengths=(8, LONGEST), on_positions=write)
-    assert row.length == LONGEST and path.read_text() == whole
-    assert sweep(lengths=(8, LONGEST)) == [] and sweep.computed == [8, LONGEST, LONGEST]
+    def again() -> None:
+        sweep(
+            lengths=(8, LONGEST),
+            finished=finished_in(folder),
+            on_scored=lambda scored: write_scored(folder, scored),
+        )
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep_verb, "merge_rows", die)
+        with pytest.raises(Killed):
+            again()
+    whole = (folder / "position_losses.csv").read_text()
+    assert whole.count("\n") == 1 + LONGEST and sweep.computed == [8, LONGEST]
+    again()
+    assert [row.length for row in read_rows(folder / "length_sweep.csv")] == [8, LONGEST]
+    assert (folder / "position_losses.csv").read_text() == whole
+    assert len(set(finished_in(folder).texts.values())) == 1
+    again()
+    assert sweep.computed == [8, LONGEST, LONGEST]
 
 
 def test_a_file_that_lacks_them_gets_them(sweep, capsys):
@@ -146,8 +156,9 @@ def test_a_file_that_lacks_them_gets_them(sweep, capsys):
 def test_those_of_another_text_are_refused(sweep):
     """As where length_sweep.csv alone was moved away."""
     sweep()
+    sweep.rows.clear()
     with pytest.raises(UserError, match="position_losses.csv has run@7 at length 32 over another"):
-        sweep(tokens=5 * LONGEST, finished=[])
+        sweep(tokens=33 * LONGEST)
 
 
 def test_other_protocols_have_none(sweep):

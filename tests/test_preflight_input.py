@@ -148,8 +148,7 @@ def config_of(data: Path, *bindings: str, position: str = "fire", more: str = ""
 
 def calls(config: Any, workdir: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """What `pretrain` and `length_sweep` would be called with."""
-    rest: dict[str, Any] = {"finished": [], "on_row": None}
-    rest |= {"finished_positions": {}, "on_positions": None}
+    rest: dict[str, Any] = {"finished": None, "on_scored": None}
     return (
         config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None),
         config.arguments("length_sweep", workdir="", run="", step=0, variant="", **rest),
@@ -229,8 +228,8 @@ def test_text_vocabulary_and_lengths(data, tmp_path):
     assert found[0] == FAILED and "no/such.model" in found[1]
     found = outcomes(config_of(data, "VOCAB_SIZE=100"))["text and vocabulary"]
     assert found[0] == FAILED and "set --gin.VOCAB_SIZE" in found[1]
-    found = outcomes(config_of(data, "EVAL_LENGTHS=(100, 256)"))["sweep"]
-    assert found[0] == FAILED and "100 does not divide" in found[1]
+    found = outcomes(config_of(data, "EVAL_LENGTHS=(100, 8192)"))["sweep"]
+    assert found[0] == FAILED and "8192 is longer than a row of text" in found[1]
     found = outcomes(config_of(data, position="learned"))["sweep"]
     assert found[0] == OK and "to length 64" in found[1]
     found = outcomes(config_of(data, "EVAL_LENGTHS=(512, 1024)", position="learned"))["sweep"]

@@ -26,7 +26,7 @@ TINY = {
     "size_tiny.mlp_size": 64,
     "TextData.shuffle_buffer": 50,
 }
-TINY_SWEEP = {"length_sweep.tokens": 2048, "length_sweep.tokens_per_batch": 2048}
+TINY_SWEEP = {"length_sweep.tokens": 32_768, "length_sweep.tokens_per_batch": 2048}
 
 RUN_ALL = """
 import json, pathlib, sys

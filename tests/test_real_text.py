@@ -87,7 +87,7 @@ def test_a_run_is_swept_over_all_of_them(data_dir, tmp_path):
         bindings = [
             f"--gin.TextData.construction={construction}",
             "--gin.EVAL_LENGTHS=32,128",
-            "--gin.length_sweep.tokens=8192",
+            "--gin.length_sweep.tokens=16384",
         ]
         assert cli.main(["sweep", str(run), *bindings]) == 0
     rows = read_rows(epath.Path(run) / "length_sweep.csv")

@@ -14,9 +14,10 @@ from sample_run import command, quick_compiles, write_text  # noqa: F401 (a fixt
 from test_report import Page
 
 from fire_lm import verbs
+from fire_lm.arms import arm_names, differing
 from fire_lm.cli import main
 from fire_lm.errors import UserError
-from fire_lm.report_runs import arm_names, differing, gather, newest
+from fire_lm.report_runs import gather, newest
 from fire_lm.reporting import read_rows
 from fire_lm.reporting.page import as_markdown
 from fire_lm.reporting.report import Beside, report_sections
@@ -153,7 +154,7 @@ def runs(tmp_path_factory) -> Path:
     begun = folder / "fire-1"
     lines = (begun / "metrics.jsonl").read_text().splitlines(keepends=True)
     (begun / "metrics.jsonl").write_text("".join(lines[:9]) + lines[9][:40])
-    sweep = ["--gin.EVAL_LENGTHS=32,64,128", "--gin.length_sweep.tokens=2048"]
+    sweep = ["--gin.EVAL_LENGTHS=32,64,128", "--gin.length_sweep.tokens=4096"]
     assert main(["sweep", str(folder / "fire"), str(folder / "alibi"), *sweep,
                  f"--output={folder.parent / 'combined'}"]) == 0  # fmt: skip
     return folder

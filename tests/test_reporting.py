@@ -3,18 +3,25 @@
 import dataclasses
 import math
 import re
+from collections.abc import Iterable, Mapping
 
+import numpy as np
 import pytest
 from etils import epath
 from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from sample_results import facts
 
-from fire_lm.reporting import SweepRow
-from fire_lm.reporting.length_sweep import figure, table
+from fire_lm.reporting import ScoredText, SweepRow, figures, scored_text
+from fire_lm.reporting.length_sweep import sweep_text, write_figure
+from fire_lm.reporting.results import Results
 
 ROW = SweepRow(
     *("fire", "fire", "", 1000, "embedded", "validation", "concat", "full", 64),
     *(2048, 131072, 130000, 1.5, 0.01, 4.48, 2.2),
 )
+SIXTEEN = np.full(16, 8192)  # tokens of each row of text
 
 
 def curve(encoding: str, nlls: dict[int, float], **changes) -> list[SweepRow]:
@@ -37,32 +44,90 @@ def curve(encoding: str, nlls: dict[int, float], **changes) -> list[SweepRow]:
 
 FIRE = curve("fire", {64: 1.5, 256: 1.4})
 ROPE = curve("rope", {256: 2.5, 64: 1.7})
+TRAINED = {"fire": 64, "rope": 64}
 
 
-def cells(text: str) -> list[list[str]]:
-    """The lines below the title, cut at the gaps between columns; without the bits per byte."""
-    nats = text.partition("\n\n")[0]
-    return [re.split(r" {2,}", line.strip()) for line in nats.splitlines()[1:]]
+def of_text(rows: Iterable[SweepRow], text: str = "a" * 16) -> list[ScoredText]:
+    """Rows of text that differ by a nat, the same for all."""
+    shift = 8192 * (np.arange(16) - 7.5)
+    return [scored_text(row, text, SIXTEEN, 8192 * row.nll + shift) for row in rows]
+
+
+def results(
+    rows: Iterable[SweepRow],
+    trained: Mapping[str, int] = TRAINED,
+    texts: Iterable[ScoredText] | None = None,
+) -> Results:
+    """A run is an arm, of its own name."""
+    rows = list(rows)
+    runs = [
+        dataclasses.replace(
+            facts(row.encoding, 0), run=row.run, arm=row.run, train_length=trained[row.run]
+        )
+        for row in {row.run: row for row in rows}.values()
+    ]
+    scored = of_text(row for row in rows if row.tokens) if texts is None else list(texts)
+    return Results(runs=runs, losses=rows, scored=scored)
+
+
+def table(rows: Iterable[SweepRow], trained: Mapping[str, int] = TRAINED, texts=None) -> str:
+    return sweep_text(results(rows, trained, texts))
+
+
+def cells(text: str, caption: str = "Nats per token (log") -> list[list[str]]:
+    """The lines of the table with a caption, cut at the gaps between columns."""
+    (part,) = (part for part in text.split("\n\n") if part.startswith(caption))
+    return [re.split(r" {2,}", line.strip()) for line in part.splitlines()[1:]]
 
 
 def test_table_has_a_line_a_run_and_a_column_a_length():
-    text = table([*FIRE, *ROPE], {"fire": 64, "rope": 64})
-    assert text.splitlines()[0] == (
-        "nats per token; embedded validation, concat, 131,072 tokens at each length"
-    )
+    text = table([*FIRE, *ROPE])
+    assert text.splitlines()[:2] == [
+        "embedded validation, concat",
+        "Each number is over 131,072 tokens, the same text at every length (text aaaaaaaa).",
+    ]
     assert cells(text) == [
         ["64 (x1)", "256 (x4)"],
         ["fire", "1.500 ± 0.015", "1.400 ± 0.014"],
         ["rope", "1.700 ± 0.017", "2.500 ± 0.025"],
     ]
-    nats, bits = text.split("\n\n")
-    for part in (nats, bits):
+    for part in text.split("\n\n")[1:]:
         assert len({len(line) for line in part.splitlines()[1:]}) == 1, "columns do not line up"
-    assert bits.splitlines()[0] == "bits per byte"
-    assert [line.split() for line in bits.splitlines()[2:]] == [
-        ["fire", "3.000", "2.800"],
-        ["rope", "3.400", "5.000"],
+    bits = [line[:1] + [cell.split()[0] for cell in line[1:]] for line in cells(text, "Bits")[1:]]
+    assert bits == [["fire", "3.000", "2.800"], ["rope", "3.400", "5.000"]]
+    assert "standard error over text, one run each" in text
+
+
+def test_differences_are_taken_in_pairs_over_the_rows_of_text():
+    """What is common to all lines cancels: a difference that is the same in each row of text has no
+    error, though each line's own is a nat and more."""
+    text = table([*FIRE, *ROPE])
+    assert cells(text, "Nats per token more than fire")[1:] == [
+        ["rope", "+0.200 ± 0.000", "+1.100 ± 0.000"]
     ]
+    longer = of_text(FIRE) + [
+        scored_text(row, "a" * 16, SIXTEEN, 8192 * (row.nll + np.tile([-0.1, 0.1], 8)))
+        for row in ROPE
+    ]
+    shown = cells(table([*FIRE, *ROPE], texts=longer), "Nats per token more than fire")
+    apart = (np.arange(16) - 7.5) - np.tile([-0.1, 0.1], 8)
+    error = math.sqrt(16 / 15 * np.square(apart).sum()) / 16
+    assert shown[1:] == [["rope", f"+0.200 ± {error:.3f}", f"+1.100 ± {error:.3f}"]]
+    assert "more than" not in table(FIRE), "one line"
+    assert "more than" not in table([*FIRE, *ROPE], texts=()), "texts that are not recorded"
+
+
+def test_seeds_are_averaged():
+    """As in a report: their mean and spread, and differences of means."""
+    again = curve("fire", {64: 1.52, 256: 1.42}, run="fire-1")
+    found = results([*FIRE, *again, *ROPE], {**TRAINED, "fire-1": 64})
+    runs = [dataclasses.replace(r, arm=r.encoding, seed=i) for i, r in enumerate(found.runs)]
+    text = sweep_text(dataclasses.replace(found, runs=runs))
+    spread = f"{0.02 / math.sqrt(2):.3f}"
+    assert cells(text)[1] == ["fire", f"1.510 ± {spread} (2)", f"1.410 ± {spread} (2)"]
+    assert "standard deviation over 2 seeds, none of a single run" in text
+    (line,) = cells(text, "Nats per token more than fire, means over seeds")[1:]
+    assert line[:2] == ["rope", "+0.190 ± 0.000"]
 
 
 def test_table_of_two_training_lengths_gives_no_multiples():
@@ -70,8 +135,8 @@ def test_table_of_two_training_lengths_gives_no_multiples():
 
 
 def test_table_leaves_a_length_empty_that_a_run_lacks():
-    text = table([*FIRE, *curve("rope", {64: 1.7})], {"fire": 64, "rope": 64})
-    assert {tuple(line) for line in cells(text)} >= {("rope", "1.700 ± 0.017")}
+    text = table([*FIRE, *curve("rope", {64: 1.7})])
+    assert ["rope", "1.700 ± 0.017"] in cells(text)
 
 
 def gap(row: SweepRow) -> SweepRow:
@@ -82,92 +147,88 @@ def gap(row: SweepRow) -> SweepRow:
 
 def test_table_says_where_there_is_no_text():
     """And the order is that of the losses that there are."""
-    text = table([*FIRE, ROPE[1], gap(ROPE[0])], {"fire": 64, "rope": 64})
+    text = table([*FIRE, ROPE[1], gap(ROPE[0])])
     assert cells(text)[1:] == [
         ["fire", "1.500 ± 0.015", "1.400 ± 0.014"],
         ["rope", "1.700 ± 0.017", "no text"],
     ]
     assert text.count("no text") == 2 and "nan" not in text and " 131,072 tokens" in text
-    assert "no text" in table([gap(row) for row in FIRE], {"fire": 64})
+    assert "no row of any of these lengths" in table([gap(row) for row in FIRE])
+
+
+def test_a_length_that_leaves_tokens_out_says_so():
+    """One text all the same, in nats."""
+    shorter = dataclasses.replace(FIRE[1], length=96, tokens=131_008, nll=1.45)
+    text = table([*FIRE, shorter])
+    assert "text aaaaaaaa), of which lengths that do not divide its rows leave out 64 at" in text
+    assert cells(text)[0] == ["64 (x1)", "96 (x1.5)", "256 (x4)"]
 
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"run": "fire_again"},
-        {"step": 2000},
-        {"construction": "cut"},
-        {"split": "train"},
-        {"dataset": "c4"},
-        {"variant": "yarn-4x"},
-    ],
-    ids=lambda change: next(iter(change)),
+    [{"construction": "cut"}, {"split": "train"}, {"dataset": "c4"}, {"protocol": "sliding"}],
 )
-def test_curves_of_one_encoding_are_told_apart(change):
+def test_each_name_of_text_has_a_table(change):
     other = curve("fire", {64: 9.5, 256: 9.4}, **change)
-    lines = cells(table([*FIRE, *other, *ROPE], {"fire": 64, "fire_again": 64, "rope": 64}))
-    names = [line[0] for line in lines[1:]]
-    assert len(set(names)) == 3 and "rope" in names
-    told = str(next(iter(change.values())))
-    same_text = not set(change) & {"construction", "split", "dataset"}
-    expected = "9.500 ± 0.095" if same_text else "19.000"
-    assert [line[1] for line in lines if told in line[0]] == [expected]
+    parts = table([*FIRE, *other, *ROPE]).split(str(next(iter(change.values()))))
+    assert "1.500" in parts[0] and "9.500" not in parts[0]
+    assert "9.500" in parts[1] and "rope" not in parts[1]
 
 
-MIXED = {
-    "vocabularies or amounts of text": {"bytes": 260_000},
-    "constructions": {"construction": "cut"},
-    "data sets": {"dataset": "c4"},
-}
+def test_variants_and_runs_are_told_apart():
+    yarn, again = curve("fire", {64: 9.5}, variant="yarn"), curve("fire", {64: 9.1}, run="again")
+    lines = cells(table([*FIRE, *yarn, *again], {**TRAINED, "again": 64}))
+    assert {line[0]: line[1] for line in lines[1:]} == {
+        "fire": "1.500 ± 0.015", "again": "9.100 ± 0.091", "fire (yarn)": "9.500 ± 0.095",
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", MIXED)
-def test_rows_that_nats_cannot_compare_are_in_bits_per_byte(what, draw):
-    """Alone, in the table and in the figure, and both say why; the order is theirs too."""
-    other = curve("rope", {64: 0.7, 256: 0.5}, **MIXED[what])
-    other = [dataclasses.replace(row, bits_per_byte=9.0) for row in other]
-    rows, trained = [*other, *FIRE], {"fire": 64, "rope": 64}
-    text = table(rows, trained)
-    assert text.startswith("bits per byte; ") and "±" not in text
-    assert text.endswith(f"no nats per token: rows of different {what} have different tokens")
-    assert [line[1:] for line in cells(text)[1:]] == [["3.000", "2.800"], ["9.000", "9.000"]]
-    axes = draw(rows, trained)
-    assert axes.get_ylabel() == "loss (bits per byte)" and axes.child_axes == []
-    assert axes.get_title().endswith(f"\ndifferent {what}")
-    by_name = {container.get_label(): container for container in axes.containers}
-    line, _, (bars,) = next(v for name, v in by_name.items() if name.startswith("fire"))
-    assert list(line.get_ydata()) == [3.0, 2.8]
-    (_, low), (_, high) = bars.get_segments()[0]
-    assert high - low == pytest.approx(2 * 0.015 * 131072 / 130000 / math.log(2))
-
-
-def test_gaps_and_protocols_do_not_make_rows_different(draw):
-    """Neither a length without text, nor one left out, nor another protocol's budget."""
-    sliding = curve("fire", {64: 1.4}, protocol="sliding", tokens=4096, bytes=4000)
-    rows = [*FIRE, *sliding, ROPE[1], gap(ROPE[0])]
-    assert table(rows, {"fire": 64, "rope": 64}).startswith("nats per token; ")
-    assert draw(rows, {"fire": 64, "rope": 64}).get_ylabel() == "loss (nats per token)"
+def test_texts_of_one_name_are_never_compared_in_nats(draw):
+    """Two that are recorded; one that is and one that is not; two that are not, by their counts."""
+    halved = [dataclasses.replace(row, bytes=65_000) for row in ROPE]
+    for rows, texts, told in (
+        (ROPE, of_text(FIRE) + of_text(ROPE, "b" * 16), "texts or vocabularies"),
+        (ROPE, of_text(FIRE), "texts or vocabularies (text not recorded, text aaaaaaaa)"),
+        (halved, [], "vocabularies or amounts of text (text not recorded)"),
+    ):
+        text = table([*FIRE, *rows], texts=texts)
+        assert "In bits per byte alone" in text and f"the runs differ in {told}" in text
+        assert "Nats per token" not in text and ("rope (text" in text) == bool(texts)
+        assert "different" in draw([*FIRE, *rows], texts=texts).get_title(loc="left")
+    alone = table([*FIRE, *ROPE], texts=())
+    assert "Which text that was is not recorded" in alone and cells(alone)
 
 
 @pytest.fixture
 def draw(tmp_path, monkeypatch):
-    """Draws to a file and gives the axes; the figure is kept open for it."""
-    close = pyplot.close
-    monkeypatch.setattr(pyplot, "close", lambda drawing: None)
+    """Draws to a file and gives the axes."""
+    kept: list[Axes] = []
+    draw_losses = figures._draw_losses
 
-    def drawn(rows, train_lengths):
+    def keep(axes: Axes, *rest) -> None:
+        kept.append(axes)
+        draw_losses(axes, *rest)
+
+    monkeypatch.setattr(figures, "_draw_losses", keep)
+
+    def drawn(rows, trained=TRAINED, texts=None, panel: int = 0) -> Axes:
+        kept.clear()
         path = epath.Path(tmp_path) / "length_sweep.png"
-        figure(rows, train_lengths, path)
+        write_figure(results(rows, trained, texts), path)
         assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-        return pyplot.gcf().axes[0]
+        return kept[panel]
 
-    yield drawn
-    close("all")
+    return drawn
+
+
+def legend_of(axes: Axes) -> list[str]:
+    assert isinstance(axes.figure, Figure)
+    return sorted(text.get_text() for text in axes.figure.legends[0].get_texts())
 
 
 def test_figure_has_a_line_a_run_with_error_bars_and_the_training_length(draw):
-    axes = draw([*FIRE, *ROPE], {"fire": 64, "rope": 64})
-    assert sorted(text.get_text() for text in axes.get_legend().get_texts()) == ["fire", "rope"]
+    axes = draw([*FIRE, *ROPE])
+    assert legend_of(axes) == ["fire", "rope"] and axes.get_legend() is None
     by_name = {container.get_label(): container for container in axes.containers}
     for name, nlls in {"fire": [1.5, 1.4], "rope": [1.7, 2.5]}.items():
         line, _, (bars,) = by_name[name]
@@ -177,34 +238,47 @@ def test_figure_has_a_line_a_run_with_error_bars_and_the_training_length(draw):
     dotted = [line for line in axes.lines if line.get_linestyle() == ":"]
     assert [list(line.get_xdata()) for line in dotted] == [[64, 64]]
     assert [text.get_text() for text in axes.texts] == ["trained: 64"]
-    assert axes.get_ylabel() == "loss (nats per token)" and "tokens" in axes.get_xlabel()
+    assert axes.get_ylabel() == "log perplexity (nats per token)" and "tokens" in axes.get_xlabel()
+    assert axes.get_title(loc="left") == (
+        "embedded validation, concat\nbars: standard error over text, one run each"
+    )
 
 
-def test_figure_has_bits_per_byte_where_all_share_a_vocabulary(draw):
-    axes = draw([*FIRE, *ROPE], {"fire": 64, "rope": 64})
-    (right,) = axes.child_axes
-    axes.figure.draw_without_rendering()
-    assert right.get_ylabel() == "bits per byte"
-    ratio = 131072 / 130000 / math.log(2)
-    assert right.get_ylim() == pytest.approx([ratio * end for end in axes.get_ylim()])
+def test_the_legend_is_below_and_covers_nothing(draw):
+    many = [row for i in range(9) for row in curve(f"encoding-{i}", {64: 1.5, 256: 1.4 + i})]
+    axes = draw(many, {row.run: 64 for row in many})
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert legend.y1 < axes.get_tightbbox().y0 and legend.x0 > 0
+    assert legend.x1 < figure.bbox.width
 
 
 def test_figure_has_a_gap_where_there_is_no_text(draw):
-    axes = draw([*FIRE, ROPE[1], gap(ROPE[0])], {"fire": 64, "rope": 64})
+    axes = draw([*FIRE, ROPE[1], gap(ROPE[0])])
     line = {container.get_label(): container for container in axes.containers}["rope"][0]
-    assert line.get_ydata()[0] == 1.7 and math.isnan(line.get_ydata()[1])
-    assert len(axes.child_axes) == 1
-    draw([gap(row) for row in FIRE], {"fire": 64})
+    assert list(line.get_ydata()) == [1.7]
+
+
+def test_figure_has_a_panel_for_each_name_of_text(draw):
+    rows = [*FIRE, *curve("rope", {64: 1.7}, dataset="c4")]
+    first, second = draw(rows), draw(rows, panel=1)
+    assert first.get_title(loc="left").startswith("embedded") and legend_of(second) == [
+        "fire",
+        "rope",
+    ]
+    assert second.get_title(loc="left").startswith("c4 validation")
 
 
 def test_figure_marks_every_training_length(draw):
     axes = draw([*FIRE, *ROPE], {"fire": 64, "rope": 128})
-    assert [text.get_text() for text in axes.texts] == [
-        "trained: 64",
-        "trained: 128",
-    ]
+    assert [text.get_text() for text in axes.texts] == ["trained: 64", "trained: 128"]
 
 
-def test_figure_is_closed(tmp_path):
-    figure(FIRE, {"fire": 64}, epath.Path(tmp_path) / "length_sweep.png")
-    assert pyplot.get_fignums() == []
+def test_without_a_number_there_is_no_figure(tmp_path):
+    path = epath.Path(tmp_path) / "length_sweep.png"
+    write_figure(results(FIRE), path)
+    assert path.exists() and pyplot.get_fignums() == []
+    write_figure(results([gap(row) for row in FIRE]), path)
+    assert not path.exists()

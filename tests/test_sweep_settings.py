@@ -77,14 +77,13 @@ def test_two_texts_of_one_name_are_refused(runs):
         assert len(found) == 2
 
 
-@pytest.mark.parametrize("more", ["length_sweep.tokens=1000", "EVAL_LENGTHS=64,2048"])
-def test_other_amounts_of_one_text_are_refused(runs, more):
+def test_other_amounts_of_one_text_are_refused(runs):
+    """Another set of lengths is no other amount."""
+    more, yarn = "--gin.length_sweep.tokens=1000", YARN.removeprefix("--also=")
     with pytest.raises(UserError, match="scores another amount of c4"):
-        resolved(parse(["sweep", "x", f"--also=--gin.{more}"]), runs["rope"])
-    assert (
-        len(resolved(parse(["sweep", "x", f"--also=--gin.{more} {YARN[7:]}"]), runs["rope"])[0])
-        == 2
-    )
+        resolved(parse(["sweep", "x", f"--also={more}"]), runs["rope"])
+    for also in (f"{more} {yarn}", "--gin.EVAL_LENGTHS=64,2048"):
+        assert len(resolved(parse(["sweep", "x", f"--also={also}"]), runs["rope"])[0]) == 2
 
 
 @pytest.mark.parametrize("also", ["--gin.RoPE.scalin=@YaRN()", "--gin.POSITION=@NoPE"])

@@ -2,6 +2,7 @@
 
 from fire_lm.evaluation.claims import claimed
 from fire_lm.evaluation.length_sweep import (
+    Scored,
     check_budget,
     check_lengths,
     length_sweep,
@@ -9,14 +10,19 @@ from fire_lm.evaluation.length_sweep import (
     lengths_taken,
     say,
 )
+from fire_lm.evaluation.pieces import Known
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
 from fire_lm.evaluation.scoring import compile_scoring, sequences_at_a_time
+from fire_lm.evaluation.text_choice import check_reach
 
 __all__ = [
+    "Known",
+    "Scored",
     "attention_scores",
     "claimed",
     "check_budget",
     "check_lengths",
+    "check_reach",
     "compile_scoring",
     "interpolated",
     "learned_biases",

@@ -1,39 +1,53 @@
 """Loss against sequence length: the paper's evaluation of length generalisation (section 4.1).
 
-Every length scores the same tokens: the text is read once in rows of the longest length, which
-protocols.py lays windows over (by default equal parts, each seen in one forward pass; in packed
-rows, segments and positions start anew in each window). So the numbers differ by context alone, not
-by text or budget. The standard error is over those longest rows, which are the independent pieces
-of text at every length.
+Every length scores the same tokens: the text is read once, in rows whose length follows from the
+budget alone (text_choice.py), which protocols.py lays windows over (by default equal parts, each
+seen in one forward pass; in packed rows, segments and positions start anew in each window). So the
+numbers differ by context alone, not by text or budget, and a length that is scored later is of the
+same text as those before it. What the text was is recorded with each row, and rows of another text
+are refused. The standard error is over those rows of text, which are the independent pieces at
+every length.
 
 A length that the model cannot read is left out, and the text stays. One that the text has no row of
-gets a row without numbers, and rows of the longest that it has are read.
+gets a row without numbers. One that does not divide a row leaves out the end of each, and says how
+much that is.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
 from fire_lm import sharding
-from fire_lm.data import Data, NoText, ScoringText, dataset_label, scoring_text, unknown_warning
+from fire_lm.data import Data, ScoringText, dataset_label, unknown_warning
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation.estimators import mean_and_error
-from fire_lm.evaluation.pieces import missing, pieces, scored_tokens
+from fire_lm.evaluation.pieces import Known, Piece, missing, pieces, scored_tokens, unrecorded
 from fire_lm.evaluation.position_losses import position_losses, tokens_in_bins
 from fire_lm.evaluation.protocols import windows
 from fire_lm.evaluation.scoring import read_params, score
+from fire_lm.evaluation.text_choice import check_reach, choose_text
 from fire_lm.models import Decoder
-from fire_lm.reporting import PositionLoss, SweepRow
+from fire_lm.reporting import PositionLoss, ScoredText, SweepRow, scored_text
+from fire_lm.reporting.estimators import mean_and_error
 
 # What a row has where there is no text.
 NO_NUMBERS = (math.nan, math.nan, math.nan, math.nan)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """What a row is, with what belongs to it. Written in this order, so that a kill between two
+    files leaves no row that lacks the others: text, positions (where there are any), row."""
+
+    text: ScoredText | None
+    positions: list[PositionLoss]
+    row: SweepRow
 
 
 def length_sweep(
@@ -41,10 +55,8 @@ def length_sweep(
     workdir: str,
     run: str,
     step: int,
-    finished: list[SweepRow],
-    on_row: Callable[[SweepRow], None],
-    finished_positions: Mapping[tuple[str | int, ...], int],
-    on_positions: Callable[[list[PositionLoss]], None],
+    finished: Known,
+    on_scored: Callable[[Scored], None],
     model: Decoder,
     encoding: str,
     variant: str,
@@ -63,15 +75,14 @@ def length_sweep(
     Args:
       workdir, run, step: the run directory, its name in the table, and the checkpoint.
       finished: rows that exist; their keys are not computed again.
-      on_row: called with each new row as soon as it is known.
-      finished_positions: keys of the losses by position that exist, with their tokens; they stay,
-        in whatever bins.
-      on_positions: called with those of the longest length, before its row.
+      on_scored: called with each new row as soon as it is known; its losses by position are new,
+        too, or none.
       model, data: as the run was trained.
       encoding: its name in the table.
       variant: what `model` does otherwise than in training, in a word; empty if nothing.
-      lengths: tokens per sequence; each must divide the longest.
-      tokens: budget at each length, rounded down to whole rows of the longest (one at least).
+      lengths: tokens per sequence. A power of two leaves out nothing of the text.
+      tokens: budget at each length. It alone chooses the text, in rows of which 32 (where rows are
+        parts of a joined stream) or 128 make a budget; a length is at most such a row.
       tokens_per_batch: bounds the memory of a forward pass; at least one sequence per device.
       split: of the data set.
       protocols: which tokens are scored, and what they see: full, last256, sliding (protocols.py).
@@ -83,26 +94,34 @@ def length_sweep(
     lengths = tuple(sorted(set(lengths)))
     check_lengths(lengths)
     check_budget(tokens, tokens_per_batch, position_bins)
+    check_reach(lengths, tokens, data)
     taken = lengths_taken(model, lengths, run)
-    for protocol, length in itertools.product(protocols, taken):
-        windows(protocol, length, lengths[-1], stride)  # what cannot be is told first
+    for protocol in protocols:  # what cannot be is told first
+        for length in taken:
+            windows(protocol, length, length, stride)
     device_mesh = sharding.make_mesh(mesh)
     model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
     params = functools.cache(lambda: read_params(workdir, step, model, device_mesh))
-    known = {row.key: row for row in finished}
     due = []
     for part in data.parts:
         label = dataset_label(part)
         where = (run, encoding, variant, step, label, split, data.construction)
+        if count := unrecorded(where, finished):
+            say_once(
+                f"{count} rows in length_sweep.csv of {run} do not say which text they are of (an "
+                "older version scored them): they stay, and stand apart from others in tables\n"
+                "to score them again, move that file and position_losses.csv away"
+            )
         text = read_text(part, label, lengths, tokens, split)
-        wanted = pieces(text, where, protocols, taken, stride, position_bins)
-        due.append((text, where, list(missing(wanted, known, finished_positions))))
+        wanted = list(pieces(text, where, protocols, taken, stride, position_bins))
+        say_what_is_left_out(wanted, text)
+        due.append((text, where, list(missing(wanted, finished))))
     for text, where, of_text in due:  # after all of it is known to fit what there is
         for piece in of_text:
             if piece.laid is None:
-                on_row(piece.row(NO_NUMBERS))
+                on_scored(Scored(None, [], piece.row(NO_NUMBERS)))
                 continue
-            if piece.place in known:
+            if piece.place in finished.rows:
                 say(
                     f"{run}@{step} at length {piece.length} is scored again, for "
                     "position_losses.csv"
@@ -111,16 +130,43 @@ def length_sweep(
             nll_RP = score(
                 model, params(), text, piece.laid, tokens_per_batch, device_mesh, run, bins
             )
-            tokens_RP = tokens_in_bins(text, piece.laid, bins)
-            result = summarize(nll_RP.sum(axis=1), scored_tokens(text, piece.laid), piece.counts)
-            if not math.isfinite(result[0]):
-                raise RunFailed(f"{run}@{step}: the loss at length {piece.length} is {result[0]}")
-            if (
-                piece.bins and not piece.has_positions
-            ):  # first: where the row of a sweep is, these are
-                on_positions(position_losses((*where, piece.length), nll_RP, tokens_RP))
-            if piece.place not in known:
-                on_row(piece.row(result))
+            on_scored(scored(piece, where, text, nll_RP))
+
+
+def scored(
+    piece: Piece, where: tuple[str | int, ...], text: ScoringText, nll_RP: np.ndarray
+) -> Scored:
+    """From summed nats of each row of text, in bins of positions.
+
+    Raises:
+      RunFailed: the loss is not finite.
+    """
+    assert piece.laid is not None
+    nll_R, tokens_R = nll_RP.sum(axis=1), scored_tokens(text, piece.laid)
+    row = piece.row(summarize(nll_R, tokens_R, piece.counts))
+    if not math.isfinite(row.nll):
+        raise RunFailed(f"{row.run}@{row.step}: the loss at length {piece.length} is {row.nll}")
+    by_position: list[PositionLoss] = []
+    if piece.bins and not piece.has_positions:
+        tokens_RP = tokens_in_bins(text, piece.laid, piece.bins)
+        by_position = position_losses((*where, piece.length), nll_RP, tokens_RP)
+    return Scored(scored_text(row, piece.text, tokens_R, nll_R), by_position, row)
+
+
+def say_what_is_left_out(wanted: Sequence[Piece], text: ScoringText) -> None:
+    """At lengths that do not divide a row of text."""
+    there = text.targets.shape[1]
+    most: dict[str, int] = {}
+    for piece in wanted:
+        most[piece.place[-2]] = max(most.get(piece.place[-2], 0), piece.counts[1])
+    for piece in wanted:
+        full = int(np.count_nonzero(text.targets)) if piece.place[-2] == "full" else 0
+        full = max(full, most[piece.place[-2]])
+        if piece.laid is not None and (left := full - piece.counts[1]):
+            say_once(
+                f"length {piece.length} leaves out {left:,} of {full:,} tokens "
+                f"({piece.place[-2]}): it does not divide the {there:,} tokens of a row of text"
+            )
 
 
 def say(words: str) -> None:
@@ -129,29 +175,29 @@ def say(words: str) -> None:
         print(words, flush=True)
 
 
+say_once = functools.cache(say)
+
+
 def read_text(
     data: Data, label: str, lengths: Sequence[int], tokens: int, split: str
 ) -> ScoringText:
-    """About `tokens` tokens in rows of the longest length that there is text for; says which have
-    none, and what is amiss.
+    """The text of a budget; says which of the lengths it has no row of, and what is amiss.
 
     Raises:
-      UserError: there is no text for the shortest, or the next does not divide the others.
+      UserError: there is no text for the shortest length.
     """
-    for longest in reversed(lengths):
-        text = read_scoring_text(
-            data, length=longest, num_sequences=max(1, tokens // longest), split=split
-        )
-        if isinstance(text, ScoringText):
-            break
-    if not isinstance(text, ScoringText):
-        raise text
-    if longest < lengths[-1]:
-        longer = ", ".join(str(length) for length in lengths if length > longest)
-        say(f"the {split} split of {label} has no text for length {longer}: no number there")
-        check_lengths(tuple(length for length in lengths if length <= longest))
+    text = choose_text(data, tokens, split)
+    there = text.targets.shape[1]
+    if longer := [length for length in lengths if length > there]:
+        told = ", ".join(map(str, longer))
+        if len(longer) == len(lengths):
+            raise UserError(
+                f"the {split} split of {label} has too little text for length {told}: it gives "
+                f"rows of {there:,} tokens ({data.construction})\nlower EVAL_LENGTHS"
+            )
+        say(f"the {split} split of {label} has no text for length {told}: no number there")
     scored = text.targets.size
-    if scored < tokens // longest * longest:
+    if scored < tokens // there * there:
         say(f"the {split} split of {label} has less text: {scored:,} tokens instead of {tokens:,}")
     if padding := scored - np.count_nonzero(text.targets):
         say(
@@ -165,26 +211,9 @@ def read_text(
     return text
 
 
-@functools.lru_cache(maxsize=8)
-def read_scoring_text(
-    data: Data, *, length: int, num_sequences: int, split: str
-) -> ScoringText | NoText:
-    """Once for all checkpoints, also that there is none."""
-    try:
-        return scoring_text(data, length=length, num_sequences=num_sequences, split=split)
-    except NoText as error:
-        return error
-
-
 def check_lengths(lengths: tuple[int, ...]) -> None:
     if not lengths or lengths[0] < 2:
         raise UserError(f"EVAL_LENGTHS = {lengths}: give lengths of 2 tokens or more")
-    for length in lengths:
-        if lengths[-1] % length:
-            raise UserError(
-                f"evaluation length {length} does not divide the longest, {lengths[-1]}: then "
-                "the lengths could not score the same tokens. Change EVAL_LENGTHS"
-            )
 
 
 def check_budget(tokens: int, tokens_per_batch: int, position_bins: int) -> None:

@@ -1,6 +1,6 @@
 """What a length sweep scores, piece by piece, how much text each is, and which are missing.
 
-Shapes: R rows of the longest length, T tokens.
+Shapes: R rows of text, T tokens.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fire_lm.data import ScoringText
 from fire_lm.errors import UserError
 from fire_lm.evaluation.position_losses import number_of_bins
 from fire_lm.evaluation.protocols import Windows, named, windows
+from fire_lm.evaluation.text_choice import identity
 from fire_lm.reporting import SweepRow
 
 
@@ -26,6 +27,7 @@ class Piece:
     Attributes:
       place: the key of its row.
       laid: over the rows of text; None where the text has no row of the length.
+      text: the identity of what is scored.
       counts: sequences, tokens and bytes.
       bins: of the losses by position; 0 where none are wanted.
       has_positions: whether these are known. Its row is computed by the same program all the same.
@@ -33,6 +35,7 @@ class Piece:
 
     place: tuple[Any, ...]
     laid: Windows | None
+    text: str
     counts: tuple[int, int, int]
     bins: int = 0
     has_positions: bool = False
@@ -61,12 +64,12 @@ def pieces(
     Raises:
       UserError: a protocol scores nothing but padding.
     """
-    there = text.targets.shape[1]
+    there, name = text.targets.shape[1], identity(text)
     longest = max((length for length in lengths if length <= there), default=0)
     for protocol, length in itertools.product(protocols, lengths):
         place = (*where, named(protocol, stride), length)
         if length > there:
-            yield Piece(place, None, (0, 0, 0))
+            yield Piece(place, None, name, (0, 0, 0))
             continue
         laid = windows(protocol, length, there, stride)
         counts = count(text, laid)
@@ -78,34 +81,74 @@ def pieces(
             )
         by_position = (protocol, length) == ("full", longest) and position_bins
         bins = number_of_bins(length, position_bins) if by_position else 0
-        yield Piece(place, laid, counts, bins)
+        yield Piece(place, laid, name, counts, bins)
 
 
-def missing(
-    wanted: Iterable[Piece],
-    known: Mapping[tuple[str | int, ...], SweepRow],
-    finished_positions: Mapping[tuple[str | int, ...], int],
-) -> Iterator[Piece]:
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What is finished.
+
+    Attributes:
+      rows: by their key.
+      texts: of rows, by key; empty where it is not recorded.
+      positions: texts of losses by position, by their key, in the same way.
+    """
+
+    rows: Mapping[tuple[str | int, ...], SweepRow]
+    texts: Mapping[tuple[str | int, ...], str]
+    positions: Mapping[tuple[str | int, ...], str]
+
+
+def missing(wanted: Iterable[Piece], known: Known) -> Iterator[Piece]:
     """What has no row yet, or lacks its losses by position.
 
     Raises:
       UserError: what there is is of another text.
     """
     for piece in wanted:
-        positions = (*piece.place[:-2], piece.length)
-        if piece.bins and positions in finished_positions:
-            if (found := finished_positions[positions]) != piece.counts[1]:
-                raise UserError(
-                    f"position_losses.csv has {piece.place[0]}@{piece.place[3]} at length "
-                    f"{piece.length} over another text: {found} tokens, now {piece.counts[1]}\n"
-                    "move that file away, or ask for the text that it has"
-                )
+        check_same_text(piece, known)
+        if piece.bins and (*piece.place[:-2], piece.length) in known.positions:
             piece = dataclasses.replace(piece, has_positions=True)
-        for row in known.values():
-            if row.key[:-1] == piece.place[:-1]:
-                check_same_text(row, piece)
-        if piece.place not in known or (piece.bins and not piece.has_positions):
+        if piece.place not in known.rows or (piece.bins and not piece.has_positions):
             yield piece
+
+
+def check_same_text(piece: Piece, known: Known) -> None:
+    """All rows of a run that are of one name (data set, split, construction) and protocol are of
+    one text: its lengths, steps and variants are there to be compared.
+
+    Raises:
+      UserError: one of them is of another.
+    """
+    run, named_so = piece.place[0], piece.place[4:8]
+    for key, found in known.texts.items():
+        if (key[0], key[4:8]) == (run, named_so) and found not in ("", piece.text):
+            row = known.rows[key]
+            there = f"length_sweep.csv has {run}@{row.step} at length {row.length}"
+            raise UserError(_another_text(there, found, piece))
+    for key, found in known.positions.items():
+        same_name = (key[0], key[4:7]) == (run, piece.place[4:7])
+        if piece.bins and same_name and found not in ("", piece.text):
+            there = f"position_losses.csv has {run}@{key[3]} at length {key[7]}"
+            raise UserError(_another_text(there, found, piece))
+
+
+def _another_text(there: str, found: str, piece: Piece) -> str:
+    return (
+        f"{there} over another text ({found[:8]}, now {piece.text[:8]}): numbers of the two cannot "
+        "stand beside each other\n"
+        "length_sweep.tokens and the data choose it: ask for what they were, or move "
+        "length_sweep.csv, position_losses.csv and scored_text.csv of that run away"
+    )
+
+
+def unrecorded(where: tuple[str | int, ...], known: Known) -> int:
+    """How many finished rows of a run and data set do not say what text they are of. `where` is the
+    rows' key up to the construction."""
+    return sum(
+        not found and (key[0], key[4:7]) == (where[0], where[4:7]) and known.rows[key].tokens > 0
+        for key, found in known.texts.items()
+    )
 
 
 def count(text: ScoringText, laid: Windows) -> tuple[int, int, int]:
@@ -121,16 +164,3 @@ def scored_tokens(text: ScoringText, laid: Windows) -> np.ndarray:
     """How many tokens of each row are scored, `[R]`."""
     places_T = laid.scored_places(text.targets.shape[1])
     return (text.targets[:, places_T] != 0).sum(axis=1)
-
-
-def check_same_text(row: SweepRow, piece: Piece) -> None:
-    """A finished row is kept, but never beside rows of another text under the same name: every
-    length of a protocol scores the same tokens."""
-    there, now = (row.tokens, row.bytes), piece.counts[1:]
-    if row.tokens and now[0] and there != now:
-        raise UserError(
-            f"length_sweep.csv has {row.run}@{row.step} at length {row.length} over another text: "
-            f"{row.tokens} tokens, {row.bytes} bytes, now {now[0]} and {now[1]}\n"
-            "the longest of EVAL_LENGTHS and length_sweep.tokens choose it: keep both, "
-            "or move that file away"
-        )

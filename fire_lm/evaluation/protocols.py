@@ -1,7 +1,8 @@
 """Which tokens a length sweep scores, and what each of them sees: as windows into rows of text.
 
-A row holds as many tokens as the longest length. Every protocol scores the same tokens at every
-length, so that lengths differ by context alone:
+The rows are the same at every length (text_choice.py). Every protocol scores the same tokens at
+every length that divides a row, so that lengths differ by context alone; another length leaves out
+the end of each row that fills no window, which the sweep counts and says:
 
 - `full`: the row cut into parts, each seen in one forward pass from its own start. All tokens are
   scored; one at place i of its part sees i others (the paper's way, section 4.1).
@@ -55,13 +56,13 @@ class Windows:
 
 
 def windows(protocol: str, length: int, longest: int, stride: int = 256) -> Windows:
-    """Those of a protocol. `length` divides `longest`; both are tokens.
+    """Those of a protocol in rows of `longest` tokens.
 
     Raises:
       UserError: there is no such protocol, or it does not fit the length.
     """
     if protocol == "full":
-        starts = np.arange(0, longest, length)
+        starts = np.arange(0, longest - length + 1, length)
         return Windows(starts, np.zeros_like(starts), length)
     if protocol == f"last{_LAST}":
         if length < _LAST:

@@ -1,6 +1,7 @@
 """Result files, and the tables and pictures drawn from them."""
 
 from fire_lm.reporting.result_files import PositionLoss, merge_table, read_table, write_table
+from fire_lm.reporting.scored_text import ScoredText, Texts, read_texts, scored_text
 from fire_lm.reporting.sweep_rows import (
     SweepRow,
     merge_rows,
@@ -11,12 +12,16 @@ from fire_lm.reporting.sweep_rows import (
 
 __all__ = [
     "PositionLoss",
+    "ScoredText",
     "SweepRow",
+    "Texts",
     "merge_rows",
     "merge_table",
     "ranked_steps",
     "read_rows",
     "read_table",
+    "read_texts",
+    "scored_text",
     "write_rows",
     "write_table",
 ]

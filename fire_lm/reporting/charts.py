@@ -38,7 +38,7 @@ class Image:
 
 def drawn(draw: Callable[[Figure], None], width: float, height: float) -> Image:
     """`draw` puts axes into an empty figure of that size, in inches."""
-    return Image(_svg(draw, width, height), _png(draw, width, height))
+    return Image(_svg(draw, width, height), png(draw, width, height))
 
 
 def _svg(draw: Callable[[Figure], None], width: float, height: float) -> str:
@@ -49,7 +49,8 @@ def _svg(draw: Callable[[Figure], None], width: float, height: float) -> str:
     return text[:opening] + _STYLE + text[opening:]
 
 
-def _png(draw: Callable[[Figure], None], width: float, height: float) -> bytes:
+def png(draw: Callable[[Figure], None], width: float, height: float) -> bytes:
+    """As `drawn`, the PNG alone."""
     with _settings(_INK):
         return _saved(draw, width, height, format="png", dpi=150, metadata={"Software": None})
 
@@ -150,10 +151,14 @@ def training_length(axes: Axes, lengths: Sequence[int]) -> None:
         )
 
 
-def legend_below(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    columns = legend_columns(labels)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
+    """Of the lines of all panels, each name once."""
+    named: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    columns = legend_columns(list(named))
+    figure.legend(named.values(), named, loc="outside lower center", ncols=columns)
 
 
 def legend_columns(labels: Sequence[str]) -> int:
@@ -163,7 +168,7 @@ def legend_columns(labels: Sequence[str]) -> int:
 
 def size(labels: Sequence[str]) -> tuple[float, float]:
     """Of a chart with a legend of these below, in inches."""
-    lines = -(-len(labels) // legend_columns(labels))
+    lines = -(-len(set(labels)) // legend_columns(labels))
     return 6.2, 4.0 + 0.2 * lines
 
 

@@ -60,7 +60,7 @@ def _learned(run: RunFacts, names: dict[str, list[LearnedNumber]]) -> Picture:
                 axes.axhspan(*_PAPER_L, color=colours[layers[-1]], alpha=0.12)
             axes.set_title(name)
             axes.set_xlabel("step")
-        charts.legend_below(figure, panels[0])
+        charts.legend_below(figure, [panels[0]])
 
     step = max(number.step for numbers in names.values() for number in numbers)
     told = []
@@ -112,7 +112,7 @@ def _biases(run: RunFacts, rows: Sequence[BiasValue]) -> Picture:
             axes.set_ylabel("bias", fontsize=8)
         for axes in grid[lines - 1 :: lines].flat:  # the last row of each block
             axes.set_xlabel("distance to the key", fontsize=8)
-        charts.legend_below(figure, grid[0][0])
+        charts.legend_below(figure, [grid[0][0]])
 
     return Picture(
         name=charts.slug(f"biases {run.arm}"),
@@ -183,7 +183,7 @@ def _scores(run: RunFacts, rows: Sequence[AttentionScore]) -> Picture:
         axes.axvline(furthest, color=charts.GREY, linestyle=":", linewidth=1)
         axes.set_xlabel(f"position of the key (of the query: {first.query + 1})")
         axes.set_ylabel("attention score (logit)")
-        charts.legend_below(figure, axes)
+        charts.legend_below(figure, [axes])
 
     return Picture(
         name=charts.slug(f"attention {run.arm}"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fire_lm.reporting.seeds import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -41,51 +43,96 @@ def line_styles(results: Results) -> dict[str, dict[str, Any]]:
     return found
 
 
-def losses(results: Results, scored: Scored, lines: Sequence[Line], nats: bool) -> Picture:
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """Loss against length over one name of text.
+
+    Attributes:
+      title: the name.
+      lines: in nats per token, or in bits per byte.
+      apart: what the rows differ in, if that is why they are in bits; else empty.
+    """
+
+    title: str
+    lines: Sequence[Line]
+    nats: bool
+    apart: str = ""
+
+
+def losses(results: Results, scored: Scored, lines: Sequence[Line], apart: str) -> Picture:
     """Figures 1, 2, 6 and 7 of the FIRE paper: log perplexity against length."""
-    styles, over_seeds = line_styles(results), have_spread(lines)
-    trained = [line.train_length for line in lines]
+    panel = Panel(str(scored), lines, not apart, apart)
     lengths = sorted({length for line in lines for length in line.nats})
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        for line in lines:
-            points = line.losses(nats)
-            axes.errorbar(
-                list(points),
-                [point.value for point in points.values()],
-                yerr=[
-                    (point.spread or 0.0) if over_seeds else point.text_error
-                    for point in points.values()
-                ],
-                label=line.name,
-                markersize=4,
-                capsize=2,
-                **styles[line.name],
-            )
-        charts.length_axis(axes, lengths)
-        charts.training_length(axes, trained)
-        axes.set_ylabel("log perplexity (nats per token)" if nats else "bits per byte")
-        if nats:
-            right = axes.secondary_yaxis("right", functions=(_exp, _log))
-            right.set_ylabel("perplexity")
-        axes.set_title(str(scored), loc="left")
-        charts.legend_below(figure, axes)
-
     longest = max(lengths)
     at_longest = ", ".join(
-        f"{line.name} {line.losses(nats)[longest].value:.3f}"
+        f"{line.name} {line.losses(panel.nats)[longest].value:.3f}"
         for line in lines
         if longest in line.nats
     )
-    unit = "nats per token" if nats else "bits per byte"
+    unit = "nats per token" if panel.nats else "bits per byte"
     return Picture(
         name=charts.slug(f"losses {scored}"),
-        caption=f"Loss against length on {scored}; bars: {spread_of(lines)}.",
+        caption=f"Loss against length on {scored}, {min(lengths)} to {longest} tokens; bars: "
+        f"{spread_of(lines)}; {_dotted(lines)}.",
         alt=f"Line chart of loss ({unit}) on {scored} at lengths {min(lengths)} to {longest}. "
         f"At {longest}, best first: {at_longest}.",
-        image=charts.drawn(draw, *charts.size([line.name for line in lines])),
+        image=charts.drawn(*_drawing(results, [panel])),
     )
+
+
+def losses_png(results: Results, panels: Sequence[Panel]) -> bytes:
+    """The same picture alone, of several names of text one below the other."""
+    return charts.png(*_drawing(results, panels))
+
+
+def _drawing(
+    results: Results, panels: Sequence[Panel]
+) -> tuple[Callable[[Figure], None], float, float]:
+    """(what draws the panels, their width and height in inches)."""
+    styles = line_styles(results)
+
+    def draw(figure: Figure) -> None:
+        for axes, panel in zip(
+            figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True
+        ):
+            _draw_losses(axes, panel, styles)
+        charts.legend_below(figure, figure.axes)
+
+    width, height = charts.size([line.name for panel in panels for line in panel.lines])
+    return draw, width, height + 3.6 * (len(panels) - 1)
+
+
+def _draw_losses(axes: Axes, panel: Panel, styles: dict[str, dict[str, Any]]) -> None:
+    """Error bars are said in the title, as a picture is seen without its caption, too."""
+    over_seeds = have_spread(panel.lines)
+    drawn: dict[str, int] = {}
+    for line in panel.lines:
+        name = line_name(line.arm, line.variant)
+        style = charts.varied(styles[name], drawn[name]) if name in drawn else styles[name]
+        drawn[name] = drawn.get(name, -1) + 1
+        points = line.losses(panel.nats)
+        errors = [
+            (point.spread or 0.0) if over_seeds else point.text_error for point in points.values()
+        ]
+        values = [point.value for point in points.values()]
+        axes.errorbar(
+            list(points), values, yerr=errors, label=line.name, markersize=4, capsize=2, **style
+        )
+    charts.length_axis(axes, sorted({length for line in panel.lines for length in line.nats}))
+    charts.training_length(axes, [line.train_length for line in panel.lines])
+    axes.set_ylabel("log perplexity (nats per token)" if panel.nats else "bits per byte")
+    if panel.nats:
+        right = axes.secondary_yaxis("right", functions=(_exp, _log))
+        right.set_ylabel("perplexity")
+    apart = f"; different {panel.apart}" * bool(panel.apart)
+    axes.set_title(f"{panel.title}{apart}\nbars: {spread_of(panel.lines)}", loc="left")
+
+
+def _dotted(lines: Sequence[Line]) -> str:
+    lengths = sorted({line.train_length for line in lines})
+    if len(lengths) == 1:
+        return f"dotted: the training length, {lengths[0]}"
+    return f"dotted: the training lengths, {' and '.join(map(str, lengths))}"
 
 
 def have_spread(lines: Sequence[Line]) -> bool:
@@ -128,7 +175,7 @@ def positions(results: Results) -> list[Picture]:
             axes.set_xlabel("position in the sequence (tokens)")
             axes.set_ylabel("loss (nats per token)")
             charts.training_length(axes, trained)
-            charts.legend_below(figure, axes)
+            charts.legend_below(figure, [axes])
 
         ends = ", ".join(f"{name} {points[-1][1].value:.2f}" for name, points in lines.items())
         found.append(
@@ -167,7 +214,7 @@ def _training(
         axes.set_ylim(0.97 * lowest, max(1.05 * lowest, min(start, 2.2 * lowest)))
         axes.set_xlabel("training tokens")
         axes.set_ylabel("training loss (nats per token)")
-        charts.legend_below(figure, axes)
+        charts.legend_below(figure, [axes])
 
     ends = ", ".join(f"{name} {points[-1][1].value:.3f}" for name, points in lines.items())
     return Picture(

@@ -1,164 +1,155 @@
-"""The table and the figure of a length sweep. Draws results, computes none."""
+"""What a length sweep found, as text and picture: of a sweep, of a grid, and in a report.
+
+Draws results, computes none. There is a table, and a panel of the picture, for each name of text
+and protocol; runs that differ by their seed alone are one line.
+"""
 
 from __future__ import annotations
 
-import io
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from etils import epath
 
-from fire_lm.reporting import charts
+from fire_lm.reporting import figures
+from fire_lm.reporting.page import Table
+from fire_lm.reporting.results import Results
+from fire_lm.reporting.scored_text import UNKNOWN, Texts, text_name
+from fire_lm.reporting.seeds import Line, Mean, Scored, loss_lines, paired, scored_in
 from fire_lm.reporting.sweep_rows import SweepRow
 
 
-def _lines(rows: Sequence[SweepRow]) -> dict[str, list[SweepRow]]:
-    """Rows by what they are called in the picture, in order of the loss at its longest length.
-
-    The encoding is the name; the rest of the key is added where one encoding has several.
-    """
-    series: dict[tuple[str | int, ...], list[SweepRow]] = {}
-    for row in rows:
-        series.setdefault(row.key[:-1], []).append(row)  # the key ends with the length
-    encodings = [points[0].encoding for points in series.values()]
-    named = {}
-    for points in series.values():
-        one = points[0]
-        name = one.encoding
-        if encodings.count(name) > 1:
-            parts = (f"{one.run}@{one.step}", one.variant, one.dataset, one.split, one.construction)
-            protocol = "" if one.protocol == "full" else one.protocol
-            name = f"{name} ({', '.join(part for part in (*parts, protocol) if part)})"
-        named[name] = sorted(points, key=lambda row: row.length)
-    return dict(sorted(named.items(), key=lambda item: _last_bits(item[1])))
-
-
-def _last_bits(points: Sequence[SweepRow]) -> float:
-    """Where there was text to score. Orders as nats do where those can be compared."""
-    return next((row.bits_per_byte for row in reversed(points) if row.tokens), math.inf)
-
-
-def differences(rows: Sequence[SweepRow]) -> str:
+def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
     """Why nats per token of these rows cannot stand side by side; empty where they can.
 
-    A token is a token only of the same text in the same pieces. At every length of a sweep it is,
-    and a protocol scores the same tokens of every run.
+    A token is a token only of the same text in the same pieces. Rows whose text is recorded are
+    compared by it; of the others nothing but their counts can be.
     """
     scored = [row for row in rows if row.tokens]
     if len({(row.dataset, row.split) for row in scored}) > 1:
         return "data sets"
     if len({row.construction for row in scored}) > 1:
         return "constructions"
+    if len(found := {texts.of(row) for row in scored}) > 1:
+        return "texts or vocabularies"
     protocols = {row.protocol for row in scored}
-    if len({(row.protocol, row.tokens, row.bytes) for row in scored}) > len(protocols):
+    amounts = {(row.protocol, row.tokens, row.bytes) for row in scored}
+    if found == {UNKNOWN} and len(amounts) > len(protocols):
         return "vocabularies or amounts of text"
     return ""
 
 
-def table(rows: Sequence[SweepRow], train_lengths: Mapping[str, int]) -> str:
-    """Nats per token (± standard error) and bits per byte, an encoding a line, a length a column.
-
-    Bits per byte alone, and why, where the rows differ in text or vocabulary.
-    """
-    bits = _grid(rows, train_lengths, lambda row: f"{row.bits_per_byte:.3f}")
-    if apart := differences(rows):
-        return (
-            f"bits per byte; {_source(rows)}\n{bits}\n\n"
-            f"no nats per token: rows of different {apart} have different tokens"
-        )
-    nats = _grid(rows, train_lengths, lambda row: f"{row.nll:.3f} ± {row.nll_stderr:.3f}")
-    return f"nats per token; {_source(rows)}\n{nats}\n\nbits per byte\n{bits}"
-
-
-def _grid(
-    rows: Sequence[SweepRow], train_lengths: Mapping[str, int], cell: Callable[[SweepRow], str]
-) -> str:
-    lengths = sorted({row.length for row in rows})
-    body = [["", *(_length_head(length, train_lengths) for length in lengths)]]
-    for name, points in _lines(rows).items():
-        cells = {row.length: cell(row) if row.tokens else "no text" for row in points}
-        body.append([name, *(cells.get(length, "") for length in lengths)])
-    widths = [max(len(line[column]) for line in body) for column in range(len(body[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in body
-    )
-
-
-def _length_head(length: int, train_lengths: Mapping[str, int]) -> str:
-    trained = set(train_lengths.values())
-    if len(trained) != 1:
-        return str(length)
-    return f"{length} (x{length / trained.pop():g})"
-
-
-def _source(rows: Sequence[SweepRow]) -> str:
-    described = sorted(
-        {
-            f"{r.dataset} {r.split}, {r.construction}" + f", {r.protocol}" * (r.protocol != "full")
-            for r in rows
-        }
-    )
-    budget = sorted({row.tokens for row in rows if row.tokens}) or [0]
-    return f"{'; '.join(described)}, {' or '.join(f'{b:,}' for b in budget)} tokens at each length"
-
-
-def _bits_axis(axes: Any, rows: Sequence[SweepRow]) -> None:
-    """Bits per byte on the right, where all rows have the same tokens per byte."""
-    ratios = {_bits_per_nat(row) for row in rows if row.tokens}
-    if not ratios or max(ratios) > 1.0001 * min(ratios):
-        return
-    ratio = max(ratios)
-    right = axes.secondary_yaxis(
-        "right", functions=(lambda nats: nats * ratio, lambda bits: bits / ratio)
-    )
-    right.set_ylabel("bits per byte")
-
-
-def _bits_per_nat(row: SweepRow) -> float:
-    """Bits per byte for each nat per token."""
-    return row.tokens / (max(1, row.bytes) * math.log(2))
-
-
-def figure(rows: Sequence[SweepRow], train_lengths: Mapping[str, int], path: epath.Path) -> None:
-    """Loss against length as a PNG, standard errors as bars, training lengths as dotted lines.
-
-    In nats per token, or bits per byte where the rows differ in text or vocabulary.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    drawing, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    apart = differences(rows)
-    for name, points in _lines(rows).items():
-        scales = [_bits_per_nat(row) if apart else 1.0 for row in points]
-        axes.errorbar(
-            [row.length for row in points],
-            [row.bits_per_byte if apart else row.nll for row in points],
-            yerr=[row.nll_stderr * scale for row, scale in zip(points, scales, strict=True)],
-            label=name,
-            marker="o",
-            markersize=4,
-            capsize=2,
-        )
-    charts.training_length(axes, list(train_lengths.values()))
-    charts.length_axis(axes, sorted({row.length for row in rows}))
+def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
+    """How much was scored of which text, and why not in nats if not."""
+    found = sorted({texts.of(row) for row in rows if row.tokens})
+    budgets = sorted({row.tokens for row in rows if row.tokens})
     if apart:
-        axes.set_ylabel("loss (bits per byte)")
-        axes.set_title(f"{_source(rows)}\ndifferent {apart}", fontsize="small")
+        counts = " or ".join(f"{count:,}" for count in budgets)
+        names = f" ({', '.join(map(text_name, found))})" * (len(found) > 1 or UNKNOWN in found)
+        return (
+            f"In bits per byte alone, over {counts} tokens: the runs differ in {apart}{names}, so "
+            "nats per token of one are not those of another."
+        )
+    if not budgets:
+        return "The text has no row of any of these lengths."
+    told = f"Each number is over {budgets[-1]:,} tokens"
+    if found == [UNKNOWN]:
+        return (
+            f"{told} at every length. Which text that was is not recorded: an older version scored "
+            "it, and only the counts of tokens and bytes are known to agree."
+        )
+    fewer = {row.length: budgets[-1] - row.tokens for row in rows if row.tokens}
+    left = [f"{count:,} at length {n}" for n, count in sorted(fewer.items()) if count]
+    left_out = f", of which lengths that do not divide its rows leave out {', '.join(left)}"
+    return f"{told}, the same text at every length ({text_name(found[0])}){left_out * bool(left)}."
+
+
+def sweep_text(results: Results) -> str:
+    """For the terminal: what was scored and its tables, one name of text after another."""
+    blocks = []
+    found = loss_lines(results)
+    for scored in dict.fromkeys(map(scored_in, results.losses)):
+        rows = rows_of(results, scored)
+        apart, lines = differences(rows, results.texts), found.get(scored, [])
+        blocks.append(f"{scored}\n{described(rows, results.texts, apart)}")
+        if lines:
+            tables = [loss_table(lines, nats=False)]
+            if not apart:
+                tables = [loss_table(lines, nats=True), *tables, *paired_tables(lines)]
+            blocks += [table.plain() for table in tables]
+    return "\n\n".join(blocks)
+
+
+def rows_of(results: Results, scored: Scored) -> list[SweepRow]:
+    runs = {run.run for run in results.runs}
+    return [row for row in results.losses if row.run in runs and scored_in(row) == scored]
+
+
+def loss_table(lines: Sequence[Line], nats: bool) -> Table:
+    """Means over seeds with their spread, best of each length stressed."""
+    lengths = sorted({length for line in lines for length in (*line.nats, *line.gaps)})
+    points = [line.losses(nats) for line in lines]
+    counts = {point.runs for p in points for point in p.values()}
+    rows = []
+    for line, p in zip(lines, points, strict=True):
+        gaps = ["no text" if n in line.gaps else "" for n in lengths]
+        cells = [
+            _cell(p[n], counts) if n in p else gap for n, gap in zip(lengths, gaps, strict=True)
+        ]
+        rows.append([line.name, *cells])
+    best = set()
+    for column, length in enumerate(lengths, start=1):
+        values = {i: p[length].value for i, p in enumerate(points) if length in p}
+        if values:
+            best.add((min(values, key=lambda i: values[i]), column))  # noqa: B023
+    unit = "Nats per token (log perplexity)" if nats else "Bits per byte"
+    number = "; in parentheses how many" if len(counts) > 1 else ""
+    caption = f"{unit}, mean ± {figures.spread_of(lines)}{number}."
+    return Table(caption, ["", *length_heads(lines, lengths)], rows, frozenset(best))
+
+
+def length_heads(lines: Sequence[Line], lengths: Iterable[int]) -> list[str]:
+    """With multiples of the training length, where all have the same."""
+    trained = {line.train_length for line in lines}
+    if len(trained) != 1:
+        return [str(length) for length in lengths]
+    return [f"{length} (x{length / min(trained):g})" for length in lengths]
+
+
+def _cell(point: Mean, counts: set[int]) -> str:
+    """A single run beside means over several has no ±: it would be another quantity."""
+    error = point.text_error if counts == {1} else point.spread
+    plus_minus = "" if error is None else f" ± {error:.3f}"
+    number = f" ({point.runs})" if len(counts) > 1 else ""
+    return f"{point.value:.3f}{plus_minus}{number}"
+
+
+def paired_tables(lines: Sequence[Line]) -> list[Table]:
+    """One, of differences to the best line; none where texts are not recorded, or there is one
+    line. `lines` are in nats, best at the longest length first."""
+    lengths = sorted({length for line in lines for length in line.rows})
+    best, *others = lines
+    body = []
+    for line in others:
+        found = [paired(line, best, length) for length in lengths]
+        if any(found):
+            body.append([line.name, *(f"{d[0]:+.3f} ± {d[1]:.3f}" if d else "" for d in found)])
+    if not body:
+        return []
+    seeds = ", means over seeds" if figures.have_spread(lines) else ""
+    caption = (
+        f"Nats per token more than {best.name}{seeds}, ± standard error of the difference, taken "
+        "in pairs over the rows of their common text."
+    )
+    return [Table(caption, ["", *length_heads(lines, lengths)], body)]
+
+
+def write_figure(results: Results, path: epath.Path) -> None:
+    """Loss against length as a PNG, a panel for each name of text."""
+    panels = []
+    for scored, lines in loss_lines(results).items():
+        apart = differences(rows_of(results, scored), results.texts)
+        panels.append(figures.Panel(str(scored), lines, not apart, apart))
+    if panels:
+        path.write_bytes(figures.losses_png(results, panels))
     else:
-        axes.set_ylabel("loss (nats per token)")
-        axes.set_title(_source(rows), fontsize="small")
-        _bits_axis(axes, rows)
-    axes.legend()
-    axes.grid(alpha=0.3)
-    image = io.BytesIO()
-    drawing.savefig(image, format="png", dpi=150)
-    pyplot.close(drawing)
-    path.write_bytes(image.getvalue())
+        path.unlink(missing_ok=True)  # one of before would be of other rows

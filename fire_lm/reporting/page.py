@@ -28,6 +28,19 @@ class Table:
         head = [[_cell(text) for text in self.header], ["---"] * len(self.header)]
         return "\n".join(f"| {' | '.join(row)} |" for row in [*head, *lines])
 
+    def plain(self) -> str:
+        """For a terminal, with its caption."""
+        lines = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        aligned = [
+            "  ".join(
+                text.rjust(width) if column else text.ljust(width)
+                for column, (text, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        return "\n".join([self.caption, *aligned])
+
     def html(self) -> str:
         head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in self.header)
         body = ""

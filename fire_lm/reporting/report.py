@@ -12,10 +12,17 @@ from fire_lm.errors import UserError
 from fire_lm.reporting import encoding_figures, figures, timing
 from fire_lm.reporting.bench_times import ModelTimes
 from fire_lm.reporting.comparison import against, beside_the_paper
-from fire_lm.reporting.length_sweep import differences
+from fire_lm.reporting.length_sweep import (
+    described,
+    differences,
+    loss_table,
+    paired_tables,
+    rows_of,
+)
 from fire_lm.reporting.page import Picture, Section, Table, as_html, as_markdown
 from fire_lm.reporting.results import Results, RunFacts, holds_results, write_results
-from fire_lm.reporting.seeds import Line, Mean, Scored, loss_lines, scored_in
+from fire_lm.reporting.scored_text import Texts
+from fire_lm.reporting.seeds import Line, Scored, loss_lines
 from fire_lm.reporting.sweep_rows import SweepRow
 
 
@@ -159,17 +166,18 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
         return [Section("Loss against length", [_NO_SWEEP])]
     sections = []
     for scored, lines in found.items():
-        rows = _rows(results, scored)
-        apart = differences(rows)
-        words = [*_budget(rows, apart), *_other_steps(results, rows)]
+        rows = rows_of(results, scored)
+        apart = differences(rows, results.texts)
+        words = [described(rows, results.texts, apart), *_other_steps(results, rows)]
         nats = not apart
         parts: list[Table | Picture] = [
             loss_table(lines, nats),
-            figures.losses(results, scored, lines, nats),
+            *(paired_tables(lines) if nats else []),
+            figures.losses(results, scored, lines, apart),
         ]
         sections.append(Section(f"Loss against length: {scored}", words, parts))
         if other:
-            sections.append(_against(lines, rows, scored, *other))
+            sections.append(_against(results, lines, scored, *other))
         elif nats:
             said, table = beside_the_paper(results, scored, lines)
             if table:
@@ -177,33 +185,17 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
     return sections
 
 
-def _rows(results: Results, scored: Scored) -> list[SweepRow]:
-    runs = {run.run for run in results.runs}
-    return [row for row in results.losses if row.run in runs and scored_in(row) == scored]
-
-
 def _against(
-    lines: Sequence[Line], rows: Sequence[SweepRow], scored: Scored, name: str, other: Results
+    results: Results, lines: Sequence[Line], scored: Scored, name: str, other: Results
 ) -> Section:
     """In nats only if all rows of both can be compared in nats."""
-    apart = differences([*rows, *_rows(other, scored)])
+    rows = [*rows_of(results, scored), *rows_of(other, scored)]
+    apart = differences(rows, Texts([*results.scored, *other.scored]))
     table = against(lines, loss_lines(other).get(scored, []), name, nats=not apart)
     words = [f"The two have different {apart}: in bits per byte alone."] if apart else []
     if table is None:
         words = [f"{name} has nothing of the same name scored on the same text."]
     return Section(f"Against {name}: {scored}", words, [table] if table else [])
-
-
-def _budget(rows: Sequence[SweepRow], apart: str) -> list[str]:
-    """How much was scored, and why not in nats."""
-    budgets = sorted({row.tokens for row in rows if row.tokens})
-    counts = " or ".join(f"{count:,}" for count in budgets)
-    if apart:
-        return [
-            f"In bits per byte alone, over {counts} tokens: the runs differ in {apart}, so nats "
-            "per token of one are not those of another."
-        ]
-    return [f"Each number is over {counts} tokens, the same text at every length."]
 
 
 def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
@@ -214,38 +206,6 @@ def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
     return (
         [f"Scored at an earlier step than the run has reached: {', '.join(told)}."] if told else []
     )
-
-
-def loss_table(lines: Sequence[Line], nats: bool) -> Table:
-    """Means over seeds with their spread, best of each length stressed."""
-    lengths = sorted({length for line in lines for length in line.nats})
-    points = [line.losses(nats) for line in lines]
-    trained = {line.train_length for line in lines}
-    header = [""]
-    for length in lengths:
-        multiple = f" (x{length / min(trained):g})" if len(trained) == 1 else ""
-        header.append(f"{length}{multiple}")
-    counts = {point.runs for p in points for point in p.values()}
-    rows = [
-        [line.name, *(_cell(p[n], counts) if n in p else "" for n in lengths)]
-        for line, p in zip(lines, points, strict=True)
-    ]
-    best = set()
-    for column, length in enumerate(lengths, start=1):
-        values = {i: p[length].value for i, p in enumerate(points) if length in p}
-        best.add((min(values, key=lambda i: values[i]), column))  # noqa: B023
-    unit = "Nats per token (log perplexity)" if nats else "Bits per byte"
-    number = "; in parentheses how many" if len(counts) > 1 else ""
-    caption = f"{unit}, mean ± {figures.spread_of(lines)}{number}."
-    return Table(caption, header, rows, frozenset(best))
-
-
-def _cell(point: Mean, counts: set[int]) -> str:
-    """A single run beside means over several has no ±: it would be another quantity."""
-    error = point.text_error if counts == {1} else point.spread
-    plus_minus = "" if error is None else f" ± {error:.3f}"
-    number = f" ({point.runs})" if len(counts) > 1 else ""
-    return f"{point.value:.3f}{plus_minus}{number}"
 
 
 def _settings(results: Results) -> Section:

@@ -164,10 +164,13 @@ def write_table(path: epath.Path, kind: type[Any], rows: Iterable[Any]) -> None:
 
 
 def merge_table(
-    path: epath.Path, kind: type[FinishedRow], rows: Iterable[FinishedRow]
+    path: epath.Path,
+    kind: type[FinishedRow],
+    rows: Iterable[FinishedRow],
+    replace: bool = False,
 ) -> list[FinishedRow]:
     """Adds rows to a file, whoever else writes to it: theirs stay, and so does what has a key that
-    is there already. By step, and as they came within one.
+    is there already, unless it is asked to `replace` that. By step, and as they came within one.
 
     Returns:
       All rows of the file.
@@ -175,10 +178,12 @@ def merge_table(
     rows = list(rows)
     with storage.locked(path.parent / f".{path.stem}.lock"):
         found = read_table(path, kind)
-        known = {row.key for row in found}
-        new = [row for row in rows if row.key not in known]
+        known = {row.key: row for row in found}
+        new = [r for r in rows if r.key not in known or (replace and known[r.key] != r)]
         if new:
-            found = sorted([*found, *new], key=lambda row: row.step)
+            written = {row.key for row in new}
+            kept = [row for row in found if row.key not in written]
+            found = sorted([*kept, *new], key=lambda row: row.step)
             write_table(path, kind, found)
         return found
 

@@ -7,6 +7,7 @@ runs: our own evidence is such a folder.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from fire_lm.reporting.result_files import (
     read_table,
     write_table,
 )
+from fire_lm.reporting.scored_text import FILE as TEXTS_FILE
+from fire_lm.reporting.scored_text import ScoredText, Texts
 from fire_lm.reporting.sweep_rows import SweepRow
 from fire_lm.storage import make_folder
 
@@ -79,11 +82,17 @@ class Results:
     runs: Sequence[RunFacts] = ()
     settings: Sequence[Setting] = ()
     losses: Sequence[SweepRow] = ()
+    scored: Sequence[ScoredText] = ()
     positions: Sequence[PositionLoss] = ()
     training: Sequence[TrainingPoint] = ()
     learned: Sequence[LearnedNumber] = ()
     biases: Sequence[BiasValue] = ()
     scores: Sequence[AttentionScore] = ()
+
+    @functools.cached_property
+    def texts(self) -> Texts:
+        """Which losses are of which text."""
+        return Texts(self.scored)
 
     def arms(self) -> dict[str, list[RunFacts]]:
         """The runs of each arm, by seed."""
@@ -97,6 +106,7 @@ _FILES: dict[str, tuple[str, type[Any]]] = {
     "runs": ("runs.csv", RunFacts),
     "settings": ("settings.csv", Setting),
     "losses": ("length_sweep.csv", SweepRow),
+    "scored": (TEXTS_FILE, ScoredText),
     "positions": ("position_losses.csv", PositionLoss),
     "training": ("training.csv", TrainingPoint),
     "learned": ("learned_numbers.csv", LearnedNumber),

@@ -8,8 +8,12 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
+from fire_lm.reporting.estimators import mean_and_error
 from fire_lm.reporting.result_files import PositionLoss, TrainingPoint
 from fire_lm.reporting.results import Results, RunFacts
+from fire_lm.reporting.scored_text import UNKNOWN, Texts, text_name
 from fire_lm.reporting.sweep_rows import SweepRow
 
 _T = TypeVar("_T")
@@ -17,7 +21,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """What was scored, and how: losses of different ones are not of one figure."""
+    """What was scored, and how, by its name: losses of different ones are not of one figure."""
 
     dataset: str
     split: str
@@ -47,15 +51,26 @@ class Mean:
 
 
 @dataclasses.dataclass(frozen=True)
+class RowsOfText:
+    """Losses of each row of a text, mean over seeds: what makes differences of two lines tight."""
+
+    tokens_R: np.ndarray
+    nll_R: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
 class Line:
-    """An arm's loss at each length.
+    """An arm's loss at each length, over one text.
 
     Attributes:
-      name: the arm, and its variant in parentheses.
+      name: the arm, its variant in parentheses, and its text where lines of a figure differ in it.
       arm, variant: the change at evaluation is empty for none.
       encoding: of the arm.
       train_length: tokens.
       nats, bits: per token and per byte, by length in tokens; none where there is no number.
+      text: its identity, `UNKNOWN` where it is not recorded.
+      rows: losses by row of that text, by length; none where it is not recorded.
+      gaps: lengths that the text has no row of.
     """
 
     name: str
@@ -65,6 +80,9 @@ class Line:
     train_length: int
     nats: dict[int, Mean]
     bits: dict[int, Mean]
+    text: str = UNKNOWN
+    rows: dict[int, RowsOfText] = dataclasses.field(default_factory=dict)
+    gaps: frozenset[int] = frozenset()
 
     def losses(self, nats: bool) -> dict[int, Mean]:
         return self.nats if nats else self.bits
@@ -84,28 +102,50 @@ def line_name(arm: str, variant: str) -> str:
 
 
 def loss_lines(results: Results) -> dict[Scored, list[Line]]:
-    """The arms and variants scored on each text, best at the longest length first."""
+    """The arms and variants scored under each name, best at the longest length first. A line is of
+    one text: seeds of another are another line."""
     facts = {run.run: run for run in results.runs}
-    groups: dict[Scored, dict[tuple[str, str], list[SweepRow]]] = {}
+    groups: dict[Scored, dict[tuple[str, str, str], list[SweepRow]]] = {}
+    gaps: dict[tuple[Scored, str, str], set[int]] = {}
     for row in results.losses:
-        if row.run in facts and row.tokens:  # else there was no text of that length
+        if row.run in facts and not row.tokens:  # there was no text of that length
+            key_of_gap = (scored_in(row), facts[row.run].arm, row.variant)
+            gaps.setdefault(key_of_gap, set()).add(row.length)
+        elif row.run in facts:
             of_scored = groups.setdefault(scored_in(row), {})
-            of_scored.setdefault((facts[row.run].arm, row.variant), []).append(row)
-    return {
-        scored: sorted(
-            (_line(arm, variant, rows, facts) for (arm, variant), rows in lines.items()),
-            # By bits: of one vocabulary that is the order of nats, too.
-            key=lambda line: (-max(line.bits), line.bits[max(line.bits)].value),
+            key = (facts[row.run].arm, row.variant, results.texts.of(row))
+            of_scored.setdefault(key, []).append(row)
+    found = {}
+    for scored, groups_of in groups.items():
+        several = len({text for _, _, text in groups_of}) > 1
+        lines = [
+            _line(key, rows, facts[rows[0].run], results.texts, several)
+            for key, rows in groups_of.items()
+        ]
+        lines = [
+            dataclasses.replace(line, gaps=frozenset(missing - set(line.nats)))
+            if (missing := gaps.get((scored, line.arm, line.variant)))
+            else line
+            for line in lines
+        ]
+        # By bits: of one vocabulary that is the order of nats, too.
+        found[scored] = sorted(
+            lines, key=lambda line: (-max(line.bits), line.bits[max(line.bits)].value)
         )
-        for scored, lines in groups.items()
-    }
+    return found
 
 
-def _line(arm: str, variant: str, rows: Sequence[SweepRow], facts: dict[str, RunFacts]) -> Line:
+def _line(
+    key: tuple[str, str, str],
+    rows: Sequence[SweepRow],
+    first: RunFacts,
+    texts: Texts,
+    several: bool,
+) -> Line:
     by_length = sorted(_grouped(rows, lambda row: row.length).items())
-    first = facts[rows[0].run]
+    arm, variant, text = key
     return Line(
-        name=line_name(arm, variant),
+        name=line_name(arm, variant) + f" ({text_name(text)})" * several,
         arm=arm,
         variant=variant,
         encoding=first.encoding,
@@ -118,25 +158,51 @@ def _line(arm: str, variant: str, rows: Sequence[SweepRow], facts: dict[str, Run
             )
             for n, some in by_length
         },
+        text=text,
+        rows={n: found for n, some in by_length if (found := _rows_of_text(some, texts))},
     )
+
+
+def _rows_of_text(rows: Sequence[SweepRow], texts: Texts) -> RowsOfText | None:
+    """Mean over seeds."""
+    lines = [line for row in rows if (line := texts.line(row))]
+    if len(lines) < len(rows):
+        return None
+    return RowsOfText(lines[0].tokens_R, np.mean([line.nll_R for line in lines], axis=0))
+
+
+def paired(one: Line, other: Line, length: int) -> tuple[float, float] | None:
+    """Nats per token of one less those of another at a length, and the standard error over rows of
+    the text that both are of; None where that is not recorded, or they lack the length.
+
+    The text is common to both, so its own difficulty, which is most of a loss's error, cancels.
+    """
+    mine, theirs = one.rows.get(length), other.rows.get(length)
+    if mine is None or theirs is None or one.text != other.text:
+        return None
+    return mean_and_error(mine.nll_R - theirs.nll_R, mine.tokens_R)
 
 
 def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Mean]]]]:
     """By text: for each arm (and variant), its loss at the middle of each bin of positions.
 
-    Another number of tokens is another text, or another vocabulary, whose nats are others.
+    Another identity or number of tokens is another text, or another vocabulary, whose nats are
+    others.
     """
     arm = {run.run: run.arm for run in results.runs}
     tokens: dict[tuple[object, ...], int] = {}
     for row in results.positions:
         tokens[row.key] = tokens.get(row.key, 0) + row.tokens
+    of = results.texts.of_all_positions(results.positions)
+    texts: dict[str, set[str]] = {}
+    for row in results.positions:
+        texts.setdefault(_positions_of(row, tokens[row.key]), set()).add(of[row.key])
     found: dict[str, dict[str, list[PositionLoss]]] = {}
     for row in results.positions:
         if row.run in arm:
-            text = (
-                f"{row.dataset} {row.split}, {row.construction}, length {row.length}, "
-                f"{tokens[row.key]:,} tokens"
-            )
+            text = _positions_of(row, tokens[row.key])
+            if len(texts[text]) > 1:
+                text = f"{text}, {text_name(of[row.key])}"
             name = line_name(arm[row.run], row.variant)
             found.setdefault(text, {}).setdefault(name, []).append(row)
     return {
@@ -144,6 +210,10 @@ def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Me
         for text, lines in found.items()
         if (drawable := {n: p for n, rows in sorted(lines.items()) if (p := _over_bins(rows))})
     }
+
+
+def _positions_of(row: PositionLoss, tokens: int) -> str:
+    return f"{row.dataset} {row.split}, {row.construction}, length {row.length}, {tokens:,} tokens"
 
 
 def _over_bins(rows: Sequence[PositionLoss]) -> list[tuple[float, Mean]]:

@@ -63,7 +63,7 @@ def _picture(times: ModelTimes, arms: Sequence[str]) -> Picture:
             )
         charts.length_axis(axes, lengths)
         axes.set_ylabel("forward time over that of NoPE")
-        charts.legend_below(figure, axes)
+        charts.legend_below(figure, [axes])
 
     longest = [row for row in times.rows if row.length == lengths[-1]]
     told = ", ".join(f"{row.encoding} {row.forward.x_nope:.2f}" for row in longest)

@@ -1,0 +1,63 @@
+"""Runs that differ by their seed alone are one arm: which runs are, and what the arm is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fire_lm import config as gin
+from fire_lm.reporting.results import Setting
+
+# Of a run's settings, by the beginning of their names, those that change no number, or say where
+# something is and not what.
+_IDLE = (
+    *("pretrain.seed", "pretrain.log_every", "Checkpointing.", "Watchdog.", "MeshShape."),
+    *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
+    *("TextData.data_dir", "Blocks.path"),
+)
+_FUNCTIONS = ("pretrain.before_first_step", "pretrain.ranked")  # set by the verb
+
+
+def differing(configs: dict[str, gin.Config]) -> list[Setting]:
+    """The settings that are not the same in all runs that have them, as gin would print them.
+
+    By parameter: one run may bind it by a macro, another itself.
+    """
+    leaves = {
+        run: {str(key): repr(value) for key, (_, value) in config.leaves("pretrain").items()}
+        for run, config in configs.items()
+    }
+    names = dict.fromkeys(name for values in leaves.values() for name in values)
+    return [
+        Setting(run, name, values[name])
+        for name in names
+        if name not in _FUNCTIONS
+        if len({values[name] for values in leaves.values() if name in values}) > 1
+        for run, values in leaves.items()
+        if name in values
+    ]
+
+
+def arm_names(configs: dict[str, gin.Config], settings: Sequence[Setting]) -> dict[str, str]:
+    """The encoding, and where runs of one encoding differ by more than seeds, also by what."""
+    own: dict[str, dict[str, str]] = {run: {} for run in configs}
+    for setting in settings:
+        if not setting.name.startswith(_IDLE):
+            own[setting.run][setting.name] = _what(setting)
+    encodings = {run: str(config.macro("ENCODING")) for run, config in configs.items()}
+    names = {}
+    for run, encoding in encodings.items():
+        same = [values for other, values in own.items() if encodings[other] == encoding]
+        apart = [
+            f"{name.rpartition('.')[2]} {value}"
+            for name, value in own[run].items()
+            if len({values.get(name) for values in same}) > 1
+        ]
+        names[run] = f"{encoding}, {', '.join(apart)}" if apart else encoding
+    return names
+
+
+def _what(setting: Setting) -> str:
+    """Seeds that continue one from another of theirs differ by which run that is."""
+    if setting.name == "pretrain.init_from":
+        return "nothing" if setting.value == "''" else "a run"
+    return setting.value

@@ -1,0 +1,93 @@
+"""The text that a sweep scores: rows by the budget alone, shorter where a text has too little."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fire_lm.data import NoText, ScoringText, TextData
+from fire_lm.errors import UserError
+from fire_lm.evaluation import text_choice
+from fire_lm.evaluation.text_choice import check_reach, choose_text, identity, row_length
+
+
+@pytest.mark.parametrize(
+    "tokens, construction, row",
+    [
+        (131_072, "concat", 4096),
+        (2**21, "packed", 65_536),
+        (2**21, "cut", 16_384),
+        (131_072, "long_documents", 1024),
+        (2080, "concat", 64),
+        (5, "concat", 2),
+    ],
+)
+def test_a_row_is_a_power_of_two_by_the_budget(tokens, construction, row):
+    assert row_length(tokens, construction) == row
+
+
+@pytest.fixture
+def text_of(monkeypatch):
+    """A stand-in for a split of some tokens; the lengths that were tried."""
+    tried: list[int] = []
+
+    def of(total: int) -> list[int]:
+        def read(data, *, length, num_sequences, split):
+            tried.append(length)
+            rows = min(total // length, num_sequences)
+            if not rows:
+                return NoText(f"no row of {length}")
+            return ScoringText(*[np.ones((rows, length), np.int32)] * 2, skipped=0)
+
+        monkeypatch.setattr(text_choice, "read_scoring_text", read)
+        return tried
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "total, shape, attempts",
+    [
+        (10**6, (32, 4096), 1),
+        (50_000, (12, 4096), 1),
+        (20_000, (9, 2048), 2),
+        (3000, (11, 256), 3),
+        (1000, (15, 64), 5),
+        (100, (1, 64), 7),
+    ],
+)
+def test_a_short_text_has_shorter_rows(text_of, total, shape, attempts):
+    """At least eight, where it has them."""
+    tried = text_of(total)
+    text = choose_text(TextData("here"), 131_072, "validation")
+    assert text.targets.shape == shape and len(tried) == attempts
+
+
+def test_no_text_is_told(text_of):
+    text_of(1)
+    with pytest.raises(NoText, match="no row of"):
+        choose_text(TextData("here"), 131_072, "validation")
+
+
+def test_a_length_beyond_the_rows_names_the_budget_that_reaches_it():
+    data = TextData("here")
+    check_reach((64, 4096), 131_072, data)
+    with pytest.raises(UserError, match="longer than a row of text.* rows of 4,096") as error:
+        check_reach((64, 6144), 131_072, data)
+    assert "--gin.length_sweep.tokens=262144 or more" in str(error.value)
+    check_reach((64, 6144), 262_144, data)
+
+
+def test_the_identity_is_of_ids_rows_and_segments():
+    ids = np.arange(1, 65, dtype=np.int32).reshape(2, 32)
+    text = ScoringText(ids, ids, skipped=0)
+    other = [
+        dataclasses.replace(text, targets=ids.reshape(4, 16)),
+        dataclasses.replace(text, targets=ids[::-1]),
+        dataclasses.replace(text, targets=ids * (ids != 64)),
+        dataclasses.replace(text, segment_ids=ids // 8),
+        dataclasses.replace(text, segment_ids=ids // 16),
+    ]
+    assert len({identity(one) for one in (text, *other)}) == 6
+    assert identity(dataclasses.replace(text, skipped=3, unknown=0.5)) == identity(text)
+    assert identity(dataclasses.replace(text, targets=ids.astype(np.int64))) == identity(text)
