@@ -18,7 +18,7 @@ from fire_lm import evaluation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, available_steps, split_run
 from fire_lm.data import Blocks, TextData
 from fire_lm.errors import UserError
-from fire_lm.reporting import ranked_steps, read_rows
+from fire_lm.reporting import ranked_steps, read_rows, read_texts
 from fire_lm.sharding import MeshShape, initialize_distributed, skip_absent_tpu
 from fire_lm.storage import children
 
@@ -94,8 +94,13 @@ def start_run(config: gin.Config, arguments: argparse.Namespace, speaks: bool) -
         dry_run=False,
         init_from_model=trained,
         before_first_step=lambda: gin.save(config, arguments.workdir) if speaks else None,
-        ranked=lambda: ranked_steps(read_rows(epath.Path(arguments.workdir) / "length_sweep.csv")),
+        ranked=lambda: ranked(epath.Path(arguments.workdir)),
     )
+
+
+def ranked(workdir: epath.Path) -> list[int]:
+    """The steps of a run that sweeps have scored, best first."""
+    return ranked_steps(read_rows(workdir / "length_sweep.csv"), read_texts(workdir).of)
 
 
 def check_blocks(config: gin.Config) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 
-from fire_lm.reporting import SweepRow
+import numpy as np
+
+from fire_lm.reporting import ScoredText, SweepRow, scored_text
 from fire_lm.reporting.result_files import (
     AttentionScore,
     BiasValue,
@@ -105,6 +108,18 @@ def sample_results() -> Results:
         biases=biases,
         scores=scores,
     )
+
+
+def text_of(
+    rows: Iterable[SweepRow], noise: float = 0.01, text: str = "a" * 16
+) -> list[ScoredText]:
+    """What rows are of: 16 rows of text that differ by a nat, and from run to run by some noise."""
+    found = []
+    for row in rows:
+        own = np.random.default_rng(len(row.run) + row.length).normal(0, noise, 16)
+        nll_R = row.tokens / 16 * (row.nll + np.arange(16) / 16 + own - own.mean() - 15 / 32)
+        found.append(scored_text(row, text, np.full(16, row.tokens // 16), nll_R))
+    return found
 
 
 def with_losses(results: Results, losses: list[SweepRow]) -> Results:

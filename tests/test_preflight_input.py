@@ -238,10 +238,13 @@ def test_text_vocabulary_and_lengths(data, tmp_path):
     assert found[0] == FAILED and "holds no run" in found[1]
 
 
+LARGE = "length_sweep.tokens=2097152"  # rows of 65,536 tokens
+
+
 def test_the_text_of_the_sweep(data, tmp_path):
     found = outcomes(config_of(data))["sweep"]
     assert found == (OK, "to length 1024 on the validation split")
-    found = outcomes(config_of(data, "EVAL_LENGTHS=(512, 65536)"))["sweep"]
+    found = outcomes(config_of(data, "EVAL_LENGTHS=(512, 65536)", LARGE))["sweep"]
     assert found[0] == FAILED and "has less text than one row of 65536 tokens" in found[1]
     found = outcomes(config_of(data, "length_sweep.split=holdout"))["sweep"]
     assert found[0] == FAILED and "no split 'holdout'" in found[1]
@@ -259,7 +262,8 @@ def test_the_text_of_the_sweep(data, tmp_path):
 def test_the_blocks_of_the_sweep(data, tmp_path):
     write_blocks(only_data_set(str(data), None), str(tmp_path))
     assert outcomes(config_of(tmp_path, more="data/blocks"))["sweep"][0] == OK
-    found = outcomes(config_of(tmp_path, "EVAL_LENGTHS=(64, 65536)", more="data/blocks"))["sweep"]
+    beyond = config_of(tmp_path, "EVAL_LENGTHS=(64, 65536)", LARGE, more="data/blocks")
+    found = outcomes(beyond)["sweep"]
     assert found[0] == FAILED and "no row of 65536 tokens" in found[1]
 
 

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 from etils import epath
-from sample_results import LENGTHS, LOSSES, facts, loss_row, sample_results, with_losses
+from sample_results import LENGTHS, LOSSES, facts, loss_row, sample_results, text_of, with_losses
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.reporting import encoding_figures
@@ -209,13 +209,38 @@ def test_the_order_is_held_against_the_papers():
     assert cells["rope"][0] == "Table 4, RoPE" and cells["rope"][2] == "3.070"
 
 
-def test_one_seed_tells_no_order():
+def of_one_seed(noise: float | None) -> Results:
     rows = [row for row in sample_results().losses if "0" in row.run]
-    words, _ = compared(with_losses(sample_results(), rows))
-    assert (
-        "Pairs in the paper's order: 0. Not told apart by their seeds, Welch's t test at 5 % (3)"
-        in words[1]
+    return dataclasses.replace(
+        with_losses(sample_results(), rows), scored=text_of(rows, noise) if noise else []
     )
+
+
+def test_of_one_seed_the_order_is_by_value_with_errors_in_pairs():
+    """No test over seeds, so none is told of. Differences have errors over their common text, which
+    are far below those of the losses (0.05)."""
+    words, _ = compared(of_one_seed(noise=0.01))
+    trained = words[1]
+    assert "Welch" not in trained and "there is no test over seeds" in trained
+    assert "best first: rope 1.700 < fire 1.800 (+0.100 ± 0.00" in trained
+    assert "the one before, ± its standard error over the rows of text that both have" in trained
+    assert "Pairs in the paper's order: 2. The other way (1): rope before fire." in trained
+    close = " ".join(compared(of_one_seed(noise=1.0))[0])
+    assert "fire and alibi (0.1" in close
+    assert "Nearer to each other than two standard errors of the difference (" in close
+
+
+def test_of_one_seed_without_a_recorded_text_there_is_the_order_alone():
+    trained = compared(of_one_seed(noise=None))[0][1]
+    assert "best first: rope 1.700 < fire 1.800 < alibi 1.900; in the paper" in trained
+    assert "Pairs in the paper's order: 2. The other way (1)" in trained
+    assert "±" not in trained and "Welch" not in trained
+
+
+def test_a_single_seed_beside_several_is_ordered_by_value():
+    rows = [row for row in sample_results().losses if row.run != "fire-seed1"]
+    trained = compared(with_losses(sample_results(), rows))[0][1]
+    assert "there is no test over seeds" in trained and "Pairs in the paper's order: 2" in trained
 
 
 @pytest.mark.parametrize("apart, told", [(0.05, False), (0.07, True)])
@@ -281,7 +306,8 @@ def test_arms_of_one_encoding_are_no_pairs():
     ]
     words, _ = compared(dataclasses.replace(results, runs=runs))
     assert "in the paper fire < rope < alibi." in words[1]
-    assert "(12)" in words[1], "of 15 pairs of arms three are an encoding with itself"
+    same, other_way = re.findall(r"order: (\d+)\. The other way \((\d+)\)", words[1])[0]
+    assert int(same) + int(other_way) == 12, "of 15 pairs three are an encoding with itself"
 
 
 def test_only_the_papers_scale_on_its_data_is_not_called_another():
@@ -320,6 +346,53 @@ def test_against_another_report():
     )
     told = _text(alone, ("there", other_tokens))
     assert "different vocabularies" in told and told.count("+0.000") == 9, "in bits they are equal"
+
+
+def test_texts_of_one_name_are_apart_in_a_report(tmp_path):
+    """In losses and by position; never averaged over seeds, in nats, or against another run."""
+    results = sample_results()
+    first = [row for row in results.losses if row.run.endswith("0")]
+    second = [row for row in results.losses if row.run.endswith("1")]
+    mixed = dataclasses.replace(results, scored=text_of(first) + text_of(second, text="b" * 16))
+    text = _text(mixed)
+    assert "the runs differ in texts or vocabularies (text aaaaaaaa, text bbbbbbbb)" in text
+    assert "| fire (text bbbbbbbb) |" in text and "Nats per token (log" not in text
+    (lines,) = loss_lines(mixed).values()
+    assert len(lines) == 6 and all(p.runs == 1 for line in lines for p in line.bits.values())
+    whole = dataclasses.replace(results, scored=text_of(results.losses))
+    assert "the same text at every length (text aaaaaaaa)" in _text(whole)
+    assert "Nats per token more than fire, means over seeds" in _text(whole)
+    rows = [dataclasses.replace(row, nll=row.nll + 0.01) for row in results.losses]
+    other = dataclasses.replace(results, losses=rows, scored=text_of(rows, text="b" * 16))
+    told = _text(whole, ("there", other))
+    assert "The two have different texts or vocabularies: in bits per byte alone" in told
+    told = _text(whole, ("there", whole))
+    assert "+0.000 ± 0.000" in told and "± standard error over the rows of their common" in told
+    write_report(epath.Path(tmp_path), "A report", whole, Beside())
+    assert list(read_results(epath.Path(tmp_path)).scored) == whole.scored
+
+
+def test_positions_of_other_texts_are_in_another_figure():
+    """They are known by the row that they are of one forward pass with."""
+    results = sample_results()
+    rows = [
+        dataclasses.replace(row, nll=2.0 + (row.encoding == "rope"), tokens=4096)
+        for row in results.losses
+    ]
+    bins = [
+        dataclasses.replace(one, nll=2.0 + (one.encoding == "rope")) for one in results.positions
+    ]
+    texts = [
+        line
+        for row in rows
+        for line in text_of([row], text=("b" if row.encoding == "rope" else "a") * 16)
+    ]
+    found = dataclasses.replace(results, losses=rows, positions=bins, scored=texts)
+    names = {name[-13:]: set(lines) for name, lines in position_lines(found).items()}
+    assert names == {"text aaaaaaaa": {"fire", "alibi"}, "text bbbbbbbb": {"rope"}}
+    moved = [dataclasses.replace(one, nll=1.9) for one in bins]
+    (name,) = position_lines(dataclasses.replace(found, positions=moved))
+    assert name.endswith("4,096 tokens"), "whose row has another loss are of no text that is known"
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path):

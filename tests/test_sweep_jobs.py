@@ -266,6 +266,10 @@ def test_the_best_are_those_at_the_longest_length():
     assert ranked_steps(complete) == [20, 10]
     assert ranked_steps([*complete, a_row(30, 32, 0.5)]) == [20, 10]
     assert ranked_steps([]) == []
+    texts = {10: "a", 20: "", 40: "a"}
+    third = [a_row(40, n, 3.0) for n in (32, 64)]
+    ranked = ranked_steps([*complete, *third], lambda row: texts[row.step])
+    assert ranked == [10, 40], "never over two texts"
 
 
 def a_row(step: int, length: int, nll: float = 1.0) -> SweepRow:

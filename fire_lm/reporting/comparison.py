@@ -2,11 +2,13 @@
 
 Lengths are compared as multiples of the training length: the paper's models were trained at 2048
 tokens, most of ours at others. Which of two encodings is better is judged by Welch's t test over
-seeds, so not at all of a single seed.
+seeds. Of a single seed there is no such test: then the order is that of the values, and their
+difference has an error over the rows of text that both have scored.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.published import Published, log_perplexity_cells, published
 from fire_lm.reporting.results import Results, RunFacts
-from fire_lm.reporting.seeds import Line, Mean, Scored
+from fire_lm.reporting.seeds import Line, Mean, Scored, paired
 
 _PAPER_TRAIN_LENGTH, _PAPER_PARAMETERS = 2048, 125e6
 _LARGE = 250e6  # parameters; the paper prints no losses of its large models
@@ -93,6 +95,17 @@ def _is_c4(label: str) -> bool:
     return label in ("c4", "c4_en")
 
 
+@dataclasses.dataclass
+class _Pairs:
+    """Pairs of encodings at a length, sorted by how they compare to the paper."""
+
+    same: int = 0
+    reversed: list[str] = dataclasses.field(default_factory=list)
+    open: list[str] = dataclasses.field(default_factory=list)
+    close: list[str] = dataclasses.field(default_factory=list)
+    tied: int = 0
+
+
 def _order(
     multiple: float, ours: Mapping[str, Line], theirs: Mapping[str, Mapping[float, Published]]
 ) -> str:
@@ -103,40 +116,81 @@ def _order(
         if (found := _ours(line, multiple)) and multiple in theirs[name]
     }
     cells = {name: theirs[name][multiple] for name in means}
-    encodings = {ours[name].encoding for name in means}
-    if len(encodings) < 2:
+    if len({ours[name].encoding for name in means}) < 2:
         return ""
-    same: list[str] = []
-    reversed_, open_, tied = [], [], 0
+    pairs = _Pairs()
     for pair in itertools.combinations(means, 2):
         one, other = sorted(pair, key=lambda name: cells[name].value or 0.0)
         if ours[one].encoding == ours[other].encoding:
             continue
+        gap = _gap(ours[other], ours[one], multiple)
         if _tie(cells[one], cells[other]):
-            tied += 1
-        elif not _told_apart(means[one], means[other]):
-            open_.append(f"{one} and {other}")
+            pairs.tied += 1
+        elif _have_spread(means[one], means[other]) and not _told_apart(means[one], means[other]):
+            pairs.open.append(f"{one} and {other}")
+        elif not _have_spread(means[one], means[other]) and gap and abs(gap[0]) <= 2 * gap[1]:
+            pairs.close.append(f"{one} and {other} ({abs(gap[0]):.3f} ± {gap[1]:.3f})")
         elif means[one].value < means[other].value:
-            same.append(one)
+            pairs.same += 1
         else:
-            reversed_.append(f"{other} before {one}")
+            pairs.reversed.append(f"{other} before {one}")
     paper = {ours[name].encoding: cells[name].value or 0.0 for name in means}
+    alone = not all(_have_spread(mean) for mean in means.values())
     told = [
         f"At x{multiple:g} of the training length, best first: "
-        f"{' < '.join(sorted(means, key=lambda name: means[name].value))}; "
+        f"{_best_first(means, ours, multiple, alone)}; "
         f"in the paper {' < '.join(sorted(paper, key=lambda name: paper[name]))}.",
-        f"Pairs in the paper's order: {len(same)}.",
+        "With one seed there is no test over seeds: the order is that of the values." * alone,
+        f"Pairs in the paper's order: {pairs.same}.",
+        *_told(pairs),
     ]
-    if reversed_:
-        told.append(f"The other way ({len(reversed_)}): {', '.join(reversed_)}.")
-    if open_:
+    return " ".join(filter(None, told))
+
+
+def _best_first(
+    means: Mapping[str, Mean], ours: Mapping[str, Line], multiple: float, with_gaps: bool
+) -> str:
+    """The order, of single seeds with each one's distance to the one before it."""
+    names = sorted(means, key=lambda name: means[name].value)
+    if not with_gaps:
+        return " < ".join(names)
+    told = [f"{names[0]} {means[names[0]].value:.3f}"]
+    errors = False
+    for before, name in itertools.pairwise(names):
+        gap = _gap(ours[name], ours[before], multiple)
+        error = f" (+{gap[0]:.3f} ± {gap[1]:.3f})" if gap else ""
+        errors = errors or bool(gap)
+        told.append(f"{name} {means[name].value:.3f}{error}")
+    what = (
+        " (in parentheses the distance to the one before, ± its standard error over the rows of "
+        "text that both have scored)"
+    )
+    return " < ".join(told) + what * errors
+
+
+def _gap(one: Line, other: Line, multiple: float) -> tuple[float, float] | None:
+    lengths = [round(multiple * line.train_length) for line in (one, other)]
+    return paired(one, other, *lengths)
+
+
+def _told(pairs: _Pairs) -> list[str]:
+    """All but those in the paper's order."""
+    told = []
+    if pairs.reversed:
+        told.append(f"The other way ({len(pairs.reversed)}): {', '.join(pairs.reversed)}.")
+    if pairs.open:
         told.append(
-            f"Not told apart by their seeds, Welch's t test at 5 % ({len(open_)}): "
-            f"{', '.join(open_)}."
+            f"Not told apart by their seeds, Welch's t test at 5 % ({len(pairs.open)}): "
+            f"{', '.join(pairs.open)}."
         )
-    if tied:
-        told.append(f"Equal in the paper's digits: {tied}.")
-    return " ".join(told)
+    if pairs.close:
+        told.append(
+            "Nearer to each other than two standard errors of the difference "
+            f"({len(pairs.close)}): {', '.join(pairs.close)}."
+        )
+    if pairs.tied:
+        told.append(f"Equal in the paper's digits: {pairs.tied}.")
+    return told
 
 
 def _tie(one: Published, other: Published) -> bool:
@@ -145,10 +199,12 @@ def _tie(one: Published, other: Published) -> bool:
     return round(one.value or 0.0, digits) == round(other.value or 0.0, digits)
 
 
+def _have_spread(*means: Mean) -> bool:
+    return all(mean.spread is not None for mean in means)
+
+
 def _told_apart(one: Mean, other: Mean) -> bool:
     """Whether two means over seeds differ: Welch's t test, two-sided, at 5 %."""
-    if one.spread is None or other.spread is None:
-        return False
     from scipy.special import stdtrit
 
     squared = [mean.spread**2 / mean.runs for mean in (one, other) if mean.spread is not None]
@@ -194,15 +250,17 @@ def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool
         if other is None:
             continue
         mine, their = line.losses(nats), other.losses(nats)
-        cells = [
-            f"{mine[length].value - their[length].value:+.3f}"
-            if length in mine and length in their
-            else ""
-            for length in lengths
-        ]
+        cells = []
+        for length in lengths:
+            both = length in mine and length in their
+            cell = f"{mine[length].value - their[length].value:+.3f}" if both else ""
+            gap = paired(line, other, length) if both and nats else None
+            cells.append(f"{cell} ± {gap[1]:.3f}" if gap else cell)
         rows.append([f"{line.name} - {other.name}", *cells])
     if not rows:
         return None
-    return Table(
-        f"Difference to {name} ({unit}); below 0 ours is better.", ["", *map(str, lengths)], rows
+    errors = "; ± standard error over the rows of their common text" * any(
+        "±" in c for c in sum(rows, [])
     )
+    caption = f"Difference to {name} ({unit}){errors}; below 0 ours is better."
+    return Table(caption, ["", *map(str, lengths)], rows)

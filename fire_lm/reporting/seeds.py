@@ -171,14 +171,19 @@ def _rows_of_text(rows: Sequence[SweepRow], texts: Texts) -> RowsOfText | None:
     return RowsOfText(lines[0].tokens_R, np.mean([line.nll_R for line in lines], axis=0))
 
 
-def paired(one: Line, other: Line, length: int) -> tuple[float, float] | None:
-    """Nats per token of one less those of another at a length, and the standard error over rows of
-    the text that both are of; None where that is not recorded, or they lack the length.
+def paired(
+    one: Line, other: Line, length: int, other_length: int | None = None
+) -> tuple[float, float] | None:
+    """Nats per token of one less those of another at a length (each at its own), and the standard
+    error over rows of the text that both are of; None where that is not recorded, or they have not
+    scored the same tokens.
 
     The text is common to both, so its own difficulty, which is most of a loss's error, cancels.
     """
-    mine, theirs = one.rows.get(length), other.rows.get(length)
+    mine, theirs = one.rows.get(length), other.rows.get(other_length or length)
     if mine is None or theirs is None or one.text != other.text:
+        return None
+    if not np.array_equal(mine.tokens_R, theirs.tokens_R):
         return None
     return mean_and_error(mine.nll_R - theirs.nll_R, mine.tokens_R)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from etils import epath
 
@@ -54,16 +54,20 @@ def read_rows(path: epath.Path) -> list[SweepRow]:
     return read_table(path, SweepRow)
 
 
-def ranked_steps(rows: Iterable[SweepRow]) -> list[int]:
+def ranked_steps(
+    rows: Iterable[SweepRow], text_of: Callable[[SweepRow], str] = lambda row: ""
+) -> list[int]:
     """A run's evaluated steps, best first: by the loss at the longest length that any of them has;
     those that do not have it (yet) are left out.
 
     Only plain results count, the model as it was trained, where there was text to score; of several
-    data sets the first in the file.
+    data sets the first in the file, and of several texts that of the newest step.
     """
     plain = [row for row in rows if not row.variant and row.protocol == "full" and row.tokens]
-    text = {(row.dataset, row.split, row.construction): None for row in plain}
-    same = [r for r in plain if (r.dataset, r.split, r.construction) == next(iter(text))]
+    named = {(row.dataset, row.split, row.construction): None for row in plain}
+    same = [r for r in plain if (r.dataset, r.split, r.construction) == next(iter(named))]
+    newest = max(same, key=lambda row: row.step, default=None)
+    same = [row for row in same if newest and text_of(row) == text_of(newest)]
     longest = max((row.length for row in same), default=0)
     losses = {row.step: row.nll for row in same if row.length == longest}
     return sorted(losses, key=lambda step: losses[step])
