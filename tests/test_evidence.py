@@ -1,5 +1,6 @@
 """Our own results (fire_lm/reporting/evidence): what README shows of them is drawn from them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,12 @@ def test_times_are_said_to_be_of_other_runs_unless_they_are_asked_for(report, tm
     assert main(["report", str(MINI), f"--output={tmp_path}", f"--bench={bench}"]) == 0
     text = (tmp_path / "report.md").read_text()
     assert whose not in text and "5251.7 ms, x1.17" in text
+    assert not (tmp_path / "forward_time.svg").exists(), "of one length there is no line"
+    times = json.loads(bench.read_text())
+    for row in list(times["rows"]):
+        times["rows"].append({**row, "length": 2 * row["length"]})
+    (tmp_path / "two.json").write_text(json.dumps(times))
+    two = tmp_path / "two"
+    assert main(["report", str(MINI), f"--output={two}", f"--bench={tmp_path / 'two.json'}"]) == 0
+    assert "2048 to 4096 tokens" in (two / "report.md").read_text()
+    assert (two / "forward_time.svg").exists()

@@ -442,6 +442,30 @@ def test_a_damaged_file_and_no_results_are_told(folder, tmp_path):
         read_results(epath.Path(tmp_path))
 
 
+def test_what_may_be_wider_than_the_page_scrolls_and_says_so(folder):
+    """Tables and pictures of several panels; words in cells have several lines, numbers one."""
+    page = (folder / "index.html").read_text()
+    tables, panels = page.count("<table>"), len(re.findall(r'class="scrolls panels"', page))
+    assert tables >= 4 and panels >= 2
+    for wide in (page.count('class="wide"'), page.count('class="cue"')):
+        assert wide == tables + panels
+    cells = Table("", ["", "a", "b"], [["x", "1.510 ± 0.014 (2)", "of several words"]]).html()
+    assert "<td>1.510" in cells and '<td class="words">of several' in cells
+
+
+def test_captions_name_ranges_bars_bands_and_dotted_lines(text):
+    """Each picture's caption, which stands below it."""
+    captions = dict(re.findall(r"\]\((\w+)\.svg\)\n\n([^\n]+)", text))
+    losses = captions["losses_embedded_validation_concat"]
+    assert "64 to 256 tokens; bars: standard deviation over 2 seeds; dotted: the training" in losses
+    (positions,) = (told for name, told in captions.items() if name.startswith("positions"))
+    assert "bands: standard deviation over seeds; dotted: the training length, 64." in positions
+    biases = captions["biases_fire"]
+    assert "dotted: the training length, 64. Each panel has its own scale; all values lie" in biases
+    assert "bands: from the least" in captions["attention_alibi"]
+    assert "up to 1,024,000 tokens; losses above" in captions["training"]
+
+
 def test_text_of_runs_cannot_become_markup():
     table = Table("a <b> caption", ["", "<i>"], [["a|b", "<script>"]])
     assert "<script>" not in table.html() and "&lt;script&gt;" in table.html()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -211,6 +212,38 @@ def browse(page: Path, size: str, screenshot: Path) -> str:
     ).stderr  # fmt: skip
     assert screenshot.stat().st_size > 20_000, said
     return "\n".join(line for line in said.splitlines() if "CONSOLE" in line)
+
+
+# Says of a page whether it is wider than its window, how many boxes in it can be scrolled, and of how
+# many the cue is not as it should be.
+MEASURE = """<script>addEventListener('load', () => {
+  const wide = [...document.querySelectorAll('.wide')].map(box => {
+    const inside = box.querySelector('.scrolls');
+    const cued = box.querySelector('.cue').getBoundingClientRect().height > 5;
+    return [inside.scrollWidth > inside.clientWidth, cued]; });
+  console.log('PAGE ' + (document.documentElement.scrollWidth > innerWidth) + ' ' +
+    wide.filter(([over, cued]) => over).length + ' ' +
+    wide.filter(([over, cued]) => over !== cued).length); });</script>"""
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get install chromium)")
+def test_nothing_is_cut_without_a_cue(tmp_path):
+    """At the width of a desk nothing scrolls, at that of a phone what does says so."""
+    evidence = CONFIGS.parent / "fire_lm" / "reporting" / "evidence" / "mini"
+    assert main(["report", str(evidence), f"--output={tmp_path}"]) == 0
+    page, measured = tmp_path / "index.html", tmp_path / "measured.html"
+    measured.write_text(page.read_text().replace("</body>", f"{MEASURE}</body>"))
+
+    def found(width: int) -> list[str]:
+        said = browse(measured, f"{width},3000", tmp_path / f"{width}.png")
+        return re.findall(r"PAGE (\w+) (\d+) (\d+)", said)[0]
+
+    assert found(1366) == ("false", "0", "0")
+    beyond, scrolled, wrong = found(390)
+    assert (beyond, wrong) == ("false", "0") and int(scrolled) >= 4
+    measured.write_text(measured.read_text().replace("animation-timeline: --across", ""))
+    assert found(390)[2] != "0", "a page without its cue is seen"
 
 
 @pytest.mark.ci

@@ -68,8 +68,10 @@ def _learned(run: RunFacts, names: dict[str, list[LearnedNumber]]) -> Picture:
         last = max(number.step for number in numbers)
         values = [number.value for number in numbers if number.step == last]
         told.append(f"{name} {min(values):.4g} to {max(values):.4g}")
+    shaded = " (shaded)" * (run.train_length == _PAPER_TRAIN_LENGTH)
     paper = (
-        f" The paper reports L from {_PAPER_L[0]:g} to {_PAPER_L[1]:g} at {_PAPER_TRAIN_LENGTH}."
+        f" The paper reports L from {_PAPER_L[0]:g} to {_PAPER_L[1]:g} at {_PAPER_TRAIN_LENGTH}"
+        f"{shaded}."
         if "L" in names
         else ""
     )
@@ -98,6 +100,9 @@ def _biases(run: RunFacts, rows: Sequence[BiasValue]) -> Picture:
     colours = dict(zip(heads, charts.shades(len(heads)), strict=True))
     columns = min(_COLUMNS, len(layers))
     lines = math.ceil(len(layers) / columns)
+    low, high = min(row.bias for row in rows), max(row.bias for row in rows)
+    beyond = any(query > run.train_length for query in queries)
+    dotted = f"; dotted: the training length, {run.train_length}" * beyond
 
     def draw(figure: Figure) -> None:
         grid = figure.subplots(len(queries) * lines, columns, squeeze=False)
@@ -118,10 +123,11 @@ def _biases(run: RunFacts, rows: Sequence[BiasValue]) -> Picture:
         name=charts.slug(f"biases {run.arm}"),
         caption=f"{run.arm}, seed {run.seed}: the learned bias of every head over the distance to "
         f"the key, for the queries at positions {' and '.join(str(q + 1) for q in queries)} "
-        "(counted from 1, as the paper does). Each panel has its own scale.",
+        f"(counted from 1, as the paper does){dotted}. Each panel has its own scale; all values "
+        f"lie from {low:.2f} to {high:.2f}.",
         alt=f"Line charts of the bias that {run.arm} adds to a logit over distance, a panel for "
         f"each of {len(layers)} layers and {len(queries)} queries, a line for each of {len(heads)} "
-        f"heads; values from {min(r.bias for r in rows):.2f} to {max(r.bias for r in rows):.2f}.",
+        f"heads; values from {low:.2f} to {high:.2f}.",
         image=charts.drawn(draw, 2.1 * max(2, columns) + 0.3, 1.9 * len(queries) * lines + 0.9),
         panels=columns,
     )
@@ -189,8 +195,9 @@ def _scores(run: RunFacts, rows: Sequence[AttentionScore]) -> Picture:
         name=charts.slug(f"attention {run.arm}"),
         caption=f"{run.arm}, seed {run.seed}: scores of head {first.head} of layer {first.layer} "
         f"for the query at position {first.query + 1} of held-out text, as trained and with "
-        "position interpolation; mean and range of neighbouring keys. Left of the dotted line "
-        f"keys are further away than the training length, {run.train_length}.",
+        "position interpolation. Lines: means of neighbouring keys; bands: from the least to the "
+        "largest of them. Left of the dotted line keys are further away than the training length, "
+        f"{run.train_length}.",
         alt=f"Line chart of attention scores against key position for {run.arm}, layer "
         f"{first.layer}, head {first.head}, as trained and with position interpolation.",
         image=charts.drawn(draw, *charts.size(["as trained", "with it"])),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,7 +73,7 @@ def losses(results: Results, scored: Scored, lines: Sequence[Line], apart: str) 
     return Picture(
         name=charts.slug(f"losses {scored}"),
         caption=f"Loss against length on {scored}, {min(lengths)} to {longest} tokens; bars: "
-        f"{spread_of(lines)}; {_dotted(lines)}.",
+        f"{spread_of(lines)}; {_dotted([line.train_length for line in lines])}.",
         alt=f"Line chart of loss ({unit}) on {scored} at lengths {min(lengths)} to {longest}. "
         f"At {longest}, best first: {at_longest}.",
         image=charts.drawn(*_drawing(results, [panel])),
@@ -128,11 +128,19 @@ def _draw_losses(axes: Axes, panel: Panel, styles: dict[str, dict[str, Any]]) ->
     axes.set_title(f"{panel.title}{apart}\nbars: {spread_of(panel.lines)}", loc="left")
 
 
-def _dotted(lines: Sequence[Line]) -> str:
-    lengths = sorted({line.train_length for line in lines})
-    if len(lengths) == 1:
-        return f"dotted: the training length, {lengths[0]}"
-    return f"dotted: the training lengths, {' and '.join(map(str, lengths))}"
+def _dotted(trained: Sequence[int]) -> str:
+    *others, last = map(str, sorted(set(trained)))
+    told = f"{', '.join(others)} and {last}" if others else last
+    return f"dotted: the training length{'s' * bool(others)}, {told}"
+
+
+def _band(lines: Mapping[str, Sequence[tuple[float, Mean]]]) -> str:
+    """What is around the lines of means over positions."""
+    alone = {point.spread is None for points in lines.values() for _, point in points}
+    if alone == {True}:
+        return "standard error over text"
+    of_alone = ", of a single one standard error over text" * (True in alone)
+    return f"standard deviation over seeds{of_alone}"
 
 
 def have_spread(lines: Sequence[Line]) -> bool:
@@ -181,9 +189,8 @@ def positions(results: Results) -> list[Picture]:
         found.append(
             Picture(
                 name=charts.slug(f"positions {text}"),
-                caption=f"Loss by position, {text}: mean over sequences in bins of neighbouring "
-                "positions; bands: standard deviation over seeds, of a single one standard error "
-                "over text.",
+                caption=f"Loss by position, {text}. Lines: means over sequences in bins of "
+                f"neighbouring positions; bands: {_band(lines)}; {_dotted(trained)}.",
                 alt=f"Line chart of the mean loss by token position, {text}. "
                 f"In the last bin: {ends}.",
                 image=charts.drawn(draw, *charts.size(list(lines))),
@@ -203,23 +210,27 @@ def training(results: Results) -> list[Picture]:
 def _training(
     lines: dict[str, list[tuple[float, Mean]]], styles: dict[str, dict[str, Any]], number: int
 ) -> Picture:
+    lowest = min(point.value for points in lines.values() for _, point in points)
+    start = max(points[0][1].value for points in lines.values())
+    low, high = 0.97 * lowest, max(1.05 * lowest, min(start, 2.2 * lowest))
+
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for name, points in lines.items():
             style = {**styles[name], "marker": ""}
             tokens = [count for count, _ in points]
             axes.plot(tokens, [point.value for _, point in points], label=name, **style)
-        lowest = min(point.value for points in lines.values() for _, point in points)
-        start = max(points[0][1].value for points in lines.values())
-        axes.set_ylim(0.97 * lowest, max(1.05 * lowest, min(start, 2.2 * lowest)))
+        axes.set_ylim(low, high)
         axes.set_xlabel("training tokens")
         axes.set_ylabel("training loss (nats per token)")
         charts.legend_below(figure, [axes])
 
     ends = ", ".join(f"{name} {points[-1][1].value:.3f}" for name, points in lines.items())
+    last = max(points[-1][0] for points in lines.values())
+    cut = f"; losses above {high:.2f}, which runs begin with, are cut off" * (start > high)
     return Picture(
         name=f"training_{number + 1}" if number else "training",
-        caption="Training loss of single batches, mean over seeds; first steps cut off.",
+        caption=f"Training loss of single batches, mean over seeds, up to {last:,.0f} tokens{cut}.",
         alt=f"Line chart of training loss against tokens. Last values: {ends}.",
         image=charts.drawn(draw, *charts.size(list(lines))),
     )

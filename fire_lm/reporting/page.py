@@ -44,17 +44,17 @@ class Table:
     def html(self) -> str:
         head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in self.header)
         body = ""
+        words = {j for row in self.rows for j, text in enumerate(row) if _is_words(text)}
         for i, row in enumerate(self.rows):
             cells = [f'<th scope="row">{html.escape(row[0])}</th>']
             for j, text in enumerate(row[1:], start=1):
                 escaped = html.escape(text)
-                cells.append(f"<td>{f'<b>{escaped}</b>' if (i, j) in self.best else escaped}</td>")
+                stressed = f"<b>{escaped}</b>" if (i, j) in self.best else escaped
+                kind = ' class="words"' * (j in words)
+                cells.append(f"<td{kind}>{stressed}</td>")
             body += f"<tr>{''.join(cells)}</tr>\n"
-        return (
-            f'<p class="caption">{html.escape(self.caption)}</p>'
-            '<div class="table" tabindex="0" role="region" '
-            f'aria-label="{html.escape(self.caption, quote=True)}"><table>'
-            f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>"
+        return f'<p class="caption">{html.escape(self.caption)}</p>' + _scrolling(
+            f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>", self.caption
         )
 
 
@@ -81,10 +81,7 @@ class Picture:
         alt = html.escape(self.alt, quote=True)
         image = f'<img alt="{alt}" src="data:image/svg+xml;base64,{data}">'
         if self.panels > 1:
-            label = html.escape(f"{self.name}, can be scrolled", quote=True)
-            image = (
-                f'<div class="panels" tabindex="0" role="region" aria-label="{label}">{image}</div>'
-            )
+            image = _scrolling(image, self.name, "panels")
         return f"<figure>{image}<figcaption>{html.escape(self.caption)}</figcaption></figure>"
 
 
@@ -95,6 +92,21 @@ class Section:
     title: str
     paragraphs: Sequence[str]
     parts: Sequence[Table | Picture] = ()
+
+
+def _is_words(text: str) -> bool:
+    """Whether a cell may have several lines; a number never has."""
+    return len(text) > 15 and any(character.isalpha() for character in text)
+
+
+def _scrolling(inside: str, label: str, kind: str = "") -> str:
+    """What may be wider than its place: it scrolls by itself, and a cue says so where it does."""
+    named = html.escape(label, quote=True)
+    return (
+        '<div class="wide"><p class="cue" aria-hidden="true">scroll sideways for the rest '
+        f'&#8594;</p><div class="{" ".join(filter(None, ("scrolls", kind)))}" tabindex="0" '
+        f'role="region" aria-label="{named}, can be scrolled">{inside}</div></div>'
+    )
 
 
 def as_markdown(title: str, sections: Sequence[Section]) -> str:
@@ -134,11 +146,14 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
+# Text of which a cell has several lines, where a number never has.
+_LONG_CELL = 20
+
 _CSS = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --soft: #5a5a5a; --line: #d8d8d8;
-  --page: #ffffff; --card: #f6f6f6; --link: #1a5fb4; }
+  --page: #ffffff; --card: #f6f6f6; --link: #1a5fb4; --under: var(--page); --shade: #0004; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --soft: #a8a8a8; --line: #3a3a3a;
-  --page: #141414; --card: #1d1d1d; --link: #8ab8f0; } }
+  --page: #141414; --card: #1d1d1d; --link: #8ab8f0; --shade: #fff5; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 76rem; padding: 1rem; background: var(--page); color: var(--ink);
   font: 1rem/1.5 system-ui, sans-serif; }
@@ -148,7 +163,18 @@ h2 { font-size: 1.2rem; margin: 2.5rem 0 0.5rem; border-top: 1px solid var(--lin
 p { max-width: 46rem; margin: 0.6rem 0; }
 a { color: var(--link); }
 nav ul { display: flex; flex-wrap: wrap; gap: 0.2rem 1.2rem; list-style: none; padding: 0; }
-.table { overflow-x: auto; margin: 0.4rem 0 1rem; }
+.wide { timeline-scope: --across; }
+.cue { color: var(--soft); font-size: 0.85rem; text-align: right; margin: 0; max-width: none;
+  max-height: 0; overflow: hidden; animation: cue linear; animation-timeline: --across; }
+@keyframes cue { from, to { max-height: 2rem; } }
+@supports not (animation-timeline: scroll()) { @media (max-width: 40rem) {
+  .cue { max-height: 2rem; } } }
+.scrolls { overflow-x: auto; margin: 0.4rem 0 1rem; scroll-timeline: --across inline;
+  background: linear-gradient(to right, var(--under) 40%, transparent) left / 2.5rem 100%,
+    linear-gradient(to left, var(--under) 40%, transparent) right / 2.5rem 100%,
+    linear-gradient(to right, var(--shade), transparent) left / 1rem 100%,
+    linear-gradient(to left, var(--shade), transparent) right / 1rem 100%;
+  background-repeat: no-repeat; background-attachment: local, local, scroll, scroll; }
 table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
 .caption, figcaption { color: var(--soft); font-size: 0.9rem; }
 th, td { text-align: right; padding: 0.25rem 0.7rem; border-bottom: 1px solid var(--line);
@@ -159,8 +185,11 @@ th:first-child { text-align: left; position: sticky; left: 0; background: var(--
 figure { margin: 0; padding: 0.6rem; background: var(--card); border-radius: 0.5rem;
   max-width: 44rem; min-width: 0; }
 figure img { width: 100%; height: auto; display: block; }
-.panels { overflow-x: auto; }
+figure { --under: var(--card); }
+.panels { margin: 0; }
 .panels img { min-width: 32rem; }
+td.words { white-space: normal; min-width: 7rem; text-align: left; }
+thead th { white-space: normal; vertical-align: bottom; }
 figcaption { margin-top: 0.4rem; }
 @media (max-width: 40rem) { body { padding: 0.6rem; } th, td { padding: 0.25rem 0.4rem; }
   th:first-child { white-space: normal; min-width: 5.5rem; overflow-wrap: break-word; } }

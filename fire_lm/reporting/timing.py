@@ -23,7 +23,8 @@ def section(times: ModelTimes | None, whose: str, arms: Sequence[str]) -> Sectio
         )
     left_out = [f"Not measured: {'; '.join(times.left_out)}."] if times.left_out else []
     words = [told for told in (whose, f"{times.where}.", *left_out) if told]
-    return Section(_TITLE, words, [_table(times), _picture(times, arms)])
+    several = len({row.length for row in times.rows}) > 1  # one length is no line over lengths
+    return Section(_TITLE, words, [_table(times), *([_picture(times, arms)] if several else [])])
 
 
 def _table(times: ModelTimes) -> Table:
@@ -69,7 +70,8 @@ def _picture(times: ModelTimes, arms: Sequence[str]) -> Picture:
     told = ", ".join(f"{row.encoding} {row.forward.x_nope:.2f}" for row in longest)
     return Picture(
         name="forward_time",
-        caption=f"Forward time over that of NoPE. {times.where}.",
+        caption=f"Forward time over that of NoPE, {lengths[0]} to {lengths[-1]} tokens. "
+        f"{times.where}.",
         alt=f"Line chart of forward time over NoPE's against length. At {lengths[-1]}: {told}.",
         image=charts.drawn(draw, *charts.size(encodings)),
     )
