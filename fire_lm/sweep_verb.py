@@ -25,6 +25,7 @@ from fire_lm.reporting import (
     read_texts,
 )
 from fire_lm.reporting.scored_text import FILE as TEXTS_FILE
+from fire_lm.reporting.scored_text import UNKNOWN
 from fire_lm.sharding import agreed, initialize_distributed
 from fire_lm.sweep_runs import find_runs
 from fire_lm.sweep_settings import Setting, check_effects, settings
@@ -187,11 +188,22 @@ def finished_in(workdir: epath.Path) -> Known:
 
 def write_scored(workdir: epath.Path, scored: Scored) -> None:
     """Its text first: it belongs to its row by their common loss, so that one without a row, left
-    by a kill, is nobody's. That of a row that is there stays with it."""
-    there = {row.key: row for row in read_rows(workdir / _ROWS)}.get(scored.row.key)
-    has_one = there is not None and read_texts(workdir).of(there)
-    if scored.text is not None and not has_one:
-        merge_table(workdir / TEXTS_FILE, ScoredText, [scored.text], replace=True)
+    by a kill, is nobody's. That of a row that is there stays with it.
+
+    Raises:
+      RunFailed: another sweeper has begun with another text meanwhile.
+    """
+    if (line := scored.text) is not None:
+        rows, texts = read_rows(workdir / _ROWS), read_texts(workdir)
+        place = (line.run, line.key[4:8])
+        for row in rows:
+            if (row.run, row.key[4:8]) == place and texts.of(row) not in (UNKNOWN, line.text):
+                raise RunFailed(
+                    f"another sweep of {workdir} scores another text of the same name at the same "
+                    "time\nlet both have the same length_sweep.tokens and data"
+                )
+        if not any(row.key == line.key and texts.of(row) for row in rows):
+            merge_table(workdir / TEXTS_FILE, ScoredText, [line], replace=True)
     merge_table(workdir / _POSITIONS, PositionLoss, scored.positions)
     merge_rows(workdir / _ROWS, [scored.row])
 

@@ -208,14 +208,35 @@ def test_no_order_of_sweeps_mixes_texts(sweeps_in, tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_two_sweepers_at_once_cannot_write_two_texts(sweeps_in, tmp_path, capsys, monkeypatch):
+    """One begins with another budget while the other is computing its first row."""
+    sweeps = sweeps_in(tmp_path)
+    run, score, begun = str(tmp_path / "fire"), sweeps.score, []
+
+    def score_meanwhile(*arguments):
+        if not begun:
+            begun.append("the other")
+            begun.append(sweeps([f"{run}@1"], "--gin.EVAL_LENGTHS=[8]", TOKENS))
+        return score(*arguments)
+
+    monkeypatch.setattr(module, "score", score_meanwhile)
+    told = sweeps([f"{run}@2"], "--gin.EVAL_LENGTHS=[8]", "--gin.length_sweep.tokens=1024")
+    assert "another sweep" in told and "another text of the same name" in told and begun[1:] == [""]
+    assert {row.step for row in read_rows(epath.Path(run) / FILES[0])} == {1}
+    check_files(sweeps, Path(run))
+    capsys.readouterr()
+
+
+TOKENS = "--gin.length_sweep.tokens=2048"
+
+
 def test_subsets_and_extensions_are_the_same_text(sweeps_in, tmp_path, capsys):
     """In any order, one call for each; the rows are those of one sweep of all lengths."""
-    tokens = "--gin.length_sweep.tokens=2048"
     apart, once = sweeps_in(tmp_path / "apart"), sweeps_in(tmp_path / "once")
     run = str(tmp_path / "apart" / "fire")
     for lengths in ([16], [64], [8, 16], [32, 8]):
-        assert apart([run], tokens, f"--gin.EVAL_LENGTHS={lengths}") == ""
-    assert once([str(tmp_path / "once" / "fire")], tokens, "--gin.EVAL_LENGTHS=8,16,32,64") == ""
+        assert apart([run], TOKENS, f"--gin.EVAL_LENGTHS={lengths}") == ""
+    assert once([str(tmp_path / "once" / "fire")], TOKENS, "--gin.EVAL_LENGTHS=8,16,32,64") == ""
     found = [
         sorted((row.length, row.tokens, round(row.nll, 9)) for row in read_rows(path))
         for path in (epath.Path(tmp_path) / name / "fire" / FILES[0] for name in ("apart", "once"))

@@ -38,7 +38,7 @@ def results_of(workdir: Path) -> dict[Path, int]:
 def test_quickstart(tmp_path):
     workdir = tmp_path / "runs"
     output = quickstart(workdir)
-    assert "nats per token" in output and str(workdir / "length_sweep.csv") in output
+    assert "Nats per token" in output and str(workdir / "length_sweep.csv") in output
     assert (workdir / "length_sweep.png").read_bytes().startswith(b"\x89PNG")
     rows = read_rows(epath.Path(workdir / "length_sweep.csv"))
     nll = {(row.encoding, row.length): row.nll for row in rows}

@@ -214,8 +214,8 @@ def browse(page: Path, size: str, screenshot: Path) -> str:
     return "\n".join(line for line in said.splitlines() if "CONSOLE" in line)
 
 
-# Says of a page whether it is wider than its window, how many boxes in it can be scrolled, and of how
-# many the cue is not as it should be.
+# Says of a page whether it is wider than its window, how many boxes in it can be scrolled, and how
+# many have a cue that is not as it should be.
 MEASURE = """<script>addEventListener('load', () => {
   const wide = [...document.querySelectorAll('.wide')].map(box => {
     const inside = box.querySelector('.scrolls');

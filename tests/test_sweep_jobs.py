@@ -153,7 +153,7 @@ def test_all_goes_on_without_one_that_was_removed(run, removed, capsys):
     assert main(["sweep", f"{run}@all", *SWEEP]) == 1
     assert steps_of(run) == [step for step in there if step != removed]
     told = capsys.readouterr()
-    assert f"{run}@{removed} is left out" in told.out and "nats per token" in told.out
+    assert f"{run}@{removed} is left out" in told.out and "Nats per token" in told.out
     assert f"1 of {len(there)} could not be scored" in told.err
 
 
