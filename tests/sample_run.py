@@ -39,7 +39,7 @@ def write_text(folder: Path, documents: int = 60) -> Path:
     return folder
 
 
-def command(data_dir: Path, workdir: Path, *more: str, position: str = "fire") -> list[str]:
+def command(data_dir: Path, workdir: Path | str, *more: str, position: str = "fire") -> list[str]:
     """Arguments of `fire-lm pretrain`; later bindings win."""
     bindings = {
         "DATA_DIR": data_dir,
