@@ -7,7 +7,6 @@ import logging
 import os
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from fire_lm import config as gin
 from fire_lm import evaluation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, available_steps, split_run
 from fire_lm.data import Blocks, TextData
+from fire_lm.encoding_label import POSITIONS, derived_label
 from fire_lm.errors import UserError
 from fire_lm.reporting import ranked_steps, read_rows, read_texts
 from fire_lm.sharding import MeshShape, initialize_distributed, skip_absent_tpu
@@ -47,8 +47,7 @@ def load_config(
         MeshShape,
         *positions.configurables().values(),
     ]
-    folder = Path(__file__).parent.parent / "configs" / "positions"
-    names = ", ".join(sorted(path.stem for path in folder.glob("*.gin")))
+    names = ", ".join(sorted(path.stem for path in POSITIONS.glob("*.gin")))
     return gin.load(
         gin_files,
         bindings,
@@ -59,6 +58,7 @@ def load_config(
             "POSITION": "no positional encoding chosen: add "
             f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
         },
+        derive=derived_label,
     )
 
 

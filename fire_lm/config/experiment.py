@@ -31,6 +31,7 @@ def load(
     configurables: Mapping[str, Callable[..., Any]],
     roots: Sequence[str],
     hints: Mapping[str, str] | None = None,
+    derive: Callable[[Program], Sequence[Statement]] = lambda program: (),
 ) -> Config:
     """Reads and checks a configuration. Nothing global changes; load as often as you like.
 
@@ -45,6 +46,7 @@ def load(
         where the class is reached through an @reference, never on a direct call in Python.
       roots: the names of the verbs' functions, which `Config.call` can call.
       hints: by macro name, the whole error message if that macro is needed and nothing sets it.
+      derive: statements that follow from all others, and win over them.
 
     Raises:
       UserError: for anything misspelt, unused, undefined or of the wrong type; it names the
@@ -52,6 +54,8 @@ def load(
     """
     statements = read_statements(gin_files, bindings, search_paths)
     program = Program(statements, configurables, roots, hints or {})
+    if derived := derive(program):
+        program = Program([*statements, *derived], configurables, roots, hints or {})
     checks.check_names(program)
     checks.check_macros(program)
     for macro in program.macros.values():

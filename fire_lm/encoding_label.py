@@ -1,0 +1,104 @@
+"""What a run is called in tables: the macro ENCODING, which follows from the encoding.
+
+A file of configs/positions/ sets POSITION and ENCODING together. If a later file or the command
+line sets another POSITION and no ENCODING, the name of that file would be wrong, so one is derived.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from fire_lm.config.coercion import plain
+from fire_lm.config.program import Place, Program
+from fire_lm.config.syntax import Group, Key, Node, Ref, Scalar, Statement, children, parse_file
+
+POSITIONS = Path(__file__).parent.parent / "configs" / "positions"
+
+_ENCODING = Key((), "", "ENCODING")
+_POSITION = Key((), "", "POSITION")
+_MODEL_POSITION = Key((), "build_decoder", "position")
+_SHARED = Key((), "build_decoder", "share_position")
+
+
+def derived_label(program: Program) -> list[Statement]:
+    """The binding of ENCODING that POSITION asks for; none if ENCODING was set with it."""
+    if _MODEL_POSITION not in program.bindings:
+        return []
+    position = program.source(program.bindings[_MODEL_POSITION])
+    if not _refs(position.node) or _named_on_purpose(program, position):
+        return []
+    label = label_of(program, position.node)
+    return [Statement(_ENCODING, Scalar(label, label), position.where, False)]
+
+
+def _named_on_purpose(program: Program, position: Statement) -> bool:
+    name = program.macros.get(_ENCODING.parameter)
+    if name is None:
+        return False
+    order = program.statements.index
+    if _file(name) == _file(position) or order(name) > order(position):
+        return True
+    beside = [
+        statement.node
+        for statement in program.statements
+        if statement.key in (_POSITION, _MODEL_POSITION) and _file(statement) == _file(name)
+    ]
+    return bool(beside) and str(beside[-1]) == str(position.node)
+
+
+def _file(statement: Statement) -> str:
+    """Where a statement stands; all arguments of the command line are one place."""
+    return "" if statement.from_command_line else statement.where.rpartition(":")[0]
+
+
+def label_of(program: Program, position: Node) -> str:
+    """The file of configs/positions/ that describes it, or those of the encodings that take turns:
+    "rope", "fire_g+nope", "3xrope+nope"."""
+    if label := _matching_file(program, position):
+        return label
+    turns = [
+        _matching_file(program, ref) or ref.name  # the class, where no file describes it
+        for ref in _refs(position)
+    ]
+    runs = [(name, len(list(same))) for name, same in itertools.groupby(turns)]
+    return "+".join(f"{count}x{name}" if count > 1 else name for name, count in runs)
+
+
+def _refs(node: Node) -> list[Ref]:
+    items: Sequence[Node] = node.items if isinstance(node, Group) else (node,)
+    return [item for item in items if isinstance(item, Ref)]
+
+
+def _matching_file(program: Program, position: Node) -> str | None:
+    """Of the files with this POSITION whose settings all hold, the one with the most of them."""
+    settings: dict[str, int] = {}
+    for path in sorted(POSITIONS.glob("*.gin")):
+        found = {
+            statement.key: statement
+            for statement in parse_file(path.read_text(encoding="utf-8"), path.name)
+            if isinstance(statement, Statement)
+        }
+        theirs = found.pop(_POSITION, None)
+        found.pop(_ENCODING, None)
+        if theirs is None or _refs(theirs.node) != [_plain(ref) for ref in _refs(position)]:
+            continue
+        if all(_holds(program, position, statement) for statement in found.values()):
+            settings[path.stem] = len(found)
+    return max(settings, key=lambda name: settings[name]) if settings else None
+
+
+def _plain(ref: Ref) -> Ref:
+    return Ref(ref.name, (), False)
+
+
+def _holds(program: Program, position: Node, setting: Statement) -> bool:
+    """Whether the configuration has this setting of a file, wherever it was made."""
+    scopes = [node.scope for node in children(position) if isinstance(node, Ref)] or [()]
+    return all(
+        (bound := program.bound(Place(scope, setting.key.configurable)).get(setting.key.parameter))
+        is not None
+        and plain(program.expand(bound)) == plain(setting.node)
+        for scope in ([()] if setting.key == _SHARED else scopes)
+    )
