@@ -160,6 +160,12 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
     corpus.add_argument(
         "--whole_files", action="store_true", default=None, help="each file is a document"
     )
+    corpus.add_argument(
+        "--split_on",
+        type=split_rule,
+        metavar="blank_lines|BYTES",
+        help="a text file is many documents: between blank lines, or pieces of so many bytes",
+    )
     corpus.add_argument("--validation_percent", type=float, help="of the documents (6)")
     add_beam(corpus)
     parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=Parser)
@@ -199,6 +205,10 @@ def number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 1 or more")
     return int(text)
+
+
+def split_rule(text: str) -> str | int:
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def numbers(text: str) -> list[int]:

@@ -32,7 +32,10 @@ def corpus(arguments: argparse.Namespace) -> None:
     if arguments.source is not None:
         write_from_files(arguments)
         return
-    own = ("name", "text_field", "validation_percent", "whole_files", "runner", "runner_options")
+    own = (
+        *("name", "text_field", "validation_percent", "whole_files", "split_on"),
+        *("runner", "runner_options"),
+    )
     given = [f"--{name}" for name in own if getattr(arguments, name) is not None]
     if given:
         raise UserError(f"{given[0]} is for documents of one's own: add --from=FILE_OR_FOLDER")
@@ -56,6 +59,7 @@ def write_from_files(arguments: argparse.Namespace) -> None:
             arguments.name,
             text_field=None if arguments.whole_files else arguments.text_field or "text",
             validation_percent=6.0 if percent is None else percent,
+            split_on=arguments.split_on,
             on_bytes=on_bytes,
             workers=beam_workers(arguments),
         )

@@ -12,19 +12,23 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from etils import epath
 
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.corpus import MANIFEST
 from fire_lm.data.quiet_tensorflow import tf, tfds
+from fire_lm.data.text import LONGEST_DOCUMENT
 from fire_lm.data.text_files import (
+    File,
     OnBytes,
     check_files,
+    is_text,
     list_files,
     read_documents,
 )
+from fire_lm.data.text_pieces import SMALLEST, SplitOn, is_split_rule
 from fire_lm.data.text_selection import Counts, choose, key_of
 from fire_lm.data.tfds_writer import Example, Examples, write_dataset
 from fire_lm.errors import UserError
@@ -61,6 +65,7 @@ def write_text_corpus(
     *,
     text_field: str | None = "text",
     validation_percent: float = 6,
+    split_on: SplitOn | None = None,
     on_bytes: OnBytes = lambda done, total: None,
     workers: BeamWorkers | None = None,
 ) -> TextCorpus:
@@ -70,7 +75,7 @@ def write_text_corpus(
     up to 1 GB of them, to shuffle.
 
     Args:
-        source, text_field, on_bytes: see `read_documents`.
+        source, text_field, on_bytes, split_on: see `read_documents`.
         data_dir: TFDS data directory, local or gs://; may hold other data sets.
         name: of the data set, in lower case.
         validation_percent: 0 leaves out that split.
@@ -83,11 +88,13 @@ def write_text_corpus(
     """
     _check(data_dir, name, validation_percent)
     files, links = list_files(source)
+    _check_split_on(split_on, files, text_field)
     settings = {
         "name": name,
         "text_field": text_field,
         "validation_percent": validation_percent,
         "files": [[file.name, file.size] for file in files],
+        "split_on": split_on,
     }
     target = epath.Path(data_dir) / name / VERSION
     times = [file.modified for file in files]
@@ -96,17 +103,18 @@ def write_text_corpus(
     check_files(files, text_field)
     splits = ("train", "validation") if validation_percent else ("train",)
     if workers is None:
-        passes = _Passes(source, text_field, validation_percent, splits, on_bytes)
+        passes = _Passes(source, text_field, validation_percent, splits, on_bytes, split_on)
         counts, examples = passes.count(), passes.examples
     else:
         from fire_lm.data import text_corpus_beam
 
-        reading = text_corpus_beam.Reading(files, text_field, validation_percent)
+        reading = text_corpus_beam.Reading(files, text_field, validation_percent, split_on)
         counts = text_corpus_beam.count(workers, reading, splits, target.parent)
         examples = functools.partial(text_corpus_beam.examples, reading)
     if links:
         counts.leave_out("links that lead nowhere", links)
-    counts.check()
+    whole_files = split_on is None and any(is_text(file.name, "text") for file in files)
+    counts.check(whole_files)
     _write(
         data_dir,
         name,
@@ -133,6 +141,24 @@ def _check(data_dir: str, name: str, validation_percent: float) -> None:
         raise UserError(f"{data_dir} holds the embedded text: name another --data_dir")
 
 
+def _check_split_on(
+    split_on: SplitOn | None, files: Sequence[File], text_field: str | None
+) -> None:
+    if split_on is None:
+        return
+    if not is_split_rule(split_on):
+        raise UserError(
+            f"--split_on={split_on} is neither blank_lines nor a number of bytes of {SMALLEST} or "
+            f"more, {LONGEST_DOCUMENT} at most"
+        )
+    if text_field is None:
+        raise UserError("--whole_files and --split_on exclude each other: leave one of them out")
+    if not any(is_text(file.name, text_field) for file in files):
+        raise UserError(
+            "--split_on has no effect: these are JSON or Parquet files, whose records are documents"
+        )
+
+
 @dataclasses.dataclass
 class _Passes:
     """The documents read in this process, over and over."""
@@ -142,6 +168,7 @@ class _Passes:
     validation_percent: float
     splits: tuple[str, ...]
     on_bytes: OnBytes
+    split_on: SplitOn | None = None
     begun: int = 0
 
     def count(self) -> Counts:
@@ -160,6 +187,7 @@ class _Passes:
             self.source,
             self.text_field,
             lambda done, total: self.on_bytes(done + before * total, passes * total),
+            self.split_on,
         )
         return choose(documents, split, self.validation_percent, counts)
 
@@ -175,7 +203,8 @@ def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | 
     if not target.exists():
         return None
     try:
-        manifest = json.loads((target / MANIFEST).read_text())
+        # Data sets of before --split_on have no such line.
+        manifest = {"split_on": None} | json.loads((target / MANIFEST).read_text())
         if all(manifest[key] == value for key, value in settings.items()):
             summary = _summary(manifest, written=False)
             if manifest.get("modified") == times:

@@ -15,6 +15,7 @@ from etils import epath
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.bucket_file import open_binary
 from fire_lm.data.text_files import File, read_file
+from fire_lm.data.text_pieces import SplitOn
 from fire_lm.data.text_selection import Counts, digest_of, key_of, split_of, unfit
 from fire_lm.storage import make_folder
 
@@ -25,6 +26,7 @@ class Reading(NamedTuple):
     files: Sequence[File]
     text_field: str | None
     validation_percent: float
+    split_on: SplitOn | None = None
 
 
 class Found(NamedTuple):
@@ -77,13 +79,19 @@ def examples(reading: Reading, split: str) -> beam.PTransform:
 def _documents(reading: Reading) -> beam.PTransform:
     """Pairs of a hash and what was found."""
     files = [(n, file.name, str(file.path)) for n, file in enumerate(reading.files)]
-    return beam.Create(files) | beam.Reshuffle() | beam.FlatMap(_read, reading.text_field)
+    return (
+        beam.Create(files)
+        | beam.Reshuffle()
+        | beam.FlatMap(_read, reading.text_field, reading.split_on)
+    )
 
 
-def _read(file: tuple[int, str, str], text_field: str | None) -> Iterator[tuple[bytes, Found]]:
+def _read(
+    file: tuple[int, str, str], text_field: str | None, split_on: SplitOn | None
+) -> Iterator[tuple[bytes, Found]]:
     order, name, path = file
     with open_binary(epath.Path(path)) as stream:
-        for number, (place, text) in enumerate(read_file(name, stream, text_field)):
+        for number, (place, text) in enumerate(read_file(name, stream, text_field, split_on)):
             yield digest_of(text), Found((order, number), place, text)
 
 

@@ -1,7 +1,7 @@
 """Documents from files: plain text, JSON lines and Parquet, also compressed, local or in a bucket.
 
-A JSON line and a row of Parquet are a document each, any other file is one as a whole. `.gz` and
-`.zst` may follow the other ending.
+A JSON line and a row of Parquet are a document each, any other file is one as a whole unless it is
+to be split (`text_pieces`). `.gz` and `.zst` may follow the other ending.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from etils import epath
 
 from fire_lm.data.bucket_file import open_binary
 from fire_lm.data.text import LONGEST_DOCUMENT
+from fire_lm.data.text_pieces import SplitOn, split_text
 from fire_lm.errors import RunFailed, UserError, reason
 
 # Where it was read, and its text; of a longer file than LONGEST_DOCUMENT only a little more.
@@ -49,7 +50,10 @@ class File(NamedTuple):
 
 
 def read_documents(
-    source: str, text_field: str | None = "text", on_bytes: OnBytes = lambda done, total: None
+    source: str,
+    text_field: str | None = "text",
+    on_bytes: OnBytes = lambda done, total: None,
+    split_on: SplitOn | None = None,
 ) -> Iterator[Document]:
     """The documents of a file, or of all files below a folder but hidden ones, in sorted order.
 
@@ -58,6 +62,7 @@ def read_documents(
         text_field: of a JSON object or a row of Parquet; a missing one is an error, null is empty.
             None reads every file as one document, whatever its ending.
         on_bytes: called after each document.
+        split_on: how a file of text becomes several documents; None: it is one.
 
     Raises:
         UserError: no such file, nothing in it, or no such field. RunFailed: a damaged file; both
@@ -67,7 +72,7 @@ def read_documents(
     total, before = sum(file.size for file in files), 0
     for name, path, size, _ in files:
         with open_binary(path) as file:
-            for document in read_file(name, file, text_field):
+            for document in read_file(name, file, text_field, split_on):
                 yield document
                 on_bytes(before + (0 if file.closed else min(file.tell(), size)), total)
         before += size
@@ -138,6 +143,11 @@ def check_files(files: Sequence[File], text_field: str | None) -> None:
             pass
 
 
+def is_text(name: str, text_field: str | None) -> bool:
+    """Whether a file is plain text, rather than records that are documents."""
+    return not _form(name, text_field)[0]
+
+
 def _check_beginning(name: str, file: BinaryIO, text_field: str | None) -> None:
     kind, compressed = _form(name, text_field)
     if not kind and not compressed:
@@ -163,7 +173,9 @@ def _form(name: str, text_field: str | None) -> tuple[str, str]:
     return kind, compressed
 
 
-def read_file(name: str, file: BinaryIO, text_field: str | None) -> Iterator[Document]:
+def read_file(
+    name: str, file: BinaryIO, text_field: str | None, split_on: SplitOn | None = None
+) -> Iterator[Document]:
     """The documents of one file; see `read_documents`."""
     _check_beginning(name, file, text_field)
     kind, compressed = _form(name, text_field)
@@ -173,10 +185,18 @@ def read_file(name: str, file: BinaryIO, text_field: str | None) -> Iterator[Doc
     with contextlib.closing(_decompressed(file, compressed)) as stream:
         if kind in _JSON:
             yield from _json_lines(name, stream, str(text_field))
+        elif split_on is not None:
+            yield from _text_pieces(name, stream, split_on)
         else:
             with _damage(name):
                 content = stream.read(LONGEST_DOCUMENT + 1)
             yield name, content
+
+
+def _text_pieces(name: str, stream: Any, split_on: SplitOn) -> Iterator[Document]:
+    with _damage(name):
+        for number, piece in enumerate(split_text(stream, split_on), start=1):
+            yield f"{name}:{number}", piece
 
 
 def _decompressed(file: BinaryIO, compressed: str) -> Any:

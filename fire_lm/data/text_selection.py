@@ -10,6 +10,11 @@ from fire_lm.data.text import LONGEST_DOCUMENT
 from fire_lm.data.text_files import Document
 from fire_lm.errors import UserError
 
+_SPLIT_HINT = (
+    "each text file is one document: --split_on=blank_lines or --split_on=10000 (bytes) makes "
+    "several of it; or "
+)
+
 
 @dataclasses.dataclass
 class Counts:
@@ -26,15 +31,16 @@ class Counts:
     def leave_out(self, reason: str, count: int = 1) -> None:
         self.left_out[reason] = self.left_out.get(reason, 0) + count
 
-    def check(self) -> None:
-        """Raises UserError if a split is empty."""
+    def check(self, whole_files: bool = False) -> None:
+        """Raises UserError if a split is empty. `whole_files`: text files are documents."""
         for split, count in self.documents.items():
             if not count:
                 told = ", ".join(f"{count} {why}" for why, count in self.left_out.items())
                 raise UserError(
                     f"No document is left for the split {split!r} of "
                     f"{sum(self.documents.values())} (left out: {told or 'none'})\n"
-                    "give more text, or another --validation_percent"
+                    + (_SPLIT_HINT if whole_files else "")
+                    + "give more text, or another --validation_percent"
                 )
 
 

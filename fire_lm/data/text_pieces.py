@@ -1,0 +1,74 @@
+"""One text file as many documents: at its blank lines, or in pieces of a size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fire_lm.data.text import LONGEST_DOCUMENT
+
+BLANK_LINES = "blank_lines"
+SMALLEST = 16  # bytes of a piece
+# BLANK_LINES, or the bytes of a piece.
+SplitOn = str | int
+
+
+def is_split_rule(rule: SplitOn) -> bool:
+    return rule == BLANK_LINES or (isinstance(rule, int) and SMALLEST <= rule <= LONGEST_DOCUMENT)
+
+
+def split_text(stream: Any, rule: SplitOn) -> Iterator[bytes]:
+    """The documents of a binary stream, read a piece at a time: a file may exceed the memory."""
+    if isinstance(rule, int):
+        return _of_size(stream, rule)
+    return _between_blank_lines(stream)
+
+
+def _between_blank_lines(stream: Any) -> Iterator[bytes]:
+    """Blank lines are left out. Of a document beyond LONGEST_DOCUMENT only a little more is read
+    into memory, so that it counts as huge."""
+    lines: list[bytes] = []
+    held = 0
+    while line := stream.readline(LONGEST_DOCUMENT + 1):
+        if line.strip():
+            if held <= LONGEST_DOCUMENT:
+                lines.append(line)
+                held += len(line)
+        elif lines:
+            yield b"".join(lines)
+            lines, held = [], 0
+    if lines:
+        yield b"".join(lines)
+
+
+def _of_size(stream: Any, size: int) -> Iterator[bytes]:
+    """As many lines as fit; a longer line is cut after a space, or between two characters."""
+    held = b""
+    while True:
+        while len(held) < size and (more := stream.read(size - len(held))):
+            held += more
+        if len(held) < size:  # the end of the file
+            break
+        end = _end_of_piece(held)
+        yield held[:end]
+        held = held[end:]
+    if held:
+        yield held
+
+
+def _end_of_piece(text: bytes) -> int:
+    half = len(text) // 2
+    for separator in (b"\n", b" "):
+        if (at := text.rfind(separator, half)) >= 0:
+            return at + 1
+    for back in range(4):  # the first byte of a UTF-8 character, at most 4 bytes long
+        if text[len(text) - 1 - back] & 0xC0 != 0x80:
+            return _end_of_character(text, len(text) - 1 - back)
+    return len(text)
+
+
+def _end_of_character(text: bytes, start: int) -> int:
+    """Behind the character that starts there, or before it if it is not whole."""
+    first = text[start]
+    length = 1 + (first >= 0xC0) + (first >= 0xE0) + (first >= 0xF0)
+    return start + length if start + length <= len(text) else start
