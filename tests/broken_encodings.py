@@ -1,6 +1,7 @@
 """Deliberately broken encodings: each lacks one property that tests/test_positions.py checks.
 
-And one that does nothing but write down what it is asked.
+Some that are sound, for what they declare; and one that does nothing but write down what it is
+asked.
 """
 
 from __future__ import annotations
@@ -111,6 +112,89 @@ class SameInEveryLayer(PositionalEncoding):
 
     def init(self, rng):
         return {"slope": jax.random.normal(jax.random.key(0), (self.num_heads,))}
+
+
+class NoConstantInit(PositionalEncoding):
+    """Says that its parameters start as constants, and draws them."""
+
+    constant_init = True
+
+    def init(self, rng):
+        return {"slope": jax.random.normal(rng, (self.num_heads,))}
+
+
+class ConstantInit(PositionalEncoding):
+    """Sound. Parameters per layer for 12 heads: 12."""
+
+    constant_init = True
+
+    def init(self, rng):
+        return {"slope": jnp.linspace(0.5, 1.5, self.num_heads, dtype=jnp.float32)}
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        distance_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32)
+        return -params["slope"][None, :, None, None] * jnp.log1p(distance_BTS)[:, None]
+
+
+class Windowed(PositionalEncoding):
+    """Sound: no farther than 512. Parameters: none."""
+
+    bias_window = 512
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        near_BTS = jnp.minimum(distance(q_pos_BT, k_pos_BS), 512)
+        return _per_head(self, -near_BTS.astype(jnp.float32))
+
+
+class RoundsInAWindow(PositionalEncoding):
+    """Its window holds, but in it distances are bfloat16."""
+
+    bias_window = 512
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        near_BTS = jnp.minimum(distance(q_pos_BT, k_pos_BS), 512)
+        return _per_head(self, -near_BTS.astype(jnp.bfloat16).astype(jnp.float32))
+
+
+class GoesOnBeyondItsWindow(PositionalEncoding):
+    """Declares a window to be excused, and has none."""
+
+    bias_window = 512
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        return _per_head(self, -distance(q_pos_BT, k_pos_BS).astype(jnp.float32))
+
+
+class SeesPositions(PositionalEncoding):
+    """Sound: a bias of the query's own position as well. Parameters per layer: 1."""
+
+    translation_invariant = False
+    constant_init = True
+
+    def init(self, rng):
+        return {"w": jnp.float32(0.5)}
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        distance_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32)
+        share_BTS = distance_BTS / (1.0 + q_pos_BT.astype(jnp.float32))[:, :, None]
+        return _per_head(self, -params["w"] * share_BTS)
+
+
+class MixesDtypes(PositionalEncoding):
+    """Integers times float32, which JAX converts outside of strict tests. Parameters: none."""
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        slopes_N = jnp.linspace(0.5, 1.5, self.num_heads, dtype=jnp.float32)
+        return -slopes_N[None, :, None, None] * distance(q_pos_BT, k_pos_BS)[:, None]
+
+
+class MixesRanks(PositionalEncoding):
+    """Axes that JAX adds outside of strict tests. Parameters: none."""
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        slopes_N = jnp.linspace(0.5, 1.5, self.num_heads, dtype=jnp.float32)
+        distance_BTS = distance(q_pos_BT, k_pos_BS).astype(jnp.float32)
+        return -slopes_N[:, None, None] * distance_BTS[:, None]
 
 
 class Recorder(SameInEveryLayer):

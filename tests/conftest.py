@@ -23,6 +23,8 @@ os.environ["XLA_FLAGS"] = " ".join(
 import jax  # noqa: E402  (the variables above must be set first)
 import pytest  # noqa: E402
 
+pytest.register_assert_rewrite("encoding_in_models", "encoding_properties")
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -31,8 +33,19 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 LONGEST = ("test_preflight.py", "test_quickstart.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--encoding", metavar="NAME", help="only the tests of this encoding")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
+    if name := config.getoption("--encoding"):
+        items[:] = [item for item in items if of_encoding(item) == name]
+
+
+def of_encoding(item: pytest.Item) -> object:
+    """The encoding that a test of test_positions.py is about; None if it is about all."""
+    return getattr(getattr(item, "callspec", None), "params", {}).get("name")
 
 
 @pytest.fixture(scope="session", autouse=True)

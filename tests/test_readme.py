@@ -135,8 +135,8 @@ def test_the_new_encoding_needs_two_files_to_train_sweep_and_be_tested(tmp_path)
     table = (checkout.folder / "runs/recency/length_sweep.csv").read_text()
     assert re.findall(r",full,(\d+),", table) == ["64", "1024"]
 
-    assert walk.test[:2] == ["scripts/test", "--"]
-    code, output = checkout.pytest(*walk.test[2:])
+    assert walk.test == ["scripts/test", "--encoding", "recency"]
+    code, output = checkout.pytest(*walk.test[1:], "tests/test_positions.py")
     assert code == 0 and passed(output) >= 10, output
     # scripts/test begins with these two.
     for arguments in (["format", "--check"], ["check"]):
@@ -159,9 +159,9 @@ def test_the_property_tests_find_what_is_wrong_with_a_new_encoding(tmp_path):
     broken = "distance(q_pos_BT.astype(jnp.bfloat16), k_pos_BS.astype(jnp.bfloat16))"
     path, gin = walk.files
     checkout.write({path: walk.code.replace(good, broken), gin: walk.gin})
-    *_, tests = walk.test
-    code, output = checkout.pytest("-x", "-k", "recency and all_bits", tests)
-    assert code == 1 and "FAILED" in output and "has_all_bits_of_positions" in output, output
+    code, output = checkout.pytest("-k", "recency and all_bits", "tests/test_positions.py")
+    assert code == 1 and "recency lacks the property has_all_bits_of_positions" in output, output
+    assert "compute with positions in float32" in output and "Traceback" not in output
 
 
 def test_every_path_of_the_file_map_is_there():

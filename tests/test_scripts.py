@@ -143,3 +143,18 @@ def test_usage(script):
     shown, refused = run("--help"), run("--nonsense")
     assert shown.returncode == 0 and f"usage: scripts/{script}" in shown.stdout
     assert refused.returncode == 2 and "--nonsense" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--encoding", "nonsense"], "There is no configs/positions/nonsense.gin"),
+        (["--encoding"], "--encoding needs a NAME"),
+        (["--ci", "--encoding=fire"], "exclude each other"),
+    ],
+)
+def test_an_encoding_to_test_is_named(arguments, told):
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "test"), *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and told in done.stderr

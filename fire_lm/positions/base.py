@@ -41,6 +41,8 @@ class PositionalEncoding:
     translation_invariant: ClassVar[bool] = True
     # Whether positions between two integers mean nothing to it (a table, buckets).
     integer_positions: ClassVar[bool] = False
+    # Whether its parameters start from the same values in every layer, on purpose.
+    constant_init: ClassVar[bool] = False
     # Fields that a sweep may set otherwise than in training: no trained parameter depends on them.
     evaluation_fields: ClassVar[tuple[str, ...]] = ()
 
@@ -48,6 +50,15 @@ class PositionalEncoding:
     head_dim: int
     train_length: int
     hidden_size: int
+
+    @property
+    def bias_window(self) -> int | None:
+        """The distance from which on the bias is one value; None where every distance has its own.
+
+        A property test holds an encoding to it: in a window too, no two distances may be rounded
+        into one.
+        """
+        return None
 
     def interpolated(self) -> PositionalEncoding | None:
         """This encoding with position interpolation, on the same parameters; None if it knows none.

@@ -1,0 +1,175 @@
+"""Properties that an encoding must have inside attention and a decoder (encoding_properties.py)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from encoding_properties import SIZE, content, init, largest_error, logits, quick_jit
+
+from fire_lm.attention import attend
+from fire_lm.models import Decoder
+from fire_lm.positions import PositionalEncoding
+
+
+def decoder(encoding: PositionalEncoding) -> Decoder:
+    embeds = type(encoding).embed is not PositionalEncoding.embed  # there is one embedding
+    return Decoder(SIZE, (encoding,), vocab_size=32, share_position=embeds)
+
+
+def has_the_same_values_in_blocks(encoding: PositionalEncoding) -> None:
+    """Values, and gradients to q, k, v and the encoding's parameters, of every implementation.
+
+    Way out: `bias` is asked for some rows of queries at a time, so a value may depend on its own
+    query's and key's positions, the parameters and `context_length`, never on the array's shape,
+    its first or largest position.
+    """
+    pos = jnp.arange(300)[None]
+
+    def loss(inputs: Any, implementation: Any, in_order: bool) -> tuple[jax.Array, jax.Array]:
+        params, q, k, v = inputs
+        params = encoding.prepare(params)
+        q, k = encoding.rotate(params, q, k, pos, pos, 300)
+        out = attend(
+            *(q, k, v),
+            q_pos_BT=pos,
+            k_pos_BS=pos,
+            bias=lambda q_pos, k_pos: encoding.bias(params, q_pos, k_pos, 300),
+            in_order=in_order,
+            implementation=implementation,
+        )
+        return jnp.sum(jnp.sin(out)), out
+
+    inputs = (init(encoding), *content(300))
+    gradient = jax.grad(loss, has_aux=True)
+    dense, *others = (
+        quick_jit(functools.partial(gradient, implementation=name, in_order=in_order))(inputs)
+        for name, in_order in (("dense", False), ("blockwise", False), ("blockwise", True))
+    )
+    (dense_params, *dense_qkv), dense_out = dense
+    for (in_params, *in_qkv), out in others:
+        assert largest_error(out, dense_out) < 1e-5
+        assert largest_error(in_qkv, dense_qkv) < 1e-4
+        # All of a gradient can cancel: no softmax sees FIRE's last bias.
+        assert largest_error(in_params, dense_params, floor=1.0) < 1e-4
+
+
+def has_no_view_of_the_future(encoding: PositionalEncoding) -> None:
+    """Gradient of the logit of id 0 at every position to the embeddings of distinct tokens.
+
+    Way out: a hook may not mix what it is given across positions (no mean, sum, roll or cumsum
+    over the axis of tokens).
+    """
+    length = 10
+    tokens, pos = jnp.arange(1, length + 1)[None], jnp.arange(length)[None]
+    model = decoder(encoding)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)["params"]
+    rng = np.random.default_rng(0)  # compiling an initialisation takes longer
+    params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.1, leaf.shape)), shapes)
+
+    def logits_of_0(table: jax.Array) -> jax.Array:
+        out = model.apply({"params": {**params, "embedding": table}}, tokens, pos)
+        assert isinstance(out, jax.Array)
+        return out[0, :, 0]
+
+    jacobian = quick_jit(jax.jacrev(logits_of_0))(params["embedding"])  # [T, V, D]
+    seen = np.any(np.asarray(jacobian)[:, 1 : length + 1] != 0, axis=-1)
+    np.testing.assert_array_equal(seen, np.tri(length, dtype=bool))
+
+
+def has_the_common_form(encoding: PositionalEncoding) -> None:
+    """Where it offers tables, they are its bias, also in attention, with its gradients.
+
+    Way out: the tables follow by themselves from a bias that depends on the distance alone. One
+    that does not says `translation_invariant = False`, or overrides `common_bias`.
+    """
+    raw, length = init(encoding), 100
+    pos = jnp.arange(length)[None]
+    bias = encoding.bias(raw, pos, pos, length)
+    form = encoding.common_bias(raw, length, length)
+    assert (form is None) == (bias is None or not has_tables(encoding))
+    if form is None or bias is None:
+        return
+    causal = np.tri(length, dtype=bool)
+    scale = max(1.0, float(np.max(np.abs(bias[0][:, causal]))))
+    tables = np.asarray(form(pos, pos))
+    np.testing.assert_allclose(tables[..., causal], bias[..., causal], atol=1e-5 * scale)
+    far = form(pos + 1, pos)  # beyond the last row: told, not taken from another
+    assert np.all(np.isnan(far[:, :, -1])) and not np.any(np.isnan(far[:, :, :-1]))
+
+    def loss(params: Any, tables: bool) -> jax.Array:
+        form = encoding.common_bias(params, length, length)
+        own = functools.partial(encoding.bias, params, context_length=length)
+        chosen: Any = form if tables else lambda q_pos, k_pos: own(q_pos, k_pos)
+        out = attend(
+            *content(length), q_pos_BT=pos, k_pos_BS=pos, bias=chosen, implementation="dense"
+        )
+        return jnp.sum(jnp.sin(out))
+
+    gradient = quick_jit(jax.grad(loss), static_argnames="tables")
+    ours, own = (gradient(raw, tables=tables) for tables in (True, False))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-3), ours, own)
+
+
+def has_tables(encoding: PositionalEncoding) -> bool:
+    """All with a bias of the distance alone, and FIRE unless another activation than ReLU is
+    between its layers."""
+    if type(encoding).common_bias is PositionalEncoding.common_bias:
+        return encoding.translation_invariant
+    activation = getattr(encoding, "activation", "relu")
+    return activation == "relu" and not getattr(encoding, "final_activation", False)
+
+
+def has_parameters_of_its_own_in_every_layer(encoding: PositionalEncoding) -> None:
+    """Different ones from the start, but for scalars; no entry at all without parameters.
+
+    Way out: draw initial values with the `rng` that `init` is given, which differs by layer. If
+    they are meant to be constants, say so in the class: `constant_init = True`.
+    """
+    model, expected = decoder(encoding), init(encoding)
+    if model.share_position:
+        return
+    entries = position_entries(model)
+    assert list(entries) == ["layers"] * bool(expected)
+    stacked = jax.tree.map(lambda leaf: (SIZE.num_layers, *leaf.shape), expected)
+    assert jax.tree.map(jnp.shape, entries.get("layers", {})) == stacked
+    arrays = [leaf for leaf in jax.tree.leaves(entries) if leaf.ndim > 1]
+    differ = any(np.any(leaf[0] != leaf[1]) for leaf in arrays)
+    if encoding.constant_init:
+        assert not differ, "constant_init = True, but layers start from different parameters"
+    else:
+        assert differ or not arrays, "all layers start from the same parameters"
+
+
+def position_entries(model: Decoder) -> dict[str, Any]:
+    """The decoder's initial parameters that belong to the encoding, by where they lie."""
+
+    def entries(rng: jax.Array) -> dict[str, Any]:
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        params = model.init(rng, tokens, tokens)["params"]
+        places = {"top": params, "layers": params["layers"]}
+        return {name: place["position"] for name, place in places.items() if "position" in place}
+
+    return quick_jit(entries)(jax.random.key(0))
+
+
+def has_explicit_dtypes_and_axes(encoding: PositionalEncoding) -> None:
+    """Every hook casts and adds axes itself; JAX may convert nothing silently.
+
+    Way out: positions are int32 and all maths is float32, so cast before mixing them,
+    `distance(q_pos_BT, k_pos_BS).astype(jnp.float32)`; and give both sides of an operation the same
+    number of axes, `params["w"][None, :, None, None] * distance_BTS[:, None]`. Python numbers mix
+    with anything.
+    """
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        params, pos = encoding.prepare(init(encoding)), jnp.arange(4)[None]
+        q, k, _ = content(4)
+        encoding.embed(params, q.reshape(1, 4, -1), pos)
+        encoding.metrics(params), encoding.scalars(params)
+        logits(encoding, params, q, k, pos[0], pos[0])
+        encoding.logit_scale(params, pos)
+        if encoding.common_bias(params, 4, 4) is not None:
+            has_the_common_form(encoding)

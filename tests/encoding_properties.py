@@ -1,0 +1,261 @@
+"""Properties that every encoding must have: each `has_...` fails on an encoding without it.
+
+Those that need attention or a decoder are in encoding_in_models.py. tests/test_positions.py tries
+them on all files of configs/positions/, and `explain` says in a few lines which one an encoding
+lacks, where, and what to write instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.models import ModelSize
+from fire_lm.positions import PositionalEncoding
+
+SIZE = ModelSize(4, hidden_size=96, num_heads=12, head_dim=8, mlp_size=96, init_std=0.1)
+LENGTH = 64  # training length
+
+Check = Callable[[PositionalEncoding], None]
+
+
+def content(length: int) -> tuple[jax.Array, ...]:
+    """Some q, k, v `[1, length, N, H]`."""
+    shape = (3, 1, length, SIZE.num_heads, SIZE.head_dim)
+    return tuple(jnp.asarray(np.random.default_rng(1).normal(size=shape), jnp.float32))
+
+
+def logits(
+    encoding: PositionalEncoding, params: Any, q: jax.Array, k: jax.Array, q_pos: Any, k_pos: Any
+) -> jax.Array:
+    """q·k and bias `[B, N, T, S]` as attention adds them, before the mask."""
+    q_pos, k_pos = jnp.asarray(q_pos, jnp.int32)[None], jnp.asarray(k_pos, jnp.int32)[None]
+    q, k = encoding.rotate(params, q, k, q_pos, k_pos, k_pos.shape[1])
+    products = jnp.einsum("BTNH,BSNH->BNTS", q, k, preferred_element_type=jnp.float32)
+    bias = encoding.bias(params, q_pos, k_pos, k_pos.shape[1])
+    return products if bias is None else products + bias
+
+
+def init(encoding: PositionalEncoding, seed: int = 0) -> Any:
+    return encoding.init(jax.random.key(seed))
+
+
+def quick_jit(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """`jax.jit` for big functions that run once: compiles quickly, to slow code."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **settings)
+
+
+def has_finite_values_far_out(encoding: PositionalEncoding) -> None:
+    """Up to 16 times the training length, also where attention will mask.
+
+    Way out: take distances from `fire_lm.positions.base.distance`, which are never negative, and
+    keep logarithms, roots and divisions away from 0 (`log1p`, `maximum`).
+    """
+    far = 16 * LENGTH
+    q, k, _ = content(far)
+    queries = np.array([0, 1, LENGTH - 1, LENGTH, 2 * LENGTH, far - 1])
+    out = logits(encoding, init(encoding), q[:, queries], k, queries, np.arange(far))
+    assert np.all(np.isfinite(out))
+
+
+def largest_error(found: Any, expected: Any, floor: float = 0.0) -> float:
+    """Over the leaves, relative to each one's largest: what cancels leaves its rounding behind.
+
+    NaN if any is: Python's `max` would lose it.
+    """
+
+    def error(found: jax.Array, expected: jax.Array) -> float:
+        return float(np.max(np.abs(found - expected)) / max(np.max(np.abs(expected)), floor))
+
+    errors = jax.tree.leaves(jax.tree.map(error, found, expected))
+    return float(np.max(errors, initial=0.0))
+
+
+def has_translation_invariance(encoding: PositionalEncoding) -> None:
+    """All positions moved by 1024, beyond every threshold; of embeddings as they reach layers.
+
+    Way out: an encoding that sees more than differences of positions says so in its class,
+    `translation_invariant = False`; one that does not leaves that line out.
+    """
+    params, x_BTD = init(encoding), content(LENGTH)[0].reshape(1, LENGTH, -1)
+
+    def at(pos: np.ndarray) -> jax.Array:
+        embedded_BTD = encoding.embed(params, x_BTD, jnp.asarray(pos)[None])
+        q = embedded_BTD.reshape(1, LENGTH, SIZE.num_heads, SIZE.head_dim)
+        return logits(encoding, params, q, q, pos, pos)
+
+    here, there = at(np.arange(LENGTH)), at(np.arange(LENGTH) + 1024)
+    np.testing.assert_allclose(here, there, rtol=0, atol=1e-3)
+
+
+def has_all_bits_of_positions(encoding: PositionalEncoding) -> None:
+    """In a bfloat16 model 256, 257, 4096 and 4097 are four distances and four positions.
+
+    Way out: compute with positions in float32, `distance(q_pos_BT, k_pos_BS).astype(jnp.float32)`,
+    and return the bias in float32. A bias that is one value from some distance on (a window)
+    declares it, `bias_window = 512` in the class or a property; a table or buckets declare
+    `integer_positions = True`.
+    """
+    params = init(encoding)
+    apart, window = np.array([256, 257, 4096, 4097]), encoding.bias_window
+    q_pos = jnp.array([[5000]])
+    if not encoding.integer_positions:  # buckets hold many distances each
+        near = apart if window is None else apart[apart < window]
+        near = near if window is None else np.array([*near, window - 2, window - 1])
+        assert different_biases(encoding, near) == len(set(near.tolist()))
+    if window is not None:
+        far = np.array([window, window + 1, 2 * window, 4999])
+        assert different_biases(encoding, far) == 1, f"the bias goes on changing beyond {window}"
+    same = jnp.ones((1, 4, SIZE.num_heads, SIZE.head_dim), jnp.bfloat16)
+    rotated, _ = encoding.rotate(params, same, same, jnp.asarray(apart)[None], q_pos, 5001)
+    if np.any(rotated != same):
+        assert rotated.dtype == jnp.bfloat16
+        assert len({tuple(row.ravel().tolist()) for row in np.asarray(rotated)[0]}) == 4
+
+
+def different_biases(encoding: PositionalEncoding, distances: np.ndarray) -> int:
+    """How many keys at these distances have biases of their own; all, if there is no bias."""
+    q_pos, k_pos = jnp.array([[5000]]), jnp.asarray(5000 - distances)[None]
+    bias = encoding.bias(init(encoding), q_pos, k_pos, 5001)
+    if bias is None:
+        return len(set(distances.tolist()))
+    assert bias.dtype == jnp.float32, f"the bias is {bias.dtype}, not float32"
+    return len({tuple(row) for row in np.asarray(bias)[0, :, 0].T.tolist()})
+
+
+def has_finite_gradients_at_distance_0(encoding: PositionalEncoding) -> None:
+    """To parameters and contents, at position 0 and at the others' own positions.
+
+    Way out: `log`, `sqrt` and powers have infinite slopes at 0, which `where` does not hide: keep
+    their argument positive (`jnp.maximum(distance, 1.0)`, then `where`; or `log1p`).
+    """
+    q, k, _ = content(3)
+
+    def total(params: Any, q: jax.Array, k: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(logits(encoding, params, q, k, np.arange(3), np.arange(3))))
+
+    gradient = quick_jit(jax.grad(total, argnums=(0, 1, 2)))(init(encoding), q, k)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
+
+
+def has_equal_decode_rows(encoding: PositionalEncoding) -> None:
+    """One query against a cache gives, bit for bit, its row of the full matrix.
+
+    Way out: as for `has_the_same_values_in_blocks`.
+    """
+    params, pos = init(encoding), jnp.arange(90)[None]
+    q, k, _ = content(90)
+    full_bias = encoding.bias(params, pos, pos, 90)
+    full_q, _ = encoding.rotate(params, q, k, pos, pos, 90)
+    for row in (0, 1, 16, 50, 89):
+        at = pos[:, row : row + 1]
+        one_q, _ = encoding.rotate(params, q[:, row : row + 1], k, at, pos, 90)
+        np.testing.assert_array_equal(one_q, full_q[:, row : row + 1])
+        one_bias = encoding.bias(params, at, pos, 90)
+        if one_bias is not None and full_bias is not None:
+            np.testing.assert_array_equal(one_bias, full_bias[:, :, row : row + 1])
+
+
+def has_equal_values_in_packed_documents(encoding: PositionalEncoding) -> None:
+    """Positions that restart give each document the values it has alone; also per example.
+
+    Way out: take positions from `q_pos` and `k_pos`, never from `jnp.arange` of the array's length.
+    """
+    params, lengths = init(encoding), (40, 50)
+    pos = np.concatenate([np.arange(length) for length in lengths])
+    q_pos = jnp.asarray(np.stack([pos, pos[::-1]]), jnp.int32)  # two examples, other positions
+    q, k, _ = content(90)
+    q, k = (jnp.concatenate([x, x[:, ::-1]]) for x in (q, k))
+    packed_q, packed_k = encoding.rotate(params, q, k, q_pos, q_pos, 90)
+    packed_bias = encoding.bias(params, q_pos, q_pos, 90)
+    start = 0
+    for length in lengths:
+        rows = slice(start, start + length)
+        alone = jnp.arange(length)[None]
+        alone_q, alone_k = encoding.rotate(params, q[:1, rows], k[:1, rows], alone, alone, 90)
+        for packed, separate in ((packed_q, alone_q), (packed_k, alone_k)):
+            np.testing.assert_allclose(packed[:1, rows], separate, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(packed[1:, ::-1][:, rows], separate, rtol=1e-6, atol=1e-6)
+        bias = encoding.bias(params, alone, alone, 90)
+        if bias is not None and packed_bias is not None:
+            first, second = jnp.broadcast_to(packed_bias, (2, *packed_bias.shape[1:]))
+            for packed in (first, second[:, ::-1, ::-1]):
+                np.testing.assert_allclose(packed[:, rows, rows], bias[0], rtol=1e-5, atol=1e-5)
+        start += length
+
+
+def has_no_hidden_state(encoding: PositionalEncoding) -> None:
+    """Compiled and eager calls agree.
+
+    Way out: a hook is a pure function of its arguments: no counters, no `np.random`, nothing kept
+    from one call to the next.
+    """
+    params, pos = init(encoding), np.arange(40)
+    q, k, _ = content(40)
+    function = functools.partial(logits, encoding, q_pos=pos, k_pos=pos)
+    compiled = jax.jit(function)(params, q, k)
+    np.testing.assert_allclose(function(params, q, k), compiled, rtol=1e-5, atol=1e-5)
+
+
+def has_the_documented_size(encoding: PositionalEncoding) -> None:
+    """The docstring's "Parameters ...: none" or numbers for 12 heads, as the models here have.
+
+    Way out: the class's docstring has a sentence "Parameters per layer for 12 heads: 24." or
+    "Parameters: none."
+    """
+    text = " ".join((type(encoding).__doc__ or "").split())
+    sentence = re.search(r"Parameters[^:]*: (none|[\d,]+)([^.]*)", text)
+    assert sentence, f"the docstring of {type(encoding).__name__} lacks 'Parameters...: N'"
+    numbers = re.findall(r"\b\d[\d,]*", sentence[0].replace("12 heads", ""))
+    documented = {int(number.replace(",", "")) for number in numbers} or {0}
+    size = sum(leaf.size for leaf in jax.tree.leaves(init(encoding)))
+    assert size in documented, f"it has {size} parameters for 12 heads; its docstring: {documented}"
+
+
+def has_interpolation_beyond_training_alone(encoding: PositionalEncoding) -> None:
+    """If any: from the same parameters, the same values up to the training length, others then.
+
+    Way out: `interpolated` returns None where the encoding knows no interpolation.
+    """
+    changed = encoding.interpolated()
+    if changed is None:
+        return
+    params = init(encoding)
+    jax.tree.map(np.testing.assert_array_equal, init(changed), params)
+    for length in (LENGTH, 2 * LENGTH):
+        (q, k, _), pos = content(length), np.arange(length)
+        plain, squeezed = (logits(one, params, q, k, pos, pos) for one in (encoding, changed))
+        assert np.array_equal(plain, squeezed) == (length <= LENGTH)
+
+
+def holds(check: Check, encoding: PositionalEncoding) -> None:
+    """Runs a check. What JAX converts silently is one property's business, not that of all."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        check(encoding)
+
+
+def explain(name: str, check: Check, encoding: PositionalEncoding, error: Exception) -> str:
+    """Which property is missing, where in the encoding's own file, and what to do."""
+    source = inspect.getfile(type(encoding))
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == source
+    ]
+    where = f"{os.path.relpath(source)}:{lines[-1]}: " if lines else ""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return (
+        f"{name} lacks the property {check.__name__}\n"
+        f"{where}{said or type(error).__name__}\n\n"
+        f"{inspect.getdoc(check)}\n\n"
+        'The rules: README.md, "Add an encoding". For the traceback: -- --tb=long\n'
+    )
