@@ -1,0 +1,144 @@
+"""The runs of scripts/quickstart: several encodings in one process, several processes at a time.
+
+    python scripts/quickstart_runs.py --workdir DIR --data_dir DATA ENCODING ...
+
+Every process trains and scores some of the encodings one after the other, so that imports are paid
+once; with two cores two processes of one core each do more than one process of two. Their output
+goes to DIR/log_N.txt, and this process shows how far they are. Then it draws the common table and
+figure and the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from fire_lm import cli
+from fire_lm.metrics import Progress
+
+# Half of the steps of configs/runs/quickstart.gin are enough to tell the encodings apart.
+STEPS = 500
+_MOST_AT_ONCE = 3  # processes: each takes a gigabyte and a half of memory
+_POLL_SECONDS = 1.0
+_QUIET_SECONDS = 5.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The runs of scripts/quickstart.")
+    parser.add_argument("--workdir", required=True)
+    parser.add_argument("--data_dir", required=True)
+    parser.add_argument("--worker", type=int, help="train and score in this process")
+    parser.add_argument("encodings", nargs="+")
+    arguments = parser.parse_args()
+    if arguments.worker is not None:
+        return work(arguments)
+    code = start_workers(arguments)
+    if code:
+        return code
+    print(f"\nAll runs are trained and scored: table, figure and report in {arguments.workdir}")
+    return cli.main(["sweep", arguments.workdir]) or cli.main(["report", arguments.workdir])
+
+
+def work(arguments: argparse.Namespace) -> int:
+    for encoding in arguments.encodings:
+        run = f"{arguments.workdir}/{encoding}"
+        code = cli.main(
+            [
+                "pretrain",
+                "--gin_file=configs/runs/quickstart.gin",
+                f"--gin_file=configs/positions/{encoding}.gin",
+                f"--gin.DATA_DIR={arguments.data_dir}",
+                f"--gin.TRAIN_STEPS={STEPS}",
+                f"--workdir={run}",
+            ]
+        ) or cli.main(["sweep", run])
+        if code:
+            return code
+    return 0
+
+
+def start_workers(arguments: argparse.Namespace) -> int:
+    """The exit code of the first process that fails, 0 if none does."""
+    pins = hasattr(os, "sched_getaffinity")  # on Linux
+    cores = sorted(os.sched_getaffinity(0) if pins else range(os.cpu_count() or 1))
+    count = min(len(cores), _MOST_AT_ONCE, len(arguments.encodings))
+    Path(arguments.workdir).mkdir(parents=True, exist_ok=True)
+    logs = [Path(arguments.workdir) / f"log_{number}.txt" for number in range(count)]
+    print(f"{count} at a time; their output: {', '.join(map(str, logs))}", flush=True)
+    workers = []
+    for number, log in enumerate(logs):
+        command = [sys.executable, __file__, "--worker", str(number)]
+        command += ["--workdir", arguments.workdir, "--data_dir", arguments.data_dir]
+        workers.append(
+            subprocess.Popen(
+                [*command, *arguments.encodings[number::count]],
+                stdout=log.open("w"),
+                stderr=subprocess.STDOUT,
+                preexec_fn=pin(cores[number::count]),
+            )
+        )
+    # A Ctrl-C reaches the workers by itself, and they save; a SIGTERM is handed on.
+    signal.signal(signal.SIGTERM, lambda *_: [worker.terminate() for worker in workers])
+    try:
+        wait(workers, arguments)
+    except KeyboardInterrupt:
+        codes = [worker.wait() for worker in workers]
+        print(f"\nstopped; the processes ended with exit codes {codes}")
+        return 130
+    for worker, log in zip(workers, logs, strict=True):
+        if worker.returncode:
+            last = log.read_text(errors="replace").splitlines()[-15:]
+            print("\n".join([f"\nThe end of {log}:", *last]), file=sys.stderr)
+            return worker.returncode
+    return 0
+
+
+def pin(cores: list[int]):
+    """Gives a process these cores alone: its threads would only get in the others' way."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    return lambda: os.sched_setaffinity(0, cores)
+
+
+def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> None:
+    """Shows the steps of all runs until the processes have ended, or one has failed."""
+    total = STEPS * len(arguments.encodings)
+    began = time.monotonic()
+    first = sum(steps_done(arguments).values())
+    progress = Progress(total, first)
+    shown = began
+    while any(worker.poll() is None for worker in workers):
+        if any(worker.poll() for worker in workers):
+            for worker in workers:
+                worker.terminate()
+        time.sleep(_POLL_SECONDS)
+        done = steps_done(arguments)
+        if time.monotonic() - shown >= _QUIET_SECONDS:
+            shown = time.monotonic()
+            running = [name for name, step in done.items() if 0 < step < STEPS]
+            text = f"training {', '.join(running)}" if running else "starting, compiling or scoring"
+            progress.show(min(sum(done.values()), total - 1), text)
+    progress.close()
+
+
+def steps_done(arguments: argparse.Namespace) -> dict[str, int]:
+    """By encoding, as metrics.jsonl tells."""
+    found = {}
+    for encoding in arguments.encodings:
+        path = Path(arguments.workdir) / encoding / "metrics.jsonl"
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        try:
+            found[encoding] = min(STEPS, int(json.loads(lines[-1])["step"])) if lines else 0
+        except (ValueError, KeyError, TypeError):  # a line that is being written
+            found[encoding] = STEPS if len(lines) > 5 else 0
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
