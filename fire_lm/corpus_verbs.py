@@ -226,8 +226,8 @@ class Bar:
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None:
-            self._bar = Progress(max(1, total // self._unit))
-        self._bar.show(done // self._unit, self._text)
+            self._bar = Progress(total, unit=self._unit)
+        self._bar.show(done, self._text)
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.training.goodput import (
     COMPILE,
     DATA,
@@ -16,6 +17,7 @@ from fire_lm.training.goodput import (
     STOPPED,
     Goodput,
     account,
+    starts,
     table,
 )
 
@@ -125,6 +127,16 @@ def test_a_kill_while_it_compiles_leaves_the_time_before(tmp_path, monkeypatch):
     now[0] += 50.0
     goodput.enter(START)
     assert account(str(tmp_path))[COMPILE] == pytest.approx(50)
+
+
+def test_a_refused_start_is_no_part_of_the_time(tmp_path):
+    """Such as one with another vocabulary; one that failed while running is."""
+    for error, counted in ((UserError("no"), False), (RunFailed("no"), True)):
+        before = len(starts(str(tmp_path)))
+        with pytest.raises(type(error)), Goodput(str(tmp_path), quiet=False) as goodput:
+            goodput.resumed(0)
+            raise error
+        assert len(starts(str(tmp_path))) == before + counted
 
 
 def test_a_start_that_finds_nothing_to_do_leaves_no_record(tmp_path):

@@ -69,6 +69,47 @@ def test_progress_in_a_file_is_a_line_at_the_interval_and_at_the_end(clock, caps
     assert not any("\r" in line for line in shown)
 
 
+def test_the_time_left_follows_the_rate_of_the_last_minute(clock, capsys):
+    """Start-up does not count, nor what was before a slow-down."""
+    progress = metrics.Progress(total=1000)
+    clock[0] += 300.0  # compiling
+    progress.show(1, "")
+    for step in range(2, 302):
+        clock[0] += 1.0 if step > 100 else 10.0
+        progress.show(step, "")
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert "ETA" not in first
+    # Every fifth second is shown: 301 steps less the last one. The rest takes a second a step.
+    assert last.split()[1] == "300/1000" and last.endswith("ETA 11:40")
+
+
+def test_a_patient_progress_says_nothing_of_what_is_soon_over(clock, capsys):
+    for seconds, lines in ((1.0, 0), (4.0, 2)):
+        progress = metrics.Progress(total=3, patient=True)
+        for done in (1, 2, 3):
+            clock[0] += seconds
+            progress.show(done, "rows")
+        progress.close()
+        assert len(capsys.readouterr().out.splitlines()) == lines
+
+
+def test_small_amounts_are_shown_in_parts_of_their_unit(clock, capsys):
+    metrics.Progress(total=3_400_000, unit=10**6).show(250_000, "MB")
+    metrics.Progress(total=3_400_000_000, unit=10**6).show(250_000_000, "MB")
+    small, large = capsys.readouterr().out.splitlines()
+    assert "] 0.2/3.4  MB" in small and "] 250/3400  MB" in large
+
+
+def test_a_phase_gives_signs_of_life(monkeypatch, capsys):
+    import time
+
+    monkeypatch.setattr(metrics, "_SIGN_OF_LIFE", 0.02)
+    with metrics.phase("compiling"):
+        time.sleep(0.1)
+    words = capsys.readouterr().out.split()
+    assert words[0] == "compiling" and words.count("...") >= 3 and words[-1] == "s"
+
+
 def test_progress_in_a_terminal_is_one_line_that_changes(clock, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     progress = metrics.Progress(total=20)

@@ -298,6 +298,18 @@ def test_dense_and_blockwise_train_alike(data_dir, tmp_path):
     assert losses["blockwise"] != losses["dense"], "two implementations, not one twice"
 
 
+def test_the_rate_of_an_interval_that_is_cut_short(monkeypatch):
+    """The last step is read right behind the one before: by itself it seems to take no time."""
+    now = [0.0]
+    monkeypatch.setattr("fire_lm.training.reporter.time.monotonic", lambda: now[0])
+    reporter = object.__new__(Reporter)
+    reporter._log_every, reporter.counters = 100, {"tokens": 0}
+    reporter._marks = ((0.0, 0, 0), (0.0, 0, 0))
+    for step, seconds, rate in ((100, 10.0, 100.0), (200, 20.0, 100.0), (201, 20.001, 100.99)):
+        now[0], reporter.counters["tokens"] = seconds, 10 * step
+        assert reporter._tokens_per_second(step) == pytest.approx(rate, rel=1e-4)
+
+
 def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
     """The largest since the last line of the log, also if a restart lies between."""
     watched = {2: 7.0, 5: 9.0}  # 9 at step 5, between the lines of steps 4 and 8

@@ -20,7 +20,7 @@ from etils import epath
 
 import fire_lm
 from fire_lm import storage
-from fire_lm.errors import RunFailed
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.metrics import duration, whole_lines
 
 START, COMPILE = "starting", "compiling"
@@ -52,6 +52,7 @@ class Goodput:
         self._told = (now, 0.0)  # when fractions were last asked for, and the wait for data then
         # The clock on the wall is asked once: it may jump.
         self._began, self._resumed_from = time.time() - (now - fire_lm.STARTED), 0
+        self._refused = False
         self._counts = False  # to find nothing to do is no start
         self._machine: dict[str, Any] = {}
 
@@ -95,6 +96,7 @@ class Goodput:
             "machine": self._machine,
             "seconds": self._seconds,
             "at_save": self._at_save,
+            **({"refused": True} if self._refused else {}),
         }
 
     def fractions(self) -> dict[str, float]:
@@ -109,6 +111,14 @@ class Goodput:
             "goodput": total[DEVICES] / max(sum(total.values()), 1e-9),
             "data_wait": (waited - before) / max(self._since - since, 1e-9),
         }
+
+    def __enter__(self) -> Goodput:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """A start that was refused is no part of where the run's time went."""
+        self._refused = kind is not None and issubclass(kind, UserError)
+        self.close()
 
     def close(self) -> None:
         self.enter(self.stage)
@@ -146,7 +156,8 @@ def account(workdir: str) -> dict[str, float]:
 def starts(workdir: str) -> list[dict[str, Any]]:
     files = _records(epath.Path(workdir) / "goodput")
     contents = map(storage.read_bytes, files)
-    return [facts for content in contents for facts, _ in whole_lines(content, _of_a_start)]
+    found = [facts for content in contents for facts, _ in whole_lines(content, _of_a_start)]
+    return [facts for facts in found if not facts.get("refused")]
 
 
 def _records(folder: epath.Path) -> list[epath.Path]:

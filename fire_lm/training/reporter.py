@@ -65,7 +65,9 @@ class Reporter:
         self._schedule, self._flops, self.counters = schedule, flops, counters
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._waiting: tuple[int, Any, int] | None = None
-        self._since = (time.monotonic(), counters["tokens"])
+        # When how many tokens had been read, and after which step: of the last two lines.
+        began = (time.monotonic(), counters["tokens"], start)
+        self._marks = (began, began)
 
     def pending(self, step: int, metrics: Any, skipped: int) -> None:
         """Hands over a dispatched step; its predecessor is read now."""
@@ -131,9 +133,7 @@ class Reporter:
     def _write(
         self, step: int, values: dict[str, float], learning_rate: float, learned: dict[str, float]
     ) -> None:
-        now, tokens = time.monotonic(), self.counters["tokens"]
-        rate = (tokens - self._since[1]) / max(now - self._since[0], 1e-9)
-        self._since = (now, tokens)
+        tokens, rate = self.counters["tokens"], self._tokens_per_second(step)
         logged: dict[str, float | str] = {
             "tokens": tokens,
             "loss": values["loss"],
@@ -159,6 +159,19 @@ class Reporter:
         """Asks for the lines so far to reach a bucket, without waiting for it."""
         if self._log is not None:
             self._log.flush()
+
+    def _tokens_per_second(self, step: int) -> float:
+        """Since the last line; of an interval that is cut short, since the line before that.
+
+        Steps are read one behind the device. The last one is read at once, and may have been ready
+        together with the one before.
+        """
+        before, last = self._marks
+        now, tokens = time.monotonic(), self.counters["tokens"]
+        short = step - last[2] < max(2, self._log_every / 2) and last is not before
+        then, had, _ = before if short else last
+        self._marks = (last, (now, tokens, step))
+        return (tokens - had) / max(now - then, 1e-9)
 
     def close(self) -> None:
         self._progress.close()
