@@ -85,19 +85,21 @@ def test_two_processes_train_and_resume_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.ci
-def test_sigterm_to_one_of_two_stops_both_at_the_same_step(tmp_path):
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_of_two_stops_both_at_the_same_step(tmp_path, signum):
     data_dir = write_text(tmp_path / "data")
     more = ["--gin.TRAIN_STEPS=300", "--gin.Checkpointing.save_every=100"]
     arguments = command(data_dir, tmp_path / "stopped", *more)
     started = start_together(arguments, 2)
     wait_for_step(tmp_path / "stopped", 20, started)
-    started[1].send_signal(signal.SIGTERM)
+    started[1].send_signal(signum)
     outputs = finish(started)
     last = available_steps(tmp_path / "stopped")[-1]
     assert 20 < last < 300
-    for process, output in zip(started, outputs, strict=True):
+    by = ["SIGTERM", "Ctrl-C" if signum == signal.SIGINT else "SIGTERM"]
+    for process, output, name in zip(started, outputs, by, strict=True):
         assert process.returncode == 3, output[-3000:]
-        assert f"stopped by SIGTERM after step {last}, which is saved" in output
+        assert f"stopped by {name} after step {last}, which is saved" in output
     run_together(arguments, 2)
     run_together(command(data_dir, tmp_path / "whole", *more), 2)
     assert logged(tmp_path / "stopped") == logged(tmp_path / "whole")

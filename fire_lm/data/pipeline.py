@@ -15,7 +15,7 @@ import json
 import os
 import uuid
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -64,6 +64,8 @@ class TrainIterator:
         self._next_start: dict[str, bytes] = {}
         self._skipped = 0  # not yet reported
         self._began = False
+        # Told of the rows of the first block, which is read before the first batch.
+        self.on_rows: Callable[[int, int], None] = lambda done, total: None
 
     @property
     def description(self) -> str:
@@ -120,7 +122,7 @@ class TrainIterator:
         self._restore_reader(start)
         self._began, self._next, self._next_rows, self._next_start = True, [], 0, start
         self._block = header["block"] - 1
-        self._advance()
+        self._advance(self.on_rows)
         self._used = header["used"]
         self._read_ahead(self._used)
         self._skipped = header.get("skipped", 0)  # the others that are read again were reported
@@ -172,11 +174,11 @@ class TrainIterator:
     def _begin(self) -> None:
         if not self._began:
             self._began = True
-            self._advance()
+            self._advance(self.on_rows)
 
-    def _advance(self) -> None:
+    def _advance(self, on_rows: Callable[[int, int], None] = lambda done, total: None) -> None:
         """The next block becomes the current one."""
-        self._read_ahead(self._data.shuffle_buffer)
+        self._read_ahead(self._data.shuffle_buffer, on_rows)
         self._block += 1
         self._start = self._next_start
         self._rows = _joined(self._next)
@@ -186,7 +188,9 @@ class TrainIterator:
         self._next, self._next_rows = [], 0
         self._next_start = self._save_reader()
 
-    def _read_ahead(self, rows: int) -> None:
+    def _read_ahead(
+        self, rows: int, on_rows: Callable[[int, int], None] = lambda done, total: None
+    ) -> None:
         """Reads the next block up to `rows` rows, at most to its end."""
         fruitless = 0
         while self._next_rows < min(rows, self._data.shuffle_buffer):
@@ -206,6 +210,7 @@ class TrainIterator:
                 raise UserError(_nothing_to_read(self._data, "train", self._length, short))
             self._next.append({name: group[name].numpy() for name in self._data.features})
             self._next_rows += len(self._next[-1]["targets"])
+            on_rows(min(rows, self._next_rows), rows)
 
     def _save_reader(self) -> dict[str, bytes]:
         with _folder_in_memory() as folder:

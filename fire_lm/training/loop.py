@@ -21,13 +21,13 @@ from fire_lm import sharding
 from fire_lm.checkpoints import Checkpointing, Checkpoints
 from fire_lm.data import Data, unknown_warning
 from fire_lm.errors import Preempted, RunFailed
-from fire_lm.metrics import phase
+from fire_lm.metrics import Progress, phase
 from fire_lm.models import Decoder
 from fire_lm.training.compile import abstract_state, compile_training, on_mesh
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
 from fire_lm.training.lock import only_writer
 from fire_lm.training.optimizer import AdamW
-from fire_lm.training.preemption import StopFlag, sigterm_flag
+from fire_lm.training.preemption import StopFlag, ctrl_c_saves, sigterm_flag
 from fire_lm.training.reporter import Reporter, new_counters
 from fire_lm.training.spikes import Spikes
 from fire_lm.training.start import check_settings, check_vocabulary, ensure_writable, start_from
@@ -82,7 +82,7 @@ def pretrain(
 
     Raises:
       UserError: a setting that cannot work. RunFailed: NaN, unreadable checkpoint or storage.
-      Preempted: after a SIGTERM, once the state is saved.
+      Preempted: after a SIGTERM or a Ctrl-C, once the state is saved.
     """
     quiet = jax.process_index() != 0
     check_settings(
@@ -109,7 +109,7 @@ def pretrain(
         return
     ensure_writable(workdir)
     with (
-        contextlib.closing(Goodput(workdir, quiet)) as goodput,
+        Goodput(workdir, quiet) as goodput,
         watchdog.watching(workdir, goodput) as watch,
         only_writer(workdir) as still_ours,
         sigterm_flag() as stop,  # until the last save is on disk
@@ -184,7 +184,7 @@ def pretrain(
             newest_saved=writer.newest,
             quiet=quiet,
         )
-        with contextlib.closing(reporter):
+        with contextlib.closing(reporter), ctrl_c_saves(stop):
             stopped = run_steps(
                 step_fn, state, batches, device_mesh, writer, reporter, watch, goodput, spikes,
                 stop, start, train_steps, checkpoints.save_every,
@@ -192,11 +192,11 @@ def pretrain(
     newest = writer.newest()
     if stopped and not newest:
         raise Preempted(
-            "stopped by SIGTERM before any step was saved\nthe same command begins again"
+            f"stopped by {stop.by} before any step was saved\nthe same command begins again"
         )
     if stopped:
         raise Preempted(
-            f"stopped by SIGTERM after step {newest}, which is saved\nthe same command resumes"
+            f"stopped by {stop.by} after step {newest}, which is saved\nthe same command resumes"
         )
     if newest < train_steps:
         raise RunFailed(
@@ -223,11 +223,29 @@ def open_text(
             shard_index=index,
             shard_count=count,
         )
+    batches.on_rows = rows_shown(quiet)
     if not quiet:
         print(f"data: {batches.description}", flush=True)
         if warning := unknown_warning(unknown, "train", data):
             print(warning, flush=True)
     return batches
+
+
+def rows_shown(quiet: bool) -> Callable[[int, int], None]:
+    """Shows how much of the shuffle buffer is filled, where that takes more than a few seconds: few
+    long documents fill a large one slowly, with many epochs of them."""
+    bars: list[Progress] = []
+
+    def show(done: int, total: int) -> None:
+        if not bars:
+            bars.append(Progress(total, quiet=quiet, patient=True))
+        bars[0].show(
+            done, "rows to shuffle among (a smaller TextData.shuffle_buffer starts sooner)"
+        )
+        if done >= total:
+            bars.pop().close()
+
+    return show
 
 
 def fresh_state(
@@ -254,8 +272,8 @@ def run_steps(
     train_steps: int,
     save_every: int,
 ) -> bool:
-    """Steps `start + 1` to `train_steps`, or until SIGTERM; whether that came. The last step is
-    saved, but none whose loss is not finite: what made it so may be in the state."""
+    """Steps `start + 1` to `train_steps`, or until SIGTERM or Ctrl-C; whether that came. The last
+    step is saved, but none whose loss is not finite: what made it so may be in the state."""
     due = False
     for step in range(start + 1, train_steps + 1):
         goodput.enter(DATA)

@@ -1,8 +1,9 @@
-"""SIGTERM of a single process, which comes before a machine is taken away."""
+"""Signals that end a run after it has saved: a machine's SIGTERM, and Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import jax
 
 class StopFlag:
     requested = False
+    by = "SIGTERM"
 
 
 @contextlib.contextmanager
@@ -19,15 +21,46 @@ def sigterm_flag() -> Iterator[StopFlag]:
     """Turns SIGTERM into a flag. With several processes JAX's preemption service agrees on a
     step instead, and a flag of one process alone would let them part."""
     flag = StopFlag()
-    if jax.process_count() > 1:
-        yield flag
-        return
 
     def request(*_: Any) -> None:
         flag.requested = True
 
-    previous = signal.signal(signal.SIGTERM, request)
+    alone = jax.process_count() == 1
+    previous = signal.signal(signal.SIGTERM, request) if alone else None
     try:
         yield flag
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        if alone:
+            signal.signal(signal.SIGTERM, previous)
+        if flag.by == "Ctrl-C":  # the last save is on disk
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def ctrl_c_saves(flag: StopFlag) -> Iterator[None]:
+    """While there are steps, the first Ctrl-C does as SIGTERM does; the second ends at once.
+
+    Before the first step there is nothing to save, and Ctrl-C ends the start-up. The second is left
+    to the system (exit code 130 in a shell): Python would wait for a call into XLA to return. In a
+    job of several processes the signal is passed on as SIGTERM, so that all save the same step.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # such as with nohup
+        yield
+        return
+
+    def request(*_: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        flag.by = "Ctrl-C"
+        words = "\nCtrl-C: this step is saved before the run ends; Ctrl-C again ends it at once\n"
+        os.write(2, words.encode())
+        if jax.process_count() > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            flag.requested = True
+
+    signal.signal(signal.SIGINT, request)
+    try:
+        yield
+    finally:
+        if flag.by != "Ctrl-C":  # else a second one still ends the last save at once
+            signal.signal(signal.SIGINT, signal.default_int_handler)

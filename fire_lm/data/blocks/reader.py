@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,8 @@ class TrainIterator:
     """Endless batches, the next few of them read ahead by a thread; see `fire_lm.data`."""
 
     shared_state = True
+    # As that of text on the fly; here no row is read before it is needed.
+    on_rows: Callable[[int, int], None]
 
     def __init__(
         self,

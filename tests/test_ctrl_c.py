@@ -1,0 +1,67 @@
+"""Ctrl-C: the first saves and ends the run, the second ends it at once."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sample_run import command, write_text
+
+from fire_lm.checkpoints import available_steps
+from fire_lm.training.preemption import ctrl_c_saves, sigterm_flag
+
+
+def test_the_first_ctrl_c_is_noted_and_the_second_left_to_the_system():
+    before = signal.getsignal(signal.SIGINT)
+    assert before is signal.default_int_handler
+    with sigterm_flag() as flag:
+        with pytest.raises(KeyboardInterrupt):  # before the first step there is nothing to save
+            signal.raise_signal(signal.SIGINT)
+        with ctrl_c_saves(flag):
+            signal.raise_signal(signal.SIGINT)
+            assert (flag.requested, flag.by) == (True, "Ctrl-C")
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # while the last save is written
+    assert signal.getsignal(signal.SIGINT) is before
+    with sigterm_flag() as flag, ctrl_c_saves(flag):
+        pass
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def interrupted(arguments: list[str], workdir: Path, times: int) -> tuple[int, str]:
+    """Exit code and errors of a run that is interrupted once it has logged a step."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fire_lm", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    first = len(metrics(workdir))
+    while len(metrics(workdir)) == first:
+        assert process.poll() is None
+        time.sleep(0.05)
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    _, errors = process.communicate(timeout=120)
+    return process.returncode, errors
+
+
+def metrics(workdir: Path) -> list[str]:
+    path = workdir / "metrics.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.ci
+def test_one_ctrl_c_saves_and_a_second_ends_at_once(tmp_path):
+    data_dir, workdir = write_text(tmp_path / "data"), tmp_path / "run"
+    arguments = command(data_dir, workdir, "--gin.TRAIN_STEPS=100000")
+    code, errors = interrupted(arguments, workdir, times=1)
+    assert code == 3 and "Ctrl-C again ends it at once" in errors, errors
+    saved = re.search(r"stopped by Ctrl-C after step (\d+), which is saved", errors)
+    assert saved and available_steps(workdir)[-1] == int(saved[1])
+    code, errors = interrupted(arguments, workdir, times=2)
+    assert code == -signal.SIGINT and "Traceback" not in errors, errors
