@@ -141,6 +141,10 @@ install_everything() {
 
 bootstrap() {
   local have="" want="" start=$SECONDS
+  if [ -L "$VENV" ]; then  # another checkout's, which would be spoilt for it
+    fail 2 "$VENV is a link to $(readlink "$VENV"): an environment belongs to one checkout." \
+      "Remove the link (rm $VENV) and run this again to have one made."
+  fi
   if [ -f "$STAMP" ]; then
     have=$(cat "$STAMP")
     if "$VENV/bin/python" -I -S -c '' 2>/dev/null; then

@@ -122,6 +122,17 @@ def test_a_foreign_environment_is_refused_untouched(tree):
     assert [path.name for path in (tree.root / ".venv").iterdir()] == ["pyvenv.cfg"]
 
 
+def test_a_linked_environment_is_refused_untouched(tree):
+    """Another checkout's was emptied of its stamp, and then blamed."""
+    theirs = tree.root.parent / "theirs"
+    theirs.mkdir()
+    (theirs / ".fire_lm_stamp").write_text("theirs")
+    (tree.root / ".venv").symlink_to(theirs)
+    code, output, asked = tree.bootstrap()
+    assert (code, asked) == (2, []) and f"is a link to {theirs}" in output
+    assert (theirs / ".fire_lm_stamp").read_text() == "theirs"
+
+
 def test_an_unfit_python_is_refused(tree):
     old = tree.bin / "old-python"
     old.write_text("#!/bin/sh\nexit 1\n")

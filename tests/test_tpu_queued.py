@@ -264,7 +264,7 @@ def test_a_bucket_far_away_is_told_with_what_it_costs(cloud, capsys):
 def test_a_dry_run_prints_the_calls_and_makes_none(cloud, capsys):
     assert run("pretrain", "fire-125m", "--gin_file=configs/runs/c4_125m.gin",
                "--gin_file=configs/positions/rope.gin", "--gin.DATA_DIR=gs://my-bucket/data",
-               "--dry_run") == 0  # fmt: skip
+               "--gin.VOCABULARY=gs://my-bucket/spm.model", "--dry_run") == 0  # fmt: skip
     said = capsys.readouterr().out
     assert "fire_lm preflight --slice=v4-8 --workdir=gs://my-bucket/runs/fire-125m" in said
     for call in (
@@ -273,6 +273,13 @@ def test_a_dry_run_prints_the_calls_and_makes_none(cloud, capsys):
     ):
         assert f"gcloud compute tpus {call}" in said
     assert not cloud.calls()
+
+
+def test_a_path_that_still_needs_the_name_of_a_bucket_is_refused(cloud, capsys):
+    assert run("pretrain", "fire-125m", "--gin_file=configs/runs/c4_125m.gin",
+               "--gin_file=configs/positions/rope.gin", "--dry_run") == 2  # fmt: skip
+    told = capsys.readouterr().err
+    assert "DATA_DIR = gs://YOUR_BUCKET" in told and "--gin.DATA_DIR=gs://..." in told
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import math
 import sys
 import traceback
 
-from fire_lm.cli import Parser, names, number
+from fire_lm.cli_parser import Parser, names, number
 from fire_lm.errors import FireLMError, UserError
 
 

@@ -103,6 +103,14 @@ class Table:
             now = f"{time.strftime('%H:%M')} [{len(over)}/{len(self._states)}]"
             print(f"{now} {arm.name}: {state} {why}".rstrip(), flush=True)
 
+    def show_running(self) -> None:
+        """How far each arm is that runs, in one line."""
+        with self._lock:
+            arms = [arm for arm, state in self._states.items() if state == "running"]
+        told = "; ".join(f"{arm.name}: {self._progress(arm) or 'starting'}" for arm in arms)
+        if told:
+            print(f"{time.strftime('%H:%M')} {told}", flush=True)
+
     def __str__(self) -> str:
         width = max(len(arm.name) for arm in self._states)
         rows = [
@@ -120,12 +128,16 @@ def run(
     progress: Callable[[Arm], str],
     at_once: int,
     stop: Callable[[], None],
+    log: Callable[[Arm], str] = lambda arm: "",
+    every: float | None = None,
 ) -> None:
     """Runs what is not done, `at_once` at a time; an arm that fails leaves the others going.
 
     Args:
       run_arm: returns when the arm is done, raises when it failed.
       stop: makes the arms that run end soon, and those that wait not begin.
+      log: where an arm's output goes, to be told when it starts; empty if that is told elsewhere.
+      every: seconds between two lines of how far the running arms are; None for no such lines.
 
     Raises:
       RunFailed: some arms failed. Preempted: it was stopped.
@@ -136,7 +148,7 @@ def run(
     def one(arm: Arm) -> None:
         try:
             if not is_done(arm):
-                table.set(arm, "running")
+                table.set(arm, "running", f"(output: {log(arm)})" if log(arm) else "")
                 run_arm(arm)
         except Preempted:
             table.set(arm, "stopped")
@@ -151,7 +163,8 @@ def run(
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         futures = [pool.submit(one, arm) for arm in arms]
         try:
-            concurrent.futures.wait(futures)
+            while concurrent.futures.wait(futures, every).not_done:
+                table.show_running()
         except KeyboardInterrupt:
             interrupted = True
             for future in futures:

@@ -148,6 +148,8 @@ def local_grid(jobs: dict[grids.Arm, Job], folder: Path, arguments: argparse.Nam
             progress=lambda arm: bucket.last_step(Path(jobs[arm].folder) / "metrics.jsonl"),
             at_once=arguments.at_once,
             stop=running.stop,
+            log=lambda arm: str(folder / "logs" / f"{arm.name}.txt"),
+            every=_SHOW_EVERY,
         )
 
 
@@ -271,6 +273,7 @@ def _preflight(
 
 
 _COMPILING = threading.Lock()
+_SHOW_EVERY = 10.0  # seconds; how far the arms of a local grid are
 
 
 def experiment_flags(arguments: argparse.Namespace) -> list[str]:
@@ -309,11 +312,21 @@ def _in_image(path: str) -> str:
 
 
 def check_experiment(flags: Sequence[str]) -> None:
-    """Reads the configuration as strictly as the hosts will; raises UserError for a slip in it."""
+    """Reads the configuration as strictly as the hosts will.
+
+    Raises:
+      UserError: a slip in it, or a path that still has the place of a bucket's name.
+    """
     from fire_lm import verbs  # TensorFlow comes with it, 10 s
 
     parsed = cli.parse(["pretrain", *flags])
-    verbs.load_config(parsed.gin_file, parsed.bindings, parsed.gin_search_paths)
+    config = verbs.load_config(parsed.gin_file, parsed.bindings, parsed.gin_search_paths)
+    for name, value in config.leaves("pretrain").values():
+        if "YOUR_BUCKET" in str(value):
+            raise UserError(
+                f"{name} = {value}: YOUR_BUCKET stands for the name of a bucket\n"
+                f"say which with --gin.{name}=gs://..."
+            )
 
 
 def status(arguments: argparse.Namespace) -> None:
