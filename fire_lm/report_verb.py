@@ -7,6 +7,7 @@ import argparse
 from etils import epath
 
 from fire_lm.errors import UserError
+from fire_lm.metrics import signs_of_life
 from fire_lm.paper_rows import EVIDENCE, listing
 from fire_lm.report_runs import gather
 from fire_lm.reporting import bench_times
@@ -39,12 +40,12 @@ def report(arguments: argparse.Namespace) -> None:
     if arguments.against != "paper":
         against = (arguments.against, gather([arguments.against], with_probes=False))
     before = read_results(folder) if holds_results(folder) else Results()
-    sections = write_report(
-        folder,
-        _title(arguments.runs),
-        gather(arguments.runs, before=before),
-        Beside(times, times_are, against),
-    )
+    with signs_of_life("reading the runs"):
+        results = gather(arguments.runs, before=before)
+    with signs_of_life("drawing"):
+        sections = write_report(
+            folder, _title(arguments.runs), results, Beside(times, times_are, against)
+        )
     print("\n".join(f"  {section.title}" for section in sections))
     print(f"{folder / 'index.html'}\n{folder / 'report.md'}, and the same as .csv, .svg and .png")
 

@@ -9,15 +9,12 @@ be replicated by oversight.
 from __future__ import annotations
 
 import dataclasses
-import glob
-import importlib.util
 import itertools
 import json
 import math
 import os
 import re
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 import jax
@@ -27,6 +24,7 @@ from jax._src import distributed
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from fire_lm.absent_tpu import has_tpu
 from fire_lm.errors import RunFailed, UserError
 
 _Json = TypeVar("_Json")
@@ -237,7 +235,7 @@ def initialize_distributed() -> None:
         jax.distributed.initialize(
             num_processes=count, process_id=index, heartbeat_timeout_seconds=_SILENCE_SECONDS
         )
-    elif _has_tpu():
+    elif has_tpu():
         jax.distributed.initialize(heartbeat_timeout_seconds=_SILENCE_SECONDS)
 
 
@@ -282,21 +280,3 @@ def wait_for_all(point: str, seconds: float = 3600.0) -> None:
         raise RunFailed(
             f"the processes of this job did not all get to '{point}': {reason}"
         ) from error
-
-
-def _has_tpu() -> bool:
-    """Whether JAX would use a TPU here; asks the device files, since JAX may not be started."""
-    allowed = (os.environ.get("JAX_PLATFORMS") or "tpu").split(",")
-    devices = (*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*"))
-    return "tpu" in allowed and _is_installed("libtpu") and bool(devices)
-
-
-def skip_absent_tpu() -> None:
-    """Keeps JAX from asking libtpu, which without a TPU takes seconds and prints errors."""
-    others = _is_installed("jax_plugins") or entry_points(group="jax_plugins")  # GPUs and the like
-    if "JAX_PLATFORMS" not in os.environ and not _has_tpu() and not others:
-        jax.config.update("jax_platforms", "cpu")
-
-
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None

@@ -14,12 +14,13 @@ from etils import epath
 
 from fire_lm import config as gin
 from fire_lm import evaluation, models, positions, training
+from fire_lm.absent_tpu import skip_absent_tpu
 from fire_lm.checkpoints import Checkpointing, available_steps, split_run
 from fire_lm.data import Blocks, TextData
 from fire_lm.encoding_label import POSITIONS, derived_label
 from fire_lm.errors import UserError
 from fire_lm.reporting import ranked_steps, read_rows, read_texts
-from fire_lm.sharding import MeshShape, initialize_distributed, skip_absent_tpu
+from fire_lm.sharding import MeshShape, initialize_distributed
 from fire_lm.storage import children
 
 # What a configuration can be asked to call: the verbs, and the model, to compare two of them.

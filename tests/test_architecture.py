@@ -17,15 +17,17 @@ PACKAGE = ROOT / "fire_lm"
 # Module of fire_lm -> the modules of fire_lm that it may import.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "absent_tpu": set(),
+    "host_memory": set(),
     "storage": {"errors"},
     "config": {"storage", "errors"},
     "data": {"storage", "errors"},
     "reporting": {"storage", "errors"},
     "checkpoints": {"storage", "errors"},
-    "sharding": {"errors"},
+    "sharding": {"absent_tpu", "errors"},
     "tensorboard_events": {"storage"},
     "metrics": {"storage", "tensorboard_events", "errors"},
-    "attention": {"errors"},
+    "attention": {"absent_tpu", "errors"},
     "positions": {"attention", "errors"},
     "models": {"positions", "attention", "errors"},
     "training": {
@@ -76,14 +78,24 @@ ALLOWED["report_runs"] = {
     *("arms", "report_probes", "verbs", "sweep_runs", "config", "data", "training", "evaluation"),
     *("models", "reporting", "metrics", "storage", "errors"),
 }
-ALLOWED["report_verb"] = {"verbs", "paper_rows", "report_runs", "reporting", "storage", "errors"}
+ALLOWED["report_verb"] = {
+    "metrics",
+    "verbs",
+    "paper_rows",
+    "report_runs",
+    "reporting",
+    "storage",
+    "errors",
+}
 ALLOWED["corpus_verbs"] = {"data", "metrics", "reporting", "storage", "errors"}
 ALLOWED["bench"] = {
     *ALLOWED["training"],
     *ALLOWED["evaluation"],
-    *("training", "evaluation", "preflight", "positions", "tpu_topology"),
+    *("training", "evaluation", "preflight", "positions", "tpu_topology", "absent_tpu"),
 }
+ALLOWED["cli_parser"] = {"errors"}
 ALLOWED["cli"] = {
+    "cli_parser",
     *("verbs", "preflight_verb", "sweep_verb", "report_verb", "corpus_verbs", "bench"),
     *("storage", "errors"),
 }
@@ -103,7 +115,7 @@ CONFINED = {
 }
 
 # What the launcher in tpu/ may use of fire_lm: the command line that it runs, slices, files.
-LAUNCHER = {"cli", "errors", "storage", "tpu_topology", "verbs"}
+LAUNCHER = {"cli", "cli_parser", "errors", "storage", "tpu_topology", "verbs"}
 
 NAMELESS = {"common", "helpers", "misc", "utils"}
 

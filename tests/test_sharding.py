@@ -18,7 +18,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from sample_run import quick_compiles  # noqa: F401  (a fixture)
 
-from fire_lm import models, positions, sharding
+from fire_lm import absent_tpu, models, positions, sharding
 from fire_lm.errors import UserError
 from fire_lm.sharding import AXES, MeshShape
 from fire_lm.training import step as training_step
@@ -329,9 +329,9 @@ def test_jax_is_kept_from_an_absent_tpu_alone(platforms, has_tpu, chosen, monkey
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     if platforms:
         monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    monkeypatch.setattr(sharding, "_has_tpu", lambda: has_tpu)
-    monkeypatch.setattr(sharding, "entry_points", lambda group: ())
+    monkeypatch.setattr(absent_tpu, "has_tpu", lambda: has_tpu)
+    monkeypatch.setattr(absent_tpu, "entry_points", lambda group: ())
     told = []
-    monkeypatch.setattr(sharding.jax.config, "update", lambda name, value: told.append(value))
-    sharding.skip_absent_tpu()
+    monkeypatch.setattr(absent_tpu.jax.config, "update", lambda name, value: told.append(value))
+    absent_tpu.skip_absent_tpu()
     assert "".join(told) == chosen

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from fire_lm.absent_tpu import skip_absent_tpu
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.common_bias import CommonBias
 from fire_lm.attention.dense import BiasFn, attention_logits, dense_attention
@@ -26,6 +27,8 @@ Implementation = Literal["auto", "dense", "blockwise", "tpu"]
 LONGEST_DENSE = {"cpu": 64, "tpu": 127}
 LONGEST_DENSE_ELSEWHERE = 1024
 
+
+skip_absent_tpu()  # in a notebook nobody else does, before the first call of JAX
 
 _backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("backend", default=None)
 

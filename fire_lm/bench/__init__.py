@@ -16,11 +16,13 @@ from pathlib import Path
 from types import ModuleType
 
 from fire_lm.errors import UserError
+from fire_lm.metrics import signs_of_life
 
 
 def run(arguments: argparse.Namespace) -> None:
     """`fire-lm bench SUBJECT`: as a table and as JSON."""
-    SUBJECTS[arguments.subject](arguments)
+    with signs_of_life(f"bench {arguments.subject}"):
+        SUBJECTS[arguments.subject](arguments)
 
 
 def run_data(arguments: argparse.Namespace) -> None:

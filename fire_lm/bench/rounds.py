@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from fire_lm.metrics import duration
 from fire_lm.reporting.bench_times import Cost
 
 Clock = Literal["CPU", "wall"]
@@ -33,11 +34,13 @@ def race(
 
     Every other round goes backwards, so that a machine that slowly warms up favours nobody.
     """
-    repeats = {}
+    repeats, rounds_s = {}, 0.0
     for name, call in calls.items():
         warm_up_s = timed(call, 1)[1]
         repeats[name] = max(1, math.ceil(SHORTEST_SECONDS / warm_up_s))
         say(f"warm-up: {name} {warm_up_s:.3g} s")
+        rounds_s += repeats[name] * warm_up_s
+    say(f"{rounds} rounds take about {duration(rounds * rounds_s)}")
     found = {name: Times() for name in calls}
     for index in range(rounds):
         for name in reversed(calls) if index % 2 else calls:

@@ -1,0 +1,28 @@
+"""Keeps JAX from libtpu on a machine that has no TPU."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+from importlib.metadata import entry_points
+
+import jax
+
+
+def has_tpu() -> bool:
+    """Whether JAX would use a TPU here; asks the device files, since JAX may not be started."""
+    allowed = (os.environ.get("JAX_PLATFORMS") or "tpu").split(",")
+    devices = (*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*"))
+    return "tpu" in allowed and _is_installed("libtpu") and bool(devices)
+
+
+def skip_absent_tpu() -> None:
+    """Keeps JAX from asking libtpu, which without a TPU takes seconds and prints errors."""
+    others = _is_installed("jax_plugins") or entry_points(group="jax_plugins")  # GPUs and the like
+    if "JAX_PLATFORMS" not in os.environ and not has_tpu() and not others:
+        jax.config.update("jax_platforms", "cpu")
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

@@ -1,0 +1,248 @@
+"""The arguments of every verb, and what they are for."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from typing import Any, NoReturn
+
+from fire_lm import __version__
+from fire_lm.errors import UserError
+
+# Of bench/encodings.py, which is not imported for --help.
+_BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
+_BESIDE_NOPE = "beside nope, which the others are divided by"
+_CONFIG_HELP = "later files win; configs/ in the repository has them"
+
+
+_PRETRAIN: dict[str, Any] = {
+    "description": "Trains the model of a configuration in --workdir, or resumes it: the same\n"
+    "command goes on from the newest checkpoint.",
+    "epilog": "example:\n"
+    "  fire-lm pretrain --gin_file=configs/runs/quickstart.gin \\\n"
+    "    --gin_file=configs/positions/fire.gin --gin.TRAIN_STEPS=200 --workdir=runs/fire\n\n"
+    "exit codes: 0 done; 1 failed while running; 2 bad usage or configuration; 3 stopped by\n"
+    "SIGTERM or one Ctrl-C, after saving; 130 ended by Ctrl-C, without saving",
+}
+_SWEEP: dict[str, Any] = {
+    "description": "Scores trained models at several lengths, the same text at each. Leaves\n"
+    "length_sweep.csv and .png beside each run and for all of them; what is in the table\n"
+    "already is not computed again.",
+    "epilog": "examples:\n"
+    "  fire-lm sweep runs/quickstart\n"
+    "  fire-lm sweep runs/quickstart/rope --also='--gin.RoPE.scaling=@YaRN()'",
+}
+_REPORT: dict[str, Any] = {
+    "description": "Draws what runs have left (sweeps, metrics, what the encodings learned) as\n"
+    "one page, RUN/report/index.html. It changes no run.",
+    "epilog": "examples:\n"
+    "  fire-lm report runs/quickstart\n"
+    "  fire-lm report runs/fire --against=runs/rope --output=report",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any):
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**settings, allow_abbrev=False)  # --allow is not --allow_config_change
+
+    def error(self, message: str) -> NoReturn:
+        if wrong := re.search(r"(\w+): invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            known = [name.strip(" '") for name in wrong[3].split(",")]
+            if near := difflib.get_close_matches(wrong[2], known, 1):
+                raise UserError(f"there is no {wrong[1]} {wrong[2]!r}: did you mean {near[0]}?")
+        raise UserError(f"{message}\n`{self.prog} --help` lists what there is")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="fire-lm", description="Pretraining for FIRE and its rivals.")
+    parser.add_argument("--version", action="version", version=__version__)
+    verbs = parser.add_subparsers(dest="verb", required=True, parser_class=Parser)
+    debug = Parser(add_help=False)
+    debug.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    gin = Parser(add_help=False)
+    gin.add_argument("--gin_file", action="append", default=[], help=_CONFIG_HELP)
+    gin.add_argument("--gin_search_paths", default="", help="comma-separated folders")
+    gin.add_argument("--gin.NAME", metavar="VALUE", help="binds a macro or a parameter (repeat)")
+
+    pretrain = verbs.add_parser(
+        "pretrain", parents=[gin, debug], help="train, or resume, a model", **_PRETRAIN
+    )
+    pretrain.add_argument("--workdir", help="run directory, local or gs://")
+    pretrain.add_argument("--dry_run", action="store_true", help="describe the run and stop")
+    pretrain.add_argument(
+        "--allow_config_change",
+        action="store_true",
+        help="go on in a workdir whose saved configuration differs",
+    )
+
+    preflight = verbs.add_parser(
+        "preflight", parents=[gin, debug], help="compile a run for a TPU slice, without a TPU"
+    )
+    preflight.add_argument("--slice", required=True, help="v4-256; v4:128, v4:4x4x8; 2xv4-128")
+    preflight.add_argument("--workdir", help="run directory to try, local or gs://")
+    preflight.add_argument("--all_lengths", action="store_true", help="not the longest alone")
+    preflight.add_argument("--json", metavar="FILE", help="the results for programs")
+
+    sweep = verbs.add_parser(
+        "sweep", parents=[gin, debug], help="loss against sequence length", **_SWEEP
+    )
+    sweep.add_argument(
+        "runs", metavar="RUN[@STEPS]", nargs="+", help="run, or folder; @1000,2000; @all"
+    )
+    sweep.add_argument(
+        "--follow", action="store_true", help="score each checkpoint until training has ended"
+    )
+    sweep.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="'FLAGS'",
+        help="--gin_file= and --gin. flags of one more setting to score beside the plain (repeat)",
+    )
+    sweep.add_argument("--output", help="folder of the combined table and figure")
+    sweep.add_argument("--dry_run", action="store_true", help="say what would be scored and stop")
+
+    report = verbs.add_parser(
+        "report", parents=[debug], help="a page of tables and figures", **_REPORT
+    )
+    report.add_argument("runs", metavar="RUN", nargs="*", help="run, folder of runs or of results")
+    report.add_argument("--output", help="folder of the page (RUN/report)")
+    report.add_argument(
+        "--against", default="paper", metavar="paper|RUN", help="beside which losses (paper)"
+    )
+    report.add_argument("--bench", metavar="FILE", help="times, of `bench model --json`")
+    report.add_argument(
+        "--list", action="store_true", help="configs/paper/ as a table, and what was run of it"
+    )
+
+    add_corpus(verbs.add_parser("corpus", parents=[debug], help="write and check text"), debug)
+
+    add_benches(verbs.add_parser("bench", help="time and memory, side by side"), debug)
+    return parser
+
+
+def add_benches(benches: Parser, debug: Parser) -> None:
+    subjects = benches.add_subparsers(dest="subject", required=True, parser_class=Parser)
+    rounds = Parser(add_help=False)
+    rounds.add_argument("--rounds", type=number, default=3, help="of each, in turns")
+    rounds.add_argument("--json", metavar="FILE", help="the results for programs")
+
+    reading = subjects.add_parser(
+        "data", parents=[debug, rounds], help="tokens per second on the fly and from blocks"
+    )
+    reading.add_argument("--data_dir", required=True, help="a TFDS data set with a train split")
+    reading.add_argument("--tfds_name", help="data set in it, where there are several")
+    reading.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
+    reading.add_argument("--length", type=number, default=2048, help="tokens of a row")
+    reading.add_argument("--tokens", type=number, default=2**24, help="of a round")
+
+    model = subjects.add_parser(
+        "model", parents=[debug, rounds], help="what an encoding costs in the whole model"
+    )
+    model.add_argument("--size", choices=["tiny", "125m", "350m"], default="125m")
+    add_lists(
+        model,
+        ("lengths", "512,1024,2048,4096,8192", "tokens of a sequence"),
+        ("encodings", "fire,fire_s,alibi,t5,kerple_log,sandwich,rope", _BESIDE_NOPE),
+    )
+    model.add_argument(
+        "--tokens_per_batch", type=number, help="at each length (8192; on a CPU 2048)"
+    )
+
+    bench = subjects.add_parser(
+        "attention", parents=[debug, rounds], help="what an encoding costs in two blocks"
+    )
+    add_lists(
+        bench,
+        ("lengths", "2048", "tokens of the two blocks"),
+        ("encodings", _BENCH_ENCODINGS, _BESIDE_NOPE),
+        ("implementations", "blockwise", "of attention"),
+        ("memory", "8192,16384", "tokens of one FIRE attention"),
+    )
+    bench.add_argument("--peer", choices=["torch"], help="the same model in another library")
+    bench.add_argument(
+        "--tpu",
+        choices=["v4-8"],
+        help="no times: the kernels as compiled for this slice, on a machine without a TPU",
+    )
+
+
+def add_lists(verb: Parser, *lists: tuple[str, str, str]) -> None:
+    """Comma-separated (name, default, help)."""
+    for name, default, help in lists:
+        kind = names if name in ("encodings", "implementations") else numbers
+        verb.add_argument(
+            f"--{name}", type=kind, default=default, metavar="A,B", help=f"{help} (%(default)s)"
+        )
+
+
+def add_corpus(corpus: Parser, debug: Parser) -> None:
+    """The bundled text, or --from files, as a data set; parts of their own below."""
+    corpus.description = "Without --from: the text that every machine has."
+    corpus.add_argument("--data_dir", help="folder to write, for DATA_DIR")
+    corpus.add_argument("--from", dest="source", help="text, .jsonl, .parquet; also .gz, .zst")
+    corpus.add_argument("--name", help="of the data set: arxiv, github, ...")
+    corpus.add_argument("--text_field", help="of JSON and Parquet (text)")
+    corpus.add_argument(
+        "--whole_files", action="store_true", default=None, help="each file is a document"
+    )
+    corpus.add_argument(
+        "--split_on",
+        type=split_rule,
+        metavar="blank_lines|BYTES",
+        help="a text file is many documents: between blank lines, or pieces of so many bytes",
+    )
+    corpus.add_argument("--validation_percent", type=float, help="of the documents (6)")
+    add_beam(corpus)
+    parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=Parser)
+    written = Parser(add_help=False)
+    written.add_argument("--data_dir", required=True, help="TFDS data directory")
+    written.add_argument("--tfds_name", help="data set in it, where there are several")
+
+    vocab = parts.add_parser("vocab", parents=[written, debug], help="train a vocabulary")
+    vocab.add_argument("--size", type=number, default=32_000, help="pieces (%(default)s)")
+    vocab.add_argument("--output", required=True, metavar="FILE", help="for VOCABULARY")
+    vocab.add_argument("--megabytes", type=number, default=64, help="of text (%(default)s)")
+
+    blocks = parts.add_parser("blocks", parents=[written, debug], help="tokenise it once")
+    blocks.add_argument("--output", required=True, help="directory of the blocks, local or gs://")
+    blocks.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
+    blocks.add_argument("--splits", type=names, default=[], metavar="A,B", help="all by default")
+    blocks.add_argument("--parts", type=number, help="of each split (one a gigabyte of text)")
+    add_beam(blocks)
+
+    check = parts.add_parser("check", parents=[written, debug], help="what a data set holds")
+    check.add_argument("--vocabulary", default="bytes", help="as VOCABULARY (%(default)s)")
+    lengths = "512,1024,2048,4096,8192"
+    check.add_argument(
+        "--lengths", type=numbers, default=lengths, metavar="A,B", help="(%(default)s)"
+    )
+    check.add_argument("--documents", type=number, default=100_000, help="a split (%(default)s)")
+    check.add_argument("--output", default="corpus_check.png", help="the picture (%(default)s)")
+
+
+def add_beam(verb: Parser) -> None:
+    """Work for Apache Beam."""
+    verb.add_argument("--runner", help="of Apache Beam, such as DirectRunner or DataflowRunner")
+    verb.add_argument("--runner_options", action="append", metavar="--NAME=VALUE", help="for it")
+
+
+def number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 1 or more")
+    return int(text)
+
+
+def split_rule(text: str) -> str | int:
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def numbers(text: str) -> list[int]:
+    return [number(part) for part in names(text)]
+
+
+def names(text: str) -> list[str]:
+    """Comma-separated."""
+    return [part.strip() for part in text.split(",")] if text.strip() else []

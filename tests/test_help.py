@@ -1,0 +1,23 @@
+"""What the command line says to a slip of the hand, and in its help."""
+
+import pytest
+
+from fire_lm.cli import main
+
+
+def test_a_misspelt_verb_is_answered_with_the_nearest(capsys):
+    assert main(["pretian"]) == 2
+    assert "there is no verb 'pretian': did you mean pretrain?" in capsys.readouterr().err
+    assert main(["bench", "modle"]) == 2
+    assert "there is no subject 'modle': did you mean model?" in capsys.readouterr().err
+    assert main(["xyzzy"]) == 2
+    assert "--help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "sweep", "report"])
+def test_help_has_a_description_and_an_example(verb, capsys):
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    shown = capsys.readouterr().out
+    assert "example" in shown and f"  fire-lm {verb} " in shown
+    assert max(map(len, shown.splitlines())) <= 100
