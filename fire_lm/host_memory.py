@@ -21,7 +21,7 @@ _KEPT_IN_ALL = 2**30  # bytes
 def keep_freed_memory() -> None:
     """Lets this process keep what it frees, up to a gigabyte; only where JAX uses the CPU alone,
     and only with a C library that can."""
-    if jax.config.jax_platforms != "cpu" or not sys.platform.startswith("linux"):
+    if getattr(jax.config, "jax_platforms", None) != "cpu" or not sys.platform.startswith("linux"):
         return
     with contextlib.suppress(OSError, AttributeError):  # another C library
         library = ctypes.CDLL(None)
