@@ -71,7 +71,6 @@ def pretrain(arguments: argparse.Namespace) -> None:
     config = load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     check_blocks(config)
     initialize_distributed()
-    keep_freed_memory()
     speaks = jax.process_index() == 0
     if speaks:
         print(config.text())

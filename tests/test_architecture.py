@@ -18,7 +18,6 @@ PACKAGE = ROOT / "fire_lm"
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "absent_tpu": set(),
-    "host_memory": set(),
     "storage": {"errors"},
     "config": {"storage", "errors"},
     "data": {"storage", "errors"},

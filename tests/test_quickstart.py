@@ -40,13 +40,14 @@ def test_quickstart(tmp_path):
     output = quickstart(workdir)
     assert "Nats per token" in output and str(workdir / "length_sweep.csv") in output
     assert (workdir / "length_sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert (workdir / "report" / "index.html").exists()
     rows = read_rows(epath.Path(workdir / "length_sweep.csv"))
     nll = {(row.encoding, row.length): row.nll for row in rows}
     assert set(nll) == {(name, 64 * times) for name in ENCODINGS for times in (1, 2, 4, 8, 16)}
     assert {row.dataset for row in rows} == {"embedded"}
 
     assert nll["fire", 256] < nll["rope", 256] - 0.3
-    assert nll["fire", 256] < nll["nope", 256]
+    assert nll["fire", 256] < nll["nope", 256] - 0.3
     assert abs(nll["fire", 64] - nll["rope", 64]) < 0.06
 
     before, table = results_of(workdir), (workdir / "length_sweep.csv").read_bytes()
