@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 
-from fire_lm.cli_parser import build_parser
+from fire_lm.cli_parser import build_parser, check_not_empty
 from fire_lm.errors import (
     FireLMError,
     Preempted,
@@ -108,6 +108,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = build_parser()
     rest = [a for a in arguments if not a.startswith("--gin.")]
     parsed, unknown = parser.parse_known_args(rest)
+    check_not_empty(parsed)
     if bindings and not hasattr(parsed, "gin_file"):
         raise UserError(f"`fire-lm {parsed.verb}` takes no --gin. bindings")
     if unknown:
@@ -122,8 +123,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         raise UserError(f"unknown argument {flag}{hint}")
     if getattr(parsed, "part", None):
         _check_before(parsed.part, rest)
+    _check_once([a for a in rest if a.startswith("--")])
     parsed.bindings = bindings
     return parsed
+
+
+# Flags that may be given several times.
+_REPEATED = ("--gin_file", "--also", "--runner_options")
+
+
+def _check_once(given: list[str]) -> None:
+    """Raises UserError for a flag that is given twice: one of them would be ignored."""
+    flags = [one.partition("=")[0] for one in given]
+    for flag in flags:
+        if flags.count(flag) > 1 and flag not in _REPEATED:
+            raise UserError(f"{flag} is given twice: remove one of them")
 
 
 def _check_before(part: str, arguments: list[str]) -> None:

@@ -231,7 +231,9 @@ def add_beam(verb: Parser) -> None:
 
 def number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of 1 or more")
+        raise argparse.ArgumentTypeError(f"'{text:.20}' is not a whole number of 1 or more")
+    if len(text) > 18 or int(text) >= 2**31:  # as settings are, in int32
+        raise argparse.ArgumentTypeError(f"{text[:20]} is too large: it must be less than {2**31}")
     return int(text)
 
 
@@ -246,3 +248,13 @@ def numbers(text: str) -> list[int]:
 def names(text: str) -> list[str]:
     """Comma-separated."""
     return [part.strip() for part in text.split(",")] if text.strip() else []
+
+
+def check_not_empty(parsed: argparse.Namespace) -> None:
+    """Raises UserError for an argument without a value, as of a shell variable that is not set. An
+    empty path would be the working directory, or the root of the file system."""
+    for name, value in vars(parsed).items():
+        for one in value if isinstance(value, list) else [value]:
+            if one == "" and name != "gin_search_paths":
+                flag = {"runs": "RUN", "source": "--from"}.get(name, f"--{name}")
+                raise UserError(f"{flag} is empty: is a shell variable not set?")

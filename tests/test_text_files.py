@@ -118,3 +118,10 @@ def test_the_checksums_of_parquet_are_tested(tmp_path):
     (tmp_path / "a.parquet").write_bytes(flipped)
     with pytest.raises(RunFailed, match=r"a.parquet row \d+: .*CRC"):
         read(tmp_path)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    for source in (tmp_path, tmp_path / "pipe.txt"):
+        with pytest.raises(UserError, match="is a pipe, socket or device, not a file to read"):
+            text_files.list_files(str(source))

@@ -8,7 +8,7 @@ import math
 import sys
 import traceback
 
-from fire_lm.cli_parser import Parser, names, number
+from fire_lm.cli_parser import Parser, check_not_empty, names, number
 from fire_lm.errors import FireLMError, UserError
 
 
@@ -115,6 +115,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         near = difflib.get_close_matches(rest[0].partition("=")[0], known, 1)
         hint = f": did you mean {near[0]}?" if near else ""
         raise UserError(f"unknown argument {rest[0]}{hint}")
+    check_not_empty(parsed)
     parsed.rest = rest
     return parsed
 

@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import re
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -121,6 +122,8 @@ def _leads_nowhere(path: epath.Path) -> bool:
 def _file(name: str, path: epath.Path) -> File:
     try:
         found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(f"{path} is a pipe, socket or device, not a file to read: remove it")
         return File(name, path, found.st_size, found.st_mtime_ns)
     except FileNotFoundError:
         in_bucket = path.stat()
