@@ -65,6 +65,14 @@ def cloud(tmp_path, monkeypatch):
     return tpu_cloud.Cloud(tmp_path, monkeypatch)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def authority_of_the_bucket():
+    """tensorstore reads which certificates to trust once, at the first request of the process."""
+    from bucket import shared
+
+    os.environ["TENSORSTORE_CA_BUNDLE"] = shared().environment()["TENSORSTORE_CA_BUNDLE"]
+
+
 @pytest.fixture
 def bucket(monkeypatch):
     """A new, empty bucket for the libraries in this process (bucket.py); they ask again at once."""

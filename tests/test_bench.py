@@ -199,7 +199,7 @@ def test_the_command_line_knows_the_encodings():
     "arguments, told",
     [
         ([], "subject"),
-        (["atention"], "'attention'"),
+        (["atention"], "did you mean attention?"),
         (["attention", "--encodings=fire,alibbi"], "did you mean alibi?"),
         (["attention", "--implementations=blockwize"], "did you mean blockwise?"),
         (["attention", "--lengths=512,0"], "'0' is not a whole number"),

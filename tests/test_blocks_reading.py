@@ -295,7 +295,7 @@ print(batch["targets"].shape, text.targets.shape, d.vocabulary_size(data), d.dat
 def test_the_refusal_above_refuses():
     code = f"{WITHOUT}\nimport fire_lm.data.vocabularies"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "ModuleNotFoundError: import of seqio halted" in done.stderr
+    assert "ModuleNotFoundError: import of tensorflow halted" in done.stderr
 
 
 def bad(path: str, **arguments) -> str:

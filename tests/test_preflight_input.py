@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from etils import epath
+from bucket_faults import Denied, Status
 from jax.experimental import topologies
 from sample_run import command, write_text
 
@@ -23,7 +23,6 @@ from fire_lm import preflight_verb, verbs
 from fire_lm.checkpoints import Checkpointing, Checkpoints, check_arrays
 from fire_lm.cli import main
 from fire_lm.data import write_blocks
-from fire_lm.data.quiet_tensorflow import tf
 from fire_lm.data.tasks import only_data_set
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.preflight import bundles, check
@@ -183,21 +182,6 @@ def test_a_place_that_cannot_be_written(data, tmp_path):
         assert outcome == FAILED and "cannot write to --workdir" in told, (place, told)
 
 
-def test_a_bucket_that_refuses_its_top(monkeypatch, data):
-    """With access by prefix alone, the folder above is not the user's; what he named is told."""
-
-    def refuse(place: epath.Path) -> None:
-        raise UserError(f"cannot write to --workdir {place}: forbidden")
-
-    monkeypatch.setattr(type(epath.Path("gs://theirs")), "exists", lambda _: False)
-    monkeypatch.setattr(check, "ensure_writable", refuse)
-    with pytest.raises(UserError) as error:
-        check.writable_part("gs://theirs/mine/run")
-    assert str(error.value) == (
-        "cannot write to --workdir gs://theirs/mine/run, tried in gs://theirs: forbidden"
-    )
-
-
 @pytest.mark.parametrize(
     "remat, fits, told",
     [
@@ -318,38 +302,29 @@ def test_blocks_for_every_host_of_the_slice(seen, data, tmp_path):
         assert outcome == expected, told
 
 
-REFUSAL = """Error executing an HTTP request: HTTP response code 403 with body '{
-  "error": {
-    "code": 403,
-    "message": "me@project.iam does not have storage.objects.get access to the bucket."
-  }
-}'
-\t when reading metadata of gs://theirs/run"""
-UNREACHED = """Error executing an HTTP request: libcurl code 6 meaning 'Could not resolve hostname'
-\t when reading metadata of gs://theirs/run"""
-
-
 @pytest.mark.parametrize(
-    "error, told",
+    "fault, told",
     [
-        (tf.errors.PermissionDeniedError(None, None, REFUSAL), "me@project.iam does not have"),
-        (tf.errors.FailedPreconditionError(None, None, UNREACHED), "Could not resolve hostname"),
-        (PermissionError(13, "Permission denied", "gs://theirs"), "Permission denied"),
+        (Denied(prefix=""), "loopback does not have storage.objects."),
+        (Status(status=503), "503, as a fault of the tests"),
     ],
-    ids=["forbidden", "unreached", "local"],
+    ids=["forbidden", "unavailable"],
 )
-def test_a_bucket_that_refuses(error, told, monkeypatch, data):
-    """There is no bucket here; the words are those that TensorFlow has for what one answers."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise error
-
+def test_a_bucket_that_refuses(fault, told, bucket, data):
     config = config_of(data)
-    for name in ("exists", "is_dir", "glob"):
-        monkeypatch.setattr(type(epath.Path("gs://theirs")), name, refuse)
-    found = outcomes(config, "gs://theirs/run")
+    bucket.faults = [fault]
+    found = outcomes(config, bucket.url("run"))
     for name in ("run directory", "checkpoint"):
         assert found[name][0] == FAILED and told in found[name][1], found
+
+
+def test_a_bucket_is_tried_where_the_run_will_be(bucket, data):
+    """With access by prefix alone, the folder above is not the user's."""
+    bucket.faults = [Denied(prefix="other")]
+    assert check.writable_part(bucket.url("mine/run")).as_posix() == bucket.url("mine/run")
+    with pytest.raises(UserError, match="cannot write to --workdir .*other/run: .*does not have"):
+        check.writable_part(bucket.url("other/run"))
+    assert bucket.objects == {}
 
 
 def test_a_bug_is_no_outcome():

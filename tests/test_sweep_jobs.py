@@ -16,7 +16,7 @@ from fire_lm import sweep_runs, sweep_verb
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation import claimed, claims
+from fire_lm.evaluation import claimed
 from fire_lm.reporting import SweepRow, merge_rows, ranked_steps, read_rows
 
 SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
@@ -293,21 +293,6 @@ def test_two_sweepers_do_not_score_the_same(tmp_path):
             assert other
     with claimed(tmp_path, "10-plain") as again:
         assert again
-
-
-def test_claims_on_a_bucket(tmp_path, monkeypatch):
-    """Which has no locks: a file that is signed, and void ten minutes after its last sign."""
-    monkeypatch.setattr(claims, "_SETTLE", 0.0)
-    path = epath.Path(tmp_path / "10-plain")
-    with claims._by_file(path) as first, claims._by_file(path) as second:
-        assert (first, second) == (True, False)
-    assert not path.exists()
-    path.write_text(f"dead 1 x {time.time() - 601}")
-    with claims._by_file(path) as taken_over:
-        assert taken_over
-    monkeypatch.setattr(claims, "_holds", lambda path, ours: False)  # another came after us
-    with claims._by_file(path) as lost:
-        assert not lost
 
 
 @pytest.mark.ci

@@ -27,7 +27,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
 from fire_lm.data import c4_writer
-from fire_lm.training import Spikes, loop
+from fire_lm.training import Spikes, loop, start
 from fire_lm.training.goodput import Goodput
 from fire_lm.training.lock import only_writer
 from fire_lm.training.reporter import Reporter, new_counters
@@ -168,15 +168,15 @@ def test_sigterm_before_anything_is_saved_is_told_so(data_dir, tmp_path, monkeyp
 
 
 def test_two_starts_at_once_do_not_take_each_others_probe(tmp_path, monkeypatch):
-    write_probe, left = type(epath.Path(tmp_path)).write_text, []
+    write_probe, left = start.replace_text, []
 
-    def while_another_starts(self: epath.Path, *arguments: object) -> None:
-        write_probe(self, *arguments)
-        left.append(self.name)
+    def while_another_starts(path: epath.Path, text: str) -> None:
+        write_probe(path, text)
+        left.append(path.name)
         for probe in tmp_path.iterdir():  # on another machine, with the same pid
             probe.unlink()
 
-    monkeypatch.setattr(type(epath.Path(tmp_path)), "write_text", while_another_starts)
+    monkeypatch.setattr(start, "replace_text", while_another_starts)
     ensure_writable(str(tmp_path))
     monkeypatch.setattr(os, "getpid", lambda: 1)
     ensure_writable(str(tmp_path))
