@@ -55,8 +55,8 @@ def changed_arrays(step: epath.Path, tree: Any) -> list[str]:
 
 @functools.cache
 def _program(mesh: Any) -> Any:
-    """Of one array, compiled once for all of a shape. Its result is replicated, so that every
-    process of a job has the same numbers."""
+    """The fingerprint of one array, compiled once for each shape. The result is replicated, so
+    that every process of a job has the same numbers."""
     sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     return jax.jit(_fingerprint, out_shardings=sharding)
 
@@ -74,7 +74,7 @@ def _fingerprint(array: jax.Array) -> jax.Array:
 
 
 def _linear_index(shape: tuple[int, ...]) -> jax.Array:
-    """Of each element in the whole array, modulo 2^32."""
+    """The index of each element in the whole array, modulo 2^32."""
     index = jnp.zeros(shape, jnp.uint32)
     stride = 1
     for axis in reversed(range(len(shape))):

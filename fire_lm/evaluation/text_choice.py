@@ -90,8 +90,8 @@ def read_scoring_text(
 
 
 def identity(text: ScoringText) -> str:
-    """Of a text: the same for the same token ids in the same rows and segments. Which of them are
-    padding, and so never count, is part of the ids."""
+    """A hash of a text: equal for the same token ids in the same rows and segments. Padding, which
+    never counts, is part of the ids."""
     digest = hashlib.sha256(str(text.targets.shape).encode())
     for ids in (text.targets, text.segment_ids):
         if ids is not None:

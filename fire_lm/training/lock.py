@@ -79,7 +79,7 @@ def _leased(workdir: str) -> Iterator[Callable[[], None]]:
                 raise RunFailed(
                     f"{workdir} has been removed or taken over: stopped\n{error}"
                 ) from None
-            # Storage that refuses for now will also be heard of from the save itself.
+            # If the storage merely refuses for now, the save itself will report it.
 
     try:
         yield still_ours
