@@ -55,7 +55,7 @@ class Bucket:
     def __enter__(self) -> "Bucket":
         ours, theirs = socket.socketpair()
         program = Path(__file__).with_name("bucket_server.py")
-        line = [sys.executable, "-S", "-E", str(program), str(theirs.fileno())]
+        line = [sys.executable, "-B", "-S", "-E", str(program), str(theirs.fileno())]
         line += [str(self._page_size), str(self._seed)]
         # A session of its own: Ctrl-C in a terminal is for the clients.
         descriptors = [theirs.fileno()]

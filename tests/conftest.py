@@ -7,7 +7,10 @@ tests train the same small model.
 """
 
 import os
+import signal
 
+# A shell has what it runs in the background ignore Ctrl-C, and so would the runs that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"

@@ -14,16 +14,9 @@ from fire_lm.checkpoints import available_steps
 from fire_lm.training.preemption import ctrl_c_saves, sigterm_flag
 
 
-@pytest.fixture
-def heeded():
-    """Ctrl-C as in a terminal: where tests run in the background, processes ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield signal.default_int_handler
-    signal.signal(signal.SIGINT, before)
-
-
-def test_the_first_ctrl_c_is_noted_and_the_second_left_to_the_system(heeded):
-    before = heeded
+def test_the_first_ctrl_c_is_noted_and_the_second_left_to_the_system():
+    before = signal.getsignal(signal.SIGINT)
+    assert before is signal.default_int_handler  # see conftest.py
     with sigterm_flag() as flag:
         with pytest.raises(KeyboardInterrupt):  # before the first step there is nothing to save
             signal.raise_signal(signal.SIGINT)
@@ -45,7 +38,6 @@ def interrupted(arguments: list[str], workdir: Path, times: int) -> tuple[int, s
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     first = len(metrics(workdir))
     while len(metrics(workdir)) == first:

@@ -34,8 +34,6 @@ def start_together(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # Where tests run in the background, Ctrl-C is ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         for index in range(processes)
     ]
