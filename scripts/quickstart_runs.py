@@ -1,6 +1,6 @@
 """The runs of scripts/quickstart: several encodings in one process, several processes at a time.
 
-    python scripts/quickstart_runs.py --workdir DIR --data_dir DATA ENCODING ...
+    python scripts/quickstart_runs.py --workdir DIR --data_dir DATA --steps N ENCODING ...
 
 Every process trains and scores some of the encodings one after the other, so that imports are paid
 once; with two cores two processes of one core each do more than one process of two. Their output
@@ -23,9 +23,8 @@ import fire_lm
 from fire_lm import cli
 from fire_lm.metrics import Progress
 
-# Of the experiment of configs/runs/quickstart.gin (1,000 steps, 131,072 tokens scored) as much as
-# tells the encodings apart: RoPE at four times the length is 0.3 worse than FIRE after 500 steps.
-STEPS, SCORED_TOKENS = 600, 65_536
+# Of the 131,072 of configs/runs/quickstart.gin as much as tells the encodings apart.
+SCORED_TOKENS = 65_536
 # For glibc: it keeps what a step frees for the next one. Else it gives it back to the kernel, which
 # takes up to a third of the time of a step. Nothing that is computed changes.
 _KEEP_MEMORY = {
@@ -41,6 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The runs of scripts/quickstart.")
     parser.add_argument("--workdir", required=True)
     parser.add_argument("--data_dir", required=True)
+    parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--worker", type=int, help="train and score in this process")
     parser.add_argument("encodings", nargs="+")
     arguments = parser.parse_args()
@@ -63,7 +63,7 @@ def work(arguments: argparse.Namespace) -> int:
                 "--gin_file=configs/runs/quickstart.gin",
                 f"--gin_file=configs/positions/{encoding}.gin",
                 f"--gin.DATA_DIR={arguments.data_dir}",
-                f"--gin.TRAIN_STEPS={STEPS}",
+                f"--gin.TRAIN_STEPS={arguments.steps}",
                 f"--gin.length_sweep.tokens={SCORED_TOKENS}",
                 f"--workdir={run}",
             ]
@@ -85,6 +85,7 @@ def start_workers(arguments: argparse.Namespace) -> int:
     for number, log in enumerate(logs):
         command = [sys.executable, __file__, "--worker", str(number)]
         command += ["--workdir", arguments.workdir, "--data_dir", arguments.data_dir]
+        command += ["--steps", str(arguments.steps)]
         workers.append(
             subprocess.Popen(
                 [*command, *arguments.encodings[number::count]],
@@ -119,7 +120,7 @@ def pin(cores: list[int]):
 
 def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> None:
     """Shows the steps of all runs until the processes have ended, or one has failed."""
-    total = STEPS * len(arguments.encodings)
+    total = arguments.steps * len(arguments.encodings)
     began = time.monotonic()
     first = sum(steps_done(arguments).values())
     progress = Progress(total, first)
@@ -132,7 +133,7 @@ def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> None
         done = steps_done(arguments)
         if time.monotonic() - shown >= _QUIET_SECONDS:
             shown = time.monotonic()
-            running = [name for name, step in done.items() if 0 < step < STEPS]
+            running = [name for name, step in done.items() if 0 < step < arguments.steps]
             text = f"training {', '.join(running)}" if running else "starting, compiling or scoring"
             progress.show(min(sum(done.values()), total - 1), text)
     progress.close()
@@ -147,9 +148,9 @@ def steps_done(arguments: argparse.Namespace) -> dict[str, int]:
         try:
             # A line comes every hundred steps, and after the first, which tells no rate.
             step = int(json.loads(lines[-1])["step"]) if lines else 0
-            found[encoding] = min(STEPS, step) if step > 1 else 0
+            found[encoding] = min(arguments.steps, step) if step > 1 else 0
         except (ValueError, KeyError, TypeError):  # a line that is being written
-            found[encoding] = STEPS if len(lines) > 5 else 0
+            found[encoding] = arguments.steps if len(lines) > 5 else 0
     return found
 
 

@@ -1,13 +1,14 @@
 """Strict settings for every test; this file is imported before any test can start JAX.
 
 Four fake CPU devices, no implicit dtype promotion, no implicit rank promotion; warnings are errors
-(pyproject.toml). The environment variables reach the processes that a test starts, the JAX
-settings do not: users run without those. That goes for the cache of compiled programs too: many
-tests train the same small model.
+(pyproject.toml). The environment variables reach the processes that a test starts; the JAX settings
+do not, as users run without them, but for the cache of compiled programs: many tests train the
+same small model.
 """
 
 import os
 import signal
+from pathlib import Path
 
 # A shell has what it runs in the background ignore Ctrl-C, and so would the runs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,12 +26,18 @@ os.environ["XLA_FLAGS"] = " ".join(
 
 import jax  # noqa: E402  (the variables above must be set first)
 import pytest  # noqa: E402
+from jax._src.lru_cache import LRUCache  # noqa: E402
 
 pytest.register_assert_rewrite("encoding_in_models", "encoding_properties")
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+
+KEEP_ALL = {
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
 
 # Of the ci tier, a quarter of an hour each: at the end, one worker would wait for the other.
 LONGEST = ("test_preflight.py", "test_quickstart.py")
@@ -53,10 +60,28 @@ def of_encoding(item: pytest.Item) -> object:
 
 @pytest.fixture(scope="session", autouse=True)
 def compile_once(tmp_path_factory):
-    """Compiled programs are kept for the session; by each of pytest-xdist's workers for itself."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    """Compiled programs are kept for the session: by all of pytest-xdist's workers together, and
+    by the processes that the tests of one worker start, some of which are killed while they write.
+    """
+    own = tmp_path_factory.getbasetemp()
+    session = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LRUCache, "put", put_at_once)
+        for name, value in KEEP_ALL.items():
+            jax.config.update(name, value)
+            patch.setenv(name.upper(), str(value))
+        jax.config.update("jax_compilation_cache_dir", str(session / "compiled"))
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(own / "compiled_by_processes"))
+        yield
+
+
+def put_at_once(cache: LRUCache, key: str, value: bytes) -> None:
+    """Instead of JAX's, which writes in place: another worker would read half of an entry."""
+    entry = Path(str(cache.path), f"{key}-cache")
+    if not entry.exists():
+        partial = entry.with_name(f"{key}.{os.getpid()}")
+        partial.write_bytes(value)
+        partial.replace(entry)
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_whole_command_with_jax_flax_and_optax_alone(tmp_path):
     path = tmp_path / "bench.json"
     asked_for = ["--size=tiny", "--lengths=64,128", "--encodings=fire,alibi", "--rounds=1"]

@@ -12,7 +12,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-import seqio
+from sample_vocabulary import MODEL
 
 from fire_lm.data import (
     Blocks,
@@ -25,13 +25,11 @@ from fire_lm.data import (
 )
 from fire_lm.data.blocks import reader, storage
 from fire_lm.data.blocks.rows import CONSTRUCTIONS
-from fire_lm.data.preprocessors import DOCUMENTS_PER_GROUP
 from fire_lm.data.text import Construction
 from fire_lm.errors import RunFailed, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 LENGTH, GLOBAL_BATCH = 16, 12
-MODEL = str(Path(seqio.__file__).parent / "test_data" / "sentencepiece" / "sentencepiece.model")
 
 
 def document(number: int) -> bytes:
@@ -249,6 +247,8 @@ def test_it_is_what_seqio_gives_also_of_unknown_pieces(data_dir, tmp_path):
 def test_epochs_of_training_are_what_seqio_gives(path, data_dir):
     """The same rows as often; rows of one document, which do not hang on the order of files. As
     many epochs as a group has documents, so that the last group ends with an epoch."""
+    from fire_lm.data.preprocessors import DOCUMENTS_PER_GROUP
+
     rows = iterator(path, "cut")._rows.count
     on_the_fly = TextData(data_dir, construction="cut", shuffle_buffer=1)
     found = []

@@ -14,8 +14,6 @@ from test_multi_process import finish, run_together, start_together, wait_for_st
 from fire_lm.checkpoints import available_steps
 from fire_lm.data import TextData, write_blocks
 
-pytestmark = pytest.mark.ci
-
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 60  # of 8 rows of 256 tokens: two epochs and a bit
 
@@ -70,6 +68,7 @@ def kill_after(step: int, blocks: Path, workdir: Path, processes: int, *more: st
     return available_steps(workdir)[-1]
 
 
+@pytest.mark.slow
 def test_killed_on_two_processes_resumed_on_one(blocks, whole, tmp_path):
     last = kill_after(27, blocks, tmp_path / "run", 2)
     assert 20 <= last < STEPS
@@ -79,6 +78,7 @@ def test_killed_on_two_processes_resumed_on_one(blocks, whole, tmp_path):
     assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_packed_rows_are_trained_on_and_resumed(blocks, whole, tmp_path):
     packed = "--gin.Blocks.construction=packed", "--gin.TRAIN_STEPS=30"
     run_together(pretrain(blocks, tmp_path / "packed", *packed), 1)
@@ -89,6 +89,7 @@ def test_packed_rows_are_trained_on_and_resumed(blocks, whole, tmp_path):
     assert_same_run(tmp_path / "run", tmp_path / "packed")
 
 
+@pytest.mark.ci
 def test_four_then_two_then_one_process(blocks, whole, tmp_path):
     assert 10 <= kill_after(17, blocks, tmp_path / "run", 4) < STEPS
     assert 30 <= kill_after(37, blocks, tmp_path / "run", 2) < STEPS
@@ -99,12 +100,14 @@ def test_four_then_two_then_one_process(blocks, whole, tmp_path):
         np.testing.assert_allclose(found[path], array, rtol=1e-2, atol=1e-4, err_msg=path)
 
 
+@pytest.mark.ci
 def test_the_comparison_sees_another_order(blocks, whole, tmp_path):
     run_together(pretrain(blocks, tmp_path / "other", "--gin.SEED=1"), 1)
     with pytest.raises(AssertionError):
         assert_same_run(tmp_path / "other", whole)
 
 
+@pytest.mark.ci
 def test_a_machine_without_tensorflow_trains(blocks, whole, tmp_path):
     refuse = WITHOUT.replace(', "gin"', "")  # the configuration needs it
     code = f"{refuse}\nfrom fire_lm.cli import main\nsys.exit(main())"
@@ -116,6 +119,7 @@ def test_a_machine_without_tensorflow_trains(blocks, whole, tmp_path):
     assert seen(tmp_path / "run") == seen(whole)[:12]
 
 
+@pytest.mark.ci
 def test_a_seqio_position_stays_with_its_processes(tmp_path):
     arguments = command(write_text(tmp_path / "data"), tmp_path / "run")
     run_together(arguments, 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import seqio
+from sample_vocabulary import MODEL
 
 from fire_lm import cli
 from fire_lm.data import (
@@ -25,7 +25,6 @@ from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.training.start import check_vocabulary
 
-MODEL = str(Path(seqio.__file__).parent / "test_data" / "sentencepiece" / "sentencepiece.model")
 SPACES = 70_000  # a stretch that a SentencePiece token may stand for: more than 16 bits count
 TRICKY = {
     "plain": b"Some words, and more words.",

@@ -94,7 +94,7 @@ def assert_conserved(rows: Rows, construction: str, documents: list[bytes], leng
 
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.ci) for seed in range(1, 6))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
 )
 def test_every_token_is_where_it_belongs(construction, seed):
     documents = random_documents(seed)

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pytest
-import seqio
 from bucket import Bucket
 from bucket_faults import Denied
 from sample_run import write_text
+from sample_vocabulary import MODEL
 from test_text_corpus import json_lines, texts, zstandard
 from test_text_files import parquet_file
 
@@ -17,8 +17,6 @@ from fire_lm.cli import main
 from fire_lm.data import Blocks, TextData, train_iterator, vocabularies, write_blocks
 from fire_lm.data.tasks import data_sets
 from fire_lm.data.text_files import read_documents
-
-MODEL = Path(seqio.__file__).parent / "test_data" / "sentencepiece" / "sentencepiece.model"
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +88,7 @@ def test_blocks_of_a_bucket_give_the_batches_of_a_disk(bucket: Bucket, data_dir,
 def test_what_may_not_be_read_is_told_in_two_lines(
     bucket: Bucket, data_dir, tmp_path, capfd, arguments
 ):
-    bucket.put("spm.model", MODEL.read_bytes())
+    bucket.put("spm.model", Path(MODEL).read_bytes())
     vocabularies.load.cache_clear()
     bucket.faults = [Denied(prefix="")]
     given = [argument.format(name=bucket.name) for argument in arguments]

@@ -1,14 +1,16 @@
 """Every encoding trains a few steps of the tiny model and is swept at 1 and 16 times its length.
 
-Four of them in the fast tests; the others, log n and resampling in the ci tier.
+Four of them in the fast tests; the other classes, log n and resampling in the ci tier; variants of
+a class, and of all that composes, in --all.
 """
 
+import itertools
 import math
 import re
 
 import pytest
 from etils import epath
-from gin_files import CONFIGS, NAMES, TEXTS
+from gin_files import CLASSES, CONFIGS, NAMES, TEXTS
 from sample_run import command, quick_compiles, write_text  # noqa: F401
 
 from fire_lm.cli import main
@@ -18,7 +20,10 @@ LENGTH = 32
 # One that acts in each place: bias, rotation, embedding; and none.
 FOUR = ("fire", "rope", "learned", "nope")
 FOUR_THEN_ALL = [
-    name if name in FOUR else pytest.param(name, marks=pytest.mark.ci) for name in NAMES
+    name
+    if name in FOUR
+    else pytest.param(name, marks=pytest.mark.ci if name in CLASSES else pytest.mark.slow)
+    for name in NAMES
 ]
 
 
@@ -136,16 +141,23 @@ def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data_dir,
 
 @pytest.mark.ci
 @pytest.mark.parametrize("piece", sorted((CONFIGS / "log_n").glob("*.gin")), ids=lambda p: p.stem)
-@pytest.mark.parametrize("name", ["fire", "kerple_log"])
+@pytest.mark.parametrize("name", ["fire", pytest.param("kerple_log", marks=pytest.mark.slow)])
 def test_log_n_composes(piece, name, data_dir, tmp_path):
     train(data_dir, tmp_path / "run", name, f"--gin_file={piece}")
     assert sweep(tmp_path / "run", (LENGTH, 16 * LENGTH)) == 0
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("piece", ["randomized", "exponential", "beta"])
+RESAMPLED = ["fire", "alibi", "rope", "kerple_power", "sandwich", "xpos", "sinusoidal", "t5"]
+# One that acts in each place, one with each distribution, and the one that needs whole positions.
+IN_CI = {("fire", "beta"), ("rope", "exponential"), ("sinusoidal", "randomized"), ("t5", "beta")}
+
+
 @pytest.mark.parametrize(
-    "name", ["fire", "alibi", "rope", "kerple_power", "sandwich", "xpos", "sinusoidal", "t5"]
+    "name, piece",
+    [
+        pytest.param(*case, marks=pytest.mark.ci if case in IN_CI else pytest.mark.slow)
+        for case in itertools.product(RESAMPLED, ["randomized", "exponential", "beta"])
+    ],
 )
 def test_resampling_composes(piece, name, data_dir, tmp_path, capsys):
     file = f"--gin_file=configs/resampling/{piece}.gin"

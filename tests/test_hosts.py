@@ -64,7 +64,8 @@ def text_of(document: np.ndarray) -> bytes:
 
 
 def quick(hosts: int, *quick_ones: int) -> object:
-    return hosts if hosts in quick_ones else pytest.param(hosts, marks=pytest.mark.ci)
+    tier = pytest.mark.ci if hosts == 4 else pytest.mark.slow
+    return hosts if hosts in quick_ones else pytest.param(hosts, marks=tier)
 
 
 @pytest.mark.parametrize("hosts", [quick(n, 2, 3) for n in HOSTS])

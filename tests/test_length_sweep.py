@@ -4,6 +4,7 @@ Synthetic text and tiny models; `test_cli.py` has the sweep of real runs.
 """
 
 import dataclasses
+import functools
 import importlib.util
 import math
 import pathlib
@@ -47,7 +48,12 @@ SCORE = scoring.score
 SIZE = size_tiny(num_layers=2, hidden_size=16, num_heads=2, head_dim=8, mlp_size=32, init_std=1)
 MODEL = Decoder(SIZE, (FIRE(2, 8, train_length=8, hidden_size=16),), VOCAB)
 TOKEN_BT = np.zeros((1, 1), np.int32)
-PARAMS = jax.jit(MODEL.init)(jax.random.key(0), TOKEN_BT, TOKEN_BT)["params"]
+
+
+@functools.cache
+def params() -> Any:
+    """Not at import: every worker would compile it while it collects the tests."""
+    return jax.jit(MODEL.init)(jax.random.key(0), TOKEN_BT, TOKEN_BT)["params"]
 
 
 def full(length: int) -> Windows:
@@ -77,7 +83,7 @@ def reference_nll(text: ScoringText, length: int, pos: Any = None) -> np.ndarray
     filled_BT = np.where(scored_BT, targets_BT, np.arange(1, length + 1) % (VOCAB - 1) + 1)
     inputs_BT = np.concatenate([np.zeros((len(filled_BT), 1)), filled_BT[:, :-1]], axis=1)
     pos_BT = np.arange(length, dtype=np.int32)[None] if pos is None else pos[None]
-    logits = jax.jit(MODEL.apply)({"params": PARAMS}, inputs_BT.astype(np.int32), pos_BT)
+    logits = jax.jit(MODEL.apply)({"params": params()}, inputs_BT.astype(np.int32), pos_BT)
     logits_BTV = np.asarray(logits, np.float64)
     log_z_BT = np.log(np.exp(logits_BTV).sum(axis=2))
     target_BT = np.take_along_axis(logits_BTV, filled_BT[:, :, None], axis=2)[:, :, 0]
@@ -93,10 +99,10 @@ def test_score_is_the_loss_of_each_part_alone(length, axes):
     are padded too, and padding costs nothing."""
     text = random_text(7)
     mesh = mesh_of(**axes)
-    params = jax.device_put(PARAMS, sharding.tree_shardings(PARAMS, mesh))
+    placed = jax.device_put(params(), sharding.tree_shardings(params(), mesh))
     activations = jax.sharding.NamedSharding(mesh, sharding.ACTIVATIONS)
     model = MODEL.clone(activation_sharding=activations)
-    scored_R = scoring.score(model, params, text, full(length), 4 * length, mesh, "run")[:, 0]
+    scored_R = scoring.score(model, placed, text, full(length), 4 * length, mesh, "run")[:, 0]
     np.testing.assert_allclose(scored_R, reference_nll(text, length), rtol=1e-5)
     other_length = LONGEST + 8 - length
     assert not np.allclose(scored_R, reference_nll(text, other_length), rtol=1e-3)
@@ -106,7 +112,7 @@ def test_tokens_stand_where_the_model_evaluates_them():
     """Evenly over 8 times the length, as RandomizedPositions.evaluation = 'even' says."""
     text, mesh = random_text(5), mesh_of()
     model = MODEL.clone(resampling=RandomizedPositions(8 * LONGEST, "even"))
-    scored_R = scoring.score(model, PARAMS, text, full(LONGEST), 4 * LONGEST, mesh, "run")[:, 0]
+    scored_R = scoring.score(model, params(), text, full(LONGEST), 4 * LONGEST, mesh, "run")[:, 0]
     even = np.arange(LONGEST) * (8 * LONGEST - 1) // (LONGEST - 1)
     np.testing.assert_allclose(scored_R, reference_nll(text, LONGEST, even), rtol=1e-5)
     assert not np.allclose(scored_R, reference_nll(text, LONGEST), rtol=1e-4)
@@ -148,10 +154,11 @@ def test_packed_rows_score_each_document_alone(length):
             rows.append(number * length // LONGEST)
     alone = dataclasses.replace(text, targets=np.array(pieces), segment_ids=None)
     expected_R = np.bincount(rows, reference_nll(alone, length), minlength=len(text.targets))
-    scored_R = scoring.score(MODEL, PARAMS, text, full(length), 4 * length, mesh_of(), "run")[:, 0]
+    scored_R, blind_R = (
+        scoring.score(MODEL, params(), rows, full(length), 4 * length, mesh_of(), "run")[:, 0]
+        for rows in (text, dataclasses.replace(text, segment_ids=None))
+    )
     np.testing.assert_allclose(scored_R, expected_R, rtol=1e-5)
-    joined = dataclasses.replace(text, segment_ids=None)
-    blind_R = scoring.score(MODEL, PARAMS, joined, full(length), 4 * length, mesh_of(), "run")[:, 0]
     assert not np.allclose(blind_R, expected_R, rtol=1e-3)
 
 
@@ -214,7 +221,7 @@ def sweep(monkeypatch) -> Sweep:
         return 2.0 * tokens_in_bins(text, laid, bins)
 
     monkeypatch.setattr(text_choice, "read_scoring_text", text)
-    monkeypatch.setattr(module, "read_params", lambda *_: PARAMS)
+    monkeypatch.setattr(module, "read_params", lambda *_: params())
     monkeypatch.setattr(module, "score", two_nats)
     return sweep
 
@@ -223,14 +230,14 @@ def test_every_length_scores_the_same_text(sweep, monkeypatch):
     """Shown with a model that ignores its input: its loss, error and budget are equal at every
     length, and are what numpy makes of the same tokens. (The text itself: 32 whole rows.)"""
     bias_D = jax.random.normal(jax.random.key(1), (16,)) / 4
-    blind = PARAMS | {"final_norm": {"scale": jax.numpy.zeros(16), "bias": bias_D}}
+    blind = params() | {"final_norm": {"scale": jax.numpy.zeros(16), "bias": bias_D}}
     monkeypatch.setattr(module, "read_params", lambda *_: blind)
     monkeypatch.setattr(module, "score", SCORE)
     short, middle, long = sweep()
     assert [short.length, middle.length, long.length] == [8, 16, LONGEST]
 
     text = random_text(32, seed=32)
-    logits_V = np.asarray(PARAMS["embedding"], np.float64) @ np.asarray(bias_D, np.float64)
+    logits_V = np.asarray(params()["embedding"], np.float64) @ np.asarray(bias_D, np.float64)
     nll_V = np.log(np.exp(logits_V).sum()) - logits_V
     tokens = text.targets[text.targets != 0]
     assert long.nll == pytest.approx(nll_V[tokens].mean(), rel=1e-5)

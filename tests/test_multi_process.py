@@ -84,8 +84,13 @@ def test_two_processes_train_and_resume_to_the_same_bits(tmp_path):
         assert {n: ours[n] for n in columns} == {n: theirs[n] for n in columns}
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "signum",
+    [
+        pytest.param(signal.SIGTERM, marks=pytest.mark.ci),
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_one_of_two_stops_both_at_the_same_step(tmp_path, signum):
     data_dir = write_text(tmp_path / "data")
     more = ["--gin.TRAIN_STEPS=300", "--gin.Checkpointing.save_every=100"]

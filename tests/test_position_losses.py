@@ -12,12 +12,12 @@ from etils import epath
 from test_length_sweep import (
     LONGEST,
     MODEL,
-    PARAMS,
     SCORE,
     Sweep,
     mesh_of,
     module,
     packed_text,
+    params,
     random_text,
     sweep,
 )
@@ -47,7 +47,7 @@ def losses_by_brute_force(text: ScoringText, length: int) -> tuple[np.ndarray, .
                     None
                 ]  # causal: no matter
                 pos = np.arange(length, dtype=np.int32)[None]
-                logits = APPLY({"params": PARAMS}, read.astype(np.int32), pos)
+                logits = APPLY({"params": params()}, read.astype(np.int32), pos)
                 logits_TV = np.asarray(logits, np.float64)[0, : len(alone)]
                 log_z_T = np.log(np.exp(logits_TV).sum(axis=1))
                 nll_T = log_z_T - logits_TV[np.arange(len(alone)), alone]
@@ -64,7 +64,7 @@ def test_bins_by_brute_force(packed, length, bins):
     """From dumped logits: the means, and the errors by hand over rows; padding weighs nothing."""
     text, width = packed_text() if packed else random_text(6), length // bins
     laid = windows("full", length, LONGEST)
-    nll_RP = SCORE(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run", bins)
+    nll_RP = SCORE(MODEL, params(), text, laid, 4 * length, mesh_of(), "run", bins)
     found = position_losses((*PLACE[:-1], length), nll_RP, tokens_in_bins(text, laid, bins))
     row_N, place_N, nll_N = losses_by_brute_force(text, length)
     expected = []
@@ -85,7 +85,7 @@ def test_bins_by_brute_force(packed, length, bins):
 @pytest.mark.ci
 def test_one_device_and_four_agree():
     laid, text = windows("full", LONGEST, LONGEST), random_text(7)
-    arguments = (MODEL, PARAMS, text, laid, 4 * LONGEST)
+    arguments = (MODEL, params(), text, laid, 4 * LONGEST)
     one = SCORE(*arguments, mesh_of(), "run", 8)
     four = SCORE(*arguments, mesh_of(data=2, tensor=2), "run", 8)
     np.testing.assert_allclose(four, one, rtol=1e-5)

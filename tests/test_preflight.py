@@ -17,12 +17,11 @@ TOLERANCE = 0.05
 HELP = """
 The compiled program takes other memory or collectives than before. If this commit means that (the
 model, its layout, the compiler's version), say so in it with the numbers, and write the new ones:
-UPDATE_GOLDEN=1 scripts/test --ci -- tests/test_preflight.py"""
+UPDATE_GOLDEN=1 scripts/test --ci -- tests/test_preflight.py, and with --all"""
 PAPER = [
-    pytest.param("c4_125m", "fire", "v4-256", marks=pytest.mark.ci),
-    # 24 layers written out compile for longer than all others of this file together.
-    pytest.param("c4_350m", "rope", "v4-512", marks=pytest.mark.slow),
-    pytest.param("c4_125m", "fire", "2xv4-128", marks=pytest.mark.ci),
+    ("c4_125m", "fire", "v4-256"),
+    ("c4_350m", "rope", "v4-512"),
+    ("c4_125m", "fire", "2xv4-128"),
 ]
 
 ONE_LAYER = ("--gin.size_tiny.num_layers=1", "--gin.EVAL_LENGTHS=64,128")
@@ -61,12 +60,24 @@ def passed(run: Run) -> dict[str, Any]:
     return run.report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run, position, slice_", PAPER)
 def test_a_run_of_the_paper_takes_what_it_took(run, position, slice_, tmp_path):
-    """The training step and the sweep at 8192."""
+    """The training step and the sweep at 8192; every layer is compiled by itself: minutes."""
     report = passed(preflight(tmp_path, slice_, run, position))
-    assert list(report["programs"]) == ["training step", "sweep at 8192"]
-    golden, found = GOLDEN / f"{run}_{position}_{slice_}.json", figures(report)
+    compare(figures(report), GOLDEN / f"{run}_{position}_{slice_}.json")
+
+
+@pytest.mark.ci
+def test_two_layers_of_a_run_of_the_paper_take_what_they_took(tmp_path):
+    """All kinds of programs and collectives of the whole run, and memory by the layer."""
+    two_layers = "--gin.size_125m.num_layers=2"
+    report = passed(preflight(tmp_path, "2xv4-128", "c4_125m", "fire", two_layers))
+    compare(figures(report), GOLDEN / "two_layers_of_c4_125m_fire_2xv4-128.json")
+
+
+def compare(found: dict[str, Any], golden: Path) -> None:
+    assert list(found) == ["training step", "sweep at 8192"]
     if os.environ.get("UPDATE_GOLDEN"):
         golden.parent.mkdir(parents=True, exist_ok=True)
         golden.write_text(json.dumps(found, indent=1) + "\n")
@@ -105,7 +116,7 @@ def test_what_is_too_large_fails_with_how_much_and_what_would_fit(tmp_path):
         assert told.splitlines()[0] in run.out
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_parameters_that_are_summed_up_where_they_should_be_gathered(tmp_path):
     """768 columns over 128 chips: 6 each, less than a tile."""
     mesh = ("--gin.MeshShape.data=1", "--gin.MeshShape.fsdp=128")

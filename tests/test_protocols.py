@@ -5,7 +5,7 @@ import importlib
 import jax
 import numpy as np
 import pytest
-from test_length_sweep import LONGEST, MODEL, PARAMS, mesh_of, packed_text, random_text
+from test_length_sweep import LONGEST, MODEL, mesh_of, packed_text, params, random_text
 
 from fire_lm.errors import UserError
 from fire_lm.evaluation import pieces, protocols, scoring
@@ -28,7 +28,7 @@ def nll_of(targets_T: np.ndarray, segments_T: np.ndarray | None) -> np.ndarray:
     """Nats of each token of one window, alone in its batch; padding 0."""
     rows = [x[None] for x in (targets_T, segments_T) if x is not None]
     pos_T = np.arange(len(targets_T), dtype=np.int32)[None]
-    nll_BT, weight_BT = LOSSES(PARAMS, rows[0], pos_T, *rows[1:])
+    nll_BT, weight_BT = LOSSES(params(), rows[0], pos_T, *rows[1:])
     return np.asarray(nll_BT * weight_BT, np.float64)[0]
 
 
@@ -40,7 +40,7 @@ def test_sliding_windows_by_brute_force(length, packed):
     """Each token once: with the window's context that ends nearest after it."""
     text, stride = packed_text() if packed else random_text(3), 4
     laid = windows("sliding", length, LONGEST, stride)
-    scored_R = scoring.score(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run")[:, 0]
+    scored_R = scoring.score(MODEL, params(), text, laid, 4 * length, mesh_of(), "run")[:, 0]
     for row, targets_T in enumerate(text.targets):
         segments_T = None if text.segment_ids is None else text.segment_ids[row]
         total = 0.0
@@ -58,7 +58,7 @@ def test_the_last_tokens_by_brute_force(length, last_4):
     """The same four of each row at every length."""
     text = random_text(5)
     laid = windows(last_4, length, LONGEST)
-    scored_R = scoring.score(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run")[:, 0]
+    scored_R = scoring.score(MODEL, params(), text, laid, 4 * length, mesh_of(), "run")[:, 0]
     expected_R = [nll_of(row[-length:], None)[-4:].sum() for row in text.targets]
     np.testing.assert_allclose(scored_R, expected_R, rtol=1e-5)
     sequences, tokens, text_bytes = pieces.count(text, laid)
@@ -75,20 +75,20 @@ def test_losses_are_those_of_the_logits_token_by_token():
         targets = laid.of(text.targets)
         read = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
         pos = np.arange(length, dtype=np.int32)[None]
-        logits = np.asarray(MODEL.apply({"params": PARAMS}, read, pos), np.float64)
+        logits = np.asarray(MODEL.apply({"params": params()}, read, pos), np.float64)
         top = logits.max(axis=2, keepdims=True)
         log_z = np.log(np.exp(logits - top).sum(axis=2)) + top[:, :, 0]
         nll = log_z - np.take_along_axis(logits, targets[:, :, None], axis=2)[:, :, 0]
         scored = targets != 0
-        scored_R = scoring.score(MODEL, PARAMS, text, laid, 4 * length, mesh_of(), "run")[:, 0]
+        scored_R = scoring.score(MODEL, params(), text, laid, 4 * length, mesh_of(), "run")[:, 0]
         assert scored_R.sum() / scored.sum() == pytest.approx(nll[scored].mean(), rel=1e-6)
 
 
 def test_one_device_and_four_agree():
     text = random_text(6)
     laid = windows("sliding", 16, LONGEST, 8)
-    one = scoring.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")[:, 0]
-    four = scoring.score(MODEL, PARAMS, text, laid, 64, mesh_of(data=2, tensor=2), "run")[:, 0]
+    one = scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
+    four = scoring.score(MODEL, params(), text, laid, 64, mesh_of(data=2, tensor=2), "run")[:, 0]
     np.testing.assert_allclose(four, one, rtol=1e-5)
 
 
@@ -102,18 +102,18 @@ def test_a_batch_that_is_too_much_is_halved(monkeypatch, capsys):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
         return run_batches(model, params, arrays, length, batch_size, *rest)
 
-    expected = scoring.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")[:, 0]
+    expected = scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
     monkeypatch.setattr(scoring, "run_batches", little_memory)
     monkeypatch.setattr(scoring, "_fitting", {})
-    found = scoring.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")[:, 0]
+    found = scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert tried == [8, 4, 2] and "4 sequences of 8 tokens are too many" in capsys.readouterr().out
-    scoring.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")[:, 0]
+    scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
     assert tried[3:] == [2], "what fits is remembered"
     monkeypatch.setattr(scoring, "_fitting", {})
     monkeypatch.setattr(scoring, "sequences_at_a_time", lambda *_: 4)
     with pytest.raises(jax.errors.JaxRuntimeError):
-        scoring.score(MODEL, PARAMS, text, laid, 64, mesh_of(), "run")[:, 0]
+        scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
 
 
 def test_protocols_that_cannot_be(last_4):

@@ -159,6 +159,24 @@ def test_usage(script):
 @pytest.mark.parametrize(
     "arguments, told",
     [
+        (["--steps=0"], "--steps=0: it must be a whole number above 0"),
+        (["--steps", "1e3"], "--steps=1e3: it must be"),
+        (["fire", "nonsense"], "There is no configs/positions/nonsense.gin"),
+    ],
+)
+def test_what_the_quick_start_runs_is_checked_first(arguments, told):
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "quickstart"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and told in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
         (["--encoding", "nonsense"], "There is no configs/positions/nonsense.gin"),
         (["--encoding"], "--encoding needs a NAME"),
         (["--ci", "--encoding=fire"], "exclude each other"),
