@@ -39,8 +39,16 @@ KEEP_ALL = {
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
 
-# Of the ci tier, a quarter of an hour each: at the end, one worker would wait for the other.
-LONGEST = ("test_preflight.py", "test_quickstart.py")
+# Minutes each: at the end of a tier, one worker would wait for the other.
+LONGEST = (
+    "test_preflight.py",
+    "test_tpu_kernel_compile.py",
+    "test_multi_process.py",
+    "test_family.py",
+    "test_blocks_training.py",
+    "test_positions.py",
+    "test_bucket_runs.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -26,7 +26,9 @@ def _plainest_file(encoding: str) -> str:
 
 
 CLASSES = [_plainest_file(encoding) for encoding in encodings()]
-# For parametrize: the classes in the fast tests, all other files in the ci tier.
-CLASSES_THEN_VARIANTS = [
-    name if name in CLASSES else pytest.param(name, marks=pytest.mark.ci) for name in NAMES
+# One that acts in each place (bias, rotation, embedding), and none at all.
+ONE_OF_EACH_KIND = ("fire", "rope", "learned", "nope")
+# For parametrize: the fast tests try one of each kind, the ci tier all.
+QUICK_THEN_ALL = [
+    name if name in ONE_OF_EACH_KIND else pytest.param(name, marks=pytest.mark.ci) for name in NAMES
 ]

@@ -85,7 +85,7 @@ def outputs_and_gradients(
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [pytest.param(False, marks=pytest.mark.ci), True])
 @pytest.mark.parametrize(
     "length, bias, scaled",
     [(16, waves, False), (21, waves, True), (85, no_bias, False), (3, waves, False)],
@@ -110,6 +110,7 @@ def documents(length: int) -> jax.Array:
     return jnp.asarray((np.arange(length)[None, :, None] >= ends[:, None, :]).sum(axis=2))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 def test_packed_documents_are_separate_ones(implementation):
     """Positions restart in each; a bias of absolute positions sees the document's own."""

@@ -68,6 +68,7 @@ def check_rows(report: ModelTimes, encodings: list[str], lengths: list[int], tok
     assert {row.train.x_nope for row in report.rows if row.encoding == "nope"} == {1}
 
 
+@pytest.mark.ci
 def test_the_real_programs(hasty, tmp_path, capsys):
     """The quick one; nope is there although it was not asked for."""
     path = tmp_path / "bench.json"

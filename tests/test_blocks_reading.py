@@ -244,6 +244,7 @@ def test_it_is_what_seqio_gives_also_of_unknown_pieces(data_dir, tmp_path):
             assert_scored_alike(dataclasses.replace(ours, **{name: other}), ours)
 
 
+@pytest.mark.ci
 def test_epochs_of_training_are_what_seqio_gives(path, data_dir):
     """The same rows as often; rows of one document, which do not hang on the order of files. As
     many epochs as a group has documents, so that the last group ends with an epoch."""

@@ -208,6 +208,7 @@ def test_an_interrupted_writing_goes_on_with_the_next_part(data_dir, tmp_path, m
     assert np.array_equal(stream_of(output, TOKENS), stream_of(tmp_path / "at_once", TOKENS))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("parts", [1, 3])
 def test_a_short_source_leaves_no_part_that_hinders_the_next_try(data_dir, tmp_path, parts):
     source = Path(shutil.copytree(data_dir, tmp_path / "text"))
@@ -222,6 +223,7 @@ def test_a_short_source_leaves_no_part_that_hinders_the_next_try(data_dir, tmp_p
     assert sum(part.documents for part in manifest.splits["train"]) == len(TRICKY)
 
 
+@pytest.mark.ci
 def test_parts_of_another_number_of_documents_are_told(data_dir, tmp_path):
     """As an earlier version left them that read a damaged source to its end."""
     output = tmp_path / "out"

@@ -187,6 +187,7 @@ def lengths_of(path: Path) -> list[tuple[str, int, int]]:
     return [(row.run, row.step, row.length) for row in read_rows(path / "length_sweep.csv")]
 
 
+@pytest.mark.ci
 def test_sweep_of_a_folder_of_runs(runs, computed, capsys):
     """Rows beside each run, all of them at the top with the figure; the second time, nothing."""
     assert main(["sweep", str(runs)]) == 0

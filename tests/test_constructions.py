@@ -173,13 +173,8 @@ def losses(position: str, rows: Rows) -> list[np.ndarray]:
     ]
 
 
-# The others take as long again each.
-QUICK = {"fire"}
-
-
-@pytest.mark.parametrize(
-    "position", [n if n in QUICK else pytest.param(n, marks=pytest.mark.ci) for n in CLASSES]
-)
+@pytest.mark.ci
+@pytest.mark.parametrize("position", CLASSES)
 def test_packed_documents_have_the_losses_that_they_have_alone(position):
     documents = random_documents(3)[:12]
     packed, alone = (build(name, documents, 64) for name in ("packed", "cut"))

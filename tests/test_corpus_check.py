@@ -44,6 +44,7 @@ def vocabulary(data_dir, tmp_path_factory) -> str:
     return str(output)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
 def test_the_forecast_of_a_sweep_is_what_a_sweep_reads(data_dir, construction):
     from fire_lm.data.survey import survey, sweep_contents

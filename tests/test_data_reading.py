@@ -223,6 +223,7 @@ def test_a_saved_position_continues_exactly(data_dir, construction, taken_after)
     assert sum(int(b["skipped"]) for b in expected) > 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("hosts", [2, 40])  # of 32 files: divided by file, by document
 def test_the_position_of_a_shard_continues_exactly(data_dir, monkeypatch, hosts):
     from fire_lm.data import preprocessors
@@ -241,6 +242,7 @@ def test_the_position_of_a_shard_continues_exactly(data_dir, monkeypatch, hosts)
         np.testing.assert_array_equal(next(resumed)["targets"], next(uninterrupted)["targets"])
 
 
+@pytest.mark.ci
 def test_the_state_does_not_grow_with_the_buffer(data_dir):
     iterator = fire_lm.data.train_iterator(
         TextData(data_dir, shuffle_buffer=1000), length=100, batch_size=1500, seed=0
@@ -471,6 +473,7 @@ def test_text_that_cannot_be_trained_on(tmp_path):
         next(iterator)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("damage", ["cut short", "a bit flipped", "no longer there"])
 def test_a_damaged_file_is_a_failure_while_running(tmp_path, damage):
     """In training, scoring and `corpus check`; a flipped bit is seen by TFRecord's checksums."""
@@ -503,6 +506,7 @@ def _mixed(data: TextData, **arguments):
     return [next(iterator) for _ in range(200)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("damage", ["emptied", "cut between records"])
 @pytest.mark.parametrize(  # 40 hosts share 32 files: divided by document
     "hosts, failing", [(1, [0]), (2, [1]), (40, [0, 1])]

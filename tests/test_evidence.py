@@ -86,6 +86,7 @@ def test_readme_has_the_times_of_the_evidence():
         assert f"| {names[row.encoding]} | {told} |" in readme
 
 
+@pytest.mark.ci
 def test_times_are_said_to_be_of_other_runs_unless_they_are_asked_for(report, tmp_path):
     whose = "Not of these runs: fire_lm's own times."
     assert whose in (report / "report.md").read_text()

@@ -134,6 +134,7 @@ def test_variants_differ():
         assert np.max(np.abs(bias(fire, params) - bias(other, params))[:, CAUSAL]) > 1e-4, other
 
 
+@pytest.mark.ci
 @CASES
 @pytest.mark.parametrize(
     "length, first, tolerance",
@@ -262,6 +263,7 @@ def test_length_gain_is_one_up_to_the_threshold_and_gamma_0_is_equation_4(gamma)
     np.testing.assert_allclose(ratio[:, KEYS <= 200], expected, rtol=1e-5)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("encoding, init_c, allowed", [(KERPLELog, 1.0, 1e-3), (ALiBi, 0.01, 1e-3)])
 @pytest.mark.parametrize("hidden_layers", [1, 2, 3])
 def test_warm_start_is_the_other_encoding_up_to_the_training_length(

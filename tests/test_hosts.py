@@ -181,6 +181,7 @@ def check_sweeps(every_hosts: tuple[int, ...]) -> None:
         np.testing.assert_allclose(nll_R, expected, rtol=1e-5)
 
 
+@pytest.mark.ci
 def test_every_host_scores_the_same_number_of_batches():
     """The last batch is filled up with rows of padding, which weigh nothing, so that hosts never
     wait for one another."""

@@ -108,6 +108,7 @@ def test_score_is_the_loss_of_each_part_alone(length, axes):
     assert not np.allclose(scored_R, reference_nll(text, other_length), rtol=1e-3)
 
 
+@pytest.mark.ci
 def test_tokens_stand_where_the_model_evaluates_them():
     """Evenly over 8 times the length, as RandomizedPositions.evaluation = 'even' says."""
     text, mesh = random_text(5), mesh_of()
@@ -414,6 +415,7 @@ def test_standard_error_is_that_of_resampled_rows():
     assert stderr == pytest.approx(bootstrap, rel=0.06)
 
 
+@pytest.mark.ci
 # SWIG's types warn as sentencepiece is first imported; as an error it crashes the interpreter.
 @pytest.mark.filterwarnings("ignore:builtin type :DeprecationWarning")
 def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):

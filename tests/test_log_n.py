@@ -60,6 +60,7 @@ def test_logits_are_scaled_and_the_bias_is_not(clipped):
     assert np.max(np.abs(logits(LogN(clipped, on="both")) - expected)) > 1e-2
 
 
+@pytest.mark.ci
 def test_inference_form_leaves_the_training_length_alone():
     for on in ("logits", "bias", "both"):
         scaled = logits(LogN(clipped=True, on=on))

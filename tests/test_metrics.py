@@ -183,6 +183,7 @@ log.close()
 """
 
 
+@pytest.mark.ci
 def test_lines_wait_while_the_disk_is_full(tmp_path):
     arguments = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     done = subprocess.run(arguments, capture_output=True, text=True)

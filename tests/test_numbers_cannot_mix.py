@@ -191,6 +191,7 @@ def sweeps_in(monkeypatch) -> Callable[[Path], Sweeps]:
     return lambda folder: Sweeps(folder, monkeypatch)
 
 
+@pytest.mark.ci
 def test_no_order_of_sweeps_mixes_texts(sweeps_in, tmp_path, capsys):
     refused = 0
     for seed in range(50):

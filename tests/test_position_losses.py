@@ -92,6 +92,7 @@ def test_one_device_and_four_agree():
     assert one.shape == (7, 8) and len(np.unique(one.round(3))) > 20
 
 
+@pytest.mark.ci
 def test_bins_together_are_the_row(sweep, monkeypatch):
     """Of the longest length and `full` alone; whatever the number of bins, the row is the same."""
     monkeypatch.setattr(module, "score", SCORE)

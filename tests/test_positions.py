@@ -1,7 +1,8 @@
 """Properties that every encoding of configs/positions/ must have; a new gin file joins by itself.
 
-Each property is a function of encoding_properties.py. It is tried on all configured encodings
-(variants in the ci tier), and once on a broken one (broken_encodings.py) to show that it bites.
+Each property is a function of encoding_properties.py. It is tried on all configured encodings (in
+the quick tier on one of each kind), and once on a broken one (broken_encodings.py) to show that it
+bites.
 `scripts/test --encoding NAME` runs this file for one encoding, and nothing else.
 The equations themselves: test_fire.py, test_alibi.py, test_rope.py.
 """
@@ -17,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from encoding_properties import LENGTH, SIZE, Check, init, largest_error
-from gin_files import CLASSES_THEN_VARIANTS, CONFIGS
+from gin_files import CONFIGS, QUICK_THEN_ALL
 
 from fire_lm import verbs
 from fire_lm.config.program import Place
 from fire_lm.models import Decoder
 from fire_lm.positions import PositionalEncoding
 
-every_encoding = pytest.mark.parametrize("name", CLASSES_THEN_VARIANTS)
+every_encoding = pytest.mark.parametrize("name", QUICK_THEN_ALL)
 
 
 @functools.cache

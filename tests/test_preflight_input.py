@@ -225,6 +225,7 @@ def test_text_vocabulary_and_lengths(data, tmp_path):
 LARGE = "length_sweep.tokens=2097152"  # rows of 65,536 tokens
 
 
+@pytest.mark.ci
 def test_the_text_of_the_sweep(data, tmp_path):
     found = outcomes(config_of(data))["sweep"]
     assert found == (OK, "to length 1024 on the validation split")
@@ -270,6 +271,7 @@ def seen(monkeypatch):
     return checks
 
 
+@pytest.mark.ci
 def test_text_for_every_host_of_the_slice(seen, data):
     """There are 53 documents to train on; v4-512 has 64 hosts."""
     mesh = ("BATCH_SIZE=256", "MeshShape.data=-1")
@@ -376,6 +378,7 @@ def test_a_run_goes_on_where_it_is(data, trained):
     assert before == {p: p.stat().st_mtime_ns for p in trained.rglob("*") if p.is_file()}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "change, told",
     [
@@ -408,6 +411,7 @@ def test_a_checkpoint_of_another_type(data, trained):
 # --- A run to start from.
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "at, changes, outcome, told",
     [

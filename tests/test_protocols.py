@@ -67,6 +67,7 @@ def test_the_last_tokens_by_brute_force(length, last_4):
     assert sequences == (text.targets[:, -4:] != 0).any(axis=1).sum()
 
 
+@pytest.mark.ci
 def test_losses_are_those_of_the_logits_token_by_token():
     """An independent float64 log-softmax of dumped logits, to 1e-6 of the mean."""
     text = random_text(7)
@@ -84,6 +85,7 @@ def test_losses_are_those_of_the_logits_token_by_token():
         assert scored_R.sum() / scored.sum() == pytest.approx(nll[scored].mean(), rel=1e-6)
 
 
+@pytest.mark.ci
 def test_one_device_and_four_agree():
     text = random_text(6)
     laid = windows("sliding", 16, LONGEST, 8)

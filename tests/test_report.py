@@ -348,6 +348,7 @@ def test_against_another_report():
     assert "different vocabularies" in told and told.count("+0.000") == 9, "in bits they are equal"
 
 
+@pytest.mark.ci
 def test_texts_of_one_name_are_apart_in_a_report(tmp_path):
     """In losses and by position; never averaged over seeds, in nats, or against another run."""
     results = sample_results()

@@ -72,6 +72,7 @@ def test_no_two_tokens_stand_on_one_even_position(max_length, length):
     assert length == 1 or np.any(np.diff(tied) == 0)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "resampling",
     [RandomizedPositions(50), ExponentialPositions(), BetaPositions(50)],

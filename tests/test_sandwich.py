@@ -63,6 +63,7 @@ def test_positions_may_differ_by_example():
         np.testing.assert_array_equal(together[example], alone[0])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("length", [2, 33, 300])
 def test_a_row_does_not_depend_on_the_others_asked_for(length):
     """To the last bit; without doubling it, a single query is a product of another kind."""

@@ -51,6 +51,7 @@ def plain(kind):
     return params, logits(model, params)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("turns", [2, 4])
 def test_one_encoding_in_turns_with_itself_is_that_encoding(turns, remat):

@@ -95,6 +95,7 @@ def same(one, other) -> bool:
     return all(map(np.array_equal, leaves(one), leaves(other)))
 
 
+@pytest.mark.ci
 def test_a_step_below_the_limit_is_as_without_one(step):
     state, run = step
     free, _ = run(state, BATCH)

@@ -106,6 +106,7 @@ def difference(
     return float(np.max(np.abs(ours - theirs)) / np.ptp(theirs))
 
 
+@pytest.mark.ci
 @LENGTHS
 @ENCODINGS
 def test_fire_is_the_encoding_up_to_L0_and_not_beyond(name, L0):

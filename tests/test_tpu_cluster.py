@@ -176,6 +176,7 @@ def test_hosts_of_a_slice():
     ]
 
 
+@pytest.mark.ci
 def test_a_grid_on_a_cluster_is_a_job_for_each_arm(cloud, capsys, monkeypatch):
     cloud.plan(states=[["ACTIVE"], ["FAILED"], ["ACTIVE"]], failure="no capacity")
     flags = [flag for flag in EXPERIMENT if "positions" not in flag]
@@ -201,6 +202,7 @@ def test_a_grid_on_a_cluster_is_a_job_for_each_arm(cloud, capsys, monkeypatch):
     assert '"fire-lm", "sweep", "gs://my-bucket/runs/study/rope-seed0"' in ran
 
 
+@pytest.mark.ci
 def test_ctrl_c_in_a_grid_books_nothing_more_and_the_next_call_clears_up(
     cloud, capsys, monkeypatch
 ):

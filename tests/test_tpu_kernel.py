@@ -37,7 +37,7 @@ quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimizati
 BATCH, HEADS, WIDTH, BLOCK = 2, 2, 64, 128
 # Not a multiple of the block; three blocks, so that dq comes from up to three columns of tiles.
 LENGTH = 300
-IN_CI = ("alibi", "sandwich")  # the same kernels as with KERPLE
+IN_CI = ("alibi", "sandwich", "kerple", "t5")  # the same kernels as with FIRE, or parts of them
 ENCODINGS: dict[str, Any] = {
     "nope": NoPE,
     "fire": functools.partial(FIRE, init_L=100.0),
