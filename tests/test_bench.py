@@ -233,6 +233,19 @@ def test_a_missing_torch_is_told_and_a_broken_one_is_not_hidden(monkeypatch, cap
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize(("backend", "cores"), [("cpu", {7}), ("gpu", {3, 7})])
+def test_one_core_is_for_measuring_cpus(backend, cores, monkeypatch):
+    """Where an accelerator computes, the host that feeds it keeps its cores."""
+    bound: list[set[int]] = []
+    monkeypatch.setattr(bench, "bind", bound.append)
+    monkeypatch.setattr(bench, "usable_cores", lambda: {3, 7})
+    monkeypatch.setattr(bench, "ask_for_one_thread", lambda: None)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    with bench.one_core():
+        assert bound[-1] == cores
+    assert bound[-1] == {3, 7}
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux alone binds to cores")
 def test_the_whole_command_on_one_core(tmp_path):
     """In a process of its own, as pinning has to come before JAX. Its cores are given back."""

@@ -341,6 +341,15 @@ def test_skew():
     np.testing.assert_array_equal(skewed, wanted)
 
 
+@pytest.mark.parametrize("platform, compiled", [("cpu", False), ("tpu", True)])
+def test_a_tpu_runs_what_mosaic_compiles_and_a_cpu_the_same_step_by_step(platform, compiled):
+    """The program is lowered for each; `test_tpu_kernel_compile.py` compiles it, in ci."""
+    x = jax.ShapeDtypeStruct((4, 1, 128, 1, WIDTH), jnp.float32)
+    program = jax.jit(functools.partial(by_kernel, None)).trace(x)
+    text = program.lower(lowering_platforms=(platform,)).as_text()
+    assert ("tpu_custom_call" in text) == compiled
+
+
 @pytest.mark.parametrize("order", ["by_query", "by_key"])
 def test_live_segments_hold_those_of_every_value(order):
     """And far from the diagonal no more than a few."""
