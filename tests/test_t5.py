@@ -1,7 +1,9 @@
-"""T5's bias against its formula in numpy, and against transformers where that is installed."""
+"""T5's bias against its formula in numpy, and its buckets against those of transformers."""
 
 import math
+from collections.abc import Sequence
 
+import golden_numbers as golden
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,19 +56,41 @@ def test_last_buckets_start_where_they_are_known_to():
     assert bucket_starts(32, 128)[-1] == 113
 
 
-@pytest.mark.parametrize("num_buckets, max_distance", SIZES)
-def test_buckets_are_those_of_transformers(num_buckets, max_distance):
-    modeling = pytest.importorskip("transformers.models.t5.modeling_t5")
+def transformers_buckets(num_buckets: int, max_distance: int) -> list[int]:
+    """Of the distances up to three times `max_distance`, where transformers is installed."""
     torch = pytest.importorskip("torch")
-    distance = np.arange(3 * max_distance)
-    theirs = modeling.T5Attention._relative_position_bucket(
-        -torch.as_tensor(distance)[None],
+    modeling = pytest.importorskip("transformers.models.t5.modeling_t5")
+    numbers = modeling.T5Attention._relative_position_bucket(
+        -torch.arange(3 * max_distance)[None],
         bidirectional=False,
         num_buckets=num_buckets,
         max_distance=max_distance,
     )
+    return numbers[0].tolist()
+
+
+def first_of_each(numbers: Sequence[int]) -> dict[str, int]:
+    """The smallest distance of each bucket that has any."""
+    return {str(number): list(numbers).index(number) for number in sorted(set(numbers))}
+
+
+@pytest.mark.parametrize("num_buckets, max_distance", SIZES)
+def test_buckets_are_those_of_transformers(num_buckets, max_distance):
+    """As its code gave them, for all distances: they only grow."""
+    kept = golden.of("transformers_t5.json")[f"{num_buckets} buckets to {max_distance}"]
+    distance = np.arange(3 * max_distance)
     ours = np.sum(distance[:, None] >= bucket_starts(num_buckets, max_distance), axis=1)
-    np.testing.assert_array_equal(ours, theirs[0].numpy())
+    assert np.all(np.diff(ours) >= 0) and first_of_each(ours.tolist()) == kept
+
+
+def test_transformers_still_has_these_buckets():
+    """UPDATE_GOLDEN=1, with torch and transformers installed, writes what the test above reads."""
+    found = {}
+    for num_buckets, max_distance in SIZES:
+        numbers = transformers_buckets(num_buckets, max_distance)
+        assert numbers == sorted(numbers)
+        found[f"{num_buckets} buckets to {max_distance}"] = first_of_each(numbers)
+    assert golden.updated("transformers_t5.json", found, "torch", "transformers") == found
 
 
 @pytest.mark.parametrize("first, length", BLOCKS)
