@@ -396,6 +396,20 @@ def test_a_skipped_update_takes_no_learning_rate(tmp_path):
         assert [row["updates_skipped"] for row in rows] == [0, 1, 1, 2, 2, 2, 2]
 
 
+def test_what_was_logged_after_the_checkpoint_is_cut_off_at_a_resume(tmp_path):
+    """Metrics and spikes alike; the steps come again, and may do so otherwise."""
+    settings: dict[str, Any] = {"log_every": 1, "spikes": Spikes(skips_allowed=9)}
+    skipped: dict[str, Any] = {"skipped": 1.0}
+    first = {step: skipped for step in range(1, 7)}
+    counters = report(tmp_path, new_counters(), {n: first[n] for n in range(1, 5)}, **settings)
+    report(tmp_path, json.loads(json.dumps(counters)), {n: first[n] for n in (5, 6)}, **settings)
+    report(tmp_path, counters, {5: {}, 6: skipped}, **settings)  # saved at 4, killed after 6
+    assert [row["step"] for row in logged(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    assert [row["updates_skipped"] for row in logged(tmp_path)] == [1, 2, 3, 4, 4, 5]
+    spikes = (tmp_path / "spikes.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in spikes] == [1, 2, 3, 4, 6]
+
+
 def test_mfu_is_of_the_peak_of_all_devices(tmp_path, monkeypatch):
     """3 tokens a second, of 50 FLOPs each, on 4 devices of 100 FLOP/s."""
     now = [0.0]
