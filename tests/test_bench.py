@@ -291,7 +291,7 @@ def a_model(name: str) -> tuple[Any, Any, np.ndarray]:
         where = jax.tree_util.keystr(path, simple=True, separator="/")
         constant = {"c": 0.1, "L_multiplier": 0.02, "scale": 1.0}.get(where.split("/")[-1], 0.0)
         spread = 0.5 if "/mlp/" in where else 0.1 if constant in (0.0, 1.0) else 0.0
-        return np.float32(constant + spread * draw.normal(size=shape.shape))
+        return np.asarray(constant + spread * draw.normal(size=shape.shape), np.float32)
 
     return model, jax.tree_util.tree_map_with_path(leaf, shapes), text
 

@@ -275,7 +275,9 @@ def hugging_face(
 
 
 def case(name: str, settings: dict[str, float], *model: float) -> str:
-    return " ".join([name, *(f"{key}={value:g}" for key, value in settings.items()), *map(str, model)])
+    return " ".join(
+        [name, *(f"{key}={value:g}" for key, value in settings.items()), *map(str, model)]
+    )
 
 
 def contexts(length: int) -> tuple[int, int]:

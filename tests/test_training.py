@@ -342,7 +342,7 @@ def report(
     with contextlib.closing(reporter):
         for step, metrics in steps.items():
             usual = {"loss": 1.0, "grad_norm": 1.0, "tokens": 3.0, "learned": {}}
-            usual |= {"batch_hash": np.uint32([step, 7])}
+            usual |= {"batch_hash": np.asarray([step, 7], np.uint32)}
             reporter.pending(step, usual | metrics, 0)
         reporter.flush()
     return json.loads(json.dumps(reporter.counters))

@@ -177,11 +177,11 @@ def test_what_a_stage_may_take(stage, limit, watched):
 def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched):
     """In the loop of training, whose later steps do not pay for the save."""
     watch, goodput, elapse = watched
-    saved = []
+    saved, state = [], mock.Mock()
 
-    def step(state: int, batch: Any) -> tuple[int, dict[str, float]]:
+    def step(state: Any, batch: Any) -> tuple[Any, dict[str, float]]:
         elapse(1)
-        return state + 1, {}
+        return state, {}
 
     def save(number: int, *_: Any, **__: Any) -> None:
         elapse(save_seconds)
@@ -195,7 +195,7 @@ def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched)
 
     def train() -> bool:
         return run_steps(
-            step, 0, batches, mesh, writer, reporter, watch, goodput, Spikes(), StopFlag(),
+            step, state, batches, mesh, writer, reporter, watch, goodput, Spikes(), StopFlag(),
             0, 6, 2,
         )  # fmt: skip
 
