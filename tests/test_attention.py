@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fire_lm.attention import attend, choose_implementation
+from fire_lm.attention import attend, choose_implementation, compiling_for
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.dense import dense_attention
 from fire_lm.errors import UserError
@@ -263,6 +263,12 @@ def test_blockwise_memory_is_a_fraction_of_dense():
 def test_choice_of_implementation(monkeypatch):
     assert choose_implementation("auto", 64) == "dense"
     assert choose_implementation("auto", 65) == "blockwise"
+    with compiling_for("tpu"):  # preflight, on a machine without one
+        assert choose_implementation("auto", 128) == "tpu"
+    assert choose_implementation("auto", 128) == "blockwise"
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert choose_implementation("auto", 512) == "dense"
+    assert choose_implementation("auto", 99_999) == "blockwise", "the kernel is the TPU's"
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert choose_implementation("auto", 127) == "dense"
     assert choose_implementation("auto", 128) == "tpu"

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import golden_numbers as golden
 import jax
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fire_lm.bench import attention, one_attention, rounds, tables
 from fire_lm.bench.encodings import ENCODINGS
 from fire_lm.bench.rounds import Times
 from fire_lm.bench.tables import AccuracyRow, MemoryRow, PeerRow, Report, Row
+from fire_lm.bench.torch_weights import torch_state
 from fire_lm.models import changes, size_tiny
 from fire_lm.reporting.bench_times import Cost, Machine
 
@@ -233,6 +235,19 @@ def test_a_missing_torch_is_told_and_a_broken_one_is_not_hidden(monkeypatch, cap
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize(("backend", "cores"), [("cpu", {7}), ("gpu", {3, 7})])
+def test_one_core_is_for_measuring_cpus(backend, cores, monkeypatch):
+    """Where an accelerator computes, the host that feeds it keeps its cores."""
+    bound: list[set[int]] = []
+    monkeypatch.setattr(bench, "bind", bound.append)
+    monkeypatch.setattr(bench, "usable_cores", lambda: {3, 7})
+    monkeypatch.setattr(bench, "ask_for_one_thread", lambda: None)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    with bench.one_core():
+        assert bound[-1] == cores
+    assert bound[-1] == {3, 7}
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux alone binds to cores")
 def test_the_whole_command_on_one_core(tmp_path):
     """In a process of its own, as pinning has to come before JAX. Its cores are given back."""
@@ -261,43 +276,104 @@ def test_the_whole_command_on_one_core(tmp_path):
     assert all(f"warm-up: {row.key} {what} " in done.stderr for what in ("forward", "train"))
 
 
-@pytest.mark.parametrize("name", ["nope", "rope", "fire", "fire_appendix_e"])
+PEERS = ["nope", "rope", "fire", "fire_appendix_e"]
+STEP = 0.5  # of training, large, so that every weight changes
+
+
+def a_model(name: str) -> tuple[Any, Any, np.ndarray]:
+    """(a decoder, its weights, text), of numbers that no library's version changes. FIRE's MLP is
+    large and its threshold small, so that both tell."""
+    model, draw = attention.decoder(name, "dense", TINY), np.random.RandomState(0)
+    text = draw.randint(1, attention.VOCAB_SIZE, (1, 24)).astype(np.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), text, np.arange(24)[None])["params"]
+
+    def leaf(path: Any, shape: Any) -> np.ndarray:
+        where = jax.tree_util.keystr(path, simple=True, separator="/")
+        constant = {"c": 0.1, "L_multiplier": 0.02, "scale": 1.0}.get(where.split("/")[-1], 0.0)
+        spread = 0.5 if "/mlp/" in where else 0.1 if constant in (0.0, 1.0) else 0.0
+        return np.asarray(constant + spread * draw.normal(size=shape.shape), np.float32)
+
+    return model, jax.tree_util.tree_map_with_path(leaf, shapes), text
+
+
+def ours(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Logits, and the change of every weight by one step of training, by the peer's names."""
+    monkeypatch.setattr(attention, "LEARNING_RATE", STEP)
+    model, params, text = a_model(name)
+
+    def run(params: Any, text: jax.Array) -> tuple[jax.Array, Any]:
+        logits = attention.forward_logits(model, params, text)
+        return logits, attention.sgd_step(model, params, text)[0]
+
+    # One program, which runs once.
+    quick = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
+    logits, trained = quick(params, jax.numpy.asarray(text))
+    before, after = (torch_state(jax.device_get(tree)) for tree in (params, trained))
+    return np.asarray(logits), {key: after[key] - before[key] for key in before}
+
+
+def sketch(change: np.ndarray) -> list[float]:
+    """A few numbers that tell one array from another: its products with random directions."""
+    directions = np.random.RandomState(1).normal(size=(3, change.size))
+    return [float(f"{number:.7g}") for number in directions @ np.float64(change).ravel()]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "rope" else pytest.mark.ci) for name in PEERS]
+)
+def test_the_peer_in_torch_had_these_numbers(name, monkeypatch):
+    """As the test below, whose numbers are kept: the project does not have torch."""
+    kept = golden.of(f"torch_peer_{name}.json")
+    logits, changes = ours(name, monkeypatch)
+    np.testing.assert_allclose(logits[0, ::4, ::16], kept["logits"], rtol=0, atol=1e-5)
+    assert changes.keys() == kept["changes"].keys()
+    assert ("blocks.1.attention.c" in changes) == name.startswith("fire")
+    for key, change in changes.items():
+        tolerance = 2e-3 * np.linalg.norm(change) + 1e-6
+        np.testing.assert_allclose(
+            sketch(change), kept["changes"][key], rtol=0, atol=tolerance, err_msg=key
+        )
+
+
+@pytest.mark.parametrize("name", PEERS)
 def test_the_torch_peer_is_the_same_model(name, monkeypatch):
     """The same logits from the same weights, and the same change of every weight by one step of
-    training. FIRE's MLP is made larger and its threshold smaller, so that both tell."""
+    training. UPDATE_GOLDEN=1, with torch installed, keeps torch's for the test above."""
     pytest.importorskip("torch")
     from fire_lm.bench import torch_peer
 
-    length, step = 24, 0.5
-    monkeypatch.setattr(attention, "LEARNING_RATE", step)
-    model, tokens_BT = attention.decoder(name, "dense", TINY), attention.tokens(length)
-    params = model.init(jax.random.key(1), tokens_BT, np.arange(length)[None])["params"]
-    position = params["layers"].get("position", {})
-    if position:
-        position["mlp"] = jax.tree.map(lambda x: 2 * x, position["mlp"])
-        position["L_multiplier"] = 0.02 * position["L_multiplier"]  # 10 of the 24 positions
+    _, params, text = a_model(name)
+    logits, changes = ours(name, monkeypatch)
 
     def new_peer(params) -> torch_peer.Peer:
-        peer = torch_peer.Peer(name, TINY, attention.VOCAB_SIZE, step)
-        peer.load(jax.tree.map(np.asarray, params))
+        peer = torch_peer.Peer(name, TINY, attention.VOCAB_SIZE, STEP)
+        peer.load(params)
         return peer
 
     peer = new_peer(params)
-    text = peer.tokens(tokens_BT)
-    logits = np.asarray(attention.forward_logits(model, params, tokens_BT))
-    np.testing.assert_allclose(peer.logits(text), logits, rtol=0, atol=1e-5)
+    theirs = peer.logits(peer.tokens(text))
+    np.testing.assert_allclose(theirs, logits, rtol=0, atol=1e-5)
 
-    trained, _ = attention.sgd_step(model, params, jax.numpy.asarray(tokens_BT))
-    before, ours = (torch_peer.torch_state(jax.device_get(tree)) for tree in (params, trained))
-    peer.train(text)
-    theirs = {key: tensor.numpy() for key, tensor in peer.model.state_dict().items()}
-    assert set(theirs) == set(ours) and ("blocks.1.attention.c" in ours) == bool(position)
-    for key, start in before.items():
-        change = ours[key] - start
+    def weights() -> dict[str, np.ndarray]:
+        return {key: tensor.numpy().copy() for key, tensor in peer.model.state_dict().items()}
+
+    before = weights()
+    peer.train(peer.tokens(text))
+    their_changes = {key: after - before[key] for key, after in weights().items()}
+    assert set(their_changes) == set(changes)
+    for key, change in changes.items():
         tolerance = 1e-3 * np.max(np.abs(change)) + 1e-6
-        np.testing.assert_allclose(theirs[key] - start, change, rtol=0, atol=tolerance, err_msg=key)
+        np.testing.assert_allclose(their_changes[key], change, rtol=0, atol=tolerance, err_msg=key)
 
+    position = params["layers"].get("position", {})
     for part in position and ("c", "L_multiplier"):  # 5 % off is seen
         wrong = {**params, "layers": {**params["layers"], "position": {**position}}}
         wrong["layers"]["position"][part] = 1.05 * position[part]
-        assert np.max(np.abs(new_peer(wrong).logits(text) - logits)) > 1e-4
+        assert np.max(np.abs(new_peer(wrong).logits(peer.tokens(text)) - logits)) > 1e-4
+
+    found = {
+        "logits": [[float(f"{x:.7g}") for x in row] for row in theirs[0, ::4, ::16].tolist()],
+        "changes": {key: sketch(change) for key, change in their_changes.items()},
+    }
+    kept = golden.updated(f"torch_peer_{name}.json", found, "torch")
+    assert kept["changes"].keys() == set(changes)

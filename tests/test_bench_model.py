@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import pytest
 from etils import epath
 
 from fire_lm import cli
-from fire_lm.bench import asked, model, rounds, tables
+from fire_lm.bench import asked, machine, model, rounds, tables
 from fire_lm.bench.rounds import Times
 from fire_lm.bench.states import States
 from fire_lm.errors import RunFailed
@@ -195,6 +196,25 @@ def test_utilisation_is_flops_over_the_peak():
     found = model.utilisation(1e5, flops, "NVIDIA H200")
     assert found == pytest.approx(6 * 125e6 * 1e5 / 989e12)
     assert model.utilisation(1e5, flops, "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "clock", "dtype", "tokens", "processor"),
+    [
+        ("cpu", "CPU", "float32", model.TOKENS_ON_CPU, "some CPU"),
+        ("gpu", "wall", "bfloat16", model.TOKENS, "NVIDIA H200"),
+    ],
+)
+def test_each_backend_has_its_measure(backend, clock, dtype, tokens, processor, monkeypatch):
+    """An accelerator computes while the process waits: its clock is the wall's."""
+    device = SimpleNamespace(platform=backend, device_kind="NVIDIA H200")
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    setting = model.setting_for("tiny", None)
+    assert (setting.dtype, setting.tokens_per_batch) == (dtype, tokens)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(machine, "cpu_model", lambda: "some CPU")
+    found = machine.machine(0.5, {})
+    assert (found.backend, found.clock, found.processor) == (backend, clock, processor)
 
 
 def test_encodings_share_all_but_their_own():

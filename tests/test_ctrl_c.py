@@ -31,6 +31,23 @@ def test_the_first_ctrl_c_is_noted_and_the_second_left_to_the_system():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize(("processes", "heeded"), [(1, True), (2, False)])
+def test_sigterm_sets_a_flag_in_a_process_that_is_alone(processes, heeded, monkeypatch):
+    """In a job of several, JAX has the signal, so that all of them stop after the same step."""
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+    monkeypatch.setattr("jax.process_count", lambda: processes)
+    try:
+        with sigterm_flag() as flag:
+            assert not flag.requested
+            signal.raise_signal(signal.SIGTERM)
+            assert (flag.requested, flag.by) == (heeded, "SIGTERM")
+        signal.raise_signal(signal.SIGTERM)
+        assert len(got) == (1 if heeded else 2), "the handler before is back"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def interrupted(arguments: list[str], workdir: Path, times: int) -> tuple[int, str]:
     """Exit code and errors of a run that is interrupted once it has logged a step."""
     process = subprocess.Popen(

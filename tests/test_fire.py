@@ -74,7 +74,7 @@ def equation_4(
         L = absolute(leaves.get("L_multiplier", np.float64(1)) * case.init_L)
         normalizer = np.where(larger(normalizer, L.real) == normalizer, normalizer, L)
         gain = (psi(normalizer) / psi(L)) ** leaves.get("gamma", 0.0)
-    h = (psi(np.abs(i - j)) / (psi(normalizer) + 1e-6))[..., None]
+    h = (psi(np.abs(i - j)) / (psi(normalizer) + case.fire.epsilon))[..., None]
     for layer in range(case.hidden_layers + 1):
         h = h @ leaves[f"mlp/dense_{layer}/kernel"] + leaves[f"mlp/dense_{layer}/bias"]
         if layer < case.hidden_layers or case.fire.final_activation:
@@ -118,6 +118,19 @@ def test_values_are_the_equations(case):
     if case.fire.threshold:
         broken = equation_4(named(params), case, larger=np.minimum)  # min(L, i), seen in the wild
         assert np.max(np.abs(ours - broken)[:, CAUSAL]) > 1e-2
+
+
+def test_an_epsilon_that_counts_is_in_the_bias_and_in_its_tables():
+    """At the default of 1e-6 neither would miss it."""
+    case = Case(variant(epsilon=0.5, init_gamma=0.7))
+    params = init(case.fire)
+    pos = jnp.asarray(QUERIES)[None], jnp.asarray(KEYS)[None]
+    tables = case.fire.common_bias(params, 201, 201)
+    paper = equation_4(named(params), case)[:, CAUSAL]
+    for ours in (bias(case.fire, params), tables(*pos)[0]):
+        np.testing.assert_allclose(np.asarray(ours)[:, CAUSAL], paper, rtol=0, atol=1e-5)
+    small = equation_4(named(params), Case(variant(init_gamma=0.7)))[:, CAUSAL]
+    assert np.max(np.abs(small - paper)) > 1e-2
 
 
 def test_variants_differ():

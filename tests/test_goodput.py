@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from fire_lm.training.goodput import (
     STOPPED,
     Goodput,
     account,
+    machine,
     starts,
     table,
 )
@@ -182,3 +184,17 @@ def test_another_process_than_the_first_writes_nothing(tmp_path):
         "goodput",
         "data_wait",
     }
+
+
+@pytest.mark.parametrize(
+    ("platform_name", "kind", "devices"), [("cpu", "riscv CPU core", 3), ("tpu", "TPU v4", 128)]
+)
+def test_a_start_says_what_it_runs_on(platform_name, kind, devices, monkeypatch):
+    """Chips, or the cores of a process, which JAX shows as one device."""
+    device = SimpleNamespace(platform=platform_name, device_kind="TPU v4")
+    monkeypatch.setattr("jax.devices", lambda: [device])
+    monkeypatch.setattr("jax.device_count", lambda: 128)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 2, 5}, raising=False)
+    monkeypatch.setattr("platform.machine", lambda: "riscv")
+    found = machine()
+    assert (found["kind"], found["devices"]) == (kind, devices)

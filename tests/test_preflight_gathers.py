@@ -1,16 +1,21 @@
-"""Whether fsdp gathers its parameters: what is expected, and what is said of a program."""
+"""Whether fsdp gathers its parameters, and what a program takes: expected, and said of it."""
 
 import dataclasses
+from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from fire_lm import verbs
 from fire_lm.preflight.check import check_gathers, gathered_once
-from fire_lm.preflight.estimate import Estimate
+from fire_lm.preflight.estimate import Estimate, estimate
 from fire_lm.preflight.report import FAILED, OK, Report
-from fire_lm.sharding import AXES
+from fire_lm.sharding import AXES, MeshShape, make_mesh
 from fire_lm.tpu_topology import parse_slice
+from fire_lm.training.compile import compile_step
+from fire_lm.training.step import TrainState
 
 STEP = Estimate(2**30, 2**30, 2**20, 2**31, 2**35, {}, 60.0, 0.01, {"MLP": (0.01, 0.02)})
 
@@ -57,3 +62,39 @@ def test_a_report_of_failures_alone():
         "",
         f"training step: {told['training step']}",
     ]
+
+
+def test_memory_is_what_is_there_at_once():
+    """Results that take the place of arguments, as a step's state does, are not counted again."""
+    memory = SimpleNamespace(
+        argument_size_in_bytes=10_000,
+        temp_size_in_bytes=2_000,
+        generated_code_size_in_bytes=300,
+        output_size_in_bytes=9_040,
+        alias_size_in_bytes=9_000,
+        peak_memory_in_bytes=7,
+    )
+    compiled = SimpleNamespace(memory_analysis=lambda: memory, as_text=lambda: "no program")
+    found = estimate(compiled, parse_slice("v4-8"), [], 1.0, lambda kernel, names: 0.0)
+    assert (found.arguments, found.temporary, found.code) == (10_000, 2_000, 300 + 40)
+    assert found.memory == 10_000 + 2_000 + 300 + 40 and found.peak == 7
+
+
+def test_the_step_takes_over_the_memory_of_the_state():
+    """Compiled for this CPU. Without, a run would need its parameters and moments twice."""
+    mesh = make_mesh(MeshShape(data=1, fsdp=4))
+    split, whole = (NamedSharding(mesh, spec) for spec in (PartitionSpec("fsdp"), PartitionSpec()))
+    state = TrainState(
+        jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
+        jax.ShapeDtypeStruct((4096,), jnp.float32, sharding=split),
+        jax.ShapeDtypeStruct((4096,), jnp.float32, sharding=split),
+    )
+    batch = {"targets": jax.ShapeDtypeStruct((4, 8), jnp.int32, sharding=whole)}
+    compiled = compile_step(
+        lambda state, batch: (jax.tree.map(lambda x: x + 1, state), batch["targets"] + 1),
+        state,
+        batch,
+    )
+    memory = compiled.memory_analysis()
+    of_state = 2 * 4096 // 4 * 4 + 4
+    assert memory is not None and memory.alias_size_in_bytes == of_state

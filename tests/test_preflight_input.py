@@ -25,11 +25,13 @@ from fire_lm.cli import main
 from fire_lm.data import write_blocks
 from fire_lm.data.tasks import only_data_set
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.positions.fire import FIRE
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight import fits as fits_of
 from fire_lm.preflight.programs import Compiler, DoesNotFit, state_of
 from fire_lm.preflight.report import FAILED, OK
 from fire_lm.tpu_topology import parse_slice
+from fire_lm.training.start import check_start
 from fire_lm.training.step import TrainState
 
 C4 = ("--gin_file=configs/runs/c4_125m.gin", "--gin_file=configs/positions/fire.gin")
@@ -435,6 +437,25 @@ def test_a_run_to_start_from(at, changes, outcome, told, data, trained, tmp_path
     config = config_as_trained(data, f"INIT_FROM={trained}{at}", *changes.split())
     found, said = outcomes(config, str(tmp_path / "new"))["INIT_FROM"]
     assert found == outcome and told.format(run=trained) in said, said
+
+
+class Twin(FIRE):
+    """Another encoding whose parameters have the same names and shapes."""
+
+
+def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data, trained):
+    """Training does the same, which test_family.py shows in the ci tier."""
+    params = state_as_trained(data).params
+    fire, twin = (SimpleNamespace(encodings=(kind(2, 16, 32, 32),)) for kind in (FIRE, Twin))
+
+    def missing(model: Any, source: Any, *allowed: str) -> list[str]:
+        return check_start(params, str(trained), allowed, allowed, model, source)[1]
+
+    assert missing(fire, fire) == missing(twin, twin) == []
+    with pytest.raises(UserError, match="has FIRE, this run Twin: .* lacks .*position/L_mult"):
+        missing(twin, fire)
+    fresh = missing(twin, fire, "layers/position/*")
+    assert fresh and all(path.startswith("layers/position/") for path in fresh)
 
 
 def test_a_run_to_start_from_without_checkpoints(data, trained, tmp_path):

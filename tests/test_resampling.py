@@ -1,6 +1,7 @@
 """Positions drawn anew: their distribution, what training and evaluation are given, refusals."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from fire_lm.positions.resampling import (
 )
 from fire_lm.positions.t5 import T5
 from fire_lm.training.optimizer import AdamW
-from fire_lm.training.step import init_state, train_step
+from fire_lm.training.step import TrainState, init_state, train_step
 
 SIZE = ModelSize(2, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
 
@@ -147,6 +148,29 @@ def positions_of_steps(resampling, seed, steps):
         assert len(seen) >= 2 and all(np.array_equal(one, seen[0]) for one in seen)
         found.append(seen[0])
     return found
+
+
+def test_the_seed_is_folded_with_the_step():
+    """Quick; below, what comes of it is seen in the attention of a compiled step."""
+
+    class Drawn(Exception):
+        pass
+
+    class Drawing(Resampling):
+        def training_positions(self, rng, length):
+            raise Drawn(jax.random.key_data(rng).tolist())
+
+    model = SimpleNamespace(resampling=Drawing())
+    fixed = {"optimizer": None, "z_loss": 0.0, "microbatches": 1}
+    found = []
+    for seed, step in ((3, 0), (3, 1), (4, 0)):
+        with pytest.raises(Drawn) as drawn:
+            state = TrainState(jnp.int32(step), {}, ())
+            train_step(state, {"targets": jnp.ones((1, 8))}, model=model, seed=seed, **fixed)
+        found.append(drawn.value.args[0])
+        key = jax.random.fold_in(jax.random.key(seed), step)
+        assert found[-1] == jax.random.key_data(key).tolist()
+    assert found[0] != found[1] and found[0] != found[2]
 
 
 @pytest.mark.ci

@@ -1,6 +1,6 @@
 """RoPE's scalings against the papers' formulas in float64, and against Hugging Face's code.
 
-The second needs transformers and torch, which the project does not: it is skipped without them.
+Of the second the numbers are kept (golden_numbers.py): the project has no transformers or torch.
 """
 
 import dataclasses
@@ -8,6 +8,7 @@ import inspect
 import math
 from typing import Any
 
+import golden_numbers as golden
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -248,10 +249,10 @@ HUGGING_FACE: list[tuple[str, dict[str, float], RopeScaling | None]] = [
 ]
 
 
-@on_every_model
-@pytest.mark.parametrize("name, settings, scaling", HUGGING_FACE)
-def test_hugging_face_has_the_same_frequencies(name, settings, scaling, width, base, length):
-    """Up to its float32; for twice the training length, and half of it."""
+def hugging_face(
+    name: str, settings: dict[str, float], width: int, base: float, length: int, context: int
+) -> tuple[list[float], float]:
+    """Frequencies and factor of attention by transformers, where it is installed."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from transformers import LlamaConfig
@@ -267,10 +268,46 @@ def test_hugging_face_has_the_same_frequencies(name, settings, scaling, width, b
         max_position_embeddings=length,
         rope_parameters=parameters,
     )
-    rope = RoPE(2, width, length, 2 * width, base=base, scaling=scaling)
     compute = ROPE_INIT_FUNCTIONS.get(name, LlamaRotaryEmbedding.compute_default_rope_parameters)
-    for context in (length // 2, 2 * length):
-        theirs, their_factor = compute(config, device="cpu", seq_len=context)
+    frequencies, factor = compute(config, device="cpu", seq_len=context)
+    # A float32 has nine digits.
+    return [float(f"{number:.9g}") for number in frequencies.tolist()], float(factor)
+
+
+def case(name: str, settings: dict[str, float], *model: float) -> str:
+    return " ".join(
+        [name, *(f"{key}={value:g}" for key, value in settings.items()), *map(str, model)]
+    )
+
+
+def contexts(length: int) -> tuple[int, int]:
+    """Half of the training length, and twice it."""
+    return length // 2, 2 * length
+
+
+@on_every_model
+@pytest.mark.parametrize("name, settings, scaling", HUGGING_FACE)
+def test_hugging_face_has_the_same_frequencies(name, settings, scaling, width, base, length):
+    """Up to its float32, as its code gave them."""
+    kept = golden.of("transformers_rope.json")
+    rope = RoPE(2, width, length, 2 * width, base=base, scaling=scaling)
+    for context in contexts(length):
+        theirs, their_factor = kept[case(name, settings, width, base, length, context)]
         ours, factor = rope.frequencies(context)
-        np.testing.assert_allclose(ours, theirs.double().numpy(), rtol=3e-6)
+        np.testing.assert_allclose(ours, theirs, rtol=3e-6)
         assert factor == pytest.approx(their_factor, rel=1e-12)
+
+
+def test_hugging_face_still_has_these_frequencies():
+    """UPDATE_GOLDEN=1, with torch and transformers installed, writes what the test above reads."""
+    found = {
+        case(name, settings, *model, context): [*hugging_face(name, settings, *model, context)]
+        for name, settings, _ in HUGGING_FACE
+        for model in MODELS
+        for context in contexts(model[2])
+    }
+    kept = golden.updated("transformers_rope.json", found, "torch", "transformers")
+    assert found.keys() == kept.keys()
+    for key, (frequencies, factor) in found.items():
+        np.testing.assert_allclose(frequencies, kept[key][0], rtol=3e-6, err_msg=key)
+        assert factor == pytest.approx(kept[key][1], rel=1e-12)

@@ -163,6 +163,26 @@ def test_the_compiler_finds_an_efficient_layout(before, complaints):
     assert (done.returncode, COMPLAINT in done.stderr) == (0, complaints), done.stderr
 
 
+def test_no_row_leaves_its_device_for_its_microbatch():
+    """Part m has each device's rows m, m + M, ...; all rows, once; and nothing is sent."""
+    mesh = mesh_of(2, 2, 1)
+    rows = np.arange(8 * 3, dtype=np.int32).reshape(8, 3)
+    batch = sharding.put_batch({"targets": rows, "segment_ids": rows + 100}, mesh)
+    like = NamedSharding(mesh, PartitionSpec(None, *batch["targets"].sharding.spec))
+    split = jax.jit(
+        lambda batch: training_step.split_microbatches(batch, 2), out_shardings=like
+    ).lower(batch)
+    compiled = split.compile()
+    found = compiled(batch)
+    np.testing.assert_array_equal(found["targets"], [rows[0::2], rows[1::2]])
+    np.testing.assert_array_equal(found["segment_ids"], found["targets"] + 100)
+    sent = ("all-to-all", "all-gather", "collective-permute", "all-reduce")
+    assert not [kind for kind in sent if kind in compiled.as_text()]
+    by_device = {shard.device: shard.data for shard in batch["targets"].addressable_shards}
+    for shard in found["targets"].addressable_shards:
+        assert sorted(np.ravel(shard.data)) == sorted(np.ravel(by_device[shard.device]))
+
+
 # --- The table.
 
 

@@ -299,7 +299,7 @@ def test_two_sweepers_do_not_score_the_same(tmp_path):
 def test_what_cannot_be_followed(run, tmp_path, capsys):
     assert main(["sweep", str(run), "--follow", "--dry_run"]) == 2
     assert "--follow and --dry_run exclude each other" in capsys.readouterr().err
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="'run@1,,2': after @ comes a step, several with commas"):
         sweep_runs.split_steps("run@1,,2")
     for step in available_steps(run):
         next((run / "checkpoints" / str(step)).rglob("d/*")).write_bytes(b"")

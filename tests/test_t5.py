@@ -1,14 +1,16 @@
-"""T5's bias against its formula in numpy, and against transformers where that is installed."""
+"""T5's bias against its formula in numpy, and its buckets against those of transformers."""
 
 import math
+from collections.abc import Sequence
 
+import golden_numbers as golden
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fire_lm.errors import UserError
-from fire_lm.positions.t5 import T5, bucket_starts
+from fire_lm.positions.t5 import T5, _looked_up, _multiplied, bucket_starts
 
 HEADS = 12
 SIZES = [(64, 128), (32, 128), (16, 20), (2, 2), (8, 1000)]
@@ -54,19 +56,41 @@ def test_last_buckets_start_where_they_are_known_to():
     assert bucket_starts(32, 128)[-1] == 113
 
 
-@pytest.mark.parametrize("num_buckets, max_distance", SIZES)
-def test_buckets_are_those_of_transformers(num_buckets, max_distance):
-    modeling = pytest.importorskip("transformers.models.t5.modeling_t5")
+def transformers_buckets(num_buckets: int, max_distance: int) -> list[int]:
+    """Of the distances up to three times `max_distance`, where transformers is installed."""
     torch = pytest.importorskip("torch")
-    distance = np.arange(3 * max_distance)
-    theirs = modeling.T5Attention._relative_position_bucket(
-        -torch.as_tensor(distance)[None],
+    modeling = pytest.importorskip("transformers.models.t5.modeling_t5")
+    numbers = modeling.T5Attention._relative_position_bucket(
+        -torch.arange(3 * max_distance)[None],
         bidirectional=False,
         num_buckets=num_buckets,
         max_distance=max_distance,
     )
+    return numbers[0].tolist()
+
+
+def first_of_each(numbers: Sequence[int]) -> dict[str, int]:
+    """The smallest distance of each bucket that has any."""
+    return {str(number): list(numbers).index(number) for number in sorted(set(numbers))}
+
+
+@pytest.mark.parametrize("num_buckets, max_distance", SIZES)
+def test_buckets_are_those_of_transformers(num_buckets, max_distance):
+    """As its code gave them, for all distances: they only grow."""
+    kept = golden.of("transformers_t5.json")[f"{num_buckets} buckets to {max_distance}"]
+    distance = np.arange(3 * max_distance)
     ours = np.sum(distance[:, None] >= bucket_starts(num_buckets, max_distance), axis=1)
-    np.testing.assert_array_equal(ours, theirs[0].numpy())
+    assert np.all(np.diff(ours) >= 0) and first_of_each(ours.tolist()) == kept
+
+
+def test_transformers_still_has_these_buckets():
+    """UPDATE_GOLDEN=1, with torch and transformers installed, writes what the test above reads."""
+    found = {}
+    for num_buckets, max_distance in SIZES:
+        numbers = transformers_buckets(num_buckets, max_distance)
+        assert numbers == sorted(numbers)
+        found[f"{num_buckets} buckets to {max_distance}"] = first_of_each(numbers)
+    assert golden.updated("transformers_t5.json", found, "torch", "transformers") == found
 
 
 @pytest.mark.parametrize("first, length", BLOCKS)
@@ -98,6 +122,36 @@ def test_gradient_to_the_table_is_the_sum_over_its_bucket():
     np.add.at(expected, numbers, np.moveaxis(weights, 0, -1))
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * np.max(np.abs(expected)))
     assert np.all(expected != 0)
+
+
+@pytest.mark.parametrize("branch", [_looked_up, _multiplied])
+@pytest.mark.parametrize("num_buckets, max_distance", SIZES)
+def test_both_branches_at_every_edge_of_a_bucket(num_buckets, max_distance, branch):
+    """`bias` runs only one of them here: the other one is for TPUs and GPUs."""
+    starts = bucket_starts(num_buckets, max_distance)
+    far = [3 * max_distance, 2**30]
+    distance = np.unique(np.concatenate([[0], starts - 1, starts, starts + 1, far])).astype(int)
+    numbers = [bucket(d, num_buckets, max_distance) for d in distance]
+    table, weights = np.random.default_rng(0).normal(size=(2, num_buckets + len(distance), HEADS))
+    table, weights = np.float32(table[:num_buckets]), np.float32(weights[: len(distance)])
+
+    def values(table):
+        return branch(table, jnp.int32(distance)[None, None], starts_K=starts)[0, :, 0].T
+
+    np.testing.assert_array_equal(values(table), table[numbers])
+    gradient = jax.grad(lambda table: jnp.sum(values(table) * weights))(jnp.asarray(table))
+    expected = np.zeros((num_buckets, HEADS))
+    np.add.at(expected, numbers, weights)
+    np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("platform, gathers", [("cpu", True), ("tpu", False), ("cuda", False)])
+def test_each_platform_gets_its_branch(platform, gathers):
+    """A gather is quick on CPUs alone; the program is lowered, not compiled."""
+    pos, params = jnp.arange(9)[None], t5().init(jax.random.key(0))
+    traced = jax.jit(lambda params: t5().bias(params, pos, pos, 64)).trace(params)
+    program = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert ("gather" in program, "dot_general" in program) == (gathers, not gathers)
 
 
 def test_table_starts_as_in_t5x():

@@ -102,6 +102,15 @@ def test_the_codes_that_are_final_end_the_jobset():
     assert found["spec"]["failurePolicy"]["maxRestarts"] == 2
 
 
+def test_a_failed_pod_ends_its_job_and_jobset_starts_all_hosts_anew():
+    """Kubernetes refuses `podFailurePolicy` unless pods are never restarted in place. With a
+    backoff limit above 0 the job would start one host again, for which all others wait in vain."""
+    (replicated,) = a_manifest("v4-256")["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    assert "podFailurePolicy" in job and job["template"]["spec"]["restartPolicy"] == "Never"
+    assert job["backoffLimit"] == 0
+
+
 def test_render_prints_what_is_applied(cloud, capsys):
     assert run("render", "fire-125m", *EXPERIMENT, *CLUSTER) == 0
     rendered = yaml.safe_load(capsys.readouterr().out)

@@ -145,6 +145,49 @@ def test_kernels_are_dense_attention(name):
     )
     np.testing.assert_allclose(out, oracle, atol=1e-5)
     assert_close(ours, wanted, 1e-4)
+    if isinstance(encoding, FIRE):
+        for leaf, gradient in scalar_gradients(encoding, params, scale, segment, pos).items():
+            assert float(ours[0][leaf]) == pytest.approx(gradient, rel=1e-3), leaf
+
+
+def scalar_gradients(
+    encoding: FIRE, params: Any, scale: Any, segment: Any, pos: Any
+) -> dict[str, float]:
+    """d loss / d c, L's multiplier and gamma: attention with Eq. 4 in numpy float64, and central
+    differences. What the kernel and dense attention both had wrong would be seen."""
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    q, k, v, weights = np.asarray(content(), np.float64)
+    place = np.arange(LENGTH)[None] if pos is None else np.asarray(pos)
+    distance = np.abs(place[:, :, None] - place[:, None, :])
+    seen = np.tri(LENGTH, dtype=bool)[None]
+    if segment is not None:
+        seen = seen & (np.asarray(segment)[:, :, None] == np.asarray(segment)[:, None, :])
+    logits = np.einsum("btnh,bsnh->btsn", q, k) / np.sqrt(WIDTH)
+    logits *= 1 if scale is None else np.asarray(scale)[:, :, None, None]
+
+    def loss(leaves: Any) -> float:
+        def psi(x: Any) -> Any:
+            return np.log1p(np.abs(leaves["c"]) * x)
+
+        L = np.abs(leaves["L_multiplier"] * encoding.init_L)
+        row = psi(np.maximum(place, L))
+        x = (psi(distance) / (row + encoding.epsilon)[:, :, None])[..., None]
+        for layer in range(encoding.hidden_layers + 1):
+            dense = leaves["mlp"][f"dense_{layer}"]
+            x = (np.maximum(x, 0) if layer else x) @ dense["kernel"] + dense["bias"]
+        gain = (row / psi(L)) ** leaves.get("gamma", 0)
+        biased = np.where(seen[..., None], logits + gain[:, :, None, None] * x, -np.inf)
+        shares = np.exp(biased - np.max(biased, axis=2, keepdims=True))
+        shares /= np.sum(shares, axis=2, keepdims=True)
+        return float(np.sum(np.einsum("btsn,bsnh->btnh", shares, v) * weights))
+
+    h = 1e-6
+    return {
+        leaf: (loss({**exact, leaf: exact[leaf] + h}) - loss({**exact, leaf: exact[leaf] - h}))
+        / (2 * h)
+        for leaf in ("c", "L_multiplier", "gamma")
+        if leaf in exact
+    }
 
 
 def fire_tables(length: int = LENGTH) -> CommonBias:
@@ -339,6 +382,15 @@ def test_skew():
     row, place = np.indices((128, 256))
     wanted = np.where(place >= row, slab[:, np.maximum(place - row, 0)], 0)
     np.testing.assert_array_equal(skewed, wanted)
+
+
+@pytest.mark.parametrize("platform, compiled", [("cpu", False), ("tpu", True)])
+def test_a_tpu_runs_what_mosaic_compiles_and_a_cpu_the_same_step_by_step(platform, compiled):
+    """The program is lowered for each; `test_tpu_kernel_compile.py` compiles it, in ci."""
+    x = jax.ShapeDtypeStruct((4, 1, 128, 1, WIDTH), jnp.float32)
+    program = jax.jit(functools.partial(by_kernel, None)).trace(x)
+    text = program.lower(lowering_platforms=(platform,)).as_text()
+    assert ("tpu_custom_call" in text) == compiled
 
 
 @pytest.mark.parametrize("order", ["by_query", "by_key"])

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,7 +28,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
 from fire_lm.data import c4_writer
-from fire_lm.training import Spikes, loop, start
+from fire_lm.training import AdamW, Spikes, loop, start
 from fire_lm.training.goodput import Goodput
 from fire_lm.training.lock import only_writer
 from fire_lm.training.reporter import Reporter, new_counters
@@ -235,7 +236,11 @@ def test_updates_left_out_are_bounded(copy, data_dir, capsys):
     assert [spike["step"] for spike in spikes] == list(range(STEPS + 2, STEPS + 6))
     assert all(spike["loss"] == "nan" and spike["skipped"] for spike in spikes)
     assert [spike.get("stopped") for spike in spikes] == [None, None, None, True]
-    assert [row["updates_skipped"] for row in logged(copy)[STEPS:]] == [0, 1, 2, 3]
+    rows = logged(copy)[STEPS:]
+    assert [row["updates_skipped"] for row in rows] == [0, 1, 2, 3]
+    schedule = AdamW(learning_rate=1e30, warmup_steps=2).schedule(20)
+    updates = [STEPS, STEPS + 1, STEPS + 1, STEPS + 1]  # as the optimizer counts them, from 0
+    assert [row["learning_rate"] for row in rows] == [float(schedule(n)) for n in updates]
     assert "loss" not in logged(copy)[-1], "JSON has no NaN"
     assert available_steps(copy) == [STEPS + 1], "no broken state takes the place of a sound one"
 
@@ -310,43 +315,116 @@ def test_the_rate_of_an_interval_that_is_cut_short(monkeypatch):
         assert reporter._tokens_per_second(step) == pytest.approx(rate, rel=1e-4)
 
 
+def report(
+    workdir: Path, counters: dict[str, Any], steps: dict[int, dict[str, Any]], **changed: Any
+) -> dict[str, Any]:
+    """The counters, as a checkpoint keeps them, once a `Reporter` has read these steps' metrics.
+
+    Changes are to loss 1, gradient 1 and 3 tokens; those before the first step are on disk.
+    """
+    workdir.mkdir(exist_ok=True)
+    settings: dict[str, Any] = {
+        "train_steps": 8,
+        "log_every": 4,
+        "schedule": lambda update: 0.0,
+        "flops": 1.0,
+        "spikes": Spikes(),
+        "newest_saved": lambda: 0,
+        "quiet": False,
+    }
+    reporter = Reporter(
+        workdir=str(workdir),
+        start=min(steps) - 1,
+        counters=counters,
+        goodput=Goodput(str(workdir), quiet=True),
+        **(settings | changed),
+    )
+    with contextlib.closing(reporter):
+        for step, metrics in steps.items():
+            usual = {"loss": 1.0, "grad_norm": 1.0, "tokens": 3.0, "learned": {}}
+            usual |= {"batch_hash": np.asarray([step, 7], np.uint32)}
+            reporter.pending(step, usual | metrics, 0)
+        reporter.flush()
+    return json.loads(json.dumps(reporter.counters))
+
+
 def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
     """The largest since the last line of the log, also if a restart lies between."""
     watched = {2: 7.0, 5: 9.0}  # 9 at step 5, between the lines of steps 4 and 8
-
-    def report(workdir, start, last, counters):
-        workdir.mkdir(exist_ok=True)
-        reporter = Reporter(
-            workdir=str(workdir),
-            start=start,
-            train_steps=8,
-            log_every=4,
-            schedule=lambda step: 0.0,
-            flops=1.0,
-            counters=counters,
-            spikes=Spikes(),
-            goodput=Goodput(str(workdir), quiet=True),
-            newest_saved=lambda: 0,
-            quiet=False,
-        )
-        with contextlib.closing(reporter):
-            for step in range(start + 1, last + 1):
-                metrics = {"loss": 1.0, "grad_norm": 1.0, "tokens": 3.0}
-                seen = {"seen": watched.get(step, 1.0), "batch_hash": np.uint32([step, 7])}
-                reporter.pending(step, {**metrics, **seen, "learned": {"L/layer_0": step}}, 0)
-            reporter.flush()
-        return json.loads(json.dumps(reporter.counters))
-
-    report(tmp_path / "whole", 0, 8, new_counters())
-    saved = report(tmp_path / "parts", 0, 6, new_counters())
-    report(tmp_path / "parts", 6, 8, saved)
+    steps: dict[int, dict[str, Any]] = {
+        step: {"seen": watched.get(step, 1.0), "learned": {"L/layer_0": step}}
+        for step in range(1, 9)
+    }
+    before, after = ({n: steps[n] for n in part} for part in (range(1, 7), range(7, 9)))
+    report(tmp_path / "whole", new_counters(), steps)
+    saved = report(tmp_path / "parts", new_counters(), before)
+    report(tmp_path / "parts", saved, after)
     assert [row["seen"] for row in logged(tmp_path / "whole")] == [1.0, 7.0, 9.0]
     learned = [row["L/layer_0"] for row in logged(tmp_path / "whole")]
     assert learned == [1.0, 4.0, 8.0], "as the step of the line found it, not the largest"
     assert logged(tmp_path / "parts") == logged(tmp_path / "whole")
-    report(tmp_path / "broken", 0, 6, new_counters())
-    report(tmp_path / "broken", 6, 8, {**saved, "largest": {}})
+    report(tmp_path / "broken", new_counters(), before)
+    report(tmp_path / "broken", {**saved, "largest": {}}, after)
     assert logged(tmp_path / "broken") != logged(tmp_path / "whole")
+
+
+def test_the_learning_rate_is_that_of_the_step(finished):
+    """And so that of the update which the optimizer counted, from 0: the warm-up begins at 0."""
+    schedule = AdamW(learning_rate=0.01, warmup_steps=2).schedule(STEPS)
+    rates = [row["learning_rate"] for row in logged(finished)]
+    assert rates == [float(schedule(step)) for step in range(STEPS)]
+    assert rates[:3] == pytest.approx([0, 0.005, 0.01]) and len(set(rates)) == STEPS
+    (count,) = {
+        int(value)
+        for name, value in saved_state(finished, SAVE_EVERY).items()
+        if name.endswith("/count")
+    }
+    assert rates[SAVE_EVERY - 1] == float(schedule(count - 1))
+
+
+def test_a_skipped_update_takes_no_learning_rate(tmp_path):
+    """The optimizer's count stays, so the next step has its rate; also after a restart."""
+    steps = {step: {"skipped": float(step in (2, 4))} for step in range(1, 8)}
+    settings: dict[str, Any] = {"schedule": lambda update: update / 10, "log_every": 1}
+    settings |= {"spikes": Spikes(skips_allowed=9)}
+    for run, parts in {"whole": [range(1, 8)], "parts": [range(1, 5), range(5, 8)]}.items():
+        counters = new_counters()
+        for part in parts:
+            counters = report(tmp_path / run, counters, {n: steps[n] for n in part}, **settings)
+        rows = logged(tmp_path / run)
+        assert [row["learning_rate"] for row in rows] == [0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.4]
+        assert [row["updates_skipped"] for row in rows] == [0, 1, 1, 2, 2, 2, 2]
+
+
+def test_what_was_logged_after_the_checkpoint_is_cut_off_at_a_resume(tmp_path):
+    """Metrics and spikes alike; the steps come again, and may do so otherwise."""
+    settings: dict[str, Any] = {"log_every": 1, "spikes": Spikes(skips_allowed=9)}
+    skipped: dict[str, Any] = {"skipped": 1.0}
+    first = {step: skipped for step in range(1, 7)}
+    counters = report(tmp_path, new_counters(), {n: first[n] for n in range(1, 5)}, **settings)
+    report(tmp_path, json.loads(json.dumps(counters)), {n: first[n] for n in (5, 6)}, **settings)
+    report(tmp_path, counters, {5: {}, 6: skipped}, **settings)  # saved at 4, killed after 6
+    assert [row["step"] for row in logged(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    assert [row["updates_skipped"] for row in logged(tmp_path)] == [1, 2, 3, 4, 4, 5]
+    spikes = (tmp_path / "spikes.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in spikes] == [1, 2, 3, 4, 6]
+
+
+def test_mfu_is_of_the_peak_of_all_devices(tmp_path, monkeypatch):
+    """3 tokens a second, of 50 FLOPs each, on 4 devices of 100 FLOP/s."""
+    now = [0.0]
+    monkeypatch.setattr("fire_lm.training.reporter.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fire_lm.training.reporter.peak_flops", lambda kind: 100.0)
+
+    flush = Reporter.flush
+
+    def a_second_later(self: Reporter) -> None:
+        now[0] += self._waiting is not None
+        flush(self)
+
+    monkeypatch.setattr(Reporter, "flush", a_second_later)
+    report(tmp_path, new_counters(), {n: {} for n in range(1, 9)}, flops=50.0)
+    assert [row["mfu"] for row in logged(tmp_path)] == pytest.approx([3 * 50 / (4 * 100)] * 3)
 
 
 def test_a_second_writer_is_refused(data_dir, finished, capsys):

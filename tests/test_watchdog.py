@@ -7,11 +7,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from fire_lm.errors import UserError
-from fire_lm.training.goodput import Goodput
+from fire_lm.sharding import MeshShape, make_mesh
+from fire_lm.training import Spikes, watchdog
+from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, Goodput
+from fire_lm.training.loop import run_steps
+from fire_lm.training.preemption import StopFlag
 from fire_lm.training.watchdog import Watch, Watchdog
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,6 +126,85 @@ def test_the_limit_follows_the_median(tmp_path):
     assert watch.limit() == 1.0
     watch._durations.extend([0.5, 0.5, 0.5, 60.0])
     assert watch.limit() == 5.0
+
+
+class Ended(Exception):
+    """In place of the end of the process."""
+
+
+@pytest.fixture
+def watched(tmp_path, monkeypatch):
+    """(a watch, its goodput, and what lets seconds pass, at each of which the watchdog looks)"""
+    now = [0.0]
+
+    def end(watch: Watch, why: str) -> None:
+        raise Ended(why)
+
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Watch, "_end", end)
+    goodput = Goodput(str(tmp_path), quiet=True)
+    watch = Watch(Watchdog(), str(tmp_path), goodput)
+
+    def elapse(seconds: int) -> None:
+        ends = now[0] + seconds
+
+        def wait(period: float) -> bool:
+            now[0] += period
+            return now[0] > ends
+
+        monkeypatch.setattr(watch, "stop", SimpleNamespace(wait=wait, is_set=lambda: False))
+        watch.run()
+        now[0] = ends
+
+    return watch, goodput, elapse
+
+
+@pytest.mark.parametrize(
+    ("stage", "limit"), [(DATA, 300), (DEVICES, 300), (SAVE, 1800), (COMPILE, None)]
+)
+def test_what_a_stage_may_take(stage, limit, watched):
+    """A save waits for storage, which may be slow; what takes longer still is stuck."""
+    watch, goodput, elapse = watched
+    watch.finished(5)
+    goodput.enter(stage)
+    elapse(limit or 100_000)
+    if limit:
+        with pytest.raises(Ended, match=f"step 6 has taken {limit + 1} s, more than {limit}: "):
+            elapse(1)
+
+
+@pytest.mark.parametrize("save_seconds", [1700, 2000])
+def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched):
+    """In the loop of training, whose later steps do not pay for the save."""
+    watch, goodput, elapse = watched
+    saved, state = [], mock.Mock()
+
+    def step(state: Any, batch: Any) -> tuple[Any, dict[str, float]]:
+        elapse(1)
+        return state, {}
+
+    def save(number: int, *_: Any, **__: Any) -> None:
+        elapse(save_seconds)
+        saved.append(number)
+
+    batches, writer, reporter = mock.MagicMock(), mock.Mock(save=save), mock.Mock(sound=True)
+    batches.__next__.side_effect = lambda: {"skipped": 0}
+    reporter.counters = {"recent_losses": []}
+    writer.reached_preemption.return_value = False
+    mesh = make_mesh(MeshShape())
+
+    def train() -> bool:
+        return run_steps(
+            step, state, batches, mesh, writer, reporter, watch, goodput, Spikes(), StopFlag(),
+            0, 6, 2,
+        )  # fmt: skip
+
+    if save_seconds < 1800:
+        assert not train() and saved == [2, 4, 6]
+    else:
+        with pytest.raises(Ended, match="more than 1800: this process is saving"):
+            train()
+        assert not saved
 
 
 @pytest.mark.parametrize(
