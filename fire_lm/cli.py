@@ -8,13 +8,14 @@ import os
 import sys
 import traceback
 
-from fire_lm.cli_parser import build_parser, check_not_empty
+from fire_lm.cli_parser import build_parser, check_characters, check_not_empty
 from fire_lm.errors import (
     FireLMError,
     Preempted,
     RunFailed,
     UserError,
     is_of_storage,
+    printable,
     reason,
 )
 
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     except FireLMError as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        print(f"\nfire-lm: {error}", file=sys.stderr)
+        print(f"\nfire-lm: {printable(str(error))}", file=sys.stderr)
         return error.exit_code if isinstance(error, Preempted) else leave_job(error.exit_code)
     except Exception as error:
         if "--debug" in arguments or not is_of_storage(error):
@@ -36,7 +37,8 @@ def main(argv: list[str] | None = None) -> int:
                 traceback.print_exc()
                 leave_job(RunFailed.exit_code)
             raise
-        print(f"\nfire-lm: reading or writing failed: {reason(error)}", file=sys.stderr)
+        told = printable(reason(error))
+        print(f"\nfire-lm: reading or writing failed: {told}", file=sys.stderr)
         return leave_job(RunFailed.exit_code)
     except KeyboardInterrupt:
         print("\nfire-lm: interrupted; rerun the same command to resume", file=sys.stderr)
@@ -109,6 +111,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     rest = [a for a in arguments if not a.startswith("--gin.")]
     parsed, unknown = parser.parse_known_args(rest)
     check_not_empty(parsed)
+    check_characters(parsed, bindings)
     if bindings and not hasattr(parsed, "gin_file"):
         raise UserError(f"`fire-lm {parsed.verb}` takes no --gin. bindings")
     if unknown:
@@ -124,8 +127,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if getattr(parsed, "part", None):
         _check_before(parsed.part, rest)
     _check_once([a for a in rest if a.startswith("--")])
+    tell_given_twice(bindings)
     parsed.bindings = bindings
     return parsed
+
+
+def tell_given_twice(bindings: list[str]) -> None:
+    """Says which of the bindings win over others of the same name: scripts append to a command."""
+    values: dict[str, list[str]] = {}
+    for binding in bindings:
+        name, _, value = binding.partition("=")
+        values.setdefault(name.strip(), []).append(value)
+    won = [f"--gin.{name}={given[-1]}" for name, given in values.items() if len({*given}) > 1]
+    if won:
+        told = printable(" ".join(" ".join(won).split()))
+        print(f"fire-lm: given twice, the last one wins: {told}", file=sys.stderr)
 
 
 # Flags that may be given several times.

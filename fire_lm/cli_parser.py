@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import unicodedata
 from typing import Any, NoReturn
 
 from fire_lm import __version__
@@ -250,11 +251,32 @@ def names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")] if text.strip() else []
 
 
+def check_characters(parsed: argparse.Namespace, bindings: list[str]) -> None:
+    """Raises UserError for control characters, and for bytes that are no UTF-8: no path or value
+    has them on purpose, and they fail late, or in the middle of a line that is printed."""
+    given = [(_flag(name), value) for name, value in vars(parsed).items()]
+    given += [(f"--gin.{name}", binding) for binding in bindings for name in [_name(binding)]]
+    for flag, value in given:
+        allowed = "\n\t" if flag.startswith(("--also", "--gin.")) else ""  # quoted, over two lines
+        for text in value if isinstance(value, list) else [value]:
+            for character in text if isinstance(text, str) else "":
+                if unicodedata.category(character) in ("Cc", "Cs") and character not in allowed:
+                    raise UserError(f"{flag} holds the character {character!r}: remove it")
+
+
+def _flag(name: str) -> str:
+    """How an argument is written on the command line."""
+    return {"runs": "RUN", "source": "--from"}.get(name, f"--{name}")
+
+
+def _name(binding: str) -> str:
+    return binding.partition("=")[0]
+
+
 def check_not_empty(parsed: argparse.Namespace) -> None:
     """Raises UserError for an argument without a value, as of a shell variable that is not set. An
     empty path would be the working directory, or the root of the file system."""
     for name, value in vars(parsed).items():
         for one in value if isinstance(value, list) else [value]:
             if one == "" and name != "gin_search_paths":
-                flag = {"runs": "RUN", "source": "--from"}.get(name, f"--{name}")
-                raise UserError(f"{flag} is empty: is a shell variable not set?")
+                raise UserError(f"{_flag(name)} is empty: is a shell variable not set?")

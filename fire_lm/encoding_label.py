@@ -13,6 +13,7 @@ from pathlib import Path
 from fire_lm.config.coercion import plain
 from fire_lm.config.program import Place, Program
 from fire_lm.config.syntax import Group, Key, Node, Ref, Scalar, Statement, children, parse_file
+from fire_lm.errors import UserError
 
 POSITIONS = Path(__file__).parent.parent / "configs" / "positions"
 
@@ -20,6 +21,19 @@ _ENCODING = Key((), "", "ENCODING")
 _POSITION = Key((), "", "POSITION")
 _MODEL_POSITION = Key((), "build_decoder", "position")
 _SHARED = Key((), "build_decoder", "share_position")
+
+
+def check_label(label: object) -> None:
+    """Raises UserError for a name that no row of a table could carry."""
+    fits = isinstance(label, str) and label.isprintable() and 0 < len(label.strip()) == len(label)
+    if label is not None and not (fits and len(str(label)) <= _LONGEST):
+        raise UserError(
+            f"ENCODING is {label!r}: it names the run in tables, so give it 1 to {_LONGEST} "
+            "printable characters, without blanks around them"
+        )
+
+
+_LONGEST = 250
 
 
 def derived_label(program: Program) -> list[Statement]:

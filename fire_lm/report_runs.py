@@ -40,7 +40,7 @@ from fire_lm.storage import children
 from fire_lm.sweep_runs import SAME_NAME
 from fire_lm.training.goodput import starts
 from fire_lm.training.summary import count_parameters
-from fire_lm.verbs import load_config, newest_config, place
+from fire_lm.verbs import newest_config, place, saved_config
 
 Scored = TypeVar("Scored", SweepRow, PositionLoss)
 
@@ -102,7 +102,7 @@ def _runs_inside(folder: epath.Path) -> list[epath.Path]:
 
 
 def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) -> Results:
-    configs = {path.name: load_config([str(newest_config(path))]) for path in workdirs}
+    configs = {path.name: saved_config(path) for path in workdirs}
     settings = differing(configs)
     arms = arm_names(configs, settings)
     found = [_of_run(path, configs[path.name], arms[path.name]) for path in workdirs]

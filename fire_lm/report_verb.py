@@ -14,6 +14,7 @@ from fire_lm.reporting import bench_times
 from fire_lm.reporting.bench_times import ModelTimes
 from fire_lm.reporting.report import Beside, check_is_reports, write_report
 from fire_lm.reporting.results import Results, holds_results, read_results
+from fire_lm.storage import require_folder
 from fire_lm.verbs import place, quiet_libraries
 
 _TIMES = "bench_model.json"
@@ -34,6 +35,7 @@ def report(arguments: argparse.Namespace) -> None:
         raise UserError("several runs: say --output=DIR, the folder of their report")
     top = place(arguments.runs[0])
     folder = place(arguments.output) if arguments.output else top / "report"
+    require_folder(folder, "--output")
     check_is_reports(folder)
     times, times_are = _times(arguments.bench, top)
     against = None

@@ -10,7 +10,7 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.errors import UserError
-from fire_lm.storage import children, present, require_bucket
+from fire_lm.storage import children, present, require_bucket, require_folder
 from fire_lm.verbs import newest_config, place
 
 SAME_NAME = "two of the runs have the same name, the table could not tell them apart"
@@ -46,6 +46,8 @@ def find_runs(
     Raises:
       NotYet: one of them is not there. UserError: they cannot stand in one table.
     """
+    if output:  # first: --follow may wait for runs
+        require_folder(place(output), "--output")
     runs: list[Wanted] = []
     folders = []
     for name in named:
@@ -71,7 +73,7 @@ def find_runs(
     if len({path.name for path in paths}) < len(paths):
         raise UserError(SAME_NAME)
     if output:
-        return runs, epath.Path(output)
+        return runs, place(output)
     if len(set(folders)) == 1:
         return runs, folders[0]
     raise UserError("several runs: say --output=DIR, the folder for their table and figure")

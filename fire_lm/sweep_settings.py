@@ -17,7 +17,7 @@ from fire_lm import models
 from fire_lm.data import dataset_label
 from fire_lm.errors import UserError
 from fire_lm.evaluation import say
-from fire_lm.verbs import load_config, newest_config
+from fire_lm.verbs import check_settings, load_config, newest_config, saved_config
 
 # What decides rows besides the model.
 _SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")
@@ -41,10 +41,14 @@ class Setting:
     variant: str
 
     @functools.cached_property
+    def asked(self) -> dict[str, Any]:
+        """What `length_sweep` is given."""
+        return self.config.arguments("length_sweep", **_CALL)
+
+    @property
     def rows(self) -> dict[str, Any]:
         """What decides its rows; equal for two settings that are one."""
-        asked = self.config.arguments("length_sweep", **_CALL)
-        return {"variant": self.variant, **{name: asked[name] for name in _SCORING}}
+        return {"variant": self.variant, **{name: self.asked[name] for name in _SCORING}}
 
     def claim(self, step: int) -> str:
         """The name under which one sweeper has a checkpoint; of the text a hash."""
@@ -56,9 +60,23 @@ class Setting:
 def settings(arguments: argparse.Namespace, workdir: epath.Path) -> list[Setting]:
     """The plain one, and each --also that has an effect on this run; says which have none."""
     found, idle = resolved(arguments, workdir)
+    for one in found:
+        check_split(one)
     for also, why in idle.items():
         _say_once(f"{workdir}: --also='{also}' is left out: {why}")
     return found
+
+
+def check_split(setting: Setting) -> None:
+    """Raises UserError for a split that the text does not have, where that is quickly told: else
+    what comes before this setting would be scored first."""
+    wanted = setting.rows["split"]
+    for part in setting.rows["data"].parts:
+        if (there := part.quick_splits()) is not None and wanted not in there:
+            raise UserError(
+                f"{part.title} has no split {wanted!r}, only {', '.join(there)}: set "
+                "length_sweep.split to one of them"
+            )
 
 
 _say_once = functools.cache(say)
@@ -69,6 +87,7 @@ def resolved(
 ) -> tuple[list[Setting], dict[str, str]]:
     """(settings, why others are none of this run)."""
     found = [Setting("", *configuration(arguments, workdir))]
+    check_settings(found[0].config)
     idle = {}
     for also in arguments.also:
         files, bindings = flags_of(also)
@@ -77,6 +96,7 @@ def resolved(
         except gin.UnusedBinding as error:
             idle[also] = str(error)
             continue
+        check_settings(one.config)
         same = [other.also for other in found if other.rows == one.rows]
         if same:
             idle[also] = f"it asks for what --also='{same[0]}' does" if same[0] else "no effect"
@@ -152,13 +172,13 @@ def configuration(
     bindings: Sequence[str] = (),
 ) -> tuple[gin.Config, str]:
     """The run's own configuration with what was asked for, and the name of what that changes."""
-    saved = str(newest_config(workdir))
+    trained = saved_config(workdir)
     config = load_config(
-        [saved, *arguments.gin_file, *files],
+        [str(newest_config(workdir)), *arguments.gin_file, *files],
         [*arguments.bindings, *bindings],
         arguments.gin_search_paths,
     )
-    return config, variant_of(load_config([saved]), config, workdir)
+    return config, variant_of(trained, config, workdir)
 
 
 def variant_of(trained: gin.Config, asked: gin.Config, workdir: epath.Path) -> str:

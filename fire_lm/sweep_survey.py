@@ -13,7 +13,7 @@ from fire_lm.evaluation import say
 from fire_lm.reporting import read_rows
 from fire_lm.sweep_runs import SAME_NAME, NotYet, Wanted, find_runs
 from fire_lm.training import stopped_at
-from fire_lm.verbs import load_config, newest_config
+from fire_lm.verbs import saved_config
 
 # How often a checkpoint that is whole, and cannot be scored, is tried.
 _TRIES = 3
@@ -93,9 +93,7 @@ class Survey:
 
     def _has_ended(self, run: Wanted) -> bool:
         name, there = str(run.workdir), available_steps(run.workdir)
-        saved = newest_config(run.workdir)
-        assert saved is not None  # find_runs has seen it
-        last = load_config([str(saved)]).macro("TRAIN_STEPS")
+        last = saved_config(run.workdir).macro("TRAIN_STEPS")
         assert isinstance(last, int)
         left = {step for workdir, step in self._left if workdir == name}
         if run.steps and set(run.steps) <= left | set(there):

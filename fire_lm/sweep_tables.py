@@ -23,7 +23,7 @@ from fire_lm.reporting.length_sweep import sweep_text, write_figure
 from fire_lm.reporting.results import Results, RunFacts
 from fire_lm.reporting.scored_text import FILE as TEXTS_FILE
 from fire_lm.storage import make_folder
-from fire_lm.verbs import load_config, newest_config, place
+from fire_lm.verbs import place, saved_config
 
 
 def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str:
@@ -50,9 +50,7 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
         write_rows(top / "length_sweep.csv", rows)
         if positions:
             write_table(top / "position_losses.csv", PositionLoss, positions)
-    configs = {
-        place(name).name: load_config([str(newest_config(place(name)))]) for name, _ in checkpoints
-    }
+    configs = {place(name).name: saved_config(place(name)) for name, _ in checkpoints}
     results = as_results(rows, texts, configs)
     write_figure(results, top / "length_sweep.png")
     return sweep_text(results)

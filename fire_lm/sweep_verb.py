@@ -13,7 +13,7 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
 from fire_lm.errors import FireLMError, RunFailed, UserError
-from fire_lm.evaluation import Known, Scored, claimed, say
+from fire_lm.evaluation import Known, Scored, check_reading, claimed, say
 from fire_lm.reporting import (
     PositionLoss,
     ScoredText,
@@ -74,6 +74,8 @@ def describe(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> N
     for one in settings(arguments, workdir):
         asked = f" also {one.also}" * bool(one.also)
         lengths = one.config.macro("EVAL_LENGTHS")
+        names = ("model", "data", "lengths", "tokens", "protocols", "stride")
+        check_reading(str(workdir), **{name: one.asked[name] for name in names})
         print(f"{workdir}@{step} at {lengths}{asked}\n{one.config.text()}")
 
 

@@ -17,7 +17,7 @@ from fire_lm import evaluation, models, positions, training
 from fire_lm.absent_tpu import skip_absent_tpu
 from fire_lm.checkpoints import Checkpointing, available_steps, split_run
 from fire_lm.data import Blocks, TextData
-from fire_lm.encoding_label import POSITIONS, derived_label
+from fire_lm.encoding_label import POSITIONS, check_label, derived_label
 from fire_lm.errors import UserError
 from fire_lm.reporting import ranked_steps, read_rows, read_texts
 from fire_lm.sharding import MeshShape, initialize_distributed
@@ -49,10 +49,14 @@ def load_config(
         *positions.configurables().values(),
     ]
     names = ", ".join(sorted(path.stem for path in POSITIONS.glob("*.gin")))
-    return gin.load(
+    folders = [path for path in search_paths.split(",") if path]
+    for folder in folders:
+        if not place(folder).is_dir():
+            raise UserError(f"--gin_search_paths: there is no folder {folder}")
+    config = gin.load(
         gin_files,
         bindings,
-        [path for path in search_paths.split(",") if path],
+        folders,
         configurables={c.__name__: c for c in configurables},
         roots=ROOTS,
         hints={
@@ -60,6 +64,34 @@ def load_config(
             f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
         },
         derive=derived_label,
+    )
+    check_label(config.macro("ENCODING"))
+    return config
+
+
+def saved_config(workdir: str | epath.Path) -> gin.Config:
+    """The configuration of a run's latest start.
+
+    Raises:
+      UserError: it cannot be loaded: damaged, or of another version of the code.
+    """
+    saved = newest_config(workdir)
+    if saved is None:
+        raise UserError(f"{workdir} holds no run (no config.gin)")
+    try:
+        config = load_config([str(saved)])
+        config.check_complete("build_decoder")
+    except UserError as error:
+        raise damaged(saved, str(error).removeprefix("--gin_file: ")) from error
+    return config
+
+
+def damaged(saved: epath.Path, why: str) -> UserError:
+    told = why.partition("\n")[0].partition("; give one")[0].rstrip(".")
+    where = "" if str(saved) in told else f"{saved}: "
+    return UserError(
+        f"{where}{told}\nif the file is damaged, move it away: the command with which the run was "
+        "trained writes a new one"
     )
 
 
@@ -70,6 +102,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
         raise UserError("pretrain needs --workdir=DIR, the run directory (or --dry_run)")
     config = load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     check_blocks(config)
+    check_settings(config)
     initialize_distributed()
     speaks = jax.process_index() == 0
     if speaks:
@@ -97,6 +130,8 @@ def start_run(config: gin.Config, arguments: argparse.Namespace, speaks: bool) -
         before_first_step=lambda: gin.save(config, arguments.workdir) if speaks else None,
         ranked=lambda: ranked(epath.Path(arguments.workdir)),
     )
+    if speaks and newest_config(arguments.workdir) is None:  # of a finished run, moved away
+        gin.save(config, arguments.workdir)
 
 
 def ranked(workdir: epath.Path) -> list[int]:
@@ -122,6 +157,17 @@ def check_blocks(config: gin.Config) -> None:
         )
 
 
+def check_settings(config: gin.Config) -> None:
+    """Refuses what no run and no sweep could do, in a dry run as in others."""
+    if config.macro("DATA_DIR") == "":
+        raise UserError("DATA_DIR is empty: give the folder of the data set")
+    split_run(str(config.macro("INIT_FROM") or ""))
+    asked = config.values("length_sweep")
+    names = ("lengths", "tokens", "tokens_per_batch", "protocols", "stride", "position_bins")
+    if set(names) <= set(asked):
+        evaluation.check_scoring(**{name: asked[name] for name in names})
+
+
 def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) -> None:
     """Refuses a workdir of another experiment; training longer is the same experiment."""
     saved = newest_config(workdir)
@@ -130,9 +176,18 @@ def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) 
     if allow_change:
         check_same_encoding(config, workdir)
         return
+    try:
+        old = saved.read_bytes().decode("utf-8-sig")
+        differences = gin.differences(old, config, root="pretrain")
+    except UnicodeError:
+        raise damaged(saved, "it is not UTF-8 text") from None
+    except UserError as error:
+        raise damaged(saved, str(error)) from error
+    if lacking := [str(one.name) for one in differences if one.old is gin.ABSENT]:
+        raise damaged(saved, f"it does not say {', '.join(lacking[:3])}")
     changed = [
         str(difference)
-        for difference in gin.differences(saved.read_text(), config, root="pretrain")
+        for difference in differences
         if difference.name not in ("TRAIN_STEPS", "PRETRAINING_STEPS", "pretrain.train_steps")
         or difference.new <= difference.old
     ]
@@ -155,10 +210,9 @@ def check_same_encoding(config: gin.Config, workdir: str) -> None:
 
 
 def model_of_run(workdir: str) -> models.Decoder:
-    saved = newest_config(workdir)
-    if saved is None:
+    if newest_config(workdir) is None:
         raise UserError(f"INIT_FROM: {workdir} holds no run (no config.gin)")
-    return load_config([str(saved)]).call("build_decoder")
+    return saved_config(workdir).call("build_decoder")
 
 
 def compare_with_source(model: models.Decoder, trained: models.Decoder, source: str) -> str:

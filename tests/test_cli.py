@@ -330,6 +330,15 @@ def test_lengths_need_no_brackets(capsys):
     assert "EVAL_LENGTHS = (64, 128)" in capsys.readouterr().out
 
 
+def test_a_finished_run_whose_configuration_was_moved_away_gets_a_new_one(runs, capsys):
+    """What is said to do about a damaged one."""
+    saved = (runs / "fire" / "config.gin").read_text()
+    away = (runs / "fire" / "config.gin").rename(runs / "away.gin")
+    assert main(["pretrain", f"--gin_file={away}", f"--workdir={runs / 'fire'}"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert (runs / "fire" / "config.gin").read_text() == saved
+
+
 def test_a_workdir_of_another_experiment_is_refused(runs, capsys):
     fire = runs / "fire"
     again = ["pretrain", f"--gin_file={fire / 'config.gin'}", f"--workdir={fire}"]

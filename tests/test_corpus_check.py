@@ -228,6 +228,19 @@ def test_vocabularies_that_cannot_be_trained(data_dir, tmp_path, arguments, told
     assert told in capsys.readouterr().err and not output.exists()
 
 
+def test_a_vocabulary_that_cannot_be_is_refused_before_text_is_read(
+    data_dir, tmp_path, monkeypatch, capsys
+):
+    reading = "fire_lm.data.tasks.document_groups"
+    monkeypatch.setattr(reading, lambda *_: pytest.fail("text is read"))
+    (tmp_path / "file").write_text("")
+    command = ["corpus", "vocab", f"--data_dir={data_dir}"]
+    assert main([*command, f"--output={tmp_path}/v", "--size=2000000000"]) == 2
+    assert "--size 2000000000: SentencePiece makes at most 1,000,000" in capsys.readouterr().err
+    assert main([*command, f"--output={tmp_path}/file/v"]) == 2
+    assert "file/v: " in capsys.readouterr().err
+
+
 def test_a_vocabulary_is_never_written_over(vocabulary, data_dir, capsys):
     command = ["corpus", "vocab", f"--data_dir={data_dir}", f"--output={vocabulary}", "--size=300"]
     before = Path(vocabulary).read_bytes()

@@ -468,9 +468,9 @@ def test_padding_is_never_unknown_text(sentencepiece_model, tmp_path):
     ],
 )
 def test_bad_input_is_told_in_plain_words(data_dir, change, arguments, message):
-    data = dataclasses.replace(TextData(data_dir), **change)
     arguments = dict(length=16, batch_size=5, seed=3) | arguments
     with pytest.raises(UserError, match=message) as told:
+        data = dataclasses.replace(TextData(data_dir), **change)
         fire_lm.data.train_iterator(data, **arguments)
     assert str(told.value).count("\n") <= 2
 

@@ -113,9 +113,8 @@ def test_a_position_of_other_rates_is_refused(data_dir):
     ],
 )
 def test_mixtures_that_cannot_be_read(data_dir, mixture, changes, told):
-    data = TextData(data_dir, mixture=mixture, **changes)
     with pytest.raises(UserError, match=told):
-        batches(data, 1)
+        batches(TextData(data_dir, mixture=mixture, **changes), 1)
 
 
 def test_a_mixture_is_not_scored_as_a_whole(data_dir):

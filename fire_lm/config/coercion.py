@@ -149,11 +149,13 @@ class Fitter:
         """A reference where an object of class `kind` is expected."""
         if not inspect.isclass(kind) or _is_protocol(kind):
             return node
+        given = self._given(node)
         if not node.call:
-            if _instances_are_callable(kind):
+            known = self._configurables.get(node.name)
+            made = inspect.isclass(known) or (given is not None and issubclass(given, kind))
+            if _instances_are_callable(kind) and not made:
                 return node
             raise Misfit  # @FIRE where @FIRE() was meant
-        given = self._given(node)
         if given is None or issubclass(given, kind) or (given is int and kind is float):
             return node
         raise Misfit
@@ -241,6 +243,8 @@ def _fit_float(node: Node) -> float:
 
 
 def _fit_str(node: Node) -> str:
+    if isinstance(node, Scalar) and isinstance(node.value, bytes):
+        raise Misfit
     return node.text if isinstance(node, Scalar) and node.value is not None else _scalar(node, str)
 
 

@@ -123,6 +123,10 @@ class Config:
         defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
         return {**defaults, **self._bound_values(place, kwargs), **kwargs}
 
+    def check_complete(self, root: str) -> None:
+        """Raises UserError if something that `root` needs has no value."""
+        self._complete_root(root, {})
+
     def _complete_root(self, root: str, kwargs: Mapping[str, Any]) -> Place:
         if root not in self._program.roots:
             raise ValueError(f"{root!r} is no root; roots are {self._program.roots}")
@@ -233,6 +237,19 @@ class Config:
                 label = str(self._program.source(statement).key)
                 value = as_written(self._values[statement.key])
                 found[key_of(place, name)] = (label, value)
+        return found
+
+    def values(self, root: str) -> dict[str, Any]:
+        """What `root` itself is given, its defaults too, as far as there is a value."""
+        found = {
+            name: parameter.default
+            for name, parameter in self._parameters(root).items()
+            if parameter.default is not NO_DEFAULT
+        }
+        for name, statement in self._program.bound(Place((), root)).items():
+            found[name] = as_written(self._values[statement.key])
+            if is_required(self._program.expand(statement)):
+                del found[name]
         return found
 
     def places(self, root: str) -> set[Place]:

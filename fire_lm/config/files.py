@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -42,8 +43,12 @@ class _Reader:
             return
         self._read.add(identity)
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
+            text = path.read_bytes().decode("utf-8-sig")  # editors put a byte-order mark first
+        except UnicodeError:
+            raise UserError(
+                f"{wanted_by}: cannot read {name}: it is not UTF-8 text; save it as UTF-8."
+            ) from None
+        except OSError as error:
             raise UserError(f"{wanted_by}: cannot read {name}: {first_line(error)}") from None
         lines: dict[Key, str] = {}
         for statement in parse_file(text, name):
@@ -62,6 +67,8 @@ class _Reader:
             for path in self._candidates(name):
                 if path.is_file():
                     return path
+            if other := next(filter(None, map(_instead, self._candidates(name))), ""):
+                raise UserError(f"{wanted_by}: there is no gin file {name!r}: it is {other}.")
         except (OSError, ValueError, KeyError) as error:  # too long, a null byte, no such bucket
             raise UserError(f"{wanted_by}: cannot read {name!r}: {first_line(error)}") from None
         near = nearest(pathlib.PurePath(name).stem, known := self._known(name))
@@ -86,6 +93,20 @@ class _Reader:
             for file in configs.glob("**/*.gin") if configs.is_dir() else ():
                 known.setdefault(file.stem, str(file.relative_to(_path(folder))))
         return known
+
+
+def _instead(path: Any) -> str:
+    """What a path is that is not a file; empty for nothing."""
+    if path.is_dir():
+        files = sorted(file.name for file in path.glob("*.gin"))
+        return (
+            "a folder" + f", with {', '.join(files[:3])}" * bool(files) + ", ..." * (len(files) > 3)
+        )
+    if not isinstance(path, pathlib.Path):
+        return ""
+    if path.is_symlink() and not path.exists():
+        return f"a link to {os.readlink(path)}, which is not there"
+    return "a device or a pipe" if path.exists() else ""
 
 
 def _path(name: str) -> Any:

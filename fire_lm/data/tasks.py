@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,19 +48,8 @@ def check(data: TextData, *, length: int, split: str) -> int:
             f"TextData.construction is {data.construction!r}: "
             f"it must be one of {', '.join(CONSTRUCTIONS)}."
         )
-    if data.shuffle_buffer < 1:
-        raise UserError(f"TextData.shuffle_buffer is at least 1, not {data.shuffle_buffer}.")
     vocabularies.load(data.vocabulary)
-    _check_mixture(data)
     return sum(_check_data_set(part, split) for part in data.parts)
-
-
-def _check_mixture(data: TextData) -> None:
-    for name, rate in data.mixture:
-        if not (rate > 0 and math.isfinite(rate)):
-            raise UserError(f"TextData.mixture: the rate of {name} is {rate}, not above 0.")
-        if [other for other, _ in data.mixture].count(name) > 1:
-            raise UserError(f"TextData.mixture names {name} twice: give it one rate.")
 
 
 def _check_data_set(data: TextData, split: str) -> int:

@@ -6,11 +6,14 @@ TensorFlow is imported by the methods that need it, and only once they are calle
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
 
 from fire_lm.errors import UserError
+from fire_lm.storage import in_bucket, read_bytes
 
 if TYPE_CHECKING:
     from fire_lm.data.pipeline import TrainIterator
@@ -57,6 +60,16 @@ class TextData:
     shuffle_buffer: int = 1000
     mixture: tuple[tuple[str, float], ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuses what no machine could read, wherever it is first asked for."""
+        if self.shuffle_buffer < 1:
+            raise UserError(f"TextData.shuffle_buffer is at least 1, not {self.shuffle_buffer}.")
+        for name, rate in self.mixture:
+            if not 0 < rate < math.inf:
+                raise UserError(f"TextData.mixture: the rate of {name} is {rate}, not above 0.")
+            if [other for other, _ in self.mixture].count(name) > 1:
+                raise UserError(f"TextData.mixture names {name} twice: give it one rate.")
+
     @property
     def features(self) -> tuple[str, ...]:
         """The arrays of a batch: `targets`, and `segment_ids` where rows are packed."""
@@ -99,6 +112,17 @@ class TextData:
         from fire_lm.data import corpus
 
         return corpus.dataset_label(self)
+
+    def quick_splits(self) -> list[str] | None:
+        """The splits that its metadata names, without TensorFlow; None where that does not say."""
+        name, _, version = self.tfds_name.partition(":")
+        if not version or in_bucket(self.data_dir):
+            return None
+        try:
+            text = read_bytes(f"{self.data_dir}/{name}/{version}/dataset_info.json")
+            return None if text is None else [one["name"] for one in json.loads(text)["splits"]]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
 
     def unknown_share(self, split: str) -> float:
         from fire_lm.data import survey

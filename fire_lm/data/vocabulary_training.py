@@ -23,6 +23,7 @@ from fire_lm.storage import make_folder
 PAD, EOS, UNK = 0, 1, 2
 # Special pieces and bytes; a vocabulary needs some more for its characters.
 SMALLEST = 3 + 256
+_LARGEST = 1_000_000  # SentencePiece's seed_sentencepiece_size
 _LONGEST_SENTENCE = 4000  # bytes; SentencePiece leaves out longer ones
 _VERIFIED = 50  # documents
 
@@ -59,6 +60,15 @@ def train_vocabulary(
         raise UserError(f"{output} exists: a vocabulary is never written over another")
     if size <= SMALLEST:
         raise UserError(f"--size {size}: {SMALLEST} ids are bytes and special pieces, give more")
+    if size > _LARGEST:
+        raise UserError(
+            f"--size {size}: SentencePiece makes at most {_LARGEST:,} pieces, which is the number "
+            "of candidates that it starts from"
+        )
+    try:
+        make_folder(target.parent)
+    except OSError as error:
+        raise UserError(f"Cannot write {output}: {error.strerror or error}") from error
     limit = megabytes * 10**6
     texts: list[bytes] = []
     read = 0
@@ -99,7 +109,6 @@ def train_vocabulary(
         ) from error
     _verify(model.getvalue(), texts[:_VERIFIED])
     try:
-        make_folder(target.parent)
         target.write_bytes(model.getvalue())
     except (OSError, tf.errors.OpError) as error:
         raise UserError(f"Cannot write {output}: {getattr(error, 'strerror', error)}") from error

@@ -3,32 +3,28 @@
 from fire_lm.evaluation.claims import claimed
 from fire_lm.evaluation.length_sweep import (
     Scored,
-    check_budget,
-    check_lengths,
+    check_reading,
+    check_scoring,
     length_sweep,
     lengths_refused,
-    lengths_taken,
     say,
 )
 from fire_lm.evaluation.pieces import Known
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
 from fire_lm.evaluation.scoring import compile_scoring, sequences_at_a_time
-from fire_lm.evaluation.text_choice import check_reach
 
 __all__ = [
     "Known",
     "Scored",
     "attention_scores",
     "claimed",
-    "check_budget",
-    "check_lengths",
-    "check_reach",
+    "check_reading",
+    "check_scoring",
     "compile_scoring",
     "interpolated",
     "learned_biases",
     "length_sweep",
     "say",
     "lengths_refused",
-    "lengths_taken",
     "sequences_at_a_time",
 ]

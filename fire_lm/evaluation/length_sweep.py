@@ -29,7 +29,7 @@ from fire_lm.data import Data, ScoringText, dataset_label, unknown_warning
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation.pieces import Known, Piece, missing, pieces, scored_tokens, unrecorded
 from fire_lm.evaluation.position_losses import position_losses, tokens_in_bins
-from fire_lm.evaluation.protocols import windows
+from fire_lm.evaluation.protocols import check_names, windows
 from fire_lm.evaluation.scoring import read_params, score
 from fire_lm.evaluation.text_choice import check_reach, choose_text
 from fire_lm.models import Decoder
@@ -92,13 +92,8 @@ def length_sweep(
       mesh: the devices to use, all by default.
     """
     lengths = tuple(sorted(set(lengths)))
-    check_lengths(lengths)
-    check_budget(tokens, tokens_per_batch, position_bins)
-    check_reach(lengths, tokens, data)
-    taken = lengths_taken(model, lengths, run)
-    for protocol in protocols:  # what cannot be is told first
-        for length in taken:
-            windows(protocol, length, length, stride)
+    check_scoring(lengths, tokens, tokens_per_batch, protocols, stride, position_bins)
+    taken = check_reading(run, model, data, lengths, tokens, protocols, stride)
     device_mesh = sharding.make_mesh(mesh)
     model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
     params = functools.cache(lambda: read_params(workdir, step, model, device_mesh))
@@ -211,19 +206,44 @@ def read_text(
     return text
 
 
-def check_lengths(lengths: tuple[int, ...]) -> None:
-    if not lengths or lengths[0] < 2:
+def check_scoring(
+    lengths: tuple[int, ...],
+    tokens: int,
+    tokens_per_batch: int,
+    protocols: tuple[str, ...],
+    stride: int,
+    position_bins: int,
+) -> None:
+    """Refuses settings that no model and no text could be scored under."""
+    if not lengths or min(lengths) < 2:
         raise UserError(f"EVAL_LENGTHS = {lengths}: give lengths of 2 tokens or more")
-
-
-def check_budget(tokens: int, tokens_per_batch: int, position_bins: int) -> None:
     for name, value, least in (
         ("tokens", tokens, 1),
         ("tokens_per_batch", tokens_per_batch, 1),
+        ("stride", stride, 1),
         ("position_bins", position_bins, 0),
     ):
         if value < least:
             raise UserError(f"length_sweep.{name} is {value}: it must be {least} or more")
+    check_names(protocols)
+
+
+def check_reading(
+    run: str,
+    model: Decoder,
+    data: Data,
+    lengths: Sequence[int],
+    tokens: int,
+    protocols: Sequence[str],
+    stride: int,
+) -> tuple[int, ...]:
+    """The lengths that this model can read; refuses what cannot be before any text is read."""
+    check_reach(lengths, tokens, data)
+    taken = lengths_taken(model, lengths, run)
+    for protocol in protocols:
+        for length in taken:
+            windows(protocol, length, length, stride)
+    return taken
 
 
 def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ the end of each row that fills no window, which the sweep counts and says:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -55,6 +56,16 @@ class Windows:
         return scored_T
 
 
+def check_names(protocols: Sequence[str]) -> None:
+    if not protocols:
+        raise UserError(f"length_sweep.protocols is empty: name some of {', '.join(NAMES)}")
+    for protocol in protocols:
+        if protocol not in NAMES:
+            raise UserError(
+                f"length_sweep.protocols: there is no '{protocol}', only {', '.join(NAMES)}"
+            )
+
+
 def windows(protocol: str, length: int, longest: int, stride: int = 256) -> Windows:
     """Those of a protocol in rows of `longest` tokens.
 
@@ -76,7 +87,8 @@ def windows(protocol: str, length: int, longest: int, stride: int = 256) -> Wind
             )
         starts = np.arange(0, longest - length + 1, stride)
         return Windows(starts, np.where(starts == 0, 0, length - stride), length)
-    raise UserError(f"length_sweep.protocols: there is no '{protocol}', only {', '.join(NAMES)}")
+    check_names([protocol])
+    raise ValueError(f"{protocol} has a name and no windows")
 
 
 def named(protocol: str, stride: int) -> str:

@@ -50,11 +50,19 @@ Function = Callable[[jax.Array], jax.Array]
 # Hinges that f is computed with; the smallest number that holds all kinks of f is taken.
 MAX_KINKS = (16, 32, 64)
 
+# The kinks of a layer are found with all layers before it: time grows with their square.
+_MOST_LAYERS = 16
+
 ACTIVATIONS: dict[str, Function] = {
     "relu": jax.nn.relu,
     "gelu": functools.partial(jax.nn.gelu, approximate=True),
     "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
 }
+
+
+def _float32(value: float) -> float:
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float32(value))
 
 
 def log_transform(c: jax.Array) -> Function:
@@ -160,10 +168,16 @@ class FIRE(PositionalEncoding):
         for name, least in (("hidden_layers", 0), ("width", 1), ("epsilon", 0)):
             if not getattr(self, name) >= least:
                 raise UserError(f"FIRE.{name} is {getattr(self, name)}: it must be {least} or more")
+        if self.hidden_layers > _MOST_LAYERS:
+            raise UserError(
+                f"FIRE.hidden_layers is {self.hidden_layers}: it must be {_MOST_LAYERS} or less"
+            )
         for name in ("init_c", "init_L"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"FIRE.{name} is {value}: it must be above 0")
+            if value is not None and not 0 < (in_float32 := _float32(value)) < math.inf:
+                raise UserError(f"FIRE.{name} is {value}, which is {in_float32} in float32")
         if self.init_gamma is not None and not self.threshold:
             raise UserError("FIRE.init_gamma needs FIRE.threshold: the gain is relative to psi(L)")
         if self.init_L is None:

@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh
 from fire_lm import data as data_layer
 from fire_lm import sharding
 from fire_lm.errors import FireLMError, UserError, is_of_storage, reason
-from fire_lm.evaluation import check_budget, check_lengths, check_reach, lengths_taken
+from fire_lm.evaluation import check_reading, check_scoring
 from fire_lm.metrics import phase
 from fire_lm.preflight import fits
 from fire_lm.preflight.estimate import Estimate
@@ -166,10 +166,10 @@ def first_batch(train: Mapping[str, Any], parts: int) -> str:
 def first_row(score: Mapping[str, Any]) -> str:
     """What `length_sweep` looks at before it computes; of its text, one row of the longest."""
     lengths = tuple(sorted(set(score["lengths"])))
-    check_lengths(lengths)
-    check_budget(score["tokens"], score["tokens_per_batch"], score["position_bins"])
-    check_reach(lengths, score["tokens"], score["data"])
-    taken = lengths_taken(score["model"], lengths, "this run")
+    how = {name: score[name] for name in ("tokens", "protocols", "stride")}
+    batch, bins = score["tokens_per_batch"], score["position_bins"]
+    check_scoring(lengths, tokens_per_batch=batch, position_bins=bins, **how)
+    taken = check_reading("this run", score["model"], score["data"], lengths, **how)
     split = score["split"]
     for part in score["data"].parts:
         data_layer.dataset_label(part)

@@ -20,7 +20,7 @@ from fire_lm.storage.files import (
     tolerating,
 )
 from fire_lm.storage.lease import Lease, locked
-from fire_lm.storage.presence import children, present, require_bucket
+from fire_lm.storage.presence import children, present, require_bucket, require_folder
 
 __all__ = [
     "Lease",
@@ -37,5 +37,6 @@ __all__ = [
     "remove",
     "replace_text",
     "require_bucket",
+    "require_folder",
     "tolerating",
 ]

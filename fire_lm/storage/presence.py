@@ -6,7 +6,10 @@ first; only its `exists` tells the two apart.
 
 from __future__ import annotations
 
+import os
+import re
 from contextlib import suppress
+from pathlib import Path
 
 from etils import epath
 
@@ -82,6 +85,10 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
     if not in_bucket(path):
         return
     bucket = epath.Path(path).as_posix().removeprefix("gs://").partition("/")[0]
+    if str(path).startswith("gs:") and not re.fullmatch(
+        r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]", bucket
+    ):
+        raise UserError(f"{flag} {path}: {bucket!r} is no name of a bucket")
     load_tensorflow()  # etils would do so aloud
     with without_log_lines(), suppress(RunFailed):
         objects.read(f"gs://{bucket}/.fire_lm")  # tensorstore logs at its first request
@@ -90,3 +97,21 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
                 f"{flag} {path}: there is no bucket {bucket}\n"
                 "check its name, or create it with `gcloud storage buckets create`"
             )
+
+
+def require_folder(path: epath.Path, flag: str) -> None:
+    """Refuses a place where no folder can be made or written in; makes nothing.
+
+    Raises:
+      UserError: the place, or one above it, is a file, or may not be written.
+    """
+    if in_bucket(path):
+        return
+    above = Path(path).absolute()
+    while not os.path.lexists(above):
+        above = above.parent
+    if not above.is_dir():
+        told = "is no folder" if above == Path(path).absolute() else f"cannot be: {above} is a file"
+        raise UserError(f"{flag}={path} {told}")
+    if not os.access(above, os.W_OK):
+        raise UserError(f"{flag}={path} cannot be written: {above} may not be changed")

@@ -121,6 +121,8 @@ def check_settings(
         microbatches=microbatches,
         log_every=log_every,
     )
+    if train_length < 2:  # the first token predicts the second
+        raise UserError(f"TRAIN_LENGTH is {train_length}: it must be 2 or more")
     if not 0 <= seed < 2**32:  # of more, jax.random.key takes the lower bits
         raise UserError(f"SEED is {seed}: it must be 0 or more, and less than {2**32}")
     if not 0 <= z_loss < math.inf:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from fire_lm.data.blocks import manifest as manifests
 from fire_lm.data.blocks import reader, stream
 from fire_lm.data.blocks.rows import CONSTRUCTIONS
 from fire_lm.data.text import Construction, ScoringText
@@ -59,6 +60,11 @@ class Blocks:
 
     def label(self) -> str:
         return stream.open_set(self.path, self.vocabulary).identity.label
+
+    def quick_splits(self) -> list[str] | None:
+        """The splits that there are; None where that is not quickly told."""
+        found = None if "://" in self.path else manifests.read(self.path)
+        return sorted(found.splits) if found else None
 
     def unknown_share(self, split: str) -> float:
         """Exact: of all tokens of the split, counted when the blocks were written."""

@@ -1,0 +1,27 @@
+"""A folder in which commands can be tried as dry runs: the configurations, and a run to sweep."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from etils import epath
+
+from fire_lm import config as gin
+from fire_lm.checkpoints.manifest import write_manifest
+from fire_lm.verbs import load_config
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+FILES = ("configs/runs/quickstart.gin", "configs/positions/fire.gin")
+QUICKSTART = tuple(f"--gin_file={file}" for file in FILES)
+STEP = 20
+
+
+def prepare(folder: Path) -> None:
+    """Copies the configurations and makes runs/fire, which can be swept as far as a dry run asks.
+    The folder must be the working directory."""
+    shutil.copytree(CONFIGS, folder / "configs")
+    run = folder / "runs" / "fire"
+    (run / "checkpoints" / str(STEP) / "state").mkdir(parents=True)
+    write_manifest(epath.Path(run / "checkpoints" / str(STEP)))
+    gin.save(load_config(FILES), run)
