@@ -68,7 +68,7 @@ def kill_after(step: int, blocks: Path, workdir: Path, processes: int, *more: st
     return available_steps(workdir)[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_killed_on_two_processes_resumed_on_one(blocks, whole, tmp_path):
     last = kill_after(27, blocks, tmp_path / "run", 2)
     assert 20 <= last < STEPS
@@ -89,7 +89,7 @@ def test_packed_rows_are_trained_on_and_resumed(blocks, whole, tmp_path):
     assert_same_run(tmp_path / "run", tmp_path / "packed")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_four_then_two_then_one_process(blocks, whole, tmp_path):
     assert 10 <= kill_after(17, blocks, tmp_path / "run", 4) < STEPS
     assert 30 <= kill_after(37, blocks, tmp_path / "run", 2) < STEPS
