@@ -14,7 +14,6 @@ _IDLE = (
     *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
     *("TextData.data_dir", "Blocks.path"),
 )
-_FUNCTIONS = ("pretrain.before_first_step", "pretrain.ranked")  # set by the verb
 
 
 def differing(configs: dict[str, gin.Config]) -> list[Setting]:
@@ -30,7 +29,6 @@ def differing(configs: dict[str, gin.Config]) -> list[Setting]:
     return [
         Setting(run, name, values[name])
         for name in names
-        if name not in _FUNCTIONS
         if len({values[name] for values in leaves.values() if name in values}) > 1
         for run, values in leaves.items()
         if name in values

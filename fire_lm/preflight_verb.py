@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fire_lm import verbs
 from fire_lm.checkpoints import available_steps, check_arrays, split_run
+from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation import lengths_refused
+from fire_lm.evaluation import LengthSweep, lengths_refused
 from fire_lm.preflight import bundles, check
-from fire_lm.preflight.programs import Compiler, state_of
+from fire_lm.preflight.programs import Compiler
 from fire_lm.tpu_topology import parse_slice
-from fire_lm.training import check_start, ensure_writable
+from fire_lm.training import Pretraining, check_start, ensure_writable
 
 
 def preflight(arguments: argparse.Namespace) -> None:
@@ -28,11 +28,10 @@ def preflight(arguments: argparse.Namespace) -> None:
         check_place_of(arguments.json)
     config = verbs.load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     verbs.check_blocks(config)
-    train = config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None)
-    rest: dict[str, Any] = {"finished": None, "on_scored": None}
-    score = config.arguments("length_sweep", workdir="", run="", step=0, variant="", **rest)
-    lengths = sorted(set(score["lengths"]))
-    lengths = sorted(set(lengths) - set(lengths_refused(score["model"], lengths)))
+    train: Pretraining = config.call("pretrain")
+    score: LengthSweep = config.call("length_sweep")
+    refused = lengths_refused(score.model, score.in_order)
+    lengths = [length for length in score.in_order if length not in refused]
     with tempfile.TemporaryDirectory() as folder:
         bundles.ask(folder)
         report = check.preflight(
@@ -50,9 +49,7 @@ def preflight(arguments: argparse.Namespace) -> None:
         raise RunFailed(f"this run would not work on {where}")
 
 
-def what_is_saved(
-    config: Any, train: Mapping[str, Any], workdir: str
-) -> dict[str, Callable[[], str]]:
+def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str, Callable[[], str]]:
     """Checks of what the run would go on from, or start from."""
 
     def checkpoint() -> str:
@@ -60,23 +57,21 @@ def what_is_saved(
         steps = available_steps(workdir)
         if not steps:
             return "none yet"
-        check_arrays(workdir, steps[-1], state_of(train))
+        check_arrays(workdir, steps[-1], train.abstract_state())
         return f"goes on from step {steps[-1]}"
 
     def source() -> str:
         if workdir and available_steps(workdir):
             return "not read: the run directory has checkpoints"
-        run, _ = split_run(train["init_from"])
-        allowed = (train["init_allow_missing"], train["init_allow_unused"])
-        trained, params = verbs.model_of_run(run), state_of(train).params
-        step, missing = check_start(params, train["init_from"], *allowed, train["model"], trained)
+        run, _ = split_run(train.init_from)
+        step, missing = check_start(train, verbs.model_of_run(run))
         fresh = f"; fresh, as it lacks them: {', '.join(missing)}" if missing else ""
         return f"starts from the parameters of {run}@{step}{fresh}"
 
     checks: dict[str, Callable[[], str]] = {}
     if workdir:
         checks["checkpoint"] = checkpoint
-    if train["init_from"]:
+    if train.init_from:
         checks["INIT_FROM"] = source
     return checks
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from etils import epath
@@ -18,11 +17,6 @@ from fire_lm.models import variant
 from fire_lm.reporting.result_files import TrainingPoint
 from fire_lm.reporting.results import Results
 from fire_lm.sharding import MeshShape, make_mesh
-
-
-def asked_of(config: gin.Config) -> dict[str, Any]:
-    """What `pretrain` was called with."""
-    return config.arguments("pretrain", workdir="", dry_run=False, init_from_model=None)
 
 
 def probed_arm(
@@ -68,7 +62,7 @@ def _probed(workdir: epath.Path, config: gin.Config, results: Results, before: R
     biases = learned_biases(model, params, **names) if learns else []
     scores = []
     for one in [model, changed] if changed else []:
-        text = _text(config, 2 * asked_of(config)["train_length"])
+        text = _text(config, 2 * config.call("pretrain").train_length)
         named = {**names, "variant": variant(model, one)}
         scores += attention_scores(one, params, text, **named)
     return Results(biases=biases, scores=scores)
@@ -81,5 +75,5 @@ def _trained(results: Results, run: str) -> set[TrainingPoint]:
 
 def _text(config: gin.Config, length: int) -> np.ndarray:
     """A row of held-out text, int32 `[length]`."""
-    data = asked_of(config)["data"].parts[0]
+    data = config.call("pretrain").data.parts[0]
     return scoring_text(data, length=length, num_sequences=1).targets[0]

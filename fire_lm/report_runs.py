@@ -19,7 +19,7 @@ from fire_lm.data import Data, TextData, dataset_label
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.metrics import logged_steps
-from fire_lm.report_probes import asked_of, probed_arm
+from fire_lm.report_probes import probed_arm
 from fire_lm.reporting import ScoredText, SweepRow, read_rows
 from fire_lm.reporting.result_files import (
     LearnedNumber,
@@ -197,20 +197,20 @@ def _facts(workdir: epath.Path, config: gin.Config, arm: str, step: int) -> RunF
     counts = count_parameters(parameter_shapes(model))
     began = starts(str(workdir))
     machine = began[-1].get("machine", {}) if began else {}
-    asked = asked_of(config)
+    asked = config.call("pretrain")
     return RunFacts(
         run=workdir.name,
         encoding=str(config.macro("ENCODING")),
         arm=arm,
-        seed=asked["seed"],
+        seed=asked.seed,
         model=f"{model.size.num_layers} layers x {model.size.hidden_size}",
         parameters=sum(counts.values()),
         encoding_parameters=counts.get("encoding", 0),
-        train_length=asked["train_length"],
-        batch_size=asked["batch_size"],
+        train_length=asked.train_length,
+        batch_size=asked.batch_size,
         step=step,
-        train_steps=asked["train_steps"],
-        data=f"{_label(asked['data'])}, {asked['data'].construction}",
+        train_steps=asked.train_steps,
+        data=f"{_label(asked.data)}, {asked.data.construction}",
         machine=_in_words(machine),
         began=time.strftime("%Y-%m-%d", time.gmtime(began[0]["began"])) if began else "",
         seconds=sum(sum(start["seconds"].values()) for start in began),

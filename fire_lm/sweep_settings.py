@@ -16,15 +16,11 @@ from fire_lm import config as gin
 from fire_lm import models
 from fire_lm.data import dataset_label
 from fire_lm.errors import UserError
-from fire_lm.evaluation import say
+from fire_lm.evaluation import LengthSweep, say
 from fire_lm.verbs import check_settings, load_config, newest_config, saved_config
 
 # What decides rows besides the model.
 _SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")
-# What `length_sweep` is given by the code.
-_CALL: dict[str, Any] = dict.fromkeys(
-    ("workdir", "run", "step", "variant", "finished", "on_scored")
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +37,14 @@ class Setting:
     variant: str
 
     @functools.cached_property
-    def asked(self) -> dict[str, Any]:
-        """What `length_sweep` is given."""
-        return self.config.arguments("length_sweep", **_CALL)
+    def asked(self) -> LengthSweep:
+        value: LengthSweep = self.config.call("length_sweep")
+        return value
 
     @property
     def rows(self) -> dict[str, Any]:
         """What decides its rows; equal for two settings that are one."""
-        return {"variant": self.variant, **{name: self.asked[name] for name in _SCORING}}
+        return {"variant": self.variant, **{name: getattr(self.asked, name) for name in _SCORING}}
 
     def claim(self, step: int) -> str:
         """The name under which one sweeper has a checkpoint; of the text a hash."""

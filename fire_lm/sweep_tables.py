@@ -65,7 +65,7 @@ def as_results(
     """
     own = dict(configs)
     arms = arm_names(own, differing(own))
-    seeds = {run: config.arguments("pretrain", **_CALL)["seed"] for run, config in own.items()}
+    seeds = {run: config.call("pretrain").seed for run, config in own.items()}
     alike = Counter((arms[run], seeds[run]) for run in own)
     several = len({row.step for row in rows}) > 1
     facts: dict[str, RunFacts] = {}
@@ -81,7 +81,7 @@ def as_results(
             model="",
             parameters=0,
             encoding_parameters=0,
-            train_length=config.arguments("pretrain", **_CALL)["train_length"],
+            train_length=config.call("pretrain").train_length,
             batch_size=0,
             step=row.step,
             train_steps=row.step,
@@ -95,10 +95,6 @@ def as_results(
         losses=[dataclasses.replace(row, run=_run_at(row)) for row in rows],
         scored=[dataclasses.replace(line, run=_run_at(line)) for line in texts],
     )
-
-
-# What `pretrain` is given by the code.
-_CALL = {"workdir": "", "dry_run": False, "init_from_model": None}
 
 
 def _run_at(row: SweepRow | ScoredText) -> str:

@@ -13,7 +13,7 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
 from fire_lm.errors import FireLMError, RunFailed, UserError
-from fire_lm.evaluation import Known, Scored, check_reading, claimed, say
+from fire_lm.evaluation import Known, Scored, claimed, say, score_checkpoint
 from fire_lm.reporting import (
     PositionLoss,
     ScoredText,
@@ -74,8 +74,7 @@ def describe(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> N
     for one in settings(arguments, workdir):
         asked = f" also {one.also}" * bool(one.also)
         lengths = one.config.macro("EVAL_LENGTHS")
-        names = ("model", "data", "lengths", "tokens", "protocols", "stride")
-        check_reading(str(workdir), **{name: one.asked[name] for name in names})
+        one.asked.lengths_taken(str(workdir))
         print(f"{workdir}@{step} at {lengths}{asked}\n{one.config.text()}")
 
 
@@ -163,11 +162,11 @@ def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool
 
 def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
     """Each row is written as soon as it is known."""
-    setting.config.call(
-        "length_sweep",
-        workdir=str(workdir),
+    score_checkpoint(
+        setting.asked,
+        str(workdir),
+        step,
         run=workdir.name,
-        step=step,
         variant=setting.variant,
         finished=finished_in(workdir),
         on_scored=lambda scored: by_first(lambda: write_scored(workdir, scored)),

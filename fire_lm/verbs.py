@@ -23,8 +23,13 @@ from fire_lm.reporting import ranked_steps, read_rows, read_texts
 from fire_lm.sharding import MeshShape, initialize_distributed
 from fire_lm.storage import children
 
-# What a configuration can be asked to call: the verbs, and the model, to compare two of them.
-ROOTS = ("pretrain", "length_sweep", "build_decoder")
+# The experiments by their names in gin, which are those of the functions that they once were.
+EXPERIMENTS: dict[str, Callable[..., Any]] = {
+    "pretrain": training.Pretraining,
+    "length_sweep": evaluation.LengthSweep,
+}
+# What a configuration can be asked for: experiments, and the model, to compare two of them.
+ROOTS = (*EXPERIMENTS, "build_decoder")
 
 
 def load_config(
@@ -33,8 +38,6 @@ def load_config(
     """The experiment. Every verb knows all configurables, so that one set of files serves them
     all, and a binding is unused only if no verb could use it."""
     configurables: list[Callable[..., Any]] = [
-        training.pretrain,
-        evaluation.length_sweep,
         models.build_decoder,
         models.size_tiny,
         models.size_125m,
@@ -57,7 +60,7 @@ def load_config(
         gin_files,
         bindings,
         folders,
-        configurables={c.__name__: c for c in configurables},
+        configurables=EXPERIMENTS | {c.__name__: c for c in configurables},
         roots=ROOTS,
         hints={
             "POSITION": "no positional encoding chosen: add "
@@ -108,7 +111,9 @@ def pretrain(arguments: argparse.Namespace) -> None:
     if speaks:
         print(config.text())
     if arguments.dry_run:
-        config.call("pretrain", workdir="", dry_run=True, init_from_model=None)
+        told = training.describe(config.call("pretrain"))
+        if speaks:
+            print(told)
         return
     with training.telling_others():
         start_run(config, arguments, speaks)
@@ -122,11 +127,10 @@ def start_run(config: gin.Config, arguments: argparse.Namespace, speaks: bool) -
         trained = model_of_run(source)
         if speaks:
             print(compare_with_source(config.call("build_decoder"), trained, source))
-    config.call(
-        "pretrain",
-        workdir=arguments.workdir,
-        dry_run=False,
-        init_from_model=trained,
+    training.pretrain(
+        config.call("pretrain"),
+        arguments.workdir,
+        source=trained,
         before_first_step=lambda: gin.save(config, arguments.workdir) if speaks else None,
         ranked=lambda: ranked(epath.Path(arguments.workdir)),
     )
@@ -163,9 +167,8 @@ def check_settings(config: gin.Config) -> None:
         raise UserError("DATA_DIR is empty: give the folder of the data set")
     split_run(str(config.macro("INIT_FROM") or ""))
     asked = config.values("length_sweep")
-    names = ("lengths", "tokens", "tokens_per_batch", "protocols", "stride", "position_bins")
-    if set(names) <= set(asked):
-        evaluation.check_scoring(**{name: asked[name] for name in names})
+    if set(evaluation.CHECKED) <= set(asked):
+        evaluation.check_scoring(**{name: asked[name] for name in evaluation.CHECKED})
 
 
 def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) -> None:

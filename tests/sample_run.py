@@ -12,7 +12,12 @@ import jax
 import numpy as np
 import pytest
 
+from fire_lm.checkpoints import Checkpointing
+from fire_lm.data import TextData
 from fire_lm.data.corpus import write_corpus
+from fire_lm.models import build_decoder, size_tiny
+from fire_lm.positions.alibi import ALiBi
+from fire_lm.training import AdamW, Pretraining
 
 STEPS = 12
 SAVE_EVERY = 5
@@ -65,6 +70,22 @@ def command(data_dir: Path, workdir: Path | str, *more: str, position: str = "fi
         *(f"--gin.{name}={value}" for name, value in bindings.items()),
         *more,
     ]
+
+
+def tiny_run(**changed: Any) -> Pretraining:
+    """A value of the smallest model, for what needs settings and trains nothing."""
+    size = size_tiny(num_layers=1, hidden_size=16, num_heads=1, head_dim=16, mlp_size=16)
+    settings: dict[str, Any] = {
+        "model": build_decoder(size, ALiBi, 259, train_length=16, dtype="float32"),
+        "data": TextData("nowhere"),
+        "optimizer": AdamW(),
+        "checkpoints": Checkpointing(),
+        "train_steps": 8,
+        "batch_size": 8,
+        "train_length": 16,
+        "seed": 0,
+    }
+    return Pretraining(**(settings | changed))
 
 
 def logged(workdir: Path) -> list[dict[str, Any]]:

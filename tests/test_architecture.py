@@ -48,6 +48,7 @@ ALLOWED["preflight"] = {*ALLOWED, "preflight"} - {"config", "reporting", "checkp
 ALLOWED["encoding_label"] = {"config", "errors"}
 ALLOWED["verbs"] = set(ALLOWED) - {"preflight", "tpu_topology"}
 ALLOWED["preflight_verb"] = {
+    "config",
     *("verbs", "preflight", "training", "evaluation", "checkpoints", "tpu_topology", "errors"),
 }
 ALLOWED["sweep_runs"] = {"verbs", "checkpoints", "storage", "errors"}

@@ -1,20 +1,19 @@
 """The gin files under configs/: all of them load and build, and say what the paper says."""
 
-import functools
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gin_files import CLASSES, QUICK_THEN_ALL
 from gin_files import NAMES as POSITIONS
 
-from fire_lm import cli, config, training, verbs
+from fire_lm import cli, config, verbs
 from fire_lm.config.syntax import Key
 from fire_lm.models import size_125m, size_350m
 from fire_lm.positions.fire import FIRE
 from fire_lm.tpu_topology import parse_slice
+from fire_lm.training import Pretraining
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).parent / "golden" / "configs"
@@ -88,36 +87,30 @@ def test_resolved_configuration_is_the_golden_one(run, position):
     )
 
 
-def built(monkeypatch, *loading: str) -> dict[str, Any]:
-    """What `pretrain` is called with."""
-
-    @functools.wraps(training.pretrain)
-    def pretrain(**settings):
-        return settings
-
-    monkeypatch.setattr(training, "pretrain", pretrain)
-    return load(*loading).call("pretrain", workdir="", dry_run=True, init_from_model=None)
+def built(*loading: str) -> Pretraining:
+    run: Pretraining = load(*loading).call("pretrain")
+    return run
 
 
 @pytest.mark.parametrize(
     "run, size, learning_rate, chips",
     [("c4_125m", size_125m(), 6e-4, 128), ("c4_350m", size_350m(), 3e-4, 256)],
 )
-def test_c4_runs_are_the_papers(run, size, learning_rate, chips, monkeypatch):
+def test_c4_runs_are_the_papers(run, size, learning_rate, chips):
     """Tables 8 and 9 of the paper; GPT-3's settings where it is silent."""
-    run = built(monkeypatch, run, "fire")
-    assert run["model"].size == size and run["model"].vocab_size == 32_128
-    assert run["model"].dtype.name == "bfloat16"
-    assert (run["batch_size"], run["train_length"]) == (256, 2048)
-    assert run["train_steps"] == 600_000
-    assert run["data"].tfds_name == "c4/en:3.1.0" and run["data"].construction == "concat"
-    mesh = run["mesh"]
+    run = built(run, "fire")
+    assert run.model.size == size and run.model.vocab_size == 32_128
+    assert run.model.dtype.name == "bfloat16"
+    assert (run.batch_size, run.train_length) == (256, 2048)
+    assert run.train_steps == 600_000
+    assert run.data.tfds_name == "c4/en:3.1.0" and run.data.construction == "concat"
+    mesh = run.mesh
     assert mesh.data * mesh.fsdp * mesh.tensor == chips
 
-    recipe = run["optimizer"]
+    recipe = run.optimizer
     assert (recipe.b1, recipe.b2, recipe.weight_decay) == (0.9, 0.95, 0.1)
     assert recipe.clip_norm == 1.0
-    rate = recipe.schedule(run["train_steps"])
+    rate = recipe.schedule(run.train_steps)
     assert rate(0) == 0 and recipe.warmup_steps == 715
     assert rate(715) == pytest.approx(learning_rate)
     assert rate(715 + (600_000 - 715) // 2) == pytest.approx(0.55 * learning_rate, rel=1e-4)
@@ -128,24 +121,23 @@ def test_c4_runs_are_the_papers(run, size, learning_rate, chips, monkeypatch):
 def test_a_small_slice_has_the_papers_batch(preset):
     """In parts, on all of its chips; a file is called as the slice, or gpu_NUMBER."""
     loaded = verbs.load_config([*files("c4_125m", "fire"), f"configs/slices/{preset}.gin"])
-    run = loaded.arguments("pretrain", workdir="", dry_run=True, init_from_model=None)
+    run = loaded.call("pretrain")
     kind, _, number = preset.partition("_")
     chips = int(number) if kind == "gpu" else parse_slice(f"{kind}-{number}").chips
-    sizes = run["mesh"].resolve(chips)
-    assert math.prod(sizes) == chips and run["batch_size"] == 256
-    assert 256 % (sizes[0] * sizes[1] * run["microbatches"]) == 0 and run["microbatches"] > 1
+    sizes = run.mesh.resolve(chips)
+    assert math.prod(sizes) == chips and run.batch_size == 256
+    assert 256 % (sizes[0] * sizes[1] * run.microbatches) == 0 and run.microbatches > 1
 
 
-def test_the_warm_up_is_the_papers_375m_tokens(monkeypatch):
-    run = built(monkeypatch, "c4_125m", "rope")
-    tokens = run["optimizer"].warmup_steps * run["batch_size"] * run["train_length"]
+def test_the_warm_up_is_the_papers_375m_tokens():
+    run = built("c4_125m", "rope")
+    tokens = run.optimizer.warmup_steps * run.batch_size * run.train_length
     assert tokens == pytest.approx(375e6, rel=1e-3)
 
 
-def test_fires_variants_are_what_their_files_say(monkeypatch):
+def test_fires_variants_are_what_their_files_say():
     fire, shared, printed = (
-        built(monkeypatch, "c4_125m", name)["model"]
-        for name in ("fire", "fire_s", "fire_appendix_e")
+        built("c4_125m", name).model for name in ("fire", "fire_s", "fire_appendix_e")
     )
     assert fire.encodings == shared.encodings == (FIRE(12, 64, 2048, 768),)
     assert (fire.share_position, shared.share_position) == (False, True)
@@ -199,12 +191,12 @@ def test_what_blocks_would_leave_out_is_refused(binding, complaint, tmp_path, ca
     assert cli.main(command) == 0, "on the fly it serves"
 
 
-def test_the_users_macros_reach_the_code(monkeypatch):
+def test_the_users_macros_reach_the_code():
     """The contract's TRAIN_STEPS, BATCH_SIZE, TRAIN_LENGTH, SEED, INIT_FROM, EVAL_LENGTHS."""
     bindings = ("TRAIN_STEPS=7", "BATCH_SIZE=24", "TRAIN_LENGTH=32", "SEED=3", "INIT_FROM=a/b@9")
-    run = built(monkeypatch, "quickstart", "fire", *bindings)
-    assert (run["train_steps"], run["batch_size"], run["seed"]) == (7, 24, 3)
-    assert run["train_length"] == run["model"].encodings[0].train_length == 32
-    assert run["init_from"] == "a/b@9"
+    run = built("quickstart", "fire", *bindings)
+    assert (run.train_steps, run.batch_size, run.seed) == (7, 24, 3)
+    assert run.train_length == run.model.encodings[0].train_length == 32
+    assert run.init_from == "a/b@9"
     changed = load("quickstart", "fire", "EVAL_LENGTHS=[8, 16]")
     assert changed.macro("EVAL_LENGTHS") == (8, 16)

@@ -19,7 +19,15 @@ from fire_lm import sharding
 from fire_lm.data import NoText, ScoringText, TextData
 from fire_lm.data.corpus import split_of, write_corpus
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation import Known, Scored, length_sweep, pieces, scoring, text_choice
+from fire_lm.evaluation import (
+    Known,
+    LengthSweep,
+    Scored,
+    pieces,
+    score_checkpoint,
+    scoring,
+    text_choice,
+)
 from fire_lm.evaluation.position_losses import tokens_in_bins
 from fire_lm.evaluation.protocols import Windows, windows
 from fire_lm.models import Decoder, size_tiny
@@ -36,7 +44,6 @@ from fire_lm.reporting import (
     write_rows,
 )
 
-# The function of the same name hides the module.
 module = importlib.import_module("fire_lm.evaluation.length_sweep")
 
 VOCAB = 32
@@ -189,21 +196,24 @@ class Sweep:
             self.texts.extend([scored.text] if scored.text else [])
             self.positions.extend(scored.positions)
 
-        settings: dict[str, Any] = {
-            "workdir": "",
-            "run": "run",
+        call: dict[str, Any] = {
             "step": 7,
+            "run": "run",
+            "variant": "",
             "finished": self.known(),
             "on_scored": add,
+        }
+        settings: dict[str, Any] = {
             "model": MODEL,
             "encoding": "fire",
-            "variant": "",
             "data": TextData("nowhere"),
             "lengths": (LONGEST, 8, 16),
             "tokens": BUDGET,
             "tokens_per_batch": 64,
         }
-        length_sweep(**(settings | changes))
+        for name, value in changes.items():
+            (call if name in call else settings)[name] = value
+        score_checkpoint(LengthSweep(**settings), "", **call)
         self.rows += new
         return new
 
@@ -431,18 +441,15 @@ def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "read_params", lambda *_: None)
     monkeypatch.setattr(module, "score", lambda *given: given[2].targets.sum(1, keepdims=True) / 9)
     rows = []
-    length_sweep(
-        workdir="",
+    data = TextData(data_dir, vocabulary=str(spm), construction="cut")
+    score_checkpoint(
+        LengthSweep(MODEL, "fire", data, lengths=(16, 64), position_bins=1),
+        "",
+        1,
         run="run",
-        step=1,
+        variant="",
         finished=Known({}, {}, {}),
         on_scored=lambda scored: rows.append(scored.row),
-        position_bins=1,
-        model=MODEL,
-        encoding="fire",
-        variant="",
-        data=TextData(data_dir, vocabulary=str(spm), construction="cut"),
-        lengths=(16, 64),
     )
     assert len(rows) == 2
     for row in rows:

@@ -3,7 +3,6 @@
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from fire_lm import cli, config, verbs
 from fire_lm.errors import UserError
 from fire_lm.reporting import published
-from fire_lm.training import AdamW
+from fire_lm.training import AdamW, Pretraining
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {path.stem: path.read_text() for path in (ROOT / "configs" / "paper").glob("*.gin")}
@@ -38,9 +37,9 @@ def load(model: str, scale: str = "paper", *bindings: str) -> config.Config:
     return verbs.load_config(gin_files(model, scale), bindings)
 
 
-def run_of(loaded: config.Config) -> dict[str, Any]:
-    """What `pretrain` would be called with."""
-    return loaded.arguments("pretrain", workdir="", dry_run=True, init_from_model=None)
+def run_of(loaded: config.Config) -> Pretraining:
+    run: Pretraining = loaded.call("pretrain")
+    return run
 
 
 def dry_run(model: str, scale: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -106,15 +105,15 @@ def test_the_recipe_is_table_9s(model):
     loaded = load(model)
     run = run_of(loaded)
     length = 512 if "_512_" in model else 2048
-    assert (run["batch_size"], run["train_steps"], run["train_length"]) == (256, 600_000, length)
-    assert run["model"].encodings[0].train_length == length and run["init_from"] == ""
+    assert (run.batch_size, run.train_steps, run.train_length) == (256, 600_000, length)
+    assert run.model.encodings[0].train_length == length and run.init_from == ""
     large = model.startswith("large")
     rate = 3e-4 if large else 6e-4
-    assert run["optimizer"] == AdamW(
+    assert run.optimizer == AdamW(
         learning_rate=rate, warmup_steps=715, final_fraction=0.1, b1=0.9, b2=0.95,
         weight_decay=0.1, clip_norm=1.0,
     )  # fmt: skip
-    mesh = run["mesh"]
+    mesh = run.mesh
     assert mesh.data * mesh.fsdp * mesh.tensor == (256 if large else 128)
     assert loaded.macro("EVAL_LENGTHS") == (512, 1024, 2048, 4096, 8192)
 
@@ -151,7 +150,7 @@ def test_tuning_scales_the_frequencies_of_the_original_length(scale, length):
     """Not of the length that it is tuned on, by which YaRN would keep other pairs."""
     for model, tuned in (("base_rope_pi", None), ("base_rope_yarn", yarn(length, 4))):
         loaded = load(model, scale)
-        assert run_of(loaded)["train_length"] == 4 * length
+        assert run_of(loaded).train_length == 4 * length
         found, factor = loaded.call("build_decoder").encodings[0].frequencies(4 * length)
         expected = 10_000.0 ** -(np.arange(32) / 32) / 4 if tuned is None else tuned
         np.testing.assert_allclose(found, expected, rtol=1e-12)
@@ -166,15 +165,15 @@ def test_tuning_scales_the_frequencies_of_the_original_length(scale, length):
 def test_tuning_continues_the_run_with_rope(model, scale):
     loaded, rope = load(model, scale), load(f"{model.split('_')[0]}_rope", scale)
     run, source = run_of(loaded), run_of(rope)
-    assert run["init_from"].endswith(f"/{model.split('_')[0]}_rope")
-    assert run["model"].size == source["model"].size
-    assert run["train_length"] == 4 * source["train_length"]
-    assert run["model"].encodings[0].train_length == source["train_length"]
-    assert run["train_steps"] == TUNED[model]
-    recipe = run["optimizer"]
-    pretraining = run_of(load(model.split("_")[0] + "_rope"))["optimizer"]
+    assert run.init_from.endswith(f"/{model.split('_')[0]}_rope")
+    assert run.model.size == source.model.size
+    assert run.train_length == 4 * source.train_length
+    assert run.model.encodings[0].train_length == source.train_length
+    assert run.train_steps == TUNED[model]
+    recipe = run.optimizer
+    pretraining = run_of(load(model.split("_")[0] + "_rope")).optimizer
     end = pretraining.learning_rate * pretraining.final_fraction
-    rate = recipe.schedule(run["train_steps"])
+    rate = recipe.schedule(run.train_steps)
     assert rate(20) == pytest.approx(end) and rate(TUNED[model]) == pytest.approx(end)
     assert (rate(0), recipe.weight_decay) == (0, 0)
 
@@ -254,7 +253,7 @@ def step_time(model: str) -> float:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_header_has_hardware_and_chip_hours(model):
     run = run_of(load(model))
-    chips = run["mesh"].data * run["mesh"].fsdp * run["mesh"].tensor
+    chips = run.mesh.data * run.mesh.fsdp * run.mesh.tensor
     stated = re.search(
         r"Hardware: (\d+) TPU v4 chips .*Estimate: (\d+) chips x ([\d,]+) steps x ([\d.]+) ms = "
         r"([\d,.]+) chip-hours",
@@ -262,9 +261,9 @@ def test_a_header_has_hardware_and_chip_hours(model):
     )
     assert stated is not None
     assert int(stated[1]) == int(stated[2]) == chips
-    assert int(stated[3].replace(",", "")) == run["train_steps"]
+    assert int(stated[3].replace(",", "")) == run.train_steps
     assert float(stated[4]) == pytest.approx(step_time(model), rel=0.01)
-    hours = chips * run["train_steps"] * float(stated[4]) / 3.6e6
+    hours = chips * run.train_steps * float(stated[4]) / 3.6e6
     assert float(stated[5].replace(",", "")) == pytest.approx(hours, rel=0.03)
 
 

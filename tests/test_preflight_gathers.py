@@ -24,7 +24,7 @@ STEP = Estimate(2**30, 2**30, 2**20, 2**31, 2**35, {}, 60.0, 0.01, {"MLP": (0.01
 def train():
     files = [f"configs/{name}.gin" for name in ("runs/c4_125m", "positions/fire")]
     config = verbs.load_config(files)
-    return config.arguments("pretrain", workdir="", dry_run=False, init_from_model=None)
+    return config.call("pretrain")
 
 
 def plan(*sizes: int) -> AbstractMesh:

@@ -1,6 +1,7 @@
 """What `fire-lm preflight` refuses, told in a line or two before anything is compiled."""
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import importlib.util
 import os
@@ -28,7 +29,7 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.positions.fire import FIRE
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight import fits as fits_of
-from fire_lm.preflight.programs import Compiler, DoesNotFit, state_of
+from fire_lm.preflight.programs import Compiler, DoesNotFit
 from fire_lm.preflight.report import FAILED, OK
 from fire_lm.tpu_topology import parse_slice
 from fire_lm.training.start import check_start
@@ -147,18 +148,9 @@ def config_of(data: Path, *bindings: str, position: str = "fire", more: str = ""
     return verbs.load_config(files, [f"DATA_DIR={data}", *bindings])
 
 
-def calls(config: Any, workdir: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `pretrain` and `length_sweep` would be called with."""
-    rest: dict[str, Any] = {"finished": None, "on_scored": None}
-    return (
-        config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None),
-        config.arguments("length_sweep", workdir="", run="", step=0, variant="", **rest),
-    )
-
-
 def outcomes(config: Any, workdir: str = "") -> dict[str, tuple[str, str]]:
     """Of everything but the compiler: (outcome, what is told) by name."""
-    train, score = calls(config, workdir)
+    train, score = config.call("pretrain"), config.call("length_sweep")
     saved = preflight_verb.what_is_saved(config, train, workdir)
     checks = list(check.check_surroundings(train, score, workdir, saved))
     assert all("\n" not in found.told for found in checks)
@@ -199,13 +191,13 @@ def test_a_place_that_cannot_be_written(data, tmp_path):
 )
 def test_what_is_said_to_fit_was_tried(remat, fits, told, data, monkeypatch):
     def training(_: Compiler, run: Any) -> Any:
-        if (run["model"].remat, run["microbatches"]) not in fits:
+        if (run.model.remat, run.microbatches) not in fits:
             raise DoesNotFit(2**31, 2**30)
         return SimpleNamespace(memory=2**30)
 
     monkeypatch.setattr(Compiler, "training", training)
     config = config_of(data, "BATCH_SIZE=32", "MeshShape.data=-1", f"build_decoder.remat='{remat}'")
-    assert told in fits_of.training(Compiler(parse_slice("v4-8"), Path()), calls(config)[0])
+    assert told in fits_of.training(Compiler(parse_slice("v4-8"), Path()), config.call("pretrain"))
 
 
 def test_text_vocabulary_and_lengths(data, tmp_path):
@@ -259,9 +251,9 @@ def seen(monkeypatch):
     """The checks of a whole preflight, of which nothing is compiled."""
 
     def checks(slice_: str, config: Any) -> dict[str, tuple[str, str]]:
-        train, score = calls(config)
+        train, score = config.call("pretrain"), config.call("length_sweep")
         compiler = Compiler(parse_slice(slice_), Path())
-        report = check.preflight(compiler, train, score, score["lengths"], "", {})
+        report = check.preflight(compiler, train, score, score.lengths, "", {})
         assert set(report.failures.values()) == {"not compiled"}
         return {found.name: (found.outcome, found.told) for found in report.checks}
 
@@ -349,10 +341,8 @@ def config_as_trained(data: Path, *changes: str) -> Any:
 
 
 def state_as_trained(data: Path) -> TrainState:
-    train = config_as_trained(data).arguments(
-        "pretrain", workdir="", dry_run=False, init_from_model=None
-    )
-    return state_of(train)
+    state: TrainState = config_as_trained(data).call("pretrain").abstract_state()
+    return state
 
 
 @pytest.fixture(scope="module")
@@ -445,11 +435,14 @@ class Twin(FIRE):
 
 def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data, trained):
     """Training does the same, which test_family.py shows in the ci tier."""
-    params = state_as_trained(data).params
-    fire, twin = (SimpleNamespace(encodings=(kind(2, 16, 32, 32),)) for kind in (FIRE, Twin))
+    run = config_as_trained(data).call("pretrain")
+    fire = run.model
+    twin = fire.clone(encodings=(Twin(*dataclasses.astuple(fire.encodings[0])),))
 
     def missing(model: Any, source: Any, *allowed: str) -> list[str]:
-        return check_start(params, str(trained), allowed, allowed, model, source)[1]
+        changes = {"init_allow_missing": allowed, "init_allow_unused": allowed}
+        started = dataclasses.replace(run, model=model, init_from=str(trained), **changes)
+        return check_start(started, source)[1]
 
     assert missing(fire, fire) == missing(twin, twin) == []
     with pytest.raises(UserError, match="has FIRE, this run Twin: .* lacks .*position/L_mult"):

@@ -21,14 +21,16 @@ from sample_run import (
     logged,
     quick_compiles,  # noqa: F401  (a fixture)
     saved_state,
+    tiny_run,
     write_text,
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fire_lm import training
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
 from fire_lm.data import c4_writer
-from fire_lm.training import AdamW, Spikes, loop, start
+from fire_lm.training import AdamW, Spikes, start
 from fire_lm.training.goodput import Goodput
 from fire_lm.training.lock import only_writer
 from fire_lm.training.reporter import Reporter, new_counters
@@ -308,7 +310,7 @@ def test_the_rate_of_an_interval_that_is_cut_short(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("fire_lm.training.reporter.time.monotonic", lambda: now[0])
     reporter = object.__new__(Reporter)
-    reporter._log_every, reporter.counters = 100, {"tokens": 0}
+    reporter._run, reporter.counters = tiny_run(log_every=100), {"tokens": 0}
     reporter._marks = ((0.0, 0, 0), (0.0, 0, 0))
     for step, seconds, rate in ((100, 10.0, 100.0), (200, 20.0, 100.0), (201, 20.001, 100.99)):
         now[0], reporter.counters["tokens"] = seconds, 10 * step
@@ -323,21 +325,14 @@ def report(
     Changes are to loss 1, gradient 1 and 3 tokens; those before the first step are on disk.
     """
     workdir.mkdir(exist_ok=True)
-    settings: dict[str, Any] = {
-        "train_steps": 8,
-        "log_every": 4,
-        "schedule": lambda update: 0.0,
-        "flops": 1.0,
-        "spikes": Spikes(),
-        "newest_saved": lambda: 0,
-        "quiet": False,
-    }
     reporter = Reporter(
-        workdir=str(workdir),
-        start=min(steps) - 1,
+        tiny_run(**{"log_every": 4, **changed}),
+        str(workdir),
+        min(steps) - 1,
         counters=counters,
         goodput=Goodput(str(workdir), quiet=True),
-        **(settings | changed),
+        newest_saved=lambda: 0,
+        quiet=False,
     )
     with contextlib.closing(reporter):
         for step, metrics in steps.items():
@@ -385,14 +380,15 @@ def test_the_learning_rate_is_that_of_the_step(finished):
 def test_a_skipped_update_takes_no_learning_rate(tmp_path):
     """The optimizer's count stays, so the next step has its rate; also after a restart."""
     steps = {step: {"skipped": float(step in (2, 4))} for step in range(1, 8)}
-    settings: dict[str, Any] = {"schedule": lambda update: update / 10, "log_every": 1}
-    settings |= {"spikes": Spikes(skips_allowed=9)}
+    settings: dict[str, Any] = {"log_every": 1, "spikes": Spikes(skips_allowed=9)}
+    settings |= {"optimizer": AdamW(learning_rate=1.0, warmup_steps=10), "train_steps": 100}
     for run, parts in {"whole": [range(1, 8)], "parts": [range(1, 5), range(5, 8)]}.items():
         counters = new_counters()
         for part in parts:
             counters = report(tmp_path / run, counters, {n: steps[n] for n in part}, **settings)
         rows = logged(tmp_path / run)
-        assert [row["learning_rate"] for row in rows] == [0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.4]
+        rates = [row["learning_rate"] for row in rows]
+        assert rates == pytest.approx([0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.4])
         assert [row["updates_skipped"] for row in rows] == [0, 1, 1, 2, 2, 2, 2]
 
 
@@ -411,10 +407,10 @@ def test_what_was_logged_after_the_checkpoint_is_cut_off_at_a_resume(tmp_path):
 
 
 def test_mfu_is_of_the_peak_of_all_devices(tmp_path, monkeypatch):
-    """3 tokens a second, of 50 FLOPs each, on 4 devices of 100 FLOP/s."""
+    """3 tokens a second on 4 devices of 1e6 FLOP/s."""
     now = [0.0]
     monkeypatch.setattr("fire_lm.training.reporter.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("fire_lm.training.reporter.peak_flops", lambda kind: 100.0)
+    monkeypatch.setattr("fire_lm.training.reporter.peak_flops", lambda kind: 1e6)
 
     flush = Reporter.flush
 
@@ -423,8 +419,9 @@ def test_mfu_is_of_the_peak_of_all_devices(tmp_path, monkeypatch):
         flush(self)
 
     monkeypatch.setattr(Reporter, "flush", a_second_later)
-    report(tmp_path, new_counters(), {n: {} for n in range(1, 9)}, flops=50.0)
-    assert [row["mfu"] for row in logged(tmp_path)] == pytest.approx([3 * 50 / (4 * 100)] * 3)
+    report(tmp_path, new_counters(), {n: {} for n in range(1, 9)})
+    expected = 3 * tiny_run().flops_per_token / (4 * 1e6)
+    assert [row["mfu"] for row in logged(tmp_path)] == pytest.approx([expected] * 3)
 
 
 def test_a_second_writer_is_refused(data_dir, finished, capsys):
@@ -536,12 +533,12 @@ def test_dry_run_allocates_and_writes_nothing(tmp_path, monkeypatch, capsys):
     """Of 128 chips, on four fake devices, without data."""
     held = []
 
-    def describe(model, state, *arguments, **keywords):
+    def describe(run):
         held.append(sum(array.nbytes for array in jax.live_arrays()))
-        return loop_describe(model, state, *arguments, **keywords)
+        return training_describe(run)
 
-    loop_describe = loop.describe
-    monkeypatch.setattr(loop, "describe", describe)
+    training_describe = training.describe
+    monkeypatch.setattr(training, "describe", describe)
     files = [f"--gin_file=configs/{name}.gin" for name in ("runs/c4_125m", "positions/fire")]
     before = sum(array.nbytes for array in jax.live_arrays())
     assert main(["pretrain", *files, f"--workdir={tmp_path / 'run'}", "--dry_run"]) == 0

@@ -12,12 +12,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from sample_run import tiny_run
 
+from fire_lm.checkpoints import Checkpointing
 from fire_lm.errors import UserError
 from fire_lm.sharding import MeshShape, make_mesh
-from fire_lm.training import Spikes, watchdog
+from fire_lm.training import watchdog
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, Goodput
-from fire_lm.training.loop import run_steps
+from fire_lm.training.loop import Job, run_steps
 from fire_lm.training.preemption import StopFlag
 from fire_lm.training.watchdog import Watch, Watchdog
 
@@ -187,17 +189,15 @@ def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched)
         elapse(save_seconds)
         saved.append(number)
 
-    batches, writer, reporter = mock.MagicMock(), mock.Mock(save=save), mock.Mock(sound=True)
+    batches, saves, reporter = mock.MagicMock(), mock.Mock(save=save), mock.Mock(sound=True)
     batches.__next__.side_effect = lambda: {"skipped": 0}
     reporter.counters = {"recent_losses": []}
-    writer.reached_preemption.return_value = False
-    mesh = make_mesh(MeshShape())
+    saves.reached_preemption.return_value = False
+    run = tiny_run(train_steps=6, checkpoints=Checkpointing(save_every=2))
+    job = Job("", True, goodput, watch, StopFlag(), saves)
 
     def train() -> bool:
-        return run_steps(
-            step, state, batches, mesh, writer, reporter, watch, goodput, Spikes(), StopFlag(),
-            0, 6, 2,
-        )  # fmt: skip
+        return run_steps(run, job, reporter, batches, make_mesh(MeshShape()), step, state, 0)
 
     if save_seconds < 1800:
         assert not train() and saved == [2, 4, 6]

@@ -116,13 +116,6 @@ class Config:
         place = self._complete_root(root, kwargs)
         return self.call_place(place, (), kwargs)
 
-    def arguments(self, root: str, **kwargs: Any) -> dict[str, Any]:
-        """What `call` would call a verb's function with, its defaults too, without calling it."""
-        place = self._complete_root(root, kwargs)
-        parameters = inspect.signature(self._program.configurables[root]).parameters
-        defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
-        return {**defaults, **self._bound_values(place, kwargs), **kwargs}
-
     def check_complete(self, root: str) -> None:
         """Raises UserError if something that `root` needs has no value."""
         self._complete_root(root, {})

@@ -2,29 +2,31 @@
 
 from fire_lm.evaluation.claims import claimed
 from fire_lm.evaluation.length_sweep import (
+    CHECKED,
+    LengthSweep,
     Scored,
-    check_reading,
     check_scoring,
-    length_sweep,
     lengths_refused,
     say,
+    score_checkpoint,
 )
 from fire_lm.evaluation.pieces import Known
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
 from fire_lm.evaluation.scoring import compile_scoring, sequences_at_a_time
 
 __all__ = [
+    "CHECKED",
     "Known",
+    "LengthSweep",
     "Scored",
     "attention_scores",
     "claimed",
-    "check_reading",
     "check_scoring",
     "compile_scoring",
     "interpolated",
     "learned_biases",
-    "length_sweep",
-    "say",
     "lengths_refused",
+    "say",
+    "score_checkpoint",
     "sequences_at_a_time",
 ]

@@ -50,36 +50,13 @@ class Scored:
     row: SweepRow
 
 
-def length_sweep(
-    *,
-    workdir: str,
-    run: str,
-    step: int,
-    finished: Known,
-    on_scored: Callable[[Scored], None],
-    model: Decoder,
-    encoding: str,
-    variant: str,
-    data: Data,
-    lengths: tuple[int, ...],
-    tokens: int = 2**21,
-    tokens_per_batch: int = 2**16,
-    split: str = "validation",
-    protocols: tuple[str, ...] = ("full",),
-    stride: int = 256,
-    position_bins: int = 128,
-    mesh: sharding.MeshShape = sharding.MeshShape(),  # noqa: B008 (frozen)
-) -> None:
-    """Scores one checkpoint at each length.
+@dataclasses.dataclass(frozen=True)
+class LengthSweep:
+    """How checkpoints are scored, and nothing of which: gin's `length_sweep`.
 
-    Args:
-      workdir, run, step: the run directory, its name in the table, and the checkpoint.
-      finished: rows that exist; their keys are not computed again.
-      on_scored: called with each new row as soon as it is known; its losses by position are new,
-        too, or none.
-      model, data: as the run was trained.
+    Attributes:
+      model, data: as the run was trained, but for what a variant does otherwise.
       encoding: its name in the table.
-      variant: what `model` does otherwise than in training, in a word; empty if nothing.
       lengths: tokens per sequence. A power of two leaves out nothing of the text.
       tokens: budget at each length. It alone chooses the text, in rows of which 32 (where rows are
         parts of a joined stream) or 128 make a budget; a length is at most such a row.
@@ -90,25 +67,84 @@ def length_sweep(
       position_bins: into how many equal parts of the longest length `full` divides the losses by
         position, at most; 0 for none.
       mesh: the devices to use, all by default.
+
+    Raises:
+      UserError: settings that no model and no text could be scored under.
     """
-    lengths = tuple(sorted(set(lengths)))
-    check_scoring(lengths, tokens, tokens_per_batch, protocols, stride, position_bins)
-    taken = check_reading(run, model, data, lengths, tokens, protocols, stride)
-    device_mesh = sharding.make_mesh(mesh)
-    model = model.clone(activation_sharding=NamedSharding(device_mesh, sharding.ACTIVATIONS))
+
+    model: Decoder
+    encoding: str
+    data: Data
+    lengths: tuple[int, ...]
+    tokens: int = 2**21
+    tokens_per_batch: int = 2**16
+    split: str = "validation"
+    protocols: tuple[str, ...] = ("full",)
+    stride: int = 256
+    position_bins: int = 128
+    mesh: sharding.MeshShape = sharding.MeshShape()
+
+    def __post_init__(self) -> None:
+        check_scoring(**{name: getattr(self, name) for name in CHECKED})
+
+    @property
+    def in_order(self) -> tuple[int, ...]:
+        """Each length once, the shortest first."""
+        return tuple(sorted(set(self.lengths)))
+
+    def lengths_taken(self, run: str) -> tuple[int, ...]:
+        """The lengths that this model can read; refuses what cannot be before text is read."""
+        check_reach(self.in_order, self.tokens, self.data)
+        taken = lengths_taken(self.model, self.in_order, run)
+        for protocol in self.protocols:
+            for length in taken:
+                windows(protocol, length, length, self.stride)
+        return taken
+
+
+# The settings that `check_scoring` judges.
+CHECKED = ("lengths", "tokens", "tokens_per_batch", "protocols", "stride", "position_bins")
+
+
+def score_checkpoint(
+    sweep: LengthSweep,
+    workdir: str,
+    step: int,
+    *,
+    run: str,
+    variant: str,
+    finished: Known,
+    on_scored: Callable[[Scored], None],
+) -> None:
+    """Scores one checkpoint at each length.
+
+    Args:
+      workdir, step, run: the run directory, the checkpoint, and the run's name in the table.
+      variant: what the model does otherwise than in training, in a word; empty if nothing.
+      finished: rows that exist; their keys are not computed again.
+      on_scored: called with each new row as soon as it is known; its losses by position are new,
+        too, or none.
+    """
+    data, lengths = sweep.data, sweep.in_order
+    taken = sweep.lengths_taken(run)
+    device_mesh = sharding.make_mesh(sweep.mesh)
+    activations = NamedSharding(device_mesh, sharding.ACTIVATIONS)
+    model = sweep.model.clone(activation_sharding=activations)
     params = functools.cache(lambda: read_params(workdir, step, model, device_mesh))
     due = []
     for part in data.parts:
         label = dataset_label(part)
-        where = (run, encoding, variant, step, label, split, data.construction)
+        where = (run, sweep.encoding, variant, step, label, sweep.split, data.construction)
         if count := unrecorded(where, finished):
             say_once(
                 f"{count} rows in length_sweep.csv of {run} do not say which text they are of (an "
                 "older version scored them): they stay, and stand apart from others in tables\n"
                 "to score them again, move that file and position_losses.csv away"
             )
-        text = read_text(part, label, lengths, tokens, split)
-        wanted = list(pieces(text, where, protocols, taken, stride, position_bins))
+        text = read_text(part, label, lengths, sweep.tokens, sweep.split)
+        wanted = list(
+            pieces(text, where, sweep.protocols, taken, sweep.stride, sweep.position_bins)
+        )
         say_what_is_left_out(wanted, text)
         due.append((text, where, list(missing(wanted, finished))))
     for text, where, of_text in due:  # after all of it is known to fit what there is
@@ -121,10 +157,8 @@ def length_sweep(
                     f"{run}@{step} at length {piece.length} is scored again, for "
                     "position_losses.csv"
                 )
-            bins = piece.bins or 1
-            nll_RP = score(
-                model, params(), text, piece.laid, tokens_per_batch, device_mesh, run, bins
-            )
+            bins, batch = piece.bins or 1, sweep.tokens_per_batch
+            nll_RP = score(model, params(), text, piece.laid, batch, device_mesh, run, bins)
             on_scored(scored(piece, where, text, nll_RP))
 
 
@@ -226,24 +260,6 @@ def check_scoring(
         if value < least:
             raise UserError(f"length_sweep.{name} is {value}: it must be {least} or more")
     check_names(protocols)
-
-
-def check_reading(
-    run: str,
-    model: Decoder,
-    data: Data,
-    lengths: Sequence[int],
-    tokens: int,
-    protocols: Sequence[str],
-    stride: int,
-) -> tuple[int, ...]:
-    """The lengths that this model can read; refuses what cannot be before any text is read."""
-    check_reach(lengths, tokens, data)
-    taken = lengths_taken(model, lengths, run)
-    for protocol in protocols:
-        for length in taken:
-            windows(protocol, length, length, stride)
-    return taken
 
 
 def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ import functools
 import importlib.metadata
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,26 +17,22 @@ from jax.sharding import AbstractMesh, Mesh
 from fire_lm import data as data_layer
 from fire_lm import sharding
 from fire_lm.errors import FireLMError, UserError, is_of_storage, reason
-from fire_lm.evaluation import check_reading, check_scoring
+from fire_lm.evaluation import LengthSweep
 from fire_lm.metrics import phase
 from fire_lm.preflight import fits
 from fire_lm.preflight.estimate import Estimate
-from fire_lm.preflight.programs import Compiler, DoesNotFit, flops, state_of
+from fire_lm.preflight.programs import Compiler, DoesNotFit
 from fire_lm.preflight.report import FAILED, OK, SKIPPED, Check, Report
 from fire_lm.storage import in_bucket
-from fire_lm.training import check_settings, check_vocabulary, ensure_writable
+from fire_lm.training import Pretraining, check_vocabulary, ensure_writable
 
 STEP = "training step"
-SETTINGS = (
-    *("train_steps", "batch_size", "train_length", "microbatches"),
-    *("log_every", "seed", "z_loss"),
-)
 
 
 def preflight(
     compiler: Compiler,
-    train: Mapping[str, Any],
-    score: Mapping[str, Any],
+    train: Pretraining,
+    score: LengthSweep,
     lengths: Sequence[int],
     workdir: str,
     saved: Mapping[str, Callable[[], str]],
@@ -47,18 +42,16 @@ def preflight(
     What takes seconds comes first; what fails then is in the report, as is what does not compile.
 
     Args:
-      train, score: what `pretrain` and `length_sweep` would be called with.
       workdir: the run directory, or "".
       saved: by name, whether what is saved there or elsewhere fits, in a word; raises if not.
 
     Raises:
       UserError: a setting that cannot work on this slice.
     """
-    mesh = compiler.mesh(train["mesh"])
-    compiler.mesh(score["mesh"])
-    check_settings(**{name: train[name] for name in SETTINGS})
-    sharding.check_batch(train["batch_size"], train["microbatches"], mesh)
-    sharding.tree_shardings(state_of(train), mesh)
+    mesh = compiler.mesh(train.mesh)
+    compiler.mesh(score.mesh)
+    sharding.check_batch(train.batch_size, train.microbatches, mesh)
+    sharding.tree_shardings(train.abstract_state(), mesh)
     parts, libtpu = parts_of_batch(mesh), compiler_name()
     checks = list(check_surroundings(train, score, workdir, saved, parts))
     if any(check.name == "sweep" and check.outcome == FAILED for check in checks):
@@ -70,8 +63,8 @@ def preflight(
         where=compiler.where,
         mesh=dict(mesh.shape),
         programs=programs,
-        flops=flops(train),
-        tokens=train["batch_size"] * train["train_length"],
+        flops=train.flops_per_token * train.tokens_per_step,
+        tokens=train.tokens_per_step,
         failures=failures,
         checks=checks,
         compiler=libtpu,
@@ -87,7 +80,7 @@ def compiler_name() -> str:
 
 
 def compile_all(
-    compiler: Compiler, train: Mapping[str, Any], score: Mapping[str, Any], lengths: Sequence[int]
+    compiler: Compiler, train: Pretraining, score: LengthSweep, lengths: Sequence[int]
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
     """Programs by name; of those that cannot be, what is the matter and what would fit."""
     programs, failures = {}, {}
@@ -115,8 +108,8 @@ def compile_all(
 
 
 def check_surroundings(
-    train: Mapping[str, Any],
-    score: Mapping[str, Any],
+    train: Pretraining,
+    score: LengthSweep,
     workdir: str,
     saved: Mapping[str, Callable[[], str]],
     parts: int = 1,
@@ -144,18 +137,18 @@ def parts_of_batch(mesh: Mesh) -> int:
     return parts
 
 
-def first_batch(train: Mapping[str, Any], parts: int) -> str:
+def first_batch(train: Pretraining, parts: int) -> str:
     """Reads it as the host of the last part does: where text is short, that is the one without."""
-    data, rows = train["data"], train["batch_size"] // parts
-    check_vocabulary(data, train["model"].vocab_size)
+    data, rows = train.data, train.batch_size // parts
+    check_vocabulary(data, train.model.vocab_size)
     if isinstance(data, data_layer.TextData):  # endless: a few rows tell as much as many
         rows = max(1, min(data.shuffle_buffer, rows))
         data = dataclasses.replace(data, shuffle_buffer=min(data.shuffle_buffer, rows))
     batches = data_layer.train_iterator(
         data,
-        length=train["train_length"],
+        length=train.train_length,
         batch_size=rows,
-        seed=train["seed"],
+        seed=train.seed,
         shard_index=parts - 1,
         shard_count=parts,
     )
@@ -163,15 +156,11 @@ def first_batch(train: Mapping[str, Any], parts: int) -> str:
     return f"{batches.description}, read as part {parts} of {parts}"
 
 
-def first_row(score: Mapping[str, Any]) -> str:
-    """What `length_sweep` looks at before it computes; of its text, one row of the longest."""
-    lengths = tuple(sorted(set(score["lengths"])))
-    how = {name: score[name] for name in ("tokens", "protocols", "stride")}
-    batch, bins = score["tokens_per_batch"], score["position_bins"]
-    check_scoring(lengths, tokens_per_batch=batch, position_bins=bins, **how)
-    taken = check_reading("this run", score["model"], score["data"], lengths, **how)
-    split = score["split"]
-    for part in score["data"].parts:
+def first_row(score: LengthSweep) -> str:
+    """What a sweep looks at before it computes; of its text, one row of the longest."""
+    lengths, split = score.in_order, score.split
+    taken = score.lengths_taken("this run")
+    for part in score.data.parts:
         data_layer.dataset_label(part)
         data_layer.scoring_text(part, length=lengths[-1], num_sequences=1, split=split)
     return f"to length {taken[-1]} on the {split} split"
@@ -210,7 +199,7 @@ def writable_part(workdir: str) -> epath.Path:
     return place
 
 
-def check_gathers(train: Mapping[str, Any], mesh: Mesh | AbstractMesh, step: Estimate) -> Check:
+def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate) -> Check:
     """Whether parameters are gathered over fsdp where they are used, at least once each.
 
     With fsdp so large that a chip's part is thinner than the compiler's tiles, it adds up arrays
@@ -231,12 +220,12 @@ def check_gathers(train: Mapping[str, Any], mesh: Mesh | AbstractMesh, step: Est
     )
 
 
-def gathered_once(train: Mapping[str, Any], mesh: Mesh | AbstractMesh) -> int:
+def gathered_once(train: Pretraining, mesh: Mesh | AbstractMesh) -> int:
     """Bytes, as the model computes, of the parameters that fsdp splits; of one tensor part."""
     sizes = {**mesh.shape, "fsdp": 1}
     whole = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=mesh.axis_types)
-    params = jax.tree.leaves(sharding.with_shardings(state_of(train).params, whole))
-    return np.dtype(train["model"].dtype).itemsize * sum(
+    params = jax.tree.leaves(sharding.with_shardings(train.abstract_state().params, whole))
+    return np.dtype(train.model.dtype).itemsize * sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape))
         for leaf in params
         if "fsdp" in leaf.sharding.spec

@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
 
-from fire_lm.evaluation import sequences_at_a_time
+from fire_lm.evaluation import LengthSweep, sequences_at_a_time
 from fire_lm.metrics import phase
 from fire_lm.preflight.programs import Compiler, DoesNotFit
+from fire_lm.training import Pretraining
 
 MORE = "split the state over more fsdp or tensor, or take more chips"
 
 
-def training(compiler: Compiler, train: Mapping[str, Any]) -> str:
+def training(compiler: Compiler, train: Pretraining) -> str:
     """The fewest microbatches with which the step fits, which change no result; if there are none,
     whether it fits when the backward pass computes every layer again."""
-    mesh = compiler.mesh(train["mesh"])
-    sequences = train["batch_size"] // (mesh.shape["data"] * mesh.shape["fsdp"])
-    for parts in range(train["microbatches"] + 1, sequences + 1):
+    mesh = compiler.mesh(train.mesh)
+    sequences = train.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
+    for parts in range(train.microbatches + 1, sequences + 1):
         if sequences % parts == 0 and (memory := _memory(compiler, train, parts)):
             return f"with --gin.pretrain.microbatches={parts} it fits: {gib(memory)}"
     told = "no number of microbatches makes it fit"
-    if train["model"].remat == "full":
+    if train.model.remat == "full":
         return f"{told}: {MORE}"
-    again = {**train, "model": train["model"].clone(remat="full")}
+    again = dataclasses.replace(train, model=train.model.clone(remat="full"))
     if memory := _memory(compiler, again, sequences, " and remat"):
         settings = f"--gin.build_decoder.remat=full --gin.pretrain.microbatches={sequences}"
         return f"with {settings} it fits: {gib(memory)}"
     return f"{told}, nor --gin.build_decoder.remat=full with the most: {MORE}"
 
 
-def _memory(
-    compiler: Compiler, train: Mapping[str, Any], parts: int, more: str = ""
-) -> float | None:
+def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") -> float | None:
     """Of the step in so many microbatches; None if it does not fit."""
     try:
         with phase(f"trying {parts} microbatches{more}", quiet=False):
-            return compiler.training({**train, "microbatches": parts}).memory
+            return compiler.training(dataclasses.replace(train, microbatches=parts)).memory
     except DoesNotFit:
         print("too large")
         return None
 
 
-def scoring(compiler: Compiler, score: Mapping[str, Any], length: int) -> str:
+def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
     """The most sequences at a time, by halving, with which the forward pass fits."""
-    mesh = compiler.mesh(score["mesh"])
-    batch = sequences_at_a_time(length, score["tokens_per_batch"], mesh)
+    mesh = compiler.mesh(score.mesh)
+    batch = sequences_at_a_time(length, score.tokens_per_batch, mesh)
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     each = batch // ways // 2
     while each:
         tokens = each * ways * length
         try:
             with phase(f"trying {tokens} tokens at a time", quiet=False):
-                found = compiler.scoring({**score, "tokens_per_batch": tokens}, length)
+                found = compiler.scoring(
+                    dataclasses.replace(score, tokens_per_batch=tokens), length
+                )
         except DoesNotFit:
             print("too large")
             each //= 2

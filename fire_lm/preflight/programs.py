@@ -7,7 +7,7 @@ import functools
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,12 @@ import jax
 from fire_lm import sharding
 from fire_lm.attention import compiling_for
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
-from fire_lm.evaluation import compile_scoring, sequences_at_a_time
-from fire_lm.models import Decoder
+from fire_lm.evaluation import LengthSweep, compile_scoring, sequences_at_a_time
 from fire_lm.preflight import bundles
 from fire_lm.preflight.estimate import Estimate, estimate
 from fire_lm.preflight.kernels import PREFIX, attention_cycles
 from fire_lm.tpu_topology import Slice
-from fire_lm.training import compile_training, model_flops_per_token
-from fire_lm.training.compile import abstract_state
-from fire_lm.training.step import TrainState
+from fire_lm.training import Pretraining
 
 
 class DoesNotFit(FireLMError):
@@ -47,35 +44,28 @@ class Compiler:
     def devices(self) -> list[Any]:
         return self.where.devices()
 
-    def training(self, run: Mapping[str, Any]) -> Estimate:
-        """The step of `pretrain`, called with the arguments `run`."""
-        mesh = self.mesh(run["mesh"])
-        names = ("batch_size", "train_length", "seed", "z_loss", "microbatches", "spikes")
-        ways = mesh.shape["data"] * mesh.shape["fsdp"] * run["microbatches"]
+    def training(self, run: Pretraining) -> Estimate:
+        """The training step."""
+        mesh = self.mesh(run.mesh)
+        ways = mesh.shape["data"] * mesh.shape["fsdp"] * run.microbatches
         return self._estimate(
             mesh,
-            lambda: compile_training(
-                run["model"],
-                run["optimizer"].build(run["train_steps"]),
-                mesh,
-                features=run["data"].features,
-                **{name: run[name] for name in names},
-            ),
-            self._attention(run, mesh, run["batch_size"] // ways, run["train_length"]),
+            lambda: run.compile(mesh),
+            self._attention(run, mesh, run.batch_size // ways, run.train_length),
         )
 
-    def scoring(self, run: Mapping[str, Any], length: int) -> Estimate:
-        """The forward pass of `length_sweep`, called with the arguments `run`."""
-        mesh = self.mesh(run["mesh"])
-        batch = sequences_at_a_time(length, run["tokens_per_batch"], mesh)
+    def scoring(self, run: LengthSweep, length: int) -> Estimate:
+        """The forward pass at `length`."""
+        mesh = self.mesh(run.mesh)
+        batch = sequences_at_a_time(length, run.tokens_per_batch, mesh)
         return self._estimate(
             mesh,
             lambda: compile_scoring(
-                run["model"],
+                run.model,
                 mesh,
-                features=run["data"].features,
+                features=run.data.features,
                 length=length,
-                tokens_per_batch=run["tokens_per_batch"],
+                tokens_per_batch=run.tokens_per_batch,
             ),
             self._attention(run, mesh, batch // (mesh.shape["data"] * mesh.shape["fsdp"]), length),
         )
@@ -108,12 +98,12 @@ class Compiler:
         return estimate(compiled, self.where, list(mesh.devices.flat), seconds, kernel_cycles)
 
     def _attention(
-        self, run: Mapping[str, Any], mesh: jax.sharding.Mesh, batch: int, length: int
+        self, run: Pretraining | LengthSweep, mesh: jax.sharding.Mesh, batch: int, length: int
     ) -> Callable[[str, Sequence[str]], float]:
         """Cycles of a chip in a kernel: its cores share the heads."""
-        model: Decoder = run["model"]
+        model = run.model
         heads = math.ceil(model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores)
-        packed = "segment_ids" in run["data"].features
+        packed = "segment_ids" in run.data.features
 
         def cycles(kernel: str, instructions: Sequence[str]) -> float:
             if not kernel.startswith(PREFIX):
@@ -125,15 +115,3 @@ class Compiler:
             )
 
         return cycles
-
-
-def state_of(run: Mapping[str, Any]) -> TrainState:
-    """Shapes and dtypes of what `pretrain`, called with `run`, trains and saves."""
-    return abstract_state(run["model"], run["optimizer"].build(run["train_steps"]))
-
-
-def flops(run: Mapping[str, Any]) -> float:
-    """Of one training step, by the convention of `metrics.FLOPS_CONVENTION`."""
-    params = state_of(run).params
-    per_token = model_flops_per_token(run["model"], params, run["train_length"])
-    return per_token * run["batch_size"] * run["train_length"]

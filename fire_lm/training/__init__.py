@@ -1,11 +1,12 @@
 """Pretraining: the loop, the step, the optimizer, and what a run says before it starts."""
 
 from fire_lm.training.compile import compile_training
+from fire_lm.training.description import describe
 from fire_lm.training.loop import pretrain
 from fire_lm.training.optimizer import AdamW
+from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.spikes import Spikes, stopped_at
 from fire_lm.training.start import (
-    check_settings,
     check_start,
     check_vocabulary,
     ensure_writable,
@@ -15,12 +16,13 @@ from fire_lm.training.watchdog import Watchdog, telling_others
 
 __all__ = [
     "AdamW",
+    "Pretraining",
     "Spikes",
     "Watchdog",
-    "check_settings",
     "check_start",
     "check_vocabulary",
     "compile_training",
+    "describe",
     "ensure_writable",
     "model_flops_per_token",
     "pretrain",

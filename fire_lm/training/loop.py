@@ -1,4 +1,4 @@
-"""The training loop, in chapters: mesh, data, state, step, train.
+"""The training loop, in chapters: data, state, step, train.
 
 Running the same command again resumes from the newest checkpoint: the state, the place in the
 data and the counters come back, so that the continued run is bit-equal to an uninterrupted one on
@@ -8,75 +8,58 @@ the same machine shape.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import optax
 from jax.sharding import Mesh
 
 from fire_lm import data as data_layer
 from fire_lm import sharding
-from fire_lm.checkpoints import Checkpointing, Checkpoints
-from fire_lm.data import Data, unknown_warning
+from fire_lm.checkpoints import Checkpoints
+from fire_lm.data import unknown_warning
 from fire_lm.errors import Preempted, RunFailed
 from fire_lm.metrics import Progress, phase
 from fire_lm.models import Decoder
-from fire_lm.training.compile import abstract_state, compile_training, on_mesh
+from fire_lm.training.compile import on_mesh
+from fire_lm.training.description import describe
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
 from fire_lm.training.lock import only_writer
-from fire_lm.training.optimizer import AdamW
 from fire_lm.training.preemption import StopFlag, ctrl_c_saves, sigterm_flag
+from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.reporter import Reporter, new_counters
-from fire_lm.training.spikes import Spikes
-from fire_lm.training.start import check_settings, check_vocabulary, ensure_writable, start_from
+from fire_lm.training.start import check_vocabulary, ensure_writable, start_from
 from fire_lm.training.step import TrainState, init_state
-from fire_lm.training.summary import describe, model_flops_per_token
-from fire_lm.training.watchdog import Watch, Watchdog
+from fire_lm.training.watchdog import Watch
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a process holds while it trains in a run directory."""
+
+    workdir: str
+    quiet: bool
+    goodput: Goodput
+    watch: Watch
+    stop: StopFlag
+    checkpoints: Checkpoints
 
 
 def pretrain(
-    *,
+    run: Pretraining,
     workdir: str,
-    model: Decoder,
-    data: Data,
-    optimizer: AdamW,
-    checkpoints: Checkpointing,
-    train_steps: int,
-    batch_size: int,
-    train_length: int,
-    seed: int,
-    mesh: sharding.MeshShape = sharding.MeshShape(),  # noqa: B008 (frozen)
-    microbatches: int = 1,
-    z_loss: float = 0.0,
-    log_every: int = 100,
-    watchdog: Watchdog = Watchdog(),  # noqa: B008 (frozen)
-    spikes: Spikes = Spikes(),  # noqa: B008 (frozen)
-    init_from: str = "",
-    init_allow_missing: tuple[str, ...] = (),
-    init_allow_unused: tuple[str, ...] = (),
-    dry_run: bool,
-    init_from_model: Decoder | None,
+    *,
+    source: Decoder | None = None,
     before_first_step: Callable[[], None] = lambda: None,
     ranked: Callable[[], Sequence[int]] = lambda: (),
 ) -> None:
-    """Trains `model` and leaves a run directory (contract: ARCHITECTURE section 6).
+    """Trains, or resumes, `run` and leaves a run directory (contract: ARCHITECTURE section 6).
 
     Args:
       workdir: the run directory, local or gs://.
-      train_steps, batch_size, train_length: updates, sequences per update, tokens per sequence.
-      seed: of parameters and of the order of the data.
-      mesh: devices along data, fsdp, tensor.
-      microbatches: parts of a batch whose gradients are accumulated one after the other.
-      z_loss: weight of log(Z)^2.
-      log_every: steps between lines of metrics.
-      watchdog: when a run counts as stuck.
-      spikes: what happens at a loss that is not finite, or jumps.
-      init_from: `RUN[@STEP]`, parameters to start from, with a fresh optimizer and step 0.
-      init_allow_missing, init_allow_unused: path patterns that INIT_FROM may lack or leave over.
-      dry_run: describe the run and stop, allocating nothing.
-      init_from_model: the model of INIT_FROM's run.
+      source: the model of the run that `run.init_from` names.
       before_first_step: called when everything is ready (the caller records the configuration).
       ranked: the steps that sweeps have scored, the best first, for `Checkpointing.keep_best`.
 
@@ -84,149 +67,111 @@ def pretrain(
       UserError: a setting that cannot work. RunFailed: NaN, unreadable checkpoint or storage.
       Preempted: after a SIGTERM or a Ctrl-C, once the state is saved.
     """
-    quiet = jax.process_index() != 0
-    check_settings(
-        train_steps=train_steps,
-        batch_size=batch_size,
-        train_length=train_length,
-        microbatches=microbatches,
-        log_every=log_every,
-        seed=seed,
-        z_loss=z_loss,
-    )
-
-    # --- Mesh: where every array lives.
-    planned_mesh = sharding.abstract_mesh(mesh)
-    sharding.check_batch(batch_size, microbatches, planned_mesh)
-    transformation = optimizer.build(train_steps)
-    abstract = abstract_state(model, transformation)
-    if not quiet:
-        planned = sharding.with_shardings(abstract, planned_mesh)
-        counts = {"batch_size": batch_size, "train_length": train_length}
-        counts |= {"train_steps": train_steps, "microbatches": microbatches}
-        print(describe(model, planned, planned_mesh, **counts), flush=True)
-    if dry_run:
-        return
+    told = describe(run)  # refuses in all processes alike
+    if jax.process_index() == 0:
+        print(told, flush=True)
     ensure_writable(workdir)
-    with (
-        Goodput(workdir, quiet) as goodput,
-        watchdog.watching(workdir, goodput) as watch,
-        only_writer(workdir) as still_ours,
-        sigterm_flag() as stop,  # until the last save is on disk
-        contextlib.closing(Checkpoints(workdir, checkpoints, ranked, still_ours)) as writer,
-    ):
-        with phase("verifying checkpoints", quiet):
-            start = writer.recover()
-        if start >= train_steps:
-            if not quiet:
-                print(f"nothing to do: {workdir} has step {start} of {train_steps}")
+    with job_in(workdir, run, ranked) as job:
+        with phase("verifying checkpoints", job.quiet):
+            start = job.checkpoints.recover()
+        if start >= run.train_steps:
+            if not job.quiet:
+                print(f"nothing to do: {workdir} has step {start} of {run.train_steps}")
             return
-        goodput.resumed(start)
-        device_mesh = sharding.make_mesh(mesh)
-        like = sharding.with_shardings(abstract, device_mesh)
-        model = on_mesh(model, device_mesh)
-
-        # --- Data: this process's slice of every batch.
-        batches = open_text(data, model, device_mesh, train_length, batch_size, seed, quiet)
-
-        # --- State: from where this run stopped, or fresh, or from another run.
-        counters = new_counters()
-        restored = None
-        while start and restored is None:
-            with phase(f"resuming from step {start}", quiet):
-                restored = writer.restore(start, like)
-            if restored is None:  # its arrays are damaged
-                start = writer.recover()
-                goodput.resumed(start)
-        if restored is not None:
-            state, position, info = restored
-            batches.set_state(position)
-            counters = {name: info.get(name, value) for name, value in counters.items()}
-        else:
-            with phase("initialising parameters", quiet):
-                state = fresh_state(model, transformation, seed, like)
-                if init_from:
-                    allowed = (init_allow_missing, init_allow_unused)
-                    state = start_from(state, init_from, *allowed, model, init_from_model)
-
-        goodput.enter(COMPILE)
-
-        # --- Step: compiled before the first batch, so that what follows is steady.
-        with phase("compiling the training step", quiet):
-            step_fn = compile_training(
-                model,
-                transformation,
-                device_mesh,
-                features=data.features,
-                batch_size=batch_size,
-                train_length=train_length,
-                seed=seed,
-                z_loss=z_loss,
-                microbatches=microbatches,
-                spikes=spikes,
-            )
-            sharding.wait_for_all("compiled")
-
-        goodput.enter(START)
-
-        # --- Train: the host works one step ahead of the metrics that it reads.
-        before_first_step()
-        reporter = Reporter(
-            workdir=workdir,
-            start=start,
-            train_steps=train_steps,
-            log_every=log_every,
-            schedule=optimizer.schedule(train_steps),
-            flops=model_flops_per_token(model, abstract.params, train_length),
-            counters=counters,
-            spikes=spikes,
-            goodput=goodput,
-            newest_saved=writer.newest,
-            quiet=quiet,
-        )
-        with contextlib.closing(reporter), ctrl_c_saves(stop):
-            stopped = run_steps(
-                step_fn, state, batches, device_mesh, writer, reporter, watch, goodput, spikes,
-                stop, start, train_steps, checkpoints.save_every,
-            )  # fmt: skip
-    newest = writer.newest()
-    if stopped and not newest:
-        raise Preempted(
-            f"stopped by {stop.by} before any step was saved\nthe same command begins again"
-        )
+        stopped = train(run, job, start, source, before_first_step)
+        newest = job.checkpoints.newest()
     if stopped:
-        raise Preempted(
-            f"stopped by {stop.by} after step {newest}, which is saved\nthe same command resumes"
-        )
-    if newest < train_steps:
+        raise preempted(job.stop.by, newest)
+    if newest < run.train_steps:
         raise RunFailed(
-            f"the loss of step {train_steps} is not finite, so it is not saved; the newest "
+            f"the loss of step {run.train_steps} is not finite, so it is not saved; the newest "
             f"checkpoint is {newest}\nmore TRAIN_STEPS go on from there"
         )
-    if not quiet:
-        print(f"done: {train_steps} steps, run in {workdir}\n{table(workdir)}", flush=True)
+    if not job.quiet:
+        print(f"done: {run.train_steps} steps, run in {workdir}\n{table(workdir)}", flush=True)
 
 
-def open_text(
-    data: Data, model: Decoder, mesh: Mesh, length: int, batch_size: int, seed: int, quiet: bool
-) -> data_layer.TrainIterator:
-    """This process's slice of every batch of `batch_size`; says which text it is."""
+@contextlib.contextmanager
+def job_in(workdir: str, run: Pretraining, ranked: Callable[[], Sequence[int]]) -> Iterator[Job]:
+    """Holds the run directory until the last save is on disk."""
+    quiet = jax.process_index() != 0
+    with (
+        Goodput(workdir, quiet) as goodput,
+        run.watchdog.watching(workdir, goodput) as watch,
+        only_writer(workdir) as still_ours,
+        sigterm_flag() as stop,
+        contextlib.closing(Checkpoints(workdir, run.checkpoints, ranked, still_ours)) as saves,
+    ):
+        yield Job(workdir, quiet, goodput, watch, stop, saves)
+
+
+def preempted(by: str, newest: int) -> Preempted:
+    if not newest:
+        return Preempted(
+            f"stopped by {by} before any step was saved\nthe same command begins again"
+        )
+    return Preempted(
+        f"stopped by {by} after step {newest}, which is saved\nthe same command resumes"
+    )
+
+
+def train(
+    run: Pretraining,
+    job: Job,
+    start: int,
+    source: Decoder | None,
+    before_first_step: Callable[[], None],
+) -> bool:
+    """From a whole checkpoint, or 0; whether a signal ended it."""
+    job.goodput.resumed(start)
+    mesh = sharding.make_mesh(run.mesh)
+
+    # --- Data: this process's slice of every batch.
+    batches = open_text(run, mesh, job.quiet)
+
+    # --- State: from where this run stopped, or fresh, or from another run.
+    start, state, counters = state_at(start, run, job, mesh, batches, source)
+
+    # --- Step: compiled before the first batch, so that what follows is steady.
+    job.goodput.enter(COMPILE)
+    with phase("compiling the training step", job.quiet):
+        step_fn = run.compile(mesh)
+        sharding.wait_for_all("compiled")
+    job.goodput.enter(START)
+
+    # --- Train: the host works one step ahead of the metrics that it reads.
+    before_first_step()
+    reporter = Reporter(
+        run,
+        job.workdir,
+        start,
+        counters=counters,
+        goodput=job.goodput,
+        newest_saved=job.checkpoints.newest,
+        quiet=job.quiet,
+    )
+    with contextlib.closing(reporter), ctrl_c_saves(job.stop):
+        return run_steps(run, job, reporter, batches, mesh, step_fn, state, start)
+
+
+def open_text(run: Pretraining, mesh: Mesh, quiet: bool) -> data_layer.TrainIterator:
+    """This process's slice of every batch; says which text it is."""
     with phase("opening the data", quiet):
-        check_vocabulary(data, model.vocab_size)
-        unknown = 0.0 if quiet else data_layer.unknown_share(data, "train")
+        check_vocabulary(run.data, run.model.vocab_size)
+        unknown = 0.0 if quiet else data_layer.unknown_share(run.data, "train")
         index, count = sharding.process_shard(mesh, jax.process_index())
         batches = data_layer.train_iterator(
-            data,
-            length=length,
-            batch_size=batch_size // count,
-            seed=seed,
+            run.data,
+            length=run.train_length,
+            batch_size=run.batch_size // count,
+            seed=run.seed,
             shard_index=index,
             shard_count=count,
         )
     batches.on_rows = rows_shown(quiet)
     if not quiet:
         print(f"data: {batches.description}", flush=True)
-        if warning := unknown_warning(unknown, "train", data):
+        if warning := unknown_warning(unknown, "train", run.data):
             print(warning, flush=True)
     return batches
 
@@ -248,61 +193,83 @@ def rows_shown(quiet: bool) -> Callable[[int, int], None]:
     return show
 
 
-def fresh_state(
-    model: Decoder, optimizer: optax.GradientTransformation, seed: int, like: TrainState
-) -> TrainState:
+def state_at(
+    start: int,
+    run: Pretraining,
+    job: Job,
+    mesh: Mesh,
+    batches: data_layer.TrainIterator,
+    source: Decoder | None,
+) -> tuple[int, TrainState, dict[str, Any]]:
+    """(step, state, counters) to continue from; `batches` continue from there, too."""
+    like = sharding.with_shardings(run.abstract_state(), mesh)
+    counters = new_counters()
+    while start:
+        with phase(f"resuming from step {start}", job.quiet):
+            restored = job.checkpoints.restore(start, like)
+        if restored is not None:
+            state, position, info = restored
+            batches.set_state(position)
+            return start, state, {name: info.get(name, old) for name, old in counters.items()}
+        start = job.checkpoints.recover()  # its arrays are damaged
+        job.goodput.resumed(start)
+    with phase("initialising parameters", job.quiet):
+        state = fresh_state(run, mesh, like)
+        if run.init_from:
+            state = start_from(state, run, source)
+    return 0, state, counters
+
+
+def fresh_state(run: Pretraining, mesh: Mesh, like: TrainState) -> TrainState:
     """Step 0, sharded as `like`."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
-    init = functools.partial(init_state, model, optimizer)
-    return jax.jit(init, out_shardings=shardings)(jax.random.key(seed))
+    init = functools.partial(init_state, on_mesh(run.model, mesh), run.transformation())
+    return jax.jit(init, out_shardings=shardings)(jax.random.key(run.seed))
 
 
 def run_steps(
-    step_fn: Callable[..., Any],
-    state: TrainState,
+    run: Pretraining,
+    job: Job,
+    reporter: Reporter,
     batches: data_layer.TrainIterator,
     mesh: Mesh,
-    writer: Checkpoints,
-    reporter: Reporter,
-    watch: Watch,
-    goodput: Goodput,
-    spikes: Spikes,
-    stop: StopFlag,
+    step_fn: Callable[..., Any],
+    state: TrainState,
     start: int,
-    train_steps: int,
-    save_every: int,
 ) -> bool:
-    """Steps `start + 1` to `train_steps`, or until SIGTERM or Ctrl-C; whether that came. The last
-    step is saved, but none whose loss is not finite: what made it so may be in the state."""
+    """Steps `start + 1` to the last, or until SIGTERM or Ctrl-C; whether that came. The last step
+    is saved, but none whose loss is not finite: what made it so may be in the state."""
     due = False
-    for step in range(start + 1, train_steps + 1):
-        goodput.enter(DATA)
+    for step in range(start + 1, run.train_steps + 1):
+        job.goodput.enter(DATA)
         batch = next(batches)
         skipped = int(batch.pop("skipped"))
-        goodput.enter(DEVICES)
-        limit = spikes.skip_above(reporter.counters["recent_losses"])
-        guard = spikes.guard(sharding.put_scalar(limit, mesh))
+        job.goodput.enter(DEVICES)
+        limit = run.spikes.skip_above(reporter.counters["recent_losses"])
+        guard = run.spikes.guard(sharding.put_scalar(limit, mesh))
         state, metrics = step_fn(state, sharding.put_batch(batch, mesh), *guard)
         reporter.pending(step, metrics, skipped)
-        watch.finished(step)
-        stopping = stop.requested or writer.reached_preemption(step)
-        due = due or step % save_every == 0 or step == train_steps or stopping
+        job.watch.finished(step)
+        stopping = job.stop.requested or job.checkpoints.reached_preemption(step)
+        due = due or step % run.checkpoints.save_every == 0 or step == run.train_steps or stopping
         if due:
             reporter.flush()  # never save a step whose loss is not known to be finite
             if reporter.sound:
-                goodput.enter(SAVE)
-                goodput.write()  # tells a run directory that is gone; a save would make a new one
-                writer.save(
-                    step,
-                    state,
-                    batches.get_state(),
-                    reporter.counters,
-                    shared_position=batches.shared_state,
-                )
-                goodput.saved(step)
-                watch.saved()
-                reporter.upload()
+                save(job, reporter, batches, step, state)
                 due = False
         if stopping:
             return True
     return False
+
+
+def save(
+    job: Job, reporter: Reporter, batches: data_layer.TrainIterator, step: int, state: TrainState
+) -> None:
+    job.goodput.enter(SAVE)
+    job.goodput.write()  # tells a run directory that is gone; a save would make a new one
+    job.checkpoints.save(
+        step, state, batches.get_state(), reporter.counters, shared_position=batches.shared_state
+    )
+    job.goodput.saved(step)
+    job.watch.saved()
+    reporter.upload()

@@ -19,7 +19,8 @@ from fire_lm.errors import RunFailed
 from fire_lm.metrics import MetricsLog, Progress, peak_flops
 from fire_lm.training.batch_hash import chained
 from fire_lm.training.goodput import Goodput
-from fire_lm.training.spikes import SpikeLog, Spikes, remember
+from fire_lm.training.pretraining import Pretraining
+from fire_lm.training.spikes import SpikeLog, remember
 
 
 def new_counters() -> dict[str, Any]:
@@ -43,26 +44,22 @@ class Reporter:
 
     def __init__(
         self,
-        *,
+        run: Pretraining,
         workdir: str,
         start: int,
-        train_steps: int,
-        log_every: int,
-        schedule: Callable[[Any], Any],
-        flops: float,
+        *,
         counters: dict[str, Any],
-        spikes: Spikes,
         goodput: Goodput,
         newest_saved: Callable[[], int],
         quiet: bool,
     ):
+        self._run, self.counters = run, counters
         self._log = None if quiet else MetricsLog(workdir, start)
         self._spike_log = None if quiet else SpikeLog(workdir, start)
-        self._spikes, self._goodput, self._newest_saved = spikes, goodput, newest_saved
+        self._goodput, self._newest_saved = goodput, newest_saved
         self.sound = True  # whether loss and gradient of the step read last are finite
-        self._progress = Progress(train_steps, start, quiet)
-        self._last_step, self._log_every = train_steps, log_every
-        self._schedule, self._flops, self.counters = schedule, flops, counters
+        self._progress = Progress(run.train_steps, start, quiet)
+        self._schedule, self._flops = run.schedule(), run.flops_per_token
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._waiting: tuple[int, Any, int] | None = None
         # When how many tokens had been read, and after which step: of the last two lines.
@@ -99,15 +96,18 @@ class Reporter:
         }
         self.counters["tokens"] += int(values["tokens"])
         self.counters["documents_skipped"] += skipped
-        if step % self._log_every == 0 or step in (1, self._last_step):
+        if step % self._run.log_every == 0 or step in (1, self._run.train_steps):
             self._write(step, values, learning_rate, learned)
 
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
         """Logs a spike; stops a run that has gone wrong beyond what is allowed."""
         loss, gradient, losses = values["loss"], values["grad_norm"], self.counters["recent_losses"]
-        finite, limit = math.isfinite(loss) and math.isfinite(gradient), self._spikes.limit(losses)
+        finite, limit = (
+            math.isfinite(loss) and math.isfinite(gradient),
+            self._run.spikes.limit(losses),
+        )
         self.counters["updates_skipped"] += skipped
-        allowed, count = self._spikes.skips_allowed, self.counters["updates_skipped"]
+        allowed, count = self._run.spikes.skips_allowed, self.counters["updates_skipped"]
         ends = count > allowed if skipped else not finite
         if (not finite or loss > limit or skipped) and self._spike_log is not None:
             facts = {"step": step, **values, "limit": limit, "skipped": skipped}
@@ -168,7 +168,7 @@ class Reporter:
         """
         before, last = self._marks
         now, tokens = time.monotonic(), self.counters["tokens"]
-        short = step - last[2] < max(2, self._log_every / 2) and last is not before
+        short = step - last[2] < max(2, self._run.log_every / 2) and last is not before
         then, had, _ = before if short else last
         self._marks = (last, (now, tokens, step))
         return (tokens - had) / max(now - then, 1e-9)

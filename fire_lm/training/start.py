@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 from etils import epath
@@ -18,61 +16,48 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.models import Decoder, encoding_names
 from fire_lm.storage import make_folder, remove, replace_text, require_bucket
 from fire_lm.training.optimizer import POSITION
+from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.step import TrainState
 
 
-def start_from(
-    state: TrainState,
-    init_from: str,
-    allow_missing: tuple[str, ...],
-    allow_unused: tuple[str, ...],
-    model: Decoder,
-    source: Decoder | None,
-) -> TrainState:
-    """`state` with the parameters of another run, whose model is `source`.
+def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> TrainState:
+    """`state` with the parameters of the run that `run.init_from` names, whose model is `source`.
 
     Fresh where that run lacks allowed leaves. Parameters of another encoding are never taken over,
     even if they go by the same names.
     """
-    run, asked = split_run(init_from)
-    step = choose_step(run, asked)
-    with _comparing(run, model, source) as foreign:
+    workdir, asked = split_run(run.init_from)
+    step = choose_step(workdir, asked)
+    with _comparing(workdir, run.model, source) as foreign:
         params, missing = restore_params(
-            run,
+            workdir,
             step,
             state.params,
-            allow_missing=allow_missing,
-            allow_unused=allow_unused,
+            allow_missing=run.init_allow_missing,
+            allow_unused=run.init_allow_unused,
             foreign=foreign,
         )
     if jax.process_index() == 0:
         fresh = f"; fresh, as it lacks them: {', '.join(missing)}" if missing else ""
-        print(f"parameters of {run}@{step}{fresh}", end=" ... ")
+        print(f"parameters of {workdir}@{step}{fresh}", end=" ... ")
     return TrainState(state.step, params, state.opt_state)
 
 
-def check_start(
-    params: Any,
-    init_from: str,
-    allow_missing: tuple[str, ...],
-    allow_unused: tuple[str, ...],
-    model: Decoder,
-    source: Decoder,
-) -> tuple[int, list[str]]:
+def check_start(run: Pretraining, source: Decoder) -> tuple[int, list[str]]:
     """Refuses what `start_from` would for its names and shapes, and reads no array.
 
     Returns:
       The checkpoint that it would read if it is whole, and what that lacks.
     """
-    run, asked = split_run(init_from)
-    step = candidates(run, asked)[0]
-    with _comparing(run, model, source) as foreign:
+    workdir, asked = split_run(run.init_from)
+    step = candidates(workdir, asked)[0]
+    with _comparing(workdir, run.model, source) as foreign:
         _, missing = check_params(
-            run,
+            workdir,
             step,
-            params,
-            allow_missing=allow_missing,
-            allow_unused=allow_unused,
+            run.abstract_state().params,
+            allow_missing=run.init_allow_missing,
+            allow_unused=run.init_allow_unused,
             foreign=foreign,
         )
     return step, missing
@@ -93,40 +78,6 @@ def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Cal
         if ours == theirs:
             raise
         raise UserError(f"INIT_FROM: {run} has {theirs}, this run {ours}: {error}") from error
-
-
-def check_positive(**settings: int) -> None:
-    for name, value in settings.items():
-        if value < 1:
-            raise UserError(f"{name} is {value}: it must be 1 or more")
-        if value >= 2**31:  # steps and tokens of a row are counted in int32
-            raise UserError(f"{name} is {value}: it must be less than {2**31}")
-
-
-def check_settings(
-    *,
-    train_steps: int,
-    batch_size: int,
-    train_length: int,
-    microbatches: int,
-    log_every: int,
-    seed: int,
-    z_loss: float,
-) -> None:
-    """Refuses numbers that no run can have."""
-    check_positive(
-        train_steps=train_steps,
-        batch_size=batch_size,
-        train_length=train_length,
-        microbatches=microbatches,
-        log_every=log_every,
-    )
-    if train_length < 2:  # the first token predicts the second
-        raise UserError(f"TRAIN_LENGTH is {train_length}: it must be 2 or more")
-    if not 0 <= seed < 2**32:  # of more, jax.random.key takes the lower bits
-        raise UserError(f"SEED is {seed}: it must be 0 or more, and less than {2**32}")
-    if not 0 <= z_loss < math.inf:
-        raise UserError(f"z_loss is {z_loss}: it must be 0 or more")
 
 
 def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:

@@ -1,4 +1,4 @@
-"""What a run is, before it runs: parameters by module, memory, tokens and FLOPs per step."""
+"""Parameters by module, and the FLOPs and memory that follow from them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any
 
 import jax
 
-from fire_lm.attention import choose_implementation
-from fire_lm.metrics import FLOPS_CONVENTION, flops_per_token
-from fire_lm.models import Decoder, encoding_names
+from fire_lm.metrics import flops_per_token
+from fire_lm.models import Decoder
 from fire_lm.sharding import path_name
 from fire_lm.training.optimizer import POSITION
-from fire_lm.training.step import TrainState
 
 
 def group_of(path: str) -> str:
@@ -45,48 +43,4 @@ def bytes_per_device(state: Any) -> int:
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(state)
-    )
-
-
-def describe(
-    model: Decoder,
-    state: TrainState,
-    mesh: Any,
-    *,
-    batch_size: int,
-    train_length: int,
-    train_steps: int,
-    microbatches: int,
-) -> str:
-    """The table printed at the start of a run; `state` is ShapeDtypeStructs with shardings."""
-    counts = count_parameters(state.params)
-    encoding = counts.pop("encoding", 0)
-    non_embedding = sum(counts.values()) - counts["embedding"]
-    matrices = sum(
-        math.prod(leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state.params["layers"])
-        if path_name(path).endswith("kernel") and not POSITION.search(path_name(path))
-    )
-    width = max(len(name) for name in counts) + 2
-    rows = [f"  {name:<{width}}{count:>13,}" for name, count in sorted(counts.items())]
-    flops = model_flops_per_token(model, state.params, train_length)
-    attention = choose_implementation(model.attention, train_length)
-    devices = math.prod(mesh.shape.values())
-    shared = ", shared by all layers" if model.share_position and encoding else ""
-    return "\n".join(
-        [
-            "parameters",
-            *rows,
-            f"  non-embedding {non_embedding / 1e6:.1f}M ({matrices / 1e6:.1f}M in matrices)",
-            f"  encoding {encoding_names(model)} {encoding:,}, listed apart{shared}",
-            f"mesh {' x '.join(f'{axis}={size}' for axis, size in mesh.shape.items())}"
-            f" = {devices} devices; state "
-            f"{bytes_per_device(state) / 2**20:.1f} MiB a device",
-            f"attention {attention} at length {train_length}; compute in {model.dtype.name}; "
-            f"remat {model.remat}; layers {'in a loop' if model.scan_layers else 'written out'}",
-            f"batch {batch_size} x {train_length} = {batch_size * train_length:,} tokens a step"
-            + (f" in {microbatches} microbatches" if microbatches > 1 else "")
-            + f", {train_steps:,} steps, {batch_size * train_length * train_steps:.4g} tokens",
-            f"FLOPs per token {flops:.4g} ({FLOPS_CONVENTION})",
-        ]
     )

@@ -1,0 +1,56 @@
+"""What is printed of a run before it starts: parameters, mesh, tokens and FLOPs."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+
+from fire_lm import sharding
+from fire_lm.attention import choose_implementation
+from fire_lm.metrics import FLOPS_CONVENTION
+from fire_lm.models import encoding_names
+from fire_lm.training.optimizer import POSITION
+from fire_lm.training.pretraining import Pretraining
+from fire_lm.training.summary import bytes_per_device, count_parameters
+
+
+def describe(run: Pretraining) -> str:
+    """The table printed at the start of a run; nothing is allocated.
+
+    Raises:
+      UserError: the mesh does not fit the devices, or the batch the mesh.
+    """
+    mesh = sharding.abstract_mesh(run.mesh)
+    sharding.check_batch(run.batch_size, run.microbatches, mesh)
+    model, state = run.model, sharding.with_shardings(run.abstract_state(), mesh)
+    counts = count_parameters(state.params)
+    encoding = counts.pop("encoding", 0)
+    non_embedding = sum(counts.values()) - counts["embedding"]
+    matrices = sum(
+        math.prod(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state.params["layers"])
+        if (name := sharding.path_name(path)).endswith("kernel") and not POSITION.search(name)
+    )
+    width = max(len(name) for name in counts) + 2
+    rows = [f"  {name:<{width}}{count:>13,}" for name, count in sorted(counts.items())]
+    attention = choose_implementation(model.attention, run.train_length)
+    shared = ", shared by all layers" if model.share_position and encoding else ""
+    microbatches = f" in {run.microbatches} microbatches" if run.microbatches > 1 else ""
+    return "\n".join(
+        [
+            "parameters",
+            *rows,
+            f"  non-embedding {non_embedding / 1e6:.1f}M ({matrices / 1e6:.1f}M in matrices)",
+            f"  encoding {encoding_names(model)} {encoding:,}, listed apart{shared}",
+            f"mesh {' x '.join(f'{axis}={size}' for axis, size in mesh.shape.items())}"
+            f" = {math.prod(mesh.shape.values())} devices; state "
+            f"{bytes_per_device(state) / 2**20:.1f} MiB a device",
+            f"attention {attention} at length {run.train_length}; compute in {model.dtype.name}; "
+            f"remat {model.remat}; layers {'in a loop' if model.scan_layers else 'written out'}",
+            f"batch {run.batch_size} x {run.train_length} = {run.tokens_per_step:,} tokens a step"
+            f"{microbatches}, {run.train_steps:,} steps, "
+            f"{run.tokens_per_step * run.train_steps:.4g} tokens",
+            f"FLOPs per token {run.flops_per_token:.4g} ({FLOPS_CONVENTION})",
+        ]
+    )

@@ -1,0 +1,111 @@
+"""What a pretraining run is, as a value: gin's `pretrain`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from fire_lm.checkpoints import Checkpointing
+from fire_lm.data import Data
+from fire_lm.errors import UserError
+from fire_lm.models import Decoder
+from fire_lm.sharding import MeshShape
+from fire_lm.training.compile import abstract_state, compile_training
+from fire_lm.training.optimizer import AdamW
+from fire_lm.training.spikes import Spikes
+from fire_lm.training.step import TrainState
+from fire_lm.training.summary import model_flops_per_token
+from fire_lm.training.watchdog import Watchdog
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretraining:
+    """The settings of a run, and nothing of where or when it runs.
+
+    Attributes:
+      train_steps, batch_size, train_length: updates, sequences per update, tokens per sequence.
+      seed: of parameters and of the order of the data.
+      mesh: devices along data, fsdp, tensor.
+      microbatches: parts of a batch whose gradients are accumulated one after the other.
+      z_loss: weight of log(Z)^2.
+      log_every: steps between lines of metrics.
+      watchdog: when a run counts as stuck.
+      spikes: what happens at a loss that is not finite, or jumps.
+      init_from: `RUN[@STEP]`, parameters to start from, with a fresh optimizer and step 0.
+      init_allow_missing, init_allow_unused: path patterns that INIT_FROM may lack or leave over.
+
+    Raises:
+      UserError: a number that no run can have.
+    """
+
+    model: Decoder
+    data: Data
+    optimizer: AdamW
+    checkpoints: Checkpointing
+    train_steps: int
+    batch_size: int
+    train_length: int
+    seed: int
+    mesh: MeshShape = MeshShape()
+    microbatches: int = 1
+    z_loss: float = 0.0
+    log_every: int = 100
+    watchdog: Watchdog = Watchdog()
+    spikes: Spikes = Spikes()
+    init_from: str = ""
+    init_allow_missing: tuple[str, ...] = ()
+    init_allow_unused: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("train_steps", "batch_size", "train_length", "microbatches", "log_every"):
+            value = getattr(self, name)
+            if value < 1:
+                raise UserError(f"{name} is {value}: it must be 1 or more")
+            if value >= 2**31:  # steps and tokens of a row are counted in int32
+                raise UserError(f"{name} is {value}: it must be less than {2**31}")
+        if self.train_length < 2:  # the first token predicts the second
+            raise UserError(f"TRAIN_LENGTH is {self.train_length}: it must be 2 or more")
+        if not 0 <= self.seed < 2**32:  # of more, jax.random.key takes the lower bits
+            raise UserError(f"SEED is {self.seed}: it must be 0 or more, and less than {2**32}")
+        if not 0 <= self.z_loss < math.inf:
+            raise UserError(f"z_loss is {self.z_loss}: it must be 0 or more")
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.train_length
+
+    @property
+    def flops_per_token(self) -> float:
+        """By the convention of `metrics.FLOPS_CONVENTION`."""
+        params = self.abstract_state().params
+        return model_flops_per_token(self.model, params, self.train_length)
+
+    def transformation(self) -> optax.GradientTransformation:
+        return self.optimizer.build(self.train_steps)
+
+    def schedule(self) -> optax.Schedule:
+        """The learning rate by the number of updates done."""
+        return self.optimizer.schedule(self.train_steps)
+
+    def abstract_state(self) -> TrainState:
+        """Shapes and dtypes of what the run trains and saves."""
+        return abstract_state(self.model, self.transformation())
+
+    def compile(self, mesh: Mesh) -> jax.stages.Compiled:
+        """The training step, on the devices of `mesh`."""
+        return compile_training(
+            self.model,
+            self.transformation(),
+            mesh,
+            features=self.data.features,
+            batch_size=self.batch_size,
+            train_length=self.train_length,
+            seed=self.seed,
+            z_loss=self.z_loss,
+            microbatches=self.microbatches,
+            spikes=self.spikes,
+        )
