@@ -5,6 +5,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -134,6 +135,29 @@ def test_a_wrong_command_is_found(tmp_path):
     for arguments in found:
         with pytest.raises(UserError, match="SEEDS|--gin_files"):
             parse(arguments)
+
+
+def python_blocks() -> list[tuple[str, str]]:
+    """Page and code, but for the file that the reader writes (tests/test_readme.py runs it)."""
+    return [
+        (of_page(page), code)
+        for page in PAGES
+        for code in re.findall(
+            r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
+        )
+        if page.name != "add_an_encoding.md"
+    ]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("page, code", python_blocks(), ids=lambda value: value.splitlines()[0])
+def test_python_runs(page, code):
+    """The last line says the shape and dtype of what it makes."""
+    found: dict[str, Any] = {}
+    exec(compile(code, page, "exec"), found)
+    last = code.splitlines()[-1]
+    name, shape, dtype = re.findall(r"^(\w+) = .*# \[(.*)\] (\w+)$", last)[0]
+    assert f"{', '.join(map(str, found[name].shape))}" == shape and found[name].dtype == dtype
 
 
 def test_every_encoding_is_in_its_page():

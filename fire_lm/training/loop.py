@@ -61,7 +61,7 @@ def pretrain(
     before_first_step: Callable[[], None] = lambda: None,
     ranked: Callable[[], Sequence[int]] = lambda: (),
 ) -> None:
-    """Trains `model` and leaves a run directory (contract: ARCHITECTURE section 6).
+    """Trains `model` and leaves a run directory (docs/pretraining.md lists its files).
 
     Args:
       workdir: the run directory, local or gs://.
