@@ -1,5 +1,6 @@
 """README.md and docs/: links and anchors resolve, commands are valid, every page is found."""
 
+import dataclasses
 import re
 import shlex
 import tomllib
@@ -12,6 +13,7 @@ import yaml
 
 from fire_lm import cli, verbs
 from fire_lm.errors import UserError
+from fire_lm.reporting import PositionLoss, ScoredText, SweepRow
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -164,6 +166,16 @@ def test_every_encoding_is_in_its_page():
     page = (ROOT / "docs" / "encodings.md").read_text()
     names = {path.stem for path in (ROOT / "configs" / "positions").glob("*.gin")}
     assert sorted(name for name in names if f"`{name}`" not in page) == []
+
+
+@pytest.mark.parametrize("kind", [SweepRow, PositionLoss, ScoredText])
+def test_columns_are_those_of_the_files(kind):
+    name = {SweepRow: "length_sweep", PositionLoss: "position_losses", ScoredText: "scored_text"}
+    page = (ROOT / "docs" / "evaluation.md").read_text()
+    table = page.split(f"### Columns of `{name[kind]}.csv`\n")[1].split("\n#")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    columns = [column for row in rows for column in re.findall(r"`(\w+)`", row)]
+    assert columns == [field.name for field in dataclasses.fields(kind)]
 
 
 def test_sizes_are_those_of_the_models(capsys):
