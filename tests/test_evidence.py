@@ -2,6 +2,7 @@
 them."""
 
 import json
+import re
 import statistics
 from pathlib import Path
 
@@ -49,6 +50,23 @@ def test_the_documentation_has_the_table_and_the_figure_of_the_evidence(report):
     assert [line for line in lines if line in [*lines[:2], *shown]] == [*lines[:2], *shown]
     assert "\n".join([*lines[:2], *shown]) in readme and len(shown) == 5
     assert f"(fire_lm/reporting/evidence/mini/{FIGURE})" in readme
+
+
+def test_the_documentation_counts_pairs_as_the_report_does(report):
+    found = re.findall(
+        r"^At x([124]) of .*? order: (\d+)\..*?Welch's t test at 5 % \((\d+)\)",
+        (report / "report.md").read_text(),
+        flags=re.MULTILINE,
+    )
+    assert [length for length, _, _ in found] == ["1", "2", "4"]
+    agree, unclear = ([int(line[column]) for line in found] for column in (1, 2))
+    page = " ".join((DOCS / "results.md").read_text().split())
+    assert (
+        f"Of the 21 pairs of the seven encodings that are also in the paper's Table 4 (Table 2 for "
+        f"FIRE-S), {agree[0]} are in the paper's order at the training length, {agree[1]} at twice "
+        f"that length and {agree[2]} at four times. Our seeds cannot tell {min(unclear)} to "
+        f"{max(unclear)} of the pairs apart"
+    ) in page
 
 
 def warm_start_rows() -> dict[str, list[str]]:
