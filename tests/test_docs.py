@@ -1,6 +1,7 @@
 """README.md and docs/: links and anchors resolve, commands are valid, every page is found."""
 
 import dataclasses
+import json
 import re
 import shlex
 import tomllib
@@ -207,3 +208,27 @@ def test_the_citation_names_no_invented_author():
     assert citation["authors"] == [{"name": "the fire_lm developers"}]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert citation["version"] == project["version"] and project["authors"] == citation["authors"]
+
+
+@pytest.mark.parametrize(
+    "name, run, slice_",
+    [
+        ("c4_125m_fire_v4-256", "125M FIRE", "v4-256"),
+        ("c4_125m_fire_2xv4-128", "125M FIRE", "2xv4-128"),
+        ("c4_350m_rope_v4-512", "350M RoPE", "v4-512"),
+    ],
+)
+def test_estimates_are_those_that_tests_pin(name, run, slice_):
+    """Collectives to the MiB; memory has the program and its results besides what is pinned."""
+    page = (ROOT / "docs" / "preflight.md").read_text()
+    ((memory, collectives, sweep),) = re.findall(
+        rf"^\| {run} \| {slice_}: \d+ \| ([\d.]+) of [\d.]+ \| ([\d,]+) \|.*\| ([\d.]+) GiB,.*\|$",
+        page,
+        re.MULTILINE,
+    )
+    golden = json.loads((ROOT / "tests" / "golden" / "preflight" / f"{name}.json").read_text())
+    step, scoring = golden["training step"], golden["sweep at 8192"]
+    moved = sum(kind["bytes"] for key, kind in step.items() if key != "memory")
+    assert int(collectives.replace(",", "")) == round(moved / 2**20)
+    for stated, pinned in ((memory, step["memory"]), (sweep, scoring["memory"])):
+        assert 0 < float(stated) - sum(pinned.values()) / 2**30 < 0.5
