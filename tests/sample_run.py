@@ -40,8 +40,8 @@ def write_text(folder: Path, documents: int = 60) -> Path:
 
 
 def command(data_dir: Path, workdir: Path | str, *more: str, position: str = "fire") -> list[str]:
-    """Arguments of `fire-lm pretrain`; later bindings win."""
-    bindings = {
+    """Arguments of `fire-lm pretrain`; bindings among `more` replace these."""
+    bindings: dict[str, Any] = {
         "DATA_DIR": data_dir,
         "TRAIN_STEPS": STEPS,
         "BATCH_SIZE": 8,
@@ -57,13 +57,15 @@ def command(data_dir: Path, workdir: Path | str, *more: str, position: str = "fi
         "Checkpointing.save_every": SAVE_EVERY,
         "pretrain.log_every": 1,
     }
+    given = [flag.removeprefix("--gin.") for flag in more if flag.startswith("--gin.")]
+    bindings |= dict(one.split("=", 1) for one in given)
     return [
         "pretrain",
         "--gin_file=configs/runs/quickstart.gin",
         f"--gin_file=configs/positions/{position}.gin",
         f"--workdir={workdir}",
         *(f"--gin.{name}={value}" for name, value in bindings.items()),
-        *more,
+        *(flag for flag in more if not flag.startswith("--gin.")),
     ]
 
 
