@@ -102,9 +102,8 @@ class Checkout:
         return self.python("-c", RUN_ALL, json.dumps(commands))
 
     def pytest(self, *arguments: str) -> tuple[int, str]:
-        """As scripts/test runs it, whose formatters and type checker see more files than ours."""
-        tier = ["-m", "not ci and not slow", "-p", "no:cacheprovider"]
-        return self.python("-m", "pytest", *tier, *arguments)
+        """As `scripts/test --encoding` runs it: of every tier."""
+        return self.python("-m", "pytest", "-p", "no:cacheprovider", *arguments)
 
 
 def bindings(values: dict[str, object]) -> list[str]:
