@@ -117,7 +117,6 @@ def pretrain(arguments: argparse.Namespace) -> None:
 def start_run(config: gin.Config, arguments: argparse.Namespace, speaks: bool) -> None:
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
-    trained = None
     if source and not available_steps(arguments.workdir):  # else the run resumes without it
         trained = model_of_run(source)
         if speaks:
@@ -126,7 +125,11 @@ def start_run(config: gin.Config, arguments: argparse.Namespace, speaks: bool) -
         "pretrain",
         workdir=arguments.workdir,
         dry_run=False,
-        init_from_model=trained,
+        init_from_model=lambda: model_of_run(source),
+        # Again: a run that was still writing may have begun after the first look.
+        once_held=lambda: check_same_experiment(
+            config, arguments.workdir, arguments.allow_config_change
+        ),
         before_first_step=lambda: gin.save(config, arguments.workdir) if speaks else None,
         ranked=lambda: ranked(epath.Path(arguments.workdir)),
     )

@@ -22,8 +22,8 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"storage", "errors"},
     "data": {"storage", "errors"},
     "reporting": {"storage", "errors"},
-    "checkpoints": {"storage", "errors"},
     "sharding": {"absent_tpu", "errors"},
+    "checkpoints": {"sharding", "storage", "errors"},
     "tensorboard_events": {"storage"},
     "metrics": {"storage", "tensorboard_events", "errors"},
     "attention": {"absent_tpu", "errors"},
@@ -48,7 +48,8 @@ ALLOWED["preflight"] = {*ALLOWED, "preflight"} - {"config", "reporting", "checkp
 ALLOWED["encoding_label"] = {"config", "errors"}
 ALLOWED["verbs"] = set(ALLOWED) - {"preflight", "tpu_topology"}
 ALLOWED["preflight_verb"] = {
-    *("verbs", "preflight", "training", "evaluation", "checkpoints", "tpu_topology", "errors"),
+    *("verbs", "preflight", "training", "evaluation", "checkpoints", "tpu_topology", "storage"),
+    "errors",
 }
 ALLOWED["sweep_runs"] = {"verbs", "checkpoints", "storage", "errors"}
 ALLOWED["sweep_settings"] = {

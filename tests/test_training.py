@@ -164,7 +164,9 @@ def test_sigterm_before_anything_is_saved_is_told_so(data_dir, tmp_path, monkeyp
     monkeypatch.setattr(Reporter, "flush", lambda self: setattr(self, "sound", False))
     assert main(command(data_dir, tmp_path / "run")) == 3
     told = capsys.readouterr().err
-    assert "stopped by SIGTERM before any step was saved\nthe same command begins again" in told
+    assert (
+        "stopped by SIGTERM before any step was saved\nrun the same command to start over" in told
+    )
     assert "step 0" not in told
 
 
@@ -219,7 +221,7 @@ def test_a_run_directory_that_is_gone_stops_the_run(data_dir, tmp_path, monkeypa
         patch.setattr(Reporter, "pending", pending_and_gone)
         assert main(command(data_dir, workdir)) == 1
     error = capsys.readouterr().err
-    assert f"{workdir} has been removed or renamed under its run: stopped" in error
+    assert f"{workdir} was removed or renamed while the run was writing to it: stopped" in error
     assert not workdir.exists() and available_steps(tmp_path / "renamed") == [SAVE_EVERY]
     assert main(command(data_dir, tmp_path / "renamed")) == 0
 

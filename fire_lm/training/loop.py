@@ -57,7 +57,8 @@ def pretrain(
     init_allow_missing: tuple[str, ...] = (),
     init_allow_unused: tuple[str, ...] = (),
     dry_run: bool,
-    init_from_model: Decoder | None,
+    init_from_model: Callable[[], Decoder] | None,
+    once_held: Callable[[], None] = lambda: None,
     before_first_step: Callable[[], None] = lambda: None,
     ranked: Callable[[], Sequence[int]] = lambda: (),
 ) -> None:
@@ -76,7 +77,9 @@ def pretrain(
       init_from: `RUN[@STEP]`, parameters to start from, with a fresh optimizer and step 0.
       init_allow_missing, init_allow_unused: path patterns that INIT_FROM may lack or leave over.
       dry_run: describe the run and stop, allocating nothing.
-      init_from_model: the model of INIT_FROM's run.
+      init_from_model: the model of INIT_FROM's run, asked for if this run starts from it.
+      once_held: called when no other process writes to the run directory any more; it may refuse
+        what is there.
       before_first_step: called when everything is ready (the caller records the configuration).
       ranked: the steps that sweeps have scored, the best first, for `Checkpointing.keep_best`.
 
@@ -115,6 +118,7 @@ def pretrain(
         sigterm_flag() as stop,  # until the last save is on disk
         contextlib.closing(Checkpoints(workdir, checkpoints, ranked, still_ours)) as writer,
     ):
+        once_held()
         with phase("verifying checkpoints", quiet):
             start = writer.recover()
         if start >= train_steps:
@@ -147,7 +151,8 @@ def pretrain(
                 state = fresh_state(model, transformation, seed, like)
                 if init_from:
                     allowed = (init_allow_missing, init_allow_unused)
-                    state = start_from(state, init_from, *allowed, model, init_from_model)
+                    source = init_from_model() if init_from_model is not None else None
+                    state = start_from(state, init_from, *allowed, model, source)
 
         goodput.enter(COMPILE)
 
@@ -170,6 +175,7 @@ def pretrain(
         goodput.enter(START)
 
         # --- Train: the host works one step ahead of the metrics that it reads.
+        still_ours()
         before_first_step()
         reporter = Reporter(
             workdir=workdir,
@@ -192,7 +198,7 @@ def pretrain(
     newest = writer.newest()
     if stopped and not newest:
         raise Preempted(
-            f"stopped by {stop.by} before any step was saved\nthe same command begins again"
+            f"stopped by {stop.by} before any step was saved\nrun the same command to start over"
         )
     if stopped:
         raise Preempted(
