@@ -20,6 +20,7 @@ from fire_lm.preflight_verb import check_place_of
 from fire_lm.reporting import result_files
 from fire_lm.reporting.result_files import PositionLoss, merge_table, read_table
 from fire_lm.storage import appended, lease
+from fire_lm.storage.appended import Uploaded
 from fire_lm.training.lock import only_writer
 from fire_lm.training.spikes import SpikeLog
 
@@ -197,6 +198,7 @@ def test_lines_that_arrived_without_an_answer_are_known_again(bucket: Bucket, ca
     log = storage.append_to(bucket.url("run/metrics.jsonl"))
     written = "^POST /upload.*metrics"
     bucket.faults = [LostAnswer(match=written, times=1), Status(status=503, match=written)]
+    assert isinstance(log, Uploaded)
     log.append(b"1\n")
     log._upload()
     assert bucket.objects["run/metrics.jsonl"] == b"1\n" and log._refused
