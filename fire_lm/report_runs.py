@@ -129,11 +129,14 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
 def _of_run(workdir: epath.Path, config: gin.Config, arm: str) -> Results:
     run, encoding = workdir.name, str(config.macro("ENCODING"))
     lines = logged_steps(workdir)
-    # All rows of its own folder are its own, whatever it was called when they were written.
-    rows = [dataclasses.replace(r, run=run) for r in read_rows(workdir / "length_sweep.csv")]
+    # Rows of its own folder are its own, whatever it was called when they were written, but for
+    # those of another encoding: a sweep of several runs has left its table here.
+    found = read_rows(workdir / "length_sweep.csv")
+    rows = [dataclasses.replace(row, run=run) for row in found if row.encoding == encoding]
     bins = [
         dataclasses.replace(row, run=run)
         for row in read_table(workdir / "position_losses.csv", PositionLoss)
+        if row.encoding == encoding
     ]
     texts = [
         dataclasses.replace(line, run=run) for line in read_table(workdir / TEXTS_FILE, ScoredText)

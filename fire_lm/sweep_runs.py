@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from etils import epath
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.errors import UserError
-from fire_lm.storage import children, present, require_bucket, require_folder
+from fire_lm.storage import children, in_bucket, present, require_bucket, require_folder
 from fire_lm.verbs import newest_config, place
 
 SAME_NAME = "two of the runs have the same name, the table could not tell them apart"
@@ -73,10 +74,32 @@ def find_runs(
     if len({path.name for path in paths}) < len(paths):
         raise UserError(SAME_NAME)
     if output:
-        return runs, place(output)
+        return runs, folder_of_table(output, paths)
     if len(set(folders)) == 1:
         return runs, folders[0]
     raise UserError("several runs: say --output=DIR, the folder for their table and figure")
+
+
+def folder_of_table(output: str, runs: Collection[epath.Path]) -> epath.Path:
+    """The folder that `output` names; if it is the only run's own, by the name of the run.
+
+    Raises:
+      UserError: it is another run's, whose rows the table would replace.
+    """
+    top = place(output)
+    if newest_config(top) is None:
+        return top
+    for run in runs if len(runs) == 1 else ():
+        if plain_name(run) == plain_name(top):
+            return run
+    raise UserError(
+        f"--output={output} is a run directory, whose own rows the table would replace\n"
+        "give another folder for the table of these runs"
+    )
+
+
+def plain_name(folder: epath.Path) -> str:
+    return str(folder).rstrip("/") if in_bucket(folder) else str(Path(folder).resolve())
 
 
 def split_steps(name: str) -> tuple[str, tuple[int, ...], bool]:
