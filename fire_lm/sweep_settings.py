@@ -16,7 +16,7 @@ from fire_lm import config as gin
 from fire_lm import models
 from fire_lm.data import dataset_label
 from fire_lm.errors import UserError
-from fire_lm.evaluation import say
+from fire_lm.evaluation import say_once
 from fire_lm.verbs import load_config, newest_config
 
 # What decides rows besides the model.
@@ -57,11 +57,8 @@ def settings(arguments: argparse.Namespace, workdir: epath.Path) -> list[Setting
     """The plain one, and each --also that has an effect on this run; says which have none."""
     found, idle = resolved(arguments, workdir)
     for also, why in idle.items():
-        _say_once(f"{workdir}: --also='{also}' is left out: {why}")
+        say_once(f"{workdir}: --also='{also}' is left out: {why}")
     return found
-
-
-_say_once = functools.cache(say)
 
 
 def resolved(

@@ -9,6 +9,7 @@ from fire_lm.evaluation.length_sweep import (
     lengths_refused,
     lengths_taken,
     say,
+    say_once,
 )
 from fire_lm.evaluation.pieces import Known
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
@@ -28,6 +29,7 @@ __all__ = [
     "learned_biases",
     "length_sweep",
     "say",
+    "say_once",
     "lengths_refused",
     "lengths_taken",
     "sequences_at_a_time",
