@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from fire_lm import config as gin
 from fire_lm.reporting.results import Setting
@@ -37,8 +39,17 @@ def differing(configs: dict[str, gin.Config]) -> list[Setting]:
     ]
 
 
+def asked_of(config: gin.Config) -> dict[str, Any]:
+    """What `pretrain` was called with."""
+    return config.arguments("pretrain", workdir="", dry_run=False, init_from_model=None)
+
+
 def arm_names(configs: dict[str, gin.Config], settings: Sequence[Setting]) -> dict[str, str]:
-    """The encoding, and where runs of one encoding differ by more than seeds, also by what."""
+    """The encoding, and where runs of one encoding differ by more than seeds, also by what.
+
+    Two runs of one seed, such as a run and its copy, are no two draws of anything: they are told
+    apart by their names.
+    """
     own: dict[str, dict[str, str]] = {run: {} for run in configs}
     for setting in settings:
         if not setting.name.startswith(_IDLE):
@@ -53,7 +64,9 @@ def arm_names(configs: dict[str, gin.Config], settings: Sequence[Setting]) -> di
             if len({values.get(name) for values in same}) > 1
         ]
         names[run] = f"{encoding}, {', '.join(apart)}" if apart else encoding
-    return names
+    draws = Counter((names[run], asked_of(config)["seed"]) for run, config in configs.items())
+    repeated = {name for (name, _), count in draws.items() if count > 1}
+    return {run: f"{name} of {run}" if name in repeated else name for run, name in names.items()}
 
 
 def _what(setting: Setting) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from etils import epath
 
 from fire_lm import config as gin
+from fire_lm.arms import asked_of
 from fire_lm.checkpoints import available_steps
 from fire_lm.data import scoring_text
 from fire_lm.errors import FireLMError, RunFailed
@@ -18,11 +18,6 @@ from fire_lm.models import variant
 from fire_lm.reporting.result_files import TrainingPoint
 from fire_lm.reporting.results import Results
 from fire_lm.sharding import MeshShape, make_mesh
-
-
-def asked_of(config: gin.Config) -> dict[str, Any]:
-    """What `pretrain` was called with."""
-    return config.arguments("pretrain", workdir="", dry_run=False, init_from_model=None)
 
 
 def probed_arm(

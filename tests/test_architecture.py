@@ -68,11 +68,12 @@ ALLOWED["arms"] = {"config", "reporting"}
 ALLOWED["sweep_tables"] = {"arms", "verbs", "config", "reporting", "storage"}
 ALLOWED["sweep_verb"] = {
     *("sweep_runs", "sweep_settings", "sweep_survey", "sweep_tables", "verbs"),
-    *("evaluation", "reporting", "checkpoints", "sharding", "errors"),
+    *("evaluation", "reporting", "checkpoints", "sharding", "storage", "errors"),
 }
 ALLOWED["paper_rows"] = {"verbs", "sweep_runs", "config", "reporting", "errors"}
 ALLOWED["report_probes"] = {
-    *("config", "data", "evaluation", "models", "checkpoints", "reporting", "sharding", "errors"),
+    *("arms", "config", "data", "evaluation", "models", "checkpoints", "reporting", "sharding"),
+    "errors",
 }
 ALLOWED["report_runs"] = {
     *("arms", "report_probes", "verbs", "sweep_runs", "config", "data", "training", "evaluation"),

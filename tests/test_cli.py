@@ -12,7 +12,6 @@ from fire_lm.cli import main
 from fire_lm.data.corpus import write_corpus
 from fire_lm.errors import RunFailed
 from fire_lm.reporting import PositionLoss, read_rows, read_table
-from fire_lm.sweep_runs import find_runs
 
 evaluation = importlib.import_module("fire_lm.evaluation.length_sweep")
 
@@ -130,19 +129,6 @@ def test_sweep_of_runs_of_one_name(tmp_path, capsys):
     runs = [fake_run(tmp_path / name) for name in ("a/fire", "b/fire")]
     assert main(["sweep", *runs, f"--output={tmp_path}"]) == 2
     assert "same name" in capsys.readouterr().err
-
-
-def test_the_table_of_a_sweep_replaces_no_rows_of_a_run(tmp_path, capsys, monkeypatch):
-    """A run may be the place of its own table, in any spelling, and of no other."""
-    fire, rope = (fake_run(tmp_path / name) for name in ("fire", "rope"))
-    for named in ([fire, rope], [rope]):
-        assert main(["sweep", *named, f"--output={fire}"]) == 2
-        told = capsys.readouterr().err
-        assert f"--output={fire} is a run directory" in told and "give another folder" in told
-    monkeypatch.chdir(tmp_path)
-    for spelled in ("fire", "./fire/", f"{tmp_path}/rope/../fire", fire):
-        (wanted,), top = find_runs(["fire"], spelled)
-        assert top == wanted.workdir == epath.Path("fire")
 
 
 STEPS = 3

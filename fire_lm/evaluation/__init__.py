@@ -1,6 +1,6 @@
 """Everything that computes a number for a report."""
 
-from fire_lm.evaluation.claims import claimed
+from fire_lm.evaluation.claims import claimed, held
 from fire_lm.evaluation.length_sweep import (
     Scored,
     check_reading,
@@ -8,6 +8,7 @@ from fire_lm.evaluation.length_sweep import (
     length_sweep,
     lengths_refused,
     say,
+    say_once,
 )
 from fire_lm.evaluation.pieces import Known
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
@@ -18,6 +19,7 @@ __all__ = [
     "Scored",
     "attention_scores",
     "claimed",
+    "held",
     "check_reading",
     "check_scoring",
     "compile_scoring",
@@ -25,6 +27,7 @@ __all__ = [
     "learned_biases",
     "length_sweep",
     "say",
+    "say_once",
     "lengths_refused",
     "sequences_at_a_time",
 ]
