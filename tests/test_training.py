@@ -256,7 +256,7 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(finished, data_dir, tmp
     array.write_bytes(content)
     assert main(command(data_dir, run)) == 0
     told = capsys.readouterr()
-    assert f"checkpoint {STEPS} of {run} is damaged (" in told.err and "from 10" in told.err
+    assert f"checkpoint {STEPS} of {run} is damaged (" in told.err and "from step 10" in told.err
     assert "resuming from step 10" in told.out
     assert logged(run) == logged(finished)
     assert_same_state(run, finished)
