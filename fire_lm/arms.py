@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from fire_lm import config as gin
@@ -36,7 +37,11 @@ def differing(configs: dict[str, gin.Config]) -> list[Setting]:
 
 
 def arm_names(configs: dict[str, gin.Config], settings: Sequence[Setting]) -> dict[str, str]:
-    """The encoding, and where runs of one encoding differ by more than seeds, also by what."""
+    """The encoding, and where runs of one encoding differ by more than seeds, also by what.
+
+    Two runs of one seed, such as a run and its copy, are no two draws of anything: they are told
+    apart by their names.
+    """
     own: dict[str, dict[str, str]] = {run: {} for run in configs}
     for setting in settings:
         if not setting.name.startswith(_IDLE):
@@ -51,7 +56,9 @@ def arm_names(configs: dict[str, gin.Config], settings: Sequence[Setting]) -> di
             if len({values.get(name) for values in same}) > 1
         ]
         names[run] = f"{encoding}, {', '.join(apart)}" if apart else encoding
-    return names
+    draws = Counter((names[run], config.call("pretrain").seed) for run, config in configs.items())
+    repeated = {name for (name, _), count in draws.items() if count > 1}
+    return {run: f"{name} of {run}" if name in repeated else name for run, name in names.items()}
 
 
 def _what(setting: Setting) -> str:

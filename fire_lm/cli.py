@@ -21,7 +21,7 @@ from fire_lm.errors import (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a verb; returns the exit code of the contract (ARCHITECTURE section 6)."""
+    """Runs a verb; returns its exit code (docs/pretraining.md lists them)."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         parsed = parse(arguments)

@@ -205,8 +205,7 @@ class MetricsLog:
             lines = [line for facts, line in whole_lines(content) if facts["step"] <= resume_step]
             return "".join(lines).encode()
 
-        storage.cut_back(path, up_to_resume_step)
-        self._file = storage.append_to(path)
+        self._file = storage.append_to(path, up_to_resume_step)
         self._events: EventsOnDisk | EventsInBucket | None = None
         # Tells TensorBoard to drop what it has of later steps.
         start = SessionLog(status=SessionLog.START)

@@ -15,9 +15,9 @@ from typing import Any
 
 from fire_lm import config as gin
 from fire_lm import reporting
-from fire_lm.reporting import published, read_rows
+from fire_lm.reporting import published, read_own, read_rows
 from fire_lm.sweep_runs import find_runs
-from fire_lm.verbs import load_config, place, saved_config
+from fire_lm.verbs import label_in, load_config, place, saved_config
 
 # The scales, with the one that a row's file has by itself first.
 SCALES = ("paper", "mini", "gpu")
@@ -92,9 +92,10 @@ def run_so_far(names: Sequence[str]) -> dict[str, dict[str, None]]:
     """
     found: dict[str, dict[str, None]] = {model: {} for model in published.models()}
     for name in names:
-        for run in find_runs([name], None, begun=False)[0]:
-            if row := row_of(saved_config(run.workdir)):
-                results = read_rows(run.workdir / "length_sweep.csv")
+        for run in find_runs([name], begun=False)[0]:
+            config = saved_config(run.workdir)
+            if row := row_of(config):
+                results = read_own(run.workdir, label_in(config)).losses
                 found[row[0]][_words(*row, {result.dataset for result in results})] = None
     for scale in SCALES:
         for result in read_rows(place(EVIDENCE) / scale / "length_sweep.csv"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import LengthSweep, lengths_refused
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight.programs import Compiler
+from fire_lm.storage import in_bucket, is_folder, require_bucket
 from fire_lm.tpu_topology import parse_slice
 from fire_lm.training import Pretraining, check_start, ensure_writable
 
@@ -79,8 +81,10 @@ def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str,
 def check_place_of(file: str) -> None:
     """Before minutes of compiling."""
     path = verbs.place(file)
-    if path.is_dir():
-        raise UserError(f"--json={file} is a folder: name a file")
-    if not path.parent.is_dir():
+    require_bucket(path, "--json")
+    with contextlib.suppress(RunFailed):  # who may write to a bucket need not be allowed to read
+        if is_folder(path):
+            raise UserError(f"--json={file} is a folder: name a file")
+    if not in_bucket(path) and not path.parent.is_dir():
         raise UserError(f"--json={file}: there is no folder {path.parent}: make it")
     ensure_writable(path.parent, "--json")

@@ -20,12 +20,11 @@ from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.metrics import logged_steps
 from fire_lm.report_probes import probed_arm
-from fire_lm.reporting import ScoredText, SweepRow, read_rows
+from fire_lm.reporting import SweepRow, read_own
 from fire_lm.reporting.result_files import (
     LearnedNumber,
     PositionLoss,
     TrainingPoint,
-    read_table,
 )
 from fire_lm.reporting.results import (
     Results,
@@ -34,13 +33,12 @@ from fire_lm.reporting.results import (
     joined,
     read_results,
 )
-from fire_lm.reporting.scored_text import FILE as TEXTS_FILE
 from fire_lm.reporting.seeds import scored_in
 from fire_lm.storage import children
 from fire_lm.sweep_runs import SAME_NAME
 from fire_lm.training.goodput import starts
 from fire_lm.training.summary import count_parameters
-from fire_lm.verbs import newest_config, place, saved_config
+from fire_lm.verbs import label_in, newest_config, place, saved_config, with_name
 
 Scored = TypeVar("Scored", SweepRow, PositionLoss)
 
@@ -60,8 +58,7 @@ def gather(
     parts: list[tuple[str, Results]] = []
     runs: list[epath.Path] = []
     for name in dict.fromkeys(named):
-        folder = place(name)
-        folder = folder if folder.name else folder.absolute()  # `.` has no name
+        folder = with_name(place(name))
         inside = _runs_inside(folder)
         if inside:
             runs += inside
@@ -127,23 +124,16 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
 
 
 def _of_run(workdir: epath.Path, config: gin.Config, arm: str) -> Results:
-    run, encoding = workdir.name, str(config.macro("ENCODING"))
-    lines = logged_steps(workdir)
-    # All rows of its own folder are its own, whatever it was called when they were written.
-    rows = [dataclasses.replace(r, run=run) for r in read_rows(workdir / "length_sweep.csv")]
-    bins = [
-        dataclasses.replace(row, run=run)
-        for row in read_table(workdir / "position_losses.csv", PositionLoss)
-    ]
-    texts = [
-        dataclasses.replace(line, run=run) for line in read_table(workdir / TEXTS_FILE, ScoredText)
-    ]
+    run, encoding = workdir.name, label_in(config)
+    lines, own = logged_steps(workdir), read_own(workdir, encoding)
+    if own.problem:
+        print(own.problem, flush=True)
     facts = _facts(workdir, config, arm, lines[-1]["step"] if lines else 0)
     return Results(
         runs=[facts],
-        losses=rows,
-        scored=texts,
-        positions=bins,
+        losses=own.losses,
+        scored=own.scored,
+        positions=own.positions,
         training=[point for line in lines if (point := _point(line, run, encoding))],
         learned=[
             LearnedNumber(run, encoding, line["step"], match[1], int(match[2]), float(value))

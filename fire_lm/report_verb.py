@@ -32,7 +32,7 @@ def report(arguments: argparse.Namespace) -> None:
     if not arguments.runs:
         raise UserError("report needs RUN, a run directory or a folder of runs, or --list")
     if len(arguments.runs) > 1 and not arguments.output:
-        raise UserError("several runs: say --output=DIR, the folder of their report")
+        raise UserError("several runs need --output=DIR, the folder of their report")
     top = place(arguments.runs[0])
     folder = place(arguments.output) if arguments.output else top / "report"
     require_folder(folder, "--output")

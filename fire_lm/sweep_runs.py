@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from etils import epath
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.errors import UserError
-from fire_lm.storage import children, present, require_bucket, require_folder
-from fire_lm.verbs import newest_config, place
+from fire_lm.storage import children, present, require_bucket
+from fire_lm.verbs import newest_config, place, resolved, with_name
 
-SAME_NAME = "two of the runs have the same name, the table could not tell them apart"
+SAME_NAME = "two runs have the same name, so the table could not tell them apart"
+SEVERAL = "several runs need --output=DIR, the folder for their table and figure"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +33,15 @@ class Wanted:
 
 
 class NotYet(UserError):
-    """A run that is not there, or has no checkpoint."""
+    """A run that is not there (yet), and where it would be."""
+
+    def __init__(self, message: str, folder: epath.Path):
+        super().__init__(message)
+        self.folder = folder
 
 
-def find_runs(
-    named: Sequence[str], output: str | None, begun: bool = True
-) -> tuple[list[Wanted], epath.Path]:
-    """The runs, each with the checkpoints asked for, and the folder of the combined results.
+def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[Wanted], list[epath.Path]]:
+    """The runs, each with the checkpoints asked for, and the folders that were named.
 
     A name is a run directory (its newest checkpoint), `RUN@STEP`, `RUN@STEP,STEP`, `RUN@all`, or
     a folder of runs. Of runs that need not have begun all checkpoints are wanted, if none is named.
@@ -46,24 +49,21 @@ def find_runs(
     Raises:
       NotYet: one of them is not there. UserError: they cannot stand in one table.
     """
-    if output:  # first: --follow may wait for runs
-        require_folder(place(output), "--output")
     runs: list[Wanted] = []
     folders = []
     for name in named:
         # Only a name with an @ can mean two things.
         literal = "@" not in name or present(place(name))
         folder, steps, every = (name, (), False) if literal else split_steps(name)
-        path = place(folder)
-        path = path if path.name else path.absolute()  # `.` has no name
+        path = with_name(place(folder))
         found = children(path)
         if not found:
             require_bucket(path, "the run")
-            raise NotYet(f"there is no run directory {folder}")
+            raise NotYet(f"there is no run directory {folder}", path)
         folders.append(path)
         inside = [path] if newest_config(path, found) else sorted(filter(newest_config, found))
         if not inside:
-            raise NotYet(f"{folder} is neither a run (no config.gin) nor a folder of runs")
+            raise NotYet(f"{folder} is neither a run (no config.gin) nor a folder of runs", path)
         ready = [run for run in inside if available_steps(run)] or inside
         for run in set(inside) - set(ready) if begun else ():
             print(f"{run} has no checkpoint yet: left out")
@@ -72,11 +72,31 @@ def find_runs(
     paths = {run.workdir for run in runs}
     if len({path.name for path in paths}) < len(paths):
         raise UserError(SAME_NAME)
-    if output:
-        return runs, place(output)
-    if len(set(folders)) == 1:
-        return runs, folders[0]
-    raise UserError("several runs: say --output=DIR, the folder for their table and figure")
+    return runs, folders
+
+
+def folder_of_all(
+    output: str | None, workdirs: Sequence[epath.Path], named: Iterable[epath.Path]
+) -> epath.Path:
+    """Where the combined results of these runs go; `named` are the folders that were asked for.
+
+    Raises:
+      UserError: it is not said, or is a run, whose own results would be replaced.
+    """
+    if not output:
+        first, *others = dict.fromkeys(named)
+        if others:
+            raise UserError(SEVERAL)
+        return first
+    top, swept = place(output), {resolved(path) for path in workdirs}
+    if swept == {resolved(top)}:
+        return workdirs[0]  # its own folder, as the run is spelled
+    if resolved(top) in swept or newest_config(top):
+        raise UserError(
+            f"--output={output} is itself a run: a table of other runs would replace its results\n"
+            f"give a folder that is not a run, such as --output={top}-table"
+        )
+    return top
 
 
 def split_steps(name: str) -> tuple[str, tuple[int, ...], bool]:

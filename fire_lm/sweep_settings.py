@@ -16,7 +16,7 @@ from fire_lm import config as gin
 from fire_lm import models
 from fire_lm.data import dataset_label
 from fire_lm.errors import UserError
-from fire_lm.evaluation import LengthSweep, say
+from fire_lm.evaluation import LengthSweep, say_once
 from fire_lm.verbs import check_settings, load_config, newest_config, saved_config
 
 # What decides rows besides the model.
@@ -59,7 +59,7 @@ def settings(arguments: argparse.Namespace, workdir: epath.Path) -> list[Setting
     for one in found:
         check_split(one)
     for also, why in idle.items():
-        _say_once(f"{workdir}: --also='{also}' is left out: {why}")
+        say_once(f"{workdir}: --also='{also}' is left out: {why}")
     return found
 
 
@@ -73,9 +73,6 @@ def check_split(setting: Setting) -> None:
                 f"{part.title} has no split {wanted!r}, only {', '.join(there)}: set "
                 "length_sweep.split to one of them"
             )
-
-
-_say_once = functools.cache(say)
 
 
 def resolved(

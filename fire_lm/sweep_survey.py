@@ -10,10 +10,10 @@ from etils import epath
 from fire_lm.checkpoints import available_steps, checkpoint_damage
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import say
-from fire_lm.reporting import read_rows
-from fire_lm.sweep_runs import SAME_NAME, NotYet, Wanted, find_runs
+from fire_lm.reporting import read_own
+from fire_lm.sweep_runs import SAME_NAME, NotYet, Wanted, find_runs, folder_of_all
 from fire_lm.training import stopped_at
-from fire_lm.verbs import saved_config
+from fire_lm.verbs import label_in, saved_config
 
 # How often a checkpoint that is whole, and cannot be scored, is tried.
 _TRIES = 3
@@ -58,16 +58,21 @@ class Survey:
 
     def look(self) -> tuple[list[tuple[str, int]], str, bool]:
         """(checkpoints to score, folder of the combined results, whether training has ended)."""
-        due, over, top = [], True, ""
+        due, over = [], True
+        workdirs: list[epath.Path] = []
+        named: list[epath.Path] = []
         self.begun = True
         for name in self._arguments.runs:
             try:
-                runs, folder = find_runs([name], self._arguments.output, begun=False)
+                runs, folders = find_runs([name], begun=False)
             except NotYet as error:
                 self._tell(f"{error}: waiting for it")
                 over = self.begun = False
+                workdirs.append(error.folder)  # as far as is known
+                named.append(error.folder)
                 continue
-            top = str(folder)
+            workdirs += [run.workdir for run in runs]
+            named += folders
             for run in runs:
                 self._runs[str(run.workdir)] = run
                 over &= self._has_ended(run)  # before what there is: the last one counts
@@ -75,7 +80,8 @@ class Survey:
         names = [run.workdir.name for run in self._runs.values()]
         if len(set(names)) < len(names):
             raise UserError(SAME_NAME)
-        return due, top, over
+        top = folder_of_all(self._arguments.output, workdirs, named)
+        return due, str(top), over
 
     def _steps(self, run: Wanted) -> list[int]:
         """The checkpoints that are left to score; tells of those that have gone."""
@@ -83,9 +89,9 @@ class Survey:
         wanted = {(name, step) for step in there if not run.steps or step in run.steps}
         gone = {one for one in self._seen - wanted - self._left if one[0] == name}
         if gone:
-            rows = {row.step for row in read_rows(run.workdir / "length_sweep.csv")}
+            scored = _steps_with_rows(run.workdir)
             for _, step in sorted(gone):
-                if step not in rows:  # else another sweep has scored it
+                if step not in scored:  # else another sweep has scored it
                     self._tell(f"checkpoint {step} of {name} was removed before it was scored")
         self._left |= gone
         self._seen |= wanted
@@ -135,5 +141,5 @@ class Survey:
 
 
 def _steps_with_rows(workdir: epath.Path) -> set[int]:
-    rows = read_rows(workdir / "length_sweep.csv")
-    return {row.step for row in rows if row.run == workdir.name}
+    encoding = label_in(saved_config(workdir))
+    return {row.step for row in read_own(workdir, encoding).losses}

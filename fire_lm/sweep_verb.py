@@ -13,25 +13,24 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
 from fire_lm.errors import FireLMError, RunFailed, UserError
-from fire_lm.evaluation import Known, Scored, claimed, say, score_checkpoint
+from fire_lm.evaluation import Known, Scored, claimed, held, say, say_once, score_checkpoint
 from fire_lm.reporting import (
     PositionLoss,
     ScoredText,
     SweepRow,
     merge_rows,
     merge_table,
-    read_rows,
-    read_table,
-    read_texts,
+    read_own,
 )
 from fire_lm.reporting.scored_text import FILE as TEXTS_FILE
 from fire_lm.reporting.scored_text import UNKNOWN
 from fire_lm.sharding import agreed, initialize_distributed
-from fire_lm.sweep_runs import find_runs
+from fire_lm.storage import require_folder
+from fire_lm.sweep_runs import SEVERAL, find_runs, folder_of_all
 from fire_lm.sweep_settings import Setting, check_effects, settings
 from fire_lm.sweep_survey import Survey
 from fire_lm.sweep_tables import write_tables
-from fire_lm.verbs import place, quiet_libraries
+from fire_lm.verbs import label_in, place, quiet_libraries
 
 # Seconds between looks at a run that is being trained, or at a checkpoint that another scores.
 _EVERY = 10.0
@@ -43,6 +42,8 @@ def sweep(arguments: argparse.Namespace) -> None:
     """Rows beside each run, table and figure of all of them at the top."""
     quiet_libraries()
     initialize_distributed()
+    if arguments.output:  # first: --follow may wait for runs
+        require_folder(place(arguments.output), "--output")
     if arguments.follow:
         follow(arguments)
         return
@@ -99,7 +100,8 @@ def chosen(arguments: argparse.Namespace) -> tuple[list[tuple[str, int]], str]:
     Raises:
       UserError, RunFailed: one that was named, or the newest, is not there or not whole.
     """
-    runs, top = find_runs(arguments.runs, arguments.output)
+    runs, named = find_runs(arguments.runs)
+    top = folder_of_all(arguments.output, [run.workdir for run in runs], named)
     found: list[tuple[str, int]] = []
     for run in runs:
         name = str(run.workdir)
@@ -125,7 +127,7 @@ def follow(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         raise UserError("--follow and --dry_run exclude each other")
     if len(arguments.runs) > 1 and not arguments.output:
-        raise UserError("several runs: say --output=DIR, the folder for their table and figure")
+        raise UserError(SEVERAL)
     survey, checked = Survey(arguments), False
     while True:
         due, top, over = by_first(survey.look)
@@ -168,18 +170,20 @@ def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
         step,
         run=workdir.name,
         variant=setting.variant,
-        finished=finished_in(workdir),
+        finished=finished_in(workdir, label_in(setting.config)),
         on_scored=lambda scored: by_first(lambda: write_scored(workdir, scored)),
     )
 
 
-def finished_in(workdir: epath.Path) -> Known:
+def finished_in(workdir: epath.Path, encoding: str) -> Known:
     """What process 0 sees of it."""
-    rows = agreed([dataclasses.astuple(row) for row in read_rows(workdir / _ROWS)])
-    texts = read_texts(workdir)
-    of_positions = texts.of_all_positions(read_table(workdir / _POSITIONS, PositionLoss))
+    own = read_own(workdir, encoding)
+    if own.problem:
+        say_once(own.problem)
+    of_positions = own.texts.of_all_positions(own.positions)
+    rows = agreed([dataclasses.astuple(row) for row in own.losses])
     found = [SweepRow(*row) for row in rows]
-    of_rows = agreed(list(texts.of_rows(found).items()))
+    of_rows = agreed(list(own.texts.of_rows(found).items()))
     return Known(
         rows={row.key: row for row in found},
         texts={tuple(key): text for key, text in of_rows},
@@ -194,19 +198,20 @@ def write_scored(workdir: epath.Path, scored: Scored) -> None:
     Raises:
       RunFailed: another sweeper has begun with another text meanwhile.
     """
-    if (line := scored.text) is not None:
-        rows, texts = read_rows(workdir / _ROWS), read_texts(workdir)
-        place = (line.run, line.key[4:8])
-        for row in rows:
-            if (row.run, row.key[4:8]) == place and texts.of(row) not in (UNKNOWN, line.text):
-                raise RunFailed(
-                    f"another sweep of {workdir} scores another text of the same name at the same "
-                    "time\nlet both have the same length_sweep.tokens and data"
-                )
-        if not any(row.key == line.key and texts.of(row) for row in rows):
-            merge_table(workdir / TEXTS_FILE, ScoredText, [line], replace=True)
-    merge_table(workdir / _POSITIONS, PositionLoss, scored.positions)
-    merge_rows(workdir / _ROWS, [scored.row])
+    with held(workdir, "rows"):  # from the look at what is there to the last file
+        if (line := scored.text) is not None:
+            own = read_own(workdir, line.encoding)
+            for row in own.losses:
+                same_name = row.key[4:8] == line.key[4:8]
+                if same_name and own.texts.of(row) not in (UNKNOWN, line.text):
+                    raise RunFailed(
+                        f"another sweep of {workdir} scores another text of the same name at the "
+                        "same time\nrun both with the same length_sweep.tokens and data"
+                    )
+            if not any(row.key == line.key and own.texts.of(row) for row in own.losses):
+                merge_table(workdir / TEXTS_FILE, ScoredText, [line], replace=True)
+        merge_table(workdir / _POSITIONS, PositionLoss, scored.positions)
+        merge_rows(workdir / _ROWS, [scored.row])
 
 
 def combine(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,9 +20,9 @@ from fire_lm.checkpoints import Checkpointing, available_steps, split_run
 from fire_lm.data import Blocks, TextData
 from fire_lm.encoding_label import POSITIONS, check_label, derived_label
 from fire_lm.errors import UserError
-from fire_lm.reporting import ranked_steps, read_rows, read_texts
+from fire_lm.reporting import ranked_steps, read_own
 from fire_lm.sharding import MeshShape, initialize_distributed
-from fire_lm.storage import children
+from fire_lm.storage import children, in_bucket
 
 # The experiments by their names in gin, which are those of the functions that they once were.
 EXPERIMENTS: dict[str, Callable[..., Any]] = {
@@ -122,7 +123,6 @@ def pretrain(arguments: argparse.Namespace) -> None:
 def start_run(config: gin.Config, arguments: argparse.Namespace, speaks: bool) -> None:
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
-    trained = None
     if source and not available_steps(arguments.workdir):  # else the run resumes without it
         trained = model_of_run(source)
         if speaks:
@@ -130,17 +130,27 @@ def start_run(config: gin.Config, arguments: argparse.Namespace, speaks: bool) -
     training.pretrain(
         config.call("pretrain"),
         arguments.workdir,
-        source=trained,
+        source=lambda: model_of_run(source),
+        # Again: a run that was still writing may have begun after the first look.
+        once_held=lambda: check_same_experiment(
+            config, arguments.workdir, arguments.allow_config_change
+        ),
         before_first_step=lambda: gin.save(config, arguments.workdir) if speaks else None,
-        ranked=lambda: ranked(epath.Path(arguments.workdir)),
+        ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
     )
     if speaks and newest_config(arguments.workdir) is None:  # of a finished run, moved away
         gin.save(config, arguments.workdir)
 
 
-def ranked(workdir: epath.Path) -> list[int]:
+def ranked(workdir: epath.Path, encoding: str) -> list[int]:
     """The steps of a run that sweeps have scored, best first."""
-    return ranked_steps(read_rows(workdir / "length_sweep.csv"), read_texts(workdir).of)
+    own = read_own(workdir, encoding)
+    return ranked_steps(own.losses, own.texts.of)
+
+
+def label_in(config: gin.Config) -> str:
+    """What tables call the encoding of a run."""
+    return str(config.macro("ENCODING"))
 
 
 def check_blocks(config: gin.Config) -> None:
@@ -251,6 +261,16 @@ def place(path: str | epath.Path) -> epath.Path:
         return epath.Path(path)
     except KeyError as error:
         raise UserError(f"{path} is neither a local folder nor gs://") from error
+
+
+def resolved(path: epath.Path) -> epath.Path:
+    """One spelling for all of a folder, symbolic links included. In a bucket each is its own."""
+    return path if in_bucket(path) else epath.Path(Path(path).resolve())  # etils keeps links
+
+
+def with_name(path: epath.Path) -> epath.Path:
+    """`.` and `..` have none that a table could use."""
+    return path if path.name not in ("", "..") else resolved(path)
 
 
 def quiet_libraries() -> None:

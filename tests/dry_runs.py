@@ -23,5 +23,6 @@ def prepare(folder: Path) -> None:
     shutil.copytree(CONFIGS, folder / "configs")
     run = folder / "runs" / "fire"
     (run / "checkpoints" / str(STEP) / "state").mkdir(parents=True)
+    (run / "checkpoints" / str(STEP) / "state" / "array").write_text("never read")
     write_manifest(epath.Path(run / "checkpoints" / str(STEP)))
     gin.save(load_config(FILES), run)

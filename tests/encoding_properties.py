@@ -257,5 +257,5 @@ def explain(name: str, check: Check, encoding: PositionalEncoding, error: Except
         f"{name} lacks the property {check.__name__}\n"
         f"{where}{said or type(error).__name__}\n\n"
         f"{inspect.getdoc(check)}\n\n"
-        'The rules: README.md, "Add an encoding". For the traceback: -- --tb=long\n'
+        "The rules: docs/add_an_encoding.md. For the traceback: -- --tb=long\n"
     )

@@ -22,8 +22,8 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"storage", "errors"},
     "data": {"storage", "errors"},
     "reporting": {"storage", "errors"},
-    "checkpoints": {"storage", "errors"},
     "sharding": {"absent_tpu", "errors"},
+    "checkpoints": {"sharding", "storage", "errors"},
     "tensorboard_events": {"storage"},
     "metrics": {"storage", "tensorboard_events", "errors"},
     "attention": {"absent_tpu", "errors"},
@@ -48,8 +48,8 @@ ALLOWED["preflight"] = {*ALLOWED, "preflight"} - {"config", "reporting", "checkp
 ALLOWED["encoding_label"] = {"config", "errors"}
 ALLOWED["verbs"] = set(ALLOWED) - {"preflight", "tpu_topology"}
 ALLOWED["preflight_verb"] = {
-    "config",
-    *("verbs", "preflight", "training", "evaluation", "checkpoints", "tpu_topology", "errors"),
+    *("config", "verbs", "preflight", "training", "evaluation", "checkpoints", "tpu_topology"),
+    *("storage", "errors"),
 }
 ALLOWED["sweep_runs"] = {"verbs", "checkpoints", "storage", "errors"}
 ALLOWED["sweep_settings"] = {
@@ -68,11 +68,12 @@ ALLOWED["arms"] = {"config", "reporting"}
 ALLOWED["sweep_tables"] = {"arms", "verbs", "config", "reporting", "storage"}
 ALLOWED["sweep_verb"] = {
     *("sweep_runs", "sweep_settings", "sweep_survey", "sweep_tables", "verbs"),
-    *("evaluation", "reporting", "checkpoints", "sharding", "errors"),
+    *("evaluation", "reporting", "checkpoints", "sharding", "storage", "errors"),
 }
 ALLOWED["paper_rows"] = {"verbs", "sweep_runs", "config", "reporting", "errors"}
 ALLOWED["report_probes"] = {
-    *("config", "data", "evaluation", "models", "checkpoints", "reporting", "sharding", "errors"),
+    *("arms", "config", "data", "evaluation", "models", "checkpoints", "reporting", "sharding"),
+    "errors",
 }
 ALLOWED["report_runs"] = {
     *("arms", "report_probes", "verbs", "sweep_runs", "config", "data", "training", "evaluation"),

@@ -1,6 +1,7 @@
 """Whole runs in a bucket by the real command line, held against the same runs on a disk."""
 
 import contextlib
+import json
 import re
 import signal
 import subprocess
@@ -9,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from bucket import UNSET, Bucket
-from bucket_faults import Cut, OneWriteASecond, Status
+from bucket_faults import Cut, Denied, OneWriteASecond, Status
 from sample_run import (
     command,
     logged,
@@ -22,6 +24,7 @@ from sample_run import (
 )
 from test_multi_process import finish, start_together
 
+from fire_lm.checkpoints import Checkpointing, Checkpoints, available_steps
 from fire_lm.cli import main
 from fire_lm.report_runs import gather
 
@@ -184,3 +187,79 @@ def run_together(data_dir: Path, workdir: Path | str, steps: int) -> None:
     processes = start_together([*arguments(data_dir, workdir, steps), saves], 2)
     for process, output in zip(processes, finish(processes), strict=True):
         assert process.returncode == 0, output[-3000:]
+
+
+LEASED = """
+import contextlib, json, sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from fire_lm.checkpoints import Checkpointing, Checkpoints, writer
+from fire_lm.sharding import initialize_distributed
+from fire_lm.storage import objects
+from fire_lm.training.lock import only_writer
+
+initialize_distributed()
+run, leads = sys.argv[1], jax.process_index() == 0
+split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+ones = jax.make_array_from_process_local_data(split, np.ones(1, np.float32))
+fingerprints = writer.fingerprints
+
+def taken_over(tree):
+    if leads:
+        facts = {"id": "later", "host": "elsewhere", "process": 1, "machine": "other"}
+        objects.write(run + "/.lock", json.dumps(facts).encode())
+    return fingerprints(tree)
+
+with only_writer(run) as still_ours:
+    saves = Checkpoints(run, Checkpointing(keep_last=2), still_ours=still_ours)
+    print("resumes from", saves.recover(), flush=True)
+    for step in (20, 30, 40):
+        if step == 40:
+            writer.fingerprints = taken_over
+        saves.save(step, {"ones": ones}, b"place", {}, shared_position=True)
+        saves.settle()
+        print("after", step, saves._failure, flush=True)
+print("end", flush=True)
+"""
+
+
+def test_two_processes_wait_for_the_lease_share_a_refusal_and_end_with_the_lease(bucket):
+    """The earlier job, still alive, ends its save of step 12 while they wait for it. Their own save
+    of 20 is refused to process 0 alone; during that of 40 a later job takes the run over."""
+    run = bucket.url("run")
+    with contextlib.closing(Checkpoints(run, Checkpointing())) as earlier:
+        for step in (6, 12):
+            earlier.save(step, {"ones": jnp.ones(2)}, b"place", {}, shared_position=True)
+    manifest = "run/checkpoints/12/manifest.sha256"
+    held = bucket.objects[manifest]
+    bucket.delete(manifest)
+    facts = {
+        "id": "earlier",
+        "host": "old-host",
+        "process": 1,
+        "machine": "other",
+        "signed": time.time(),
+    }
+    bucket.put("run/.lock", json.dumps(facts).encode())
+    bucket.faults = [Denied(prefix="run/checkpoints/20", to="writes")]
+    with bucket.counting() as counted:
+        processes = start_together(["-c", LEASED, run], 2, module=())
+        with contextlib.ExitStack() as ends:
+            for process in processes:
+                ends.callback(process.kill)
+            wait_for(processes[0], lambda: counted.count("^GET .*lock") > 1)
+            time.sleep(3)  # as long as a process that did not wait would need
+            assert counted.count("checkpoints") == 0
+            bucket.put(manifest, held)
+            bucket.delete("run/.lock")
+            outputs = finish(processes, PATIENCE)
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output
+        assert "resumes from 12" in output
+        assert re.search("after 20 checkpoint 20 of .*loopback does not have", output), output
+        assert "after 30 checkpoint 20" in output
+        assert re.search("after 40 checkpoint 40 of .* taken over: stopped", output)
+    assert "is held by process 1 on old-host" in outputs[0]
+    assert available_steps(run) == [12, 30], "40 is left to the later job"
+    assert any("/checkpoints/40/" in name for name in bucket.objects)
+    assert json.loads(bucket.objects["run/.lock"])["id"] == "later"

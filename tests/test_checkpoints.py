@@ -272,7 +272,7 @@ def test_a_first_save_that_never_ended_is_set_aside(tmp_path, capsys):
     (folder / "5" / "manifest.sha256").unlink()
     assert recovered(tmp_path) == 0
     assert [path.name for path in folder.iterdir()] == ["5.unfinished"]
-    assert "its save never ended; kept as 5.unfinished" in capsys.readouterr().err
+    assert "(its save never finished): kept as 5.unfinished; starting" in capsys.readouterr().err
 
 
 def test_what_others_keep_there_is_left_alone(tmp_path):
@@ -389,7 +389,7 @@ def test_saves_on_a_full_disk(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["15", "3", "9"]
     for step, newest in ((5, 3), (7, 3), (11, 9), (13, 9), (17, 15), (19, 15)):
         first = f"checkpoint {step} of {tmp_path} could not be saved: "
-        second = f"\nthe newest whole one is {newest}; training goes on"
+        second = f"\nthe newest intact checkpoint is {newest}; training goes on"
         assert re.search(f"{re.escape(first)}.*{second}", done.stderr)
     assert done.stdout.count(f"checkpoint 21 of {tmp_path} could not be saved") == 2
 
@@ -403,7 +403,7 @@ def test_damaged_parameters_are_told_too(tmp_path):
 def test_a_whole_checkpoint_of_another_model_is_not_called_damaged(tmp_path):
     saved(tmp_path, 5, make=one_array)
     assert recovered(tmp_path) == 5
-    with pytest.raises(RunFailed, match="5 of .* does not fit .*\nanother model .*--work") as error:
+    with pytest.raises(RunFailed, match="5 of .* does not fit .*\nuse a different --work") as error:
         restored(tmp_path, 5, {"params": {"embedding": state().params["layers"]["query"]}})
     assert "damaged" not in str(error.value) and "away" not in str(error.value)
 

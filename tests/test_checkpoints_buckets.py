@@ -1,7 +1,9 @@
 """Checkpoints in a bucket: what a run may lose there, what it may not, and what a save costs."""
 
 import contextlib
+import hashlib
 import re
+import threading
 import time
 from typing import Any
 
@@ -13,6 +15,7 @@ from bucket import Bucket
 from bucket_faults import Cut, Denied, LostAnswer, Status
 from jax.sharding import NamedSharding, PartitionSpec
 
+from fire_lm import storage
 from fire_lm.checkpoints import Checkpointing, Checkpoints, available_steps, choose_step, writer
 from fire_lm.checkpoints import restore_params as restore
 from fire_lm.checkpoints.fingerprints import fingerprints, in_words
@@ -141,7 +144,19 @@ def test_a_save_that_never_ended_is_removed_and_not_copied(bucket: Bucket, capsy
     assert step == 1
     assert_is(found, 1)
     assert counted.count(operation="rewrite") == 0 and names(bucket, 2) == []
-    assert "its save never ended; removed, going on from 1" in capsys.readouterr().err
+    assert (
+        "is incomplete (its save never finished): removed; resuming from step 1"
+        in capsys.readouterr().err
+    )
+
+
+def test_what_a_removal_has_left_below_the_newest_step_is_removed(bucket: Bucket):
+    save(bucket, 2)
+    for name in names(bucket, 2):  # as a kill inside the removal of step 1 leaves it
+        if not name.endswith("manifest.sha256"):
+            bucket.put(name.replace("/2/", "/1/"), bucket.objects[name])
+    assert recovered(bucket)[0] == 2
+    assert names(bucket, 1) == [] and available_steps(bucket.url("run")) == [2]
 
 
 def arrays_of(bucket: Bucket, step: int) -> list[str]:
@@ -165,7 +180,9 @@ def test_an_array_that_has_changed_is_seen_by_its_restore(bucket: Bucket, monkey
     step, found = recovered(bucket)
     assert step == 1
     assert_is(found, 1)
-    assert "is not what was saved; kept as 2.damaged, going on from 1" in capsys.readouterr().err
+    assert (
+        "is not what was saved): kept as 2.damaged; resuming from step 1" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.int8])
@@ -199,7 +216,71 @@ def test_a_missing_object_is_damage(bucket: Bucket, capsys):
     save(bucket, 1, 2)
     bucket.delete(arrays_of(bucket, 2)[0])
     assert recovered(bucket)[0] == 1
-    assert "is missing; kept as 2.damaged" in capsys.readouterr().err
+    assert "is missing): kept as 2.damaged" in capsys.readouterr().err
+
+
+def test_a_manifest_without_arrays_is_damage(bucket: Bucket, capsys):
+    save(bucket, 1)
+    nothing = f"{hashlib.sha256(b'').hexdigest()}\n".encode()
+    bucket.put("run/checkpoints/2/manifest.sha256", nothing)
+    assert choose_step(bucket.url("run"), None) == 1
+    assert recovered(bucket)[0] == 1
+    assert "manifest.sha256 names no arrays): kept as 2.damaged" in capsys.readouterr().err
+
+
+# --- A run whose directory has been taken over while it was saving.
+
+
+@pytest.mark.parametrize("knows", [True, False])
+@pytest.mark.parametrize("saved_again", [True, False])
+def test_a_save_that_was_overtaken_publishes_and_removes_nothing(
+    bucket: Bucket, capsys, knows, saved_again
+):
+    """Neither if it `knows` by its lease, nor if that was lost just after it had asked."""
+    save(bucket, 3, 5)
+    all_is_written, go_on = threading.Event(), threading.Event()
+    of_the_manifest: list[bool] = []
+
+    def still_ours() -> None:
+        if threading.current_thread() is threading.main_thread() or of_the_manifest:
+            return
+        of_the_manifest.append(True)
+        all_is_written.set()
+        assert go_on.wait(60)
+        if knows:
+            raise storage.LeaseLost("taken over")
+
+    policy = Checkpointing(keep_last=1)
+    earlier = Checkpoints(bucket.url("run"), policy, still_ours=still_ours)
+    earlier.save(10, state(10), b"place", INFO)
+    assert all_is_written.wait(60)
+    assert recovered(bucket)[0] == 5
+    assert names(bucket, 10) == []
+    if saved_again:
+        save(bucket, 10)
+    before = bucket.objects
+    go_on.set()
+    earlier.settle()
+    assert bucket.objects == before
+    assert available_steps(bucket.url("run")) == ([3, 5, 10] if saved_again else [3, 5])
+    assert ("training goes on" in capsys.readouterr().err) is not knows
+    with pytest.raises(RunFailed, match="10 of .* could not be saved: .*(taken over|process)"):
+        earlier.close()
+
+
+def test_nothing_is_removed_where_the_storage_does_not_say_whose_it_is(bucket: Bucket, capsys):
+    save(bucket, 3)
+    refuses = iter([None, None, RunFailed("no answer")])
+
+    def still_ours() -> None:
+        if problem := next(refuses):
+            raise problem
+
+    run = Checkpoints(bucket.url("run"), Checkpointing(keep_last=1), still_ours=still_ours)
+    run.save(5, state(5), b"place", INFO)
+    run.close()
+    assert available_steps(bucket.url("run")) == [3, 5]
+    assert "no checkpoint removed: no answer" in capsys.readouterr().err
 
 
 def test_a_storage_error_during_a_restore_says_so(bucket: Bucket):

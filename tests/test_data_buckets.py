@@ -97,11 +97,12 @@ def test_what_may_not_be_read_is_told_in_two_lines(
             "pretrain",
             "--gin_file=configs/runs/quickstart.gin",
             "--gin_file=configs/positions/nope.gin",
-            f"--gin.DATA_DIR={data_dir}",
             f"--workdir={tmp_path / 'run'}",
+            *([] if any("DATA_DIR" in one for one in given) else [f"--gin.DATA_DIR={data_dir}"]),
             *given,
         ]
     )
-    told = capfd.readouterr().err.strip()
+    lines = capfd.readouterr().err.splitlines()
+    told = "\n".join(one for one in lines if "google_auth_provider" not in one).strip()
     assert code in (1, 2) and told.count("\n") <= 1 and len(told) < 400, told
     assert "loopback does not have" in told and bucket.name in told

@@ -1,6 +1,9 @@
-"""Our own results (fire_lm/reporting/evidence): what README shows of them is drawn from them."""
+"""Our own results (fire_lm/reporting/evidence): what the documentation shows of them is drawn from
+them."""
 
 import json
+import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ MINI = ROOT / "fire_lm" / "reporting" / "evidence" / "mini"
 ENCODINGS = {"fire", "fire_s", "fire_g", "rope", "alibi", "kerple_log", "t5", "nope", "learned"}
 FIGURE = "losses_embedded_validation_concat.svg"
 README = ROOT / "README.md"
+DOCS = ROOT / "docs"
 COMMAND = "fire-lm report fire_lm/reporting/evidence/mini"
 
 
@@ -31,14 +35,70 @@ def table_of(markdown: str) -> str:
     return "\n".join(line for line in section.splitlines() if line.startswith("|"))
 
 
-def test_readme_has_the_table_and_the_figure_of_the_evidence(report):
-    table, readme = table_of((report / "report.md").read_text()), README.read_text()
+def test_the_documentation_has_the_table_and_the_figure_of_the_evidence(report):
+    table, page = table_of((report / "report.md").read_text()), (DOCS / "results.md").read_text()
     assert len(table.splitlines()) == 2 + len(ENCODINGS)
     again = f"`{COMMAND} --output=DIR` draws it again: copy it from DIR"
-    assert table in readme, f"README's table is not that of the evidence; {again}/report.md"
+    assert table in page, f"the table of docs/results.md is not the evidence's; {again}/report.md"
     assert (report / FIGURE).read_bytes() == (MINI / FIGURE).read_bytes(), f"{again}/{FIGURE}"
-    assert f"(fire_lm/reporting/evidence/mini/{FIGURE})" in readme and COMMAND in readme
-    assert table.replace("1.8", "1.9", 1) not in readme
+    assert f"(../fire_lm/reporting/evidence/mini/{FIGURE})" in page and COMMAND in page
+    assert table.replace("1.8", "1.9", 1) not in page
+
+    readme = README.read_text()
+    shown = [line for line in readme.splitlines() if line.startswith("|") and "±" in line]
+    lines = table.splitlines()
+    assert [line for line in lines if line in [*lines[:2], *shown]] == [*lines[:2], *shown]
+    assert "\n".join([*lines[:2], *shown]) in readme and len(shown) == 5
+    assert f"(fire_lm/reporting/evidence/mini/{FIGURE})" in readme
+
+
+def test_the_documentation_counts_pairs_as_the_report_does(report):
+    found = re.findall(
+        r"^At x([124]) of .*? order: (\d+)\..*?Welch's t test at 5 % \((\d+)\)",
+        (report / "report.md").read_text(),
+        flags=re.MULTILINE,
+    )
+    assert [length for length, _, _ in found] == ["1", "2", "4"]
+    agree, unclear = ([int(line[column]) for line in found] for column in (1, 2))
+    page = " ".join((DOCS / "results.md").read_text().split())
+    assert (
+        f"Of the 21 pairs of the seven encodings that are also in the paper's Table 4 (Table 2 for "
+        f"FIRE-S), {agree[0]} are in the paper's order at the training length, {agree[1]} at twice "
+        f"that length and {agree[2]} at four times. Our seeds cannot tell {min(unclear)} to "
+        f"{max(unclear)} of the pairs apart"
+    ) in page
+
+
+def warm_start_rows() -> dict[str, list[str]]:
+    """Of each arm, "mean (least-largest)" over its seeds, in the order of lengths."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for row in read_rows(MINI.parent / "warm_start.csv"):
+        lengths = found.setdefault(row.run.rpartition("-")[0], {})
+        lengths.setdefault(row.length, []).append(row.nll)
+    return {
+        arm: [
+            f"{statistics.fmean(values):.3f} ({min(values):.3f}-{max(values):.3f})"
+            for _, values in sorted(lengths.items())
+        ]
+        for arm, lengths in found.items()
+    }
+
+
+def test_the_documentation_has_the_warm_starts_of_the_evidence():
+    names = {
+        "fire": "`fire`",
+        "fire_from_kerple": "`fire_from_kerple`",
+        "fire_from_alibi": "`fire_from_alibi`",
+        "fire_g_from_kerple": "`fire_from_kerple`, init_gamma 1",
+        "fire_g": "`fire_g`",
+        "kerple_log": "`kerple_log`",
+        "kerple_per_layer": "`kerple_log`, one set a layer",
+    }
+    page, rows = (DOCS / "results.md").read_text().replace("**", ""), warm_start_rows()
+    assert rows.keys() == names.keys()
+    for arm, cells in rows.items():
+        assert len(cells) == 5
+        assert f"| {names[arm]} | {' | '.join(cells)} |" in page, arm
 
 
 def test_every_arm_has_the_same_seeds_text_and_lengths():
@@ -73,17 +133,15 @@ def test_every_arm_had_the_same_search():
         assert float(chosen[encoding]) == float(best), encoding
 
 
-def test_readme_has_the_times_of_the_evidence():
-    times, readme = (
-        bench_times.read(epath.Path(MINI.parent) / "bench_model.json"),
-        README.read_text(),
-    )
+def test_the_documentation_has_the_times_of_the_evidence():
+    times = bench_times.read(epath.Path(MINI.parent) / "bench_model.json")
+    page = (DOCS / "performance.md").read_text()
     names = {"nope": "NoPE (4.5 s; 18.5 s)", "alibi": "ALiBi", "t5": "T5", "rope": "RoPE",
              "kerple_log": "KERPLE (log)", "fire_s": "FIRE-S", "fire": "FIRE"}  # fmt: skip
     assert {row.encoding for row in times.rows} == set(names)
     for row in times.rows:
         told = f"{row.forward.x_nope:.2f} | {row.train.x_nope:.2f} | {row.tokens_per_second:.0f}"
-        assert f"| {names[row.encoding]} | {told} |" in readme
+        assert f"| {names[row.encoding]} | {told} |" in page
 
 
 @pytest.mark.ci

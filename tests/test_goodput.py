@@ -143,7 +143,18 @@ def test_a_refused_start_is_no_part_of_the_time(tmp_path):
 
 def test_a_start_that_finds_nothing_to_do_leaves_no_record(tmp_path):
     Goodput(str(tmp_path), quiet=False).close()
-    assert not list((tmp_path / "goodput").iterdir())
+    assert not (tmp_path / "goodput").exists()
+
+
+def test_starts_that_waited_for_each_other_have_records_of_their_own(tmp_path):
+    """Two may be made before either has the run directory."""
+    earlier, later = (Goodput(str(tmp_path), quiet=False) for _ in range(2))
+    for goodput in (earlier, later):
+        goodput.resumed(0)
+        goodput.close()
+    assert [path.name for path in sorted((tmp_path / "goodput").iterdir())] == [
+        *("00000.json", "00001.json")
+    ]
 
 
 def test_a_clock_set_back_gives_no_negative_time(tmp_path):

@@ -361,7 +361,7 @@ def short_text(sweep, monkeypatch) -> Sweep:
 
 def test_a_length_without_text_has_a_row_without_numbers(short_text, capsys):
     rows = short_text()
-    assert "the validation split of c4 has no text for length 32: no number there" in (
+    assert "the validation split of c4 has too little text for length 32: left blank" in (
         capsys.readouterr().out
     )
     assert [(row.length, row.tokens > 100) for row in rows] == [(8, True), (16, True), (32, False)]

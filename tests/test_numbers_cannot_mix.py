@@ -1,217 +1,194 @@
-"""No order of `sweep` calls gives a table, figure or file in which different texts stand as one.
+"""No order of `sweep` calls gives a table, figure or file in which different texts stand as one,
+or one run as two, whatever is renamed, copied or removed in between."""
 
-Runs, checkpoints and text are made up, and the losses are those of a table of token ids, so that
-fifty random sequences of calls take seconds. Everything else is the command's own.
-"""
-
-import functools
+import dataclasses
 import importlib
 import itertools
 import random
-from collections.abc import Callable, Sequence
+import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from etils import epath
+from sample_sweeps import FILES, RUNS, Sweeps, files_of, is_of, spellings
 
-from fire_lm import cli, sweep_runs, sweep_settings, sweep_tables, sweep_verb, verbs
-from fire_lm import config as gin
-from fire_lm.data import Data, ScoringText
-from fire_lm.errors import FireLMError
-from fire_lm.evaluation import text_choice
-from fire_lm.reporting import PositionLoss, SweepRow, read_rows, read_table, read_texts
+from fire_lm.reporting import (
+    PositionLoss,
+    ScoredText,
+    SweepRow,
+    read_rows,
+    read_table,
+    read_texts,
+    write_table,
+)
 from fire_lm.reporting.length_sweep import differences, sweep_text
 from fire_lm.reporting.results import Results
-from fire_lm.reporting.seeds import loss_lines, scored_in
+from fire_lm.reporting.seeds import loss_lines, position_lines, scored_in
 
 module = importlib.import_module("fire_lm.evaluation.length_sweep")
 
-LENGTHS, BUDGETS = (
-    (8, 12, 16, 32, 64),
-    (1024, 2048, 2080, 2112),
-)  # of the second and third the text is the same
+LENGTHS = ("8", "12,64", "16,32", "8,16,64", "32,12")
+BUDGETS = (1024, 2048, 2080, 2112)  # of the second and third the text is the same
 ALSO = (
     "--gin.RoPE.scaling=@YaRN()",
     "--gin.length_sweep.split=train",
     "--gin.CONSTRUCTION=cut",
     "--gin.length_sweep.protocols=sliding --gin.length_sweep.stride=4",
 )
-FILES = ("length_sweep.csv", "scored_text.csv", "position_losses.csv")
-STREAM = np.random.default_rng(0).integers(1, 200, 10**6).astype(np.int32)
 
 
-def synthetic_text(data: Data, *, length: int, num_sequences: int, split: str) -> ScoringText:
-    """Rows from all over a stream, as real ones: another length or number, other tokens. As many
-    bytes as tokens, so that equal counts are frequent."""
-    start = 1000 * (split == "train") + 5000 * (data.construction == "cut")
-    places = start + np.arange(num_sequences)[:, None] * 8 * length + np.arange(length)
-    return ScoringText(STREAM[places], np.ones(places.shape, np.int32), skipped=0)
+KINDS: dict[str, Any] = dict(zip(FILES, (SweepRow, ScoredText, PositionLoss), strict=True))
 
 
-@functools.cache
-def load(*given: Any) -> gin.Config:
-    return verbs.load_config(*given)
-
-
-def load_config(files: Sequence[str], bindings: Sequence[str] = (), paths: str = ""):
-    """Once for all folders: what is saved of a run is the same in each."""
-    plain = [name for file in files if (name := Path(file).parent.name) in ("fire", "rope")]
-    texts = [f"configs/positions/{name}.gin" for name in plain]
-    found = ["configs/runs/quickstart.gin", *texts, *files[len(plain) :]]
-    return load(tuple(found), tuple(bindings), paths)
-
-
-class Sweeps:
-    """A folder of two runs, and the true text of every loss that was ever computed in it."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
-        self.folder = folder
-        self.shown: list[Results] = []
-        self.said: list[str] = []
-        self.true: dict[str, bytes] = {}
-        for name in ("fire", "rope"):
-            (folder / name).mkdir(parents=True)
-            saved = str(folder / name / "config.gin")
-            Path(saved).write_text(load_config([saved]).text())
-        for user in (sweep_settings, sweep_tables):
-            monkeypatch.setattr(user, "load_config", load_config)
-        monkeypatch.setattr(sweep_verb, "available_steps", lambda _: [1, 2])
-        monkeypatch.setattr(sweep_runs, "available_steps", lambda _: [1, 2])
-        monkeypatch.setattr(sweep_verb, "checkpoint_damage", lambda *_: "")
-        monkeypatch.setattr(sweep_verb, "choose_step", lambda _, step: step or 2)
-        monkeypatch.setattr(sweep_tables, "write_figure", lambda *_: None)
-        monkeypatch.setattr(module, "read_params", lambda workdir, step, *_: step)
-        monkeypatch.setattr(module, "dataset_label", lambda _: "embedded")
-        monkeypatch.setattr(text_choice, "read_scoring_text", synthetic_text)
-        monkeypatch.setattr(module, "score", self.score)
-        monkeypatch.setattr(sweep_tables, "sweep_text", self.show)
-
-    def score(self, model, params, text, laid, batch, mesh, run, bins):
-        """Nats that depend on the token, its place, the step and the length; with noise, so that
-        no two texts have one mean."""
-        targets = laid.of(text.targets)
-        nll = np.sqrt(targets) * (1 + 0.1 * params) + np.log1p(np.arange(laid.length))
-        nll = np.where(laid.scored(len(text.targets)), nll, 0.0)
-        nll_RP = nll.reshape(len(text.targets), -1, bins, laid.length // bins).sum(axis=(1, 3))
-        places = laid.scored_places(text.targets.shape[1])
-        mean = nll_RP.sum() / (text.targets[:, places] != 0).sum()
-        self.true[f"{mean:.12g}"] = text.targets.tobytes()
-        return nll_RP
-
-    def truth(self, row: SweepRow) -> bytes:
-        return self.true[f"{row.nll:.12g}"]
-
-    def show(self, results: Results) -> str:
-        self.shown.append(results)
-        self.said.append(sweep_text(results))
-        return self.said[-1]
-
-    def __call__(self, names: list[str], *flags: str) -> str:
-        """What was refused, if it was."""
-        try:
-            sweep_verb.sweep(cli.parse(["sweep", *names, *flags]))
-        except FireLMError as error:
-            return str(error)
-        return ""
-
-
-def any_call(draw: random.Random, folder: Path) -> tuple[list[str], list[str]]:
-    """Runs and flags."""
-    runs = [str(folder / name) for name in ("fire", "rope")]
+def any_call(draw: random.Random, sweeps: Sweeps) -> tuple[list[Path], list[str], list[str], str]:
+    """Runs, as they are named, flags and the output."""
+    folder, there = sweeps.folder, sweeps.runs()
+    runs = draw.choice((there, there[:1], there[1:2], draw.sample(there, 2)))
     at = draw.choice(("", "@1", "@2", "@all"))
-    named = draw.choice(([str(folder)], [runs[0] + at], [runs[1] + at], [run + at for run in runs]))
-    lengths = draw.sample(LENGTHS, draw.randint(1, 3))
+    named = [draw.choice(spellings(run)) + at for run in runs]
+    if runs == there:
+        named = [str(folder)]
     flags = [
-        f"--gin.EVAL_LENGTHS={lengths}",
+        f"--gin.EVAL_LENGTHS={draw.choice(LENGTHS)}",
         f"--gin.length_sweep.tokens={draw.choice(BUDGETS)}",
         f"--gin.length_sweep.position_bins={draw.choice((0, 4))}",
         *(f"--also={also}" for also in draw.sample(ALSO, draw.choice((0, 0, 1, 2)))),
     ]
-    if len(named) > 1 or draw.random() < 0.3:
-        flags.append(f"--output={folder / draw.choice(('one', 'two'))}")
-    return named, flags
+    output = ""
+    if len(named) > 1 or draw.random() < 0.4:
+        output = draw.choice(("one", "two", draw.choice((*runs, *there)).name))
+        flags.append(f"--output={draw.choice(spellings(folder / output))}")
+    return runs, named, flags, output
 
 
-def tamper(draw: random.Random, folder: Path) -> None:
-    """As users do, and older versions: a file is moved away, or another run's is copied over it."""
-    file = folder / draw.choice(("fire", "rope")) / draw.choice(FILES)
-    if file.exists():
+def tamper(draw: random.Random, sweeps: Sweeps) -> None:
+    """As users do: a file is moved away, or another run's is copied over it; a run is renamed or
+    copied. And as older versions, which scored a renamed run again."""
+    written = [run / name for run in sweeps.runs() for name in FILES if (run / name).exists()]
+    if not written:
+        return
+    file = draw.choice(written)
+    how = draw.choice(("remove", "copy", "copy", "rename", "copy the run", "older"))
+    run = file.parent
+    other = draw.choice([path for path in sweeps.runs() if path != run])
+    free = next(new for n in itertools.count() if not (new := run.with_name(f"run{n}")).exists())
+    # Nothing tells rows of another seed that were copied by hand from those of a renamed run.
+    seeds = file.name == FILES[0] and RUNS[is_of(run)][0] == RUNS[is_of(other)][0]
+    if how == "remove":
         file.unlink()
+    elif how == "copy" and not seeds:
+        shutil.copy(file, other)
+    elif how == "rename":
+        run.rename(free)
+    elif how == "copy the run" and len(sweeps.runs()) < 5:
+        shutil.copytree(run, free)
+    elif how == "older":
+        for name, kind in KINDS.items():
+            path = epath.Path(run) / name
+            rows = read_table(path, kind)
+            write_table(path, kind, [*rows, *(dataclasses.replace(r, run="older") for r in rows)])
 
 
-def check_tables(sweeps: Sweeps) -> None:
-    """Of all that was shown: a line is of one text, and so is a table in nats, unless it says that
-    its text is not recorded."""
-    for results, said in zip(sweeps.shown, sweeps.said, strict=True):
-        rows_of = {
-            (row.run, row.variant, scored_in(row), row.length): row for row in results.losses
-        }
-        for scored, lines in loss_lines(results).items():
-            true: dict[str, set[bytes]] = {}
-            for line in lines:
-                runs = [run.run for run in results.arms()[line.arm]]
-                rows = [
-                    row
-                    for run, n in itertools.product(runs, line.nats)
-                    if (row := rows_of.get((run, line.variant, scored, n)))
-                    and results.texts.of(row) == line.text
-                ]
-                assert rows
-                true.setdefault(line.text, set()).update(map(sweeps.truth, rows))
-            apart = differences(
-                (r for r in results.losses if scored_in(r) == scored), results.texts
-            )
-            assert all(len(texts) == 1 for text, texts in true.items() if text)
-            assert apart or len(true) == 1
-            assert "" not in true or "not recorded" in said
-            assert not apart or "In bits per byte alone" in said
+def check_table(sweeps: Sweeps, results: Results) -> None:
+    """A line is of one text, and so is a table in nats, unless it says that its text is not
+    recorded. Each row is there once, and is of the run that it is said to be."""
+    said = sweep_text(results)
+    assert len({row.key for row in results.losses}) == len(results.losses)
+    for one in results.losses:
+        name = one.run.partition("@")[0]
+        assert not one.tokens or sweeps.scorer(one) == is_of(sweeps.folder / name)
+    for runs in results.arms().values():
+        assert len({is_of(sweeps.folder / run.run.partition("@")[0]) for run in runs}) == len(runs)
+    rows_of = {(row.run, row.variant, scored_in(row), row.length): row for row in results.losses}
+    for scored, lines in loss_lines(results).items():
+        true: dict[str, set[bytes]] = {}
+        for line in lines:
+            runs_of = [run.run for run in results.arms()[line.arm]]
+            rows = [
+                row
+                for run, n in itertools.product(runs_of, line.nats)
+                if (row := rows_of.get((run, line.variant, scored, n)))
+                and results.texts.of(row) == line.text
+            ]
+            assert rows
+            true.setdefault(line.text, set()).update(map(sweeps.truth, rows))
+        apart = differences((r for r in results.losses if scored_in(r) == scored), results.texts)
+        assert all(len(texts) == 1 for text, texts in true.items() if text)
+        assert apart or len(true) == 1
+        assert "" not in true or "not recorded" in said
+        assert not apart or "In bits per byte alone" in said
+    assert len({(one.key, one.first) for one in results.positions}) == len(results.positions)
+    unknown = "" in results.texts.of_all_positions(results.positions).values()
+    assert unknown == any("not recorded" in name for name in position_lines(results))
 
 
-def check_files(sweeps: Sweeps, folder: Path) -> None:
-    """Rows of one identity are of one text, also losses by position; others are of none."""
+def check_files(sweeps: Sweeps, folder: Path, report: Results) -> None:
+    """Rows of one identity are of one text, also losses by position; others are of none. In the
+    folder of several runs, losses by position are of its rows, and each is there once; in a run's,
+    a name is of a text, and the report has its rows."""
     rows, texts = read_rows(epath.Path(folder) / FILES[0]), read_texts(epath.Path(folder))
     true = {(texts.of(row), sweeps.truth(row)) for row in rows if texts.of(row)}
     assert len(true) == len({text for text, _ in true}) == len({text for _, text in true})
     by_text = dict(true)
     sums: dict[tuple[str | int, ...], list[float]] = {}
-    for one in read_table(epath.Path(folder) / FILES[2], PositionLoss):
+    bins = read_table(epath.Path(folder) / FILES[2], PositionLoss)
+    for one in bins:
         found = sums.setdefault(one.key, [0.0, 0.0])
         found[0], found[1] = found[0] + one.nll * one.tokens, found[1] + one.tokens
-    of = texts.of_all_positions(read_table(epath.Path(folder) / FILES[2], PositionLoss))
+    of = texts.of_all_positions(bins)
     for key, (nats, tokens) in sums.items():
         if of[key] in by_text:
             near = [mean for mean in sweeps.true if abs(float(mean) - nats / tokens) < 1e-6]
-            assert {sweeps.true[mean] for mean in near} == {by_text[of[key]]}
-
-
-@pytest.fixture
-def sweeps_in(monkeypatch) -> Callable[[Path], Sweeps]:
-    return lambda folder: Sweeps(folder, monkeypatch)
+            assert {sweeps.true[mean][1] for mean in near} == {by_text[of[key]]}
+    if folder not in sweeps.runs():
+        assert {(one.run, one.step) for one in bins} <= {(row.run, row.step) for row in rows}
+        assert len({row.key for row in rows}) == len(rows)
+        assert len({(one.key, one.first) for one in bins}) == len(bins)
+        return
+    named: dict[tuple[str | int, ...], set[str]] = {}
+    for row in rows:
+        if row.tokens and sweeps.scorer(row) == is_of(folder):
+            named.setdefault(row.key[4:8], set()).add(texts.of(row))
+    assert all(len(found - {""}) <= 1 for found in named.values())
+    assert not named or folder.name in {row.run for row in report.losses}
 
 
 @pytest.mark.ci
-def test_no_order_of_sweeps_mixes_texts(sweeps_in, tmp_path, capsys):
-    refused = 0
+def test_no_order_of_sweeps_mixes_texts(tmp_path, capsys, monkeypatch):
+    refused = itself = 0
     for seed in range(50):
         draw = random.Random(seed)
-        sweeps = sweeps_in(tmp_path / str(seed))
-        for _ in range(draw.randint(2, 4)):
-            if draw.random() < 0.25:
-                tamper(draw, sweeps.folder)
-            names, flags = any_call(draw, sweeps.folder)
-            refused += "over another text" in sweeps(names, *flags)
-            check_tables(sweeps)
-            for folder in ("fire", "rope", "one", "two", "."):
-                check_files(sweeps, sweeps.folder / folder)
-    assert 10 < refused < 130, "some are refused, some are not"
+        sweeps = Sweeps(tmp_path / str(seed), monkeypatch)
+        for later in range(draw.randint(2, 4)):
+            if later and draw.random() < 0.6:
+                tamper(draw, sweeps)
+            runs, names, flags, output = any_call(draw, sweeps)
+            before, computed = files_of(sweeps.runs()), dict(sweeps.true)
+            problem = sweeps(names, *flags)
+            refused += "over another text" in problem
+            after = files_of(sweeps.runs())
+            if sweeps.folder / output in sweeps.runs() and [sweeps.folder / output] != runs:
+                itself += 1
+                assert "is itself a run" in problem
+                assert after == before and sweeps.true == computed
+            else:
+                assert "is itself a run" not in problem
+            for path, lines in before.items():  # a text whose row is gone is nobody's
+                assert path.name == FILES[1] or set(lines) <= set(after[path]), "lost"
+            report = sweeps.report()
+            for results in (*sweeps.shown, report):
+                check_table(sweeps, results)
+            sweeps.shown.clear()
+            for folder in (*sweeps.runs(), *(sweeps.folder / name for name in ("one", "two", "."))):
+                check_files(sweeps, folder, report)
+    assert 10 < refused < 130 and 5 < itself < 50, "some are refused, some are not"
     capsys.readouterr()
 
 
-def test_two_sweepers_at_once_cannot_write_two_texts(sweeps_in, tmp_path, capsys, monkeypatch):
+def test_two_sweepers_at_once_cannot_write_two_texts(tmp_path, capsys, monkeypatch):
     """One begins with another budget while the other is computing its first row."""
-    sweeps = sweeps_in(tmp_path)
+    sweeps = Sweeps(tmp_path, monkeypatch)
     run, score, begun = str(tmp_path / "fire"), sweeps.score, []
 
     def score_meanwhile(*arguments):
@@ -224,16 +201,16 @@ def test_two_sweepers_at_once_cannot_write_two_texts(sweeps_in, tmp_path, capsys
     told = sweeps([f"{run}@2"], "--gin.EVAL_LENGTHS=[8]", "--gin.length_sweep.tokens=1024")
     assert "another sweep" in told and "another text of the same name" in told and begun[1:] == [""]
     assert {row.step for row in read_rows(epath.Path(run) / FILES[0])} == {1}
-    check_files(sweeps, Path(run))
+    check_files(sweeps, Path(run), sweeps.report())
     capsys.readouterr()
 
 
 TOKENS = "--gin.length_sweep.tokens=2048"
 
 
-def test_subsets_and_extensions_are_the_same_text(sweeps_in, tmp_path, capsys):
+def test_subsets_and_extensions_are_the_same_text(tmp_path, capsys, monkeypatch):
     """In any order, one call for each; the rows are those of one sweep of all lengths."""
-    apart, once = sweeps_in(tmp_path / "apart"), sweeps_in(tmp_path / "once")
+    apart, once = Sweeps(tmp_path / "apart", monkeypatch), Sweeps(tmp_path / "once", monkeypatch)
     run = str(tmp_path / "apart" / "fire")
     for lengths in ([16], [64], [8, 16], [32, 8]):
         assert apart([run], TOKENS, f"--gin.EVAL_LENGTHS={lengths}") == ""
@@ -243,5 +220,5 @@ def test_subsets_and_extensions_are_the_same_text(sweeps_in, tmp_path, capsys):
         for path in (epath.Path(tmp_path) / name / "fire" / FILES[0] for name in ("apart", "once"))
     ]
     assert found[0] == found[1] and len(found[0]) == 4
-    assert "the same text at every length (text " in once.said[0]
+    assert "the same text at every length (text " in sweep_text(once.shown[0])
     capsys.readouterr()

@@ -18,7 +18,7 @@ MODELS = sorted(FILES)
 TUNED = {"base_rope_yarn": 400, "base_rope_pi": 1000, "large_rope_pi": 1000}
 PRETRAINED = [model for model in MODELS if model not in TUNED]
 
-# The compiler's estimates in README's table "Before a TPU is booked": ms a step, of which
+# The compiler's estimates in the table of docs/preflight.md: ms a step, of which
 # XLA, kernels, collectives.
 STEP = {
     ("base", "fire"): (25.1, 14.8, 6.1, 46.0),
@@ -267,13 +267,13 @@ def test_a_header_has_hardware_and_chip_hours(model):
     assert float(stated[5].replace(",", "")) == pytest.approx(hours, rel=0.03)
 
 
-def test_step_times_are_those_of_the_readme():
-    readme = (ROOT / "README.md").read_text()
+def test_step_times_are_those_of_the_documentation():
+    page = (ROOT / "docs" / "preflight.md").read_text()
     for (size, encoding), numbers in STEP.items():
         name = f"{'125M' if size == 'base' else '350M'} {encoding.upper().replace('ROPE', 'RoPE')}"
         xla, kernels, collectives, total = numbers
         row = rf"^\| {name} \| v4-\d+: .*\| {xla} \+ {kernels} \+ {collectives} = {total} \|"
-        assert re.search(row, readme, re.MULTILINE), name
+        assert re.search(row, page, re.MULTILINE), name
 
 
 def test_ten_minutes_of_a_gpu_are_its_headers_arithmetic(capsys):

@@ -115,7 +115,8 @@ class Killed(Exception):
 
 def test_killed_between_the_files(sweep, tmp_path, monkeypatch):
     """Text and positions are there, their row is not: it is made up for, and they stay."""
-    folder = epath.Path(tmp_path)
+    folder = epath.Path(tmp_path) / "run"
+    folder.mkdir()
 
     def die(path: epath.Path, rows: list[SweepRow]) -> None:
         if rows[0].length == LONGEST:
@@ -125,7 +126,7 @@ def test_killed_between_the_files(sweep, tmp_path, monkeypatch):
     def again() -> None:
         sweep(
             lengths=(8, LONGEST),
-            finished=finished_in(folder),
+            finished=finished_in(folder, "fire"),
             on_scored=lambda scored: write_scored(folder, scored),
         )
 
@@ -138,7 +139,7 @@ def test_killed_between_the_files(sweep, tmp_path, monkeypatch):
     again()
     assert [row.length for row in read_rows(folder / "length_sweep.csv")] == [8, LONGEST]
     assert (folder / "position_losses.csv").read_text() == whole
-    assert len(set(finished_in(folder).texts.values())) == 1
+    assert len(set(finished_in(folder, "fire").texts.values())) == 1
     again()
     assert sweep.computed == [8, LONGEST, LONGEST]
 

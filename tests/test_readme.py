@@ -1,4 +1,4 @@
-"""The README is true: its walk-through runs as printed, its files exist."""
+"""The documentation is true: its walk-through runs as printed, its files exist."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ import pytest
 from sample_run import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text()
+DOCS = ROOT / "docs"
 COPIED = ("README.md", "configs", "fire_lm", "pyproject.toml", "scripts", "tests")
 # What the printed commands leave open, so that they take seconds: text, batch and model.
 TINY = {
@@ -39,17 +39,13 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def section(title: str) -> str:
-    return re.split(r"^## ", README.split(f"## {title}\n")[1], flags=re.MULTILINE)[0]
-
-
 class WalkThrough:
-    """ "Add an encoding": its blocks of code, two files and the commands."""
+    """docs/add_an_encoding.md: its blocks of code, the commands and two files."""
 
     def __init__(self) -> None:
-        text = section("Add an encoding")
+        text = (DOCS / "add_an_encoding.md").read_text()
         blocks = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-        self.code, self.gin, commands = blocks
+        commands, self.code, self.gin = blocks
         self.files = {
             re.findall(r"`(fire_lm/positions/(?!base)\w+\.py)`", text)[0]: self.code,
             re.findall(r"`(configs/positions/\w+\.gin)`", text)[0]: self.gin,
@@ -106,9 +102,8 @@ class Checkout:
         return self.python("-c", RUN_ALL, json.dumps(commands))
 
     def pytest(self, *arguments: str) -> tuple[int, str]:
-        """As scripts/test runs it, whose formatters and type checker see more files than ours."""
-        tier = ["-m", "not ci and not slow", "-p", "no:cacheprovider"]
-        return self.python("-m", "pytest", *tier, *arguments)
+        """As `scripts/test --encoding` runs it: of every tier."""
+        return self.python("-m", "pytest", "-p", "no:cacheprovider", *arguments)
 
 
 def bindings(values: dict[str, object]) -> list[str]:
@@ -165,7 +160,7 @@ def test_the_property_tests_find_what_is_wrong_with_a_new_encoding(tmp_path):
 
 
 def test_every_path_of_the_file_map_is_there():
-    table = README[README.index("## File map") : README.index("`scripts/test --ci`")]
+    table = (DOCS / "architecture.md").read_text().split("## Map of the repository")[1]
     paths = re.findall(r"`([\w./]+/[\w./]*)`", table)
     assert len(paths) > 10
     assert [path for path in paths if not (ROOT / path).exists()] == []

@@ -24,7 +24,7 @@ FILES = {
 }  # fmt: skip
 PICTURES = {
     "losses_embedded_validation_concat",
-    "positions_embedded_validation_concat_length_256_4_096_tokens",
+    "positions_embedded_validation_concat_length_256_4_096_tokens_text_not_recorded",
     "learned_fire", "biases_fire", "attention_alibi", "training",
 }  # fmt: skip
 
@@ -393,7 +393,16 @@ def test_positions_of_other_texts_are_in_another_figure():
     assert names == {"text aaaaaaaa": {"fire", "alibi"}, "text bbbbbbbb": {"rope"}}
     moved = [dataclasses.replace(one, nll=1.9) for one in bins]
     (name,) = position_lines(dataclasses.replace(found, positions=moved))
-    assert name.endswith("4,096 tokens"), "whose row has another loss are of no text that is known"
+    assert name.endswith("4,096 tokens, text not recorded"), "whose row has another loss"
+
+
+def test_positions_of_unrecorded_text_say_so(tmp_path):
+    """Also where all of them are: they may be of several texts."""
+    results = dataclasses.replace(sample_results(), scored=[])
+    (name,) = position_lines(results)
+    assert name.endswith("4,096 tokens, text not recorded")
+    write_report(epath.Path(tmp_path), "A report", results, Beside())
+    assert f"Loss by position, {name}." in (tmp_path / "report.md").read_text()
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path):

@@ -130,7 +130,7 @@ def test_what_is_no_run_is_told(tmp_path, capsys):
     assert main(["report"]) == 2
     assert "report needs RUN" in capsys.readouterr().err
     assert main(["report", str(tmp_path), str(tmp_path / "b")]) == 2
-    assert "say --output=DIR" in capsys.readouterr().err
+    assert "several runs need --output=DIR" in capsys.readouterr().err
     for bench in ("nowhere.json", str(tmp_path)):
         assert main(["report", str(tmp_path), f"--bench={bench}"]) == 2
         assert "--bench: there is no file" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """fire_lm.training.spikes: what counts as a spike, which updates are left out, what is logged."""
 
+import contextlib
 import functools
 import json
 import math
@@ -55,15 +56,17 @@ def test_the_log_holds_every_step_once_also_after_a_restart(tmp_path):
         lines = (tmp_path / "spikes.jsonl").read_text().splitlines()
         return [json.loads(line)["step"] for line in lines]
 
-    log = SpikeLog(tmp_path, 0)
-    assert not (tmp_path / "spikes.jsonl").exists()
-    for step in (3, 5, 9):
-        log.add({"step": step, "loss": math.nan, "limit": math.inf, "skipped": False})
+    with contextlib.closing(SpikeLog(tmp_path, 0)) as log:
+        assert not (tmp_path / "spikes.jsonl").exists()
+        for step in (3, 5, 9):
+            log.add({"step": step, "loss": math.nan, "limit": math.inf, "skipped": False})
     with (tmp_path / "spikes.jsonl").open("a") as file:
         file.write('{"note": "mine"}\n{"step": "4"}\n{"step": 11, "lo')  # the last by a kill
-    assert SpikeLog(tmp_path, 5) and steps() == [3, 5]
-    SpikeLog(tmp_path, 5).add({"step": 6, "loss": 1.0})
-    assert steps() == [3, 5, 6]
+    with contextlib.closing(SpikeLog(tmp_path, 5)):
+        assert steps() == [3, 5]
+    with contextlib.closing(SpikeLog(tmp_path, 5)) as log:
+        log.add({"step": 6, "loss": 1.0})
+        assert steps() == [3, 5, 6]
     line = json.loads((tmp_path / "spikes.jsonl").read_text().splitlines()[0])
     assert line == {"step": 3, "loss": "nan", "limit": "inf", "skipped": False}
 

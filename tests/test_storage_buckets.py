@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -9,15 +10,19 @@ from pathlib import Path
 
 import pytest
 from bucket import Bucket
-from bucket_faults import Denied, LostAnswer, Status
+from bucket_faults import Denied, LostAnswer, Slow, Status
 
 from fire_lm import storage
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation.claims import claimed
 from fire_lm.metrics import MetricsLog, logged_steps
+from fire_lm.preflight_verb import check_place_of
+from fire_lm.reporting import result_files
 from fire_lm.reporting.result_files import PositionLoss, merge_table, read_table
 from fire_lm.storage import appended, lease
+from fire_lm.storage.appended import Uploaded
 from fire_lm.training.lock import only_writer
+from fire_lm.training.spikes import SpikeLog
 
 # --- What is there, and what is not.
 
@@ -145,7 +150,72 @@ def test_what_a_bucket_refuses_to_the_end_is_counted(bucket: Bucket, capsys):
     bucket.faults = [Denied(prefix="run", to="writes")]
     log.write(1, {"loss": 1.0})
     log.close()
-    assert "bytes of " in (told := capsys.readouterr().err) and "metrics.jsonl are lost" in told
+    assert (
+        "bytes could not be uploaded to " in (told := capsys.readouterr().err)
+        and "metrics.jsonl and are lost" in told
+    )
+
+
+@pytest.mark.parametrize("lines", ["beyond the resume step", "up to it", "in a part that is full"])
+def test_an_earlier_writer_changes_no_line_of_its_successor(bucket, monkeypatch, capsys, lines):
+    """It was suspended, and its run directory has been taken over at step 20."""
+    if lines == "in a part that is full":
+        monkeypatch.setattr(appended, "PART_BYTES", 500)
+    run, reached = bucket.url("run"), 35 if lines == "beyond the resume step" else 20
+    earlier, spikes = MetricsLog(run, 0), SpikeLog(run, 0)
+    spikes.add({"step": 7, "loss": 9.0})
+    for step in range(1, reached + 1):
+        earlier.write(step, {"by": "earlier", "loss": 1.0})
+    for log in (earlier._file, spikes._log):
+        log._upload()
+    later, spikes_of_later = MetricsLog(run, 20), SpikeLog(run, 20)
+    for first, spiked in ((21, 30), (41, 50)):
+        earlier.write(reached + first, {"by": "earlier", "loss": 1.0})
+        spikes.add({"step": spiked - 1, "loss": 9.0})
+        for log in (earlier._file, spikes._log):
+            log._upload()
+        for step in range(first, first + 20):
+            later.write(step, {"by": "later", "loss": 1.0})
+        spikes_of_later.add({"step": spiked, "loss": 9.0})
+        for log in (later._file, spikes_of_later._log):
+            log._upload()
+    later.close()
+    spikes_of_later.close()
+    earlier.write(reached + 61, {"by": "earlier", "loss": 1.0})
+    spikes.add({"step": 61, "loss": 9.0})
+    earlier.close()
+    spikes.close()
+    found = logged_steps(run)
+    assert [facts["step"] for facts in found] == list(range(1, 61))
+    assert [facts["by"] for facts in found] == ["earlier"] * 20 + ["later"] * 40
+    lines_of_spikes = bucket.objects["run/spikes.jsonl"].decode().splitlines()
+    assert [json.loads(line)["step"] for line in lines_of_spikes] == [7, 30, 50]
+    told = re.findall(r"(\w+).jsonl has another writer: nothing more", capsys.readouterr().err)
+    assert told == ["metrics_1" if "full" in lines else "metrics", "spikes"]
+
+
+def test_lines_that_arrived_without_an_answer_are_known_again(bucket: Bucket, capsys):
+    log = storage.append_to(bucket.url("run/metrics.jsonl"))
+    written = "^POST /upload.*metrics"
+    bucket.faults = [LostAnswer(match=written, times=1), Status(status=503, match=written)]
+    assert isinstance(log, Uploaded)
+    log.append(b"1\n")
+    log._upload()
+    assert bucket.objects["run/metrics.jsonl"] == b"1\n" and log._refused
+    bucket.faults = []
+    log.append(b"2\n")
+    log.close()
+    assert bucket.objects["run/metrics.jsonl"] == b"1\n2\n"
+
+
+def test_no_step_waits_for_the_upload_of_a_spike(bucket: Bucket):
+    log = SpikeLog(bucket.url("run"), 0)
+    log.add({"step": 1, "loss": 9.0})
+    with bucket.counting() as counted:
+        log.add({"step": 2, "loss": 9.0})
+    assert counted.count() == 0
+    log.close()
+    assert bucket.objects["run/spikes.jsonl"].count(b"\n") == 2
 
 
 # --- One holder at a time.
@@ -200,7 +270,7 @@ def test_a_run_whose_lease_is_lost_stops_before_its_next_save(bucket: Bucket, re
             bucket.delete("run/.lock")
         else:
             bucket.put("run/.lock", held_by(bucket, signed=0.0))
-        with pytest.raises(RunFailed, match="removed or taken over: stopped"):
+        with pytest.raises(RunFailed, match="was removed or taken over: stopped"):
             still_ours()
     assert ("run/.lock" in bucket.objects) is not removed  # theirs is left alone
 
@@ -219,9 +289,42 @@ def test_a_lease_is_ours_when_only_the_answer_was_lost(bucket: Bucket):
 def test_storage_that_refuses_does_not_lose_a_lease(bucket: Bucket):
     with only_writer(bucket.url("run")) as still_ours:
         bucket.faults = [Status(status=403)]
-        still_ours()
+        with pytest.raises(RunFailed, match="cannot be written") as error:
+            still_ours()
+        assert not isinstance(error.value, storage.LeaseLost)
         bucket.faults = []
         still_ours()
+
+
+def test_a_holder_that_signs_is_never_taken_over_whatever_its_clock_says(bucket, monkeypatch):
+    monkeypatch.setattr(lease, "SIGN_SECONDS", 0.05)
+    holder, other = (lease.Lease(bucket.url("run/.lock")) for _ in range(2))
+    signature = holder._signature
+
+    def of_yesterday() -> bytes:
+        return json.dumps(json.loads(signature()) | {"signed": 0.0, "machine": "other"}).encode()
+
+    monkeypatch.setattr(holder, "_signature", of_yesterday)
+    assert holder.take() == ""
+    assert "last seen 1970" in other.take()
+    time.sleep(0.2)
+    assert not holder.lost
+    holder.release()
+
+
+def test_a_signature_that_is_held_back_does_not_lose_the_lease(bucket: Bucket, monkeypatch):
+    monkeypatch.setattr(lease, "SIGN_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "ANSWER_SECONDS", 0.2, raising=False)
+    monkeypatch.setattr(lease, "VOID_SECONDS", 1.0)
+    holder, other = (lease.Lease(bucket.url("run/.lock")) for _ in range(2))
+    assert holder.take() == ""
+    bucket.faults = [Slow(seconds=1.6, match="^POST /upload.*lock", times=1)]
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        assert other.take()
+        time.sleep(0.05)
+    assert not holder.lost
+    holder.release()
 
 
 def test_of_two_sweepers_one_has_the_claim(bucket: Bucket):
@@ -253,3 +356,42 @@ def test_no_row_of_two_writers_is_lost(bucket: Bucket):
         thread.join()
     found = read_table(path, PositionLoss)
     assert [row.step for row in found] == list(range(8))
+    assert bucket.objects.keys() == {"run/position_losses.csv"}
+
+
+def test_a_table_is_never_replaced_by_one_that_was_read_before(bucket: Bucket, monkeypatch):
+    """Whoever is cut off between reading and writing must not drop the rows of others."""
+    path = storage.presence.epath.Path(bucket.url("run/position_losses.csv"))
+    merge_table(path, PositionLoss, [position_loss(1)])
+    parse = result_files.parse_table
+
+    def parse_while_another_writes(*arguments):
+        found = parse(*arguments)
+        monkeypatch.setattr(result_files, "parse_table", parse)
+        for name in bucket.objects.keys() - {"run/position_losses.csv"}:
+            bucket.delete(name)  # as who takes over a lease
+        merge_table(path, PositionLoss, [position_loss(2)])
+        return found
+
+    monkeypatch.setattr(result_files, "parse_table", parse_while_another_writes)
+    merged = merge_table(path, PositionLoss, [position_loss(3)])
+    assert [row.step for row in merged] == [1, 2, 3]
+    assert read_table(path, PositionLoss) == merged
+
+
+def test_a_table_that_is_no_text_is_told_as_damaged(tmp_path):
+    path = storage.presence.epath.Path(tmp_path / "position_losses.csv")
+    path.write_bytes(b"run,encod\xff\n")
+    with pytest.raises(RunFailed, match="position_losses.csv is damaged .*: move it away"):
+        read_table(path, PositionLoss)
+
+
+def test_the_report_of_preflight_goes_where_one_may_only_write(bucket: Bucket):
+    bucket.put("taken/it.json", b"")
+    with pytest.raises(UserError, match="--json=gs://.*/taken is a folder: name a file"):
+        check_place_of(bucket.url("taken"))
+    bucket.faults = [Denied(prefix="", to="reads")]
+    check_place_of(bucket.url("new/it.json"))
+    bucket.faults = [Denied(prefix="new", to="writes")]
+    with pytest.raises(UserError, match="cannot write to --json"):
+        check_place_of(bucket.url("new/it.json"))

@@ -246,7 +246,7 @@ def test_documents_too_short_for_a_length(run, data_dir, tmp_path, capsys, block
     assert {row["nll"] for row in found if row["tokens"] == "0"} == {"nan"}
     assert steps_of(run) == available_steps(run) and len(found) == 3 * len(steps_of(run))
     told = capsys.readouterr().out
-    assert "has no text for length 8192: no number there" in told and "no text" in told
+    assert "has too little text for length 8192: left blank" in told and "no text" in told
     before = (run / "length_sweep.csv").read_text()
     assert main(["sweep", f"{run}@all", *long]) == 0
     assert (run / "length_sweep.csv").read_text() == before

@@ -1,7 +1,8 @@
 """What the TPU's compiler makes of the kernels, on a machine without a TPU.
 
 They compile for v4, v5e and v6e, models with them for v4, and what the compiler tells of them
-(memory, the length of its schedule) stays what the README says. Nothing here runs on a TPU.
+(memory, the length of its schedule) stays what docs/attention_kernels.md says. Nothing here runs on
+a TPU.
 """
 
 import os

@@ -166,7 +166,9 @@ def test_sigterm_before_anything_is_saved_is_told_so(data_dir, tmp_path, monkeyp
     monkeypatch.setattr(Reporter, "flush", lambda self: setattr(self, "sound", False))
     assert main(command(data_dir, tmp_path / "run")) == 3
     told = capsys.readouterr().err
-    assert "stopped by SIGTERM before any step was saved\nthe same command begins again" in told
+    assert (
+        "stopped by SIGTERM before any step was saved\nrun the same command to start over" in told
+    )
     assert "step 0" not in told
 
 
@@ -221,7 +223,7 @@ def test_a_run_directory_that_is_gone_stops_the_run(data_dir, tmp_path, monkeypa
         patch.setattr(Reporter, "pending", pending_and_gone)
         assert main(command(data_dir, workdir)) == 1
     error = capsys.readouterr().err
-    assert f"{workdir} has been removed or renamed under its run: stopped" in error
+    assert f"{workdir} was removed or renamed while the run was writing to it: stopped" in error
     assert not workdir.exists() and available_steps(tmp_path / "renamed") == [SAVE_EVERY]
     assert main(command(data_dir, tmp_path / "renamed")) == 0
 
@@ -256,7 +258,7 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(finished, data_dir, tmp
     array.write_bytes(content)
     assert main(command(data_dir, run)) == 0
     told = capsys.readouterr()
-    assert f"checkpoint {STEPS} of {run} is damaged: " in told.err and "from 10" in told.err
+    assert f"checkpoint {STEPS} of {run} is damaged (" in told.err and "from step 10" in told.err
     assert "resuming from step 10" in told.out
     assert logged(run) == logged(finished)
     assert_same_state(run, finished)

@@ -31,15 +31,10 @@ def checkpoint_directory(workdir: str | epath.Path) -> epath.Path:
 
 def available_steps(workdir: str | epath.Path) -> list[int]:
     """Steps of a run whose save has ended, ascending."""
-    return [step for step, ended in _found(workdir).items() if ended]
+    return [step for step, ended in written_steps(workdir).items() if ended]
 
 
-def written_steps(workdir: str | epath.Path) -> list[int]:
-    """Steps of a run that are there, whether their save has ended or not, ascending."""
-    return list(_found(workdir))
-
-
-def _found(workdir: str | epath.Path) -> dict[int, bool]:
+def written_steps(workdir: str | epath.Path) -> dict[int, bool]:
     """The steps that are there, ascending, and whether the save of each has ended.
 
     Raises:
@@ -117,7 +112,7 @@ def misfit(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
     hush_abandoned_work()
     return RunFailed(
         f"checkpoint {step} of {workdir} does not fit this model: {first_line(error)}\n"
-        "another model needs another --workdir"
+        "use a different --workdir for a different model"
     )
 
 

@@ -16,20 +16,21 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from etils import epath
 
 from fire_lm.errors import RunFailed
-from fire_lm.storage import in_bucket, objects, present, read_bytes, replace_text
+from fire_lm.storage import create_text, in_bucket, objects, present, read_bytes, replace_text
 
 MANIFEST = "manifest.sha256"
-NEVER_ENDED = "its save never ended"
+NEVER_ENDED = "its save never finished"
 _CHUNK_BYTES = 2**24
 _NOT_READ = "- -"
 _ARRAY = "fingerprint"
 _ARRAYS_OF = "state/"  # files below hold arrays
+_METADATA = "_CHECKPOINT_METADATA"  # Orbax's first file
 _READERS = 16  # at a time, of a bucket
 
 
@@ -38,22 +39,29 @@ def write_manifest(step: epath.Path, arrays: Mapping[str, str] | None = None) ->
 
     Args:
       arrays: for a bucket, the fingerprint of each array, by its path.
+
+    Raises:
+      RunFailed: the folder holds no checkpoint, because another process has removed it, or one that
+        another process has finished.
     """
     if in_bucket(step):
         names = sorted(objects.names_below(step))
+        if MANIFEST in names or _METADATA not in names or not _holds_arrays(names):
+            raise RunFailed(f"another process has changed {step} meanwhile")
         read = [name for name in names if not name.startswith(_ARRAYS_OF)]
         with ThreadPoolExecutor(_READERS) as pool:
             known = dict(zip(read, pool.map(lambda name: _digest(step / name), read), strict=True))
         lines = "".join(f"{known.get(name, _NOT_READ)} {name}\n" for name in names)
         lines += "".join(f"{_ARRAY} {value} {path}\n" for path, value in (arrays or {}).items())
-    else:
-        lines = "".join(f"{_digest(step / name)} {name}\n" for name in sorted(_files(step)))
-        _flush_tree(step)
+        if not create_text(step / MANIFEST, f"{lines}{_sha256(lines)}\n"):
+            raise RunFailed(f"another process has finished {step} meanwhile")
+        return
+    lines = "".join(f"{_digest(step / name)} {name}\n" for name in sorted(_files(step)))
+    _flush_tree(step)
     # At once: a torn manifest would look like damage.
     replace_text(step / MANIFEST, f"{lines}{_sha256(lines)}\n", durable=True)
-    if not in_bucket(step):
-        _flush_folder(step)
-        _flush_folder(step.parent)
+    _flush_folder(step)
+    _flush_folder(step.parent)
 
 
 def damage(step: epath.Path, part: int = 0, parts: int = 1) -> str | None:
@@ -71,14 +79,16 @@ def damage(step: epath.Path, part: int = 0, parts: int = 1) -> str | None:
             return NEVER_ENDED
         lines = _checked_lines(written)
         if lines is None:
-            return f"{MANIFEST} is not what was written"
+            return f"{MANIFEST} has changed since it was written"
         files = [line.split(" ", 2) for line in lines if not line.startswith(f"{_ARRAY} ")]
+        if not _holds_arrays(name for _, _, name in files):
+            return f"{MANIFEST} names no arrays"
         there = set(objects.names_below(step)) if in_bucket(step) else None
         for digest, size, name in files[part::parts]:
             if not (name in there if there is not None else present(step / name)):
                 return f"{name} is missing"
             if f"{digest} {size}" not in (_NOT_READ, _digest(step / name)):
-                return f"{name} is not what was written"
+                return f"{name} has changed since it was written"
     except OSError as error:  # as of a bad block
         return f"it cannot be read: {error}"
     return None
@@ -95,6 +105,10 @@ def array_fingerprints(step: epath.Path) -> dict[str, str]:
         raise RunFailed(f"{step / MANIFEST} is missing or damaged")
     found = (line.split(" ", 2) for line in lines if line.startswith(f"{_ARRAY} "))
     return {path: value for _, value, path in found}
+
+
+def _holds_arrays(names: Iterable[str]) -> bool:
+    return any(name.startswith(_ARRAYS_OF) for name in names)
 
 
 def _checked_lines(written: bytes) -> list[str] | None:

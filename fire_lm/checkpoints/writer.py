@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import itertools
@@ -37,7 +38,8 @@ from fire_lm.checkpoints.manifest import (
 from fire_lm.checkpoints.params import check_arrays
 from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.storage import children, in_bucket
+from fire_lm.sharding import agreed
+from fire_lm.storage import LeaseLost, children, in_bucket, present
 
 _PATIENCE_MS = 3_600_000  # for the slowest reader of a checkpoint
 _WRITING_SECONDS = 900  # after which a process that has not written its part has failed
@@ -96,7 +98,7 @@ class Checkpoints:
         self.workdir, self._policy, self._ranked = workdir, policy, ranked
         self._still_ours, self._directory = still_ours, checkpoint_directory(workdir)
         self._leads = jax.process_index() == 0
-        self._orbax = _checkpointer()
+        self._orbax = _checkpointer(self._directory)
         self._finishing: threading.Thread | None = None
         self._failures = 0  # since the last save that succeeded
         self._failure = ""  # the last of them, told
@@ -110,11 +112,16 @@ class Checkpoints:
         bucket, where this would copy object by object, does not keep. What a kill left of a save
         or a removal under way is removed.
 
+        To be called once the run directory is ours: process 0 lists the steps for all.
+
         Raises:
           RunFailed: there are steps, but none is whole; or the storage cannot be read.
         """
+        written: list[tuple[int, bool]] = agreed(
+            list(written_steps(self.workdir).items()) if self._leads else []
+        )
         problems: dict[int, str] = {}
-        for step in reversed(written_steps(self.workdir)):
+        for step, _ in reversed(written):
             found = self._damaged.get(step) or damage(
                 self._directory / str(step), jax.process_index(), jax.process_count()
             )
@@ -130,14 +137,25 @@ class Checkpoints:
                 f"no checkpoint of {self.workdir} is whole ({told})\n"
                 f"to begin again, move {self._directory} away"
             )
+        self._damaged.clear()
         if self._leads:
+            self._still_ours()
+            resuming = f"resuming from step {step}" if step else "starting from the beginning"
             for number, problem in problems.items():
+                what = (
+                    "incomplete (its save never finished)"
+                    if problem == NEVER_ENDED
+                    else f"damaged ({problem})"
+                )
                 print(
-                    f"checkpoint {number} of {self.workdir} is damaged: {problem}; "
-                    f"{self._set_aside(number, problem)}, going on from {step or 'the beginning'}",
+                    f"checkpoint {number} of {self.workdir} is {what}: "
+                    f"{self._set_aside(number, problem)}; {resuming}",
                     file=sys.stderr,
                 )
-            self._damaged.clear()
+            for number, ended in written:
+                path = self._directory / str(number)
+                if number < step and not ended and damage(path) == NEVER_ENDED:
+                    _remove(path)  # the rest of a removal, or of a save, that was cut short
             self._remove_leftovers()
         return step
 
@@ -160,13 +178,14 @@ class Checkpoints:
 
         Raises:
           RunFailed: more saves in a row have failed than are allowed.
+          LeaseLost: another process writes to the run directory by now.
         """
         self.settle()
-        self._still_ours()
-        error: Exception | None = None
-        # On their way before the state is donated.
-        arrays = fingerprints(state) if in_bucket(self._directory) else {}
+        arrays: dict[str, jax.Array] = {}
         try:
+            self._make_folder(step)
+            if in_bucket(self._directory):  # on their way before the state is donated
+                arrays = fingerprints(state)
             self._orbax.save(
                 self._directory / str(step),
                 args=ocp.args.Composite(
@@ -175,6 +194,9 @@ class Checkpoints:
                     info=ocp.args.JsonSave(dict(info)),
                 ),
             )
+            error: Exception | None = None
+        except LeaseLost:
+            raise
         except Exception as found:  # a bucket's errors are of many classes
             error = found
         last_chance = self._failures == self._policy.failures_allowed
@@ -250,6 +272,28 @@ class Checkpoints:
         if self._failures and sys.exc_info()[0] is None:
             raise RunFailed(self._failure)
 
+    def _make_folder(self, step: int) -> None:
+        """Process 0 makes the folder of a save, before Orbax has all wait for each other: of an
+        error in this, Orbax would tell process 0 alone, and the others would wait for ever.
+
+        Raises:
+          RunFailed: on all processes, if it is there or cannot be made.
+        """
+        problem = None
+        if self._leads:
+            try:
+                self._still_ours()
+                path = self._directory / str(step)
+                if present(path):
+                    raise RunFailed(f"{path} already exists")
+                asyncio.run(self._orbax.get_temporary_path(path).create())
+            except LeaseLost:
+                raise
+            except Exception as error:
+                problem = first_line(error)
+        if told := _told_by_all(next(_round), problem):
+            raise RunFailed(told)
+
     def _finish(
         self, step: int, number: int, error: Exception | None, arrays: Mapping[str, jax.Array]
     ) -> None:
@@ -259,6 +303,7 @@ class Checkpoints:
             if error is None:
                 self._orbax.wait_until_finished()
                 if self._leads:
+                    self._still_ours()
                     write_manifest(self._directory / str(step), in_words(arrays))
         except Exception as found:
             error = found
@@ -267,7 +312,7 @@ class Checkpoints:
         except jax.errors.JaxRuntimeError as found:  # a process has not told in time
             problem = first_line(found)
         if problem:
-            self._fail(step, problem, began)
+            self._fail(step, problem, began, isinstance(error, LeaseLost))
             return
         self._failures = 0
         if self._leads:
@@ -276,23 +321,26 @@ class Checkpoints:
             except Exception as found:
                 print(f"no checkpoint removed: {first_line(found)}", file=sys.stderr)
 
-    def _fail(self, step: int, problem: str, began: bool) -> None:
-        """`began`: whether what there is of the step by now was written by this save."""
+    def _fail(self, step: int, problem: str, began: bool, lost: bool) -> None:
+        """`began`: whether what there is of the step by now was written by this save; `lost`: the
+        run directory is another's, which ends the run at its next save."""
         self._failures += 1
         self._failure = f"checkpoint {step} of {self.workdir} could not be saved: {problem}"
         hush_abandoned_work()
         with contextlib.suppress(Exception):  # Orbax would raise this error again at a later save
             self._orbax.close()
-        self._orbax = _checkpointer()
+        self._orbax = _checkpointer(self._directory)
         if not self._leads:
             return
         with contextlib.suppress(Exception):  # the storage may refuse this as well
             self._failure += (
-                f"\nthe newest whole one is {max(available_steps(self.workdir), default='none')}"
+                "\nthe newest intact checkpoint is "
+                f"{max(available_steps(self.workdir), default='none')}"
             )
         if self._failures <= self._policy.failures_allowed:
-            print(f"{self._failure}; training goes on", file=sys.stderr)
+            print(f"{self._failure}{'' if lost else '; training goes on'}", file=sys.stderr)
         with contextlib.suppress(Exception):
+            self._still_ours()
             self._remove_leftovers()  # what was written may fill the disk
             path = self._directory / str(step)
             if began and not has_ended(path) and is_checkpoint(path):
@@ -307,11 +355,14 @@ class Checkpoints:
         if self._policy.keep_best:
             ranked = [step for step in self._ranked() if step in steps]
             kept |= set(ranked[: self._policy.keep_best])
-        for step in set(steps) - kept:
-            _remove(self._directory / str(step))
-        for path in children(self._directory):
-            if _ASIDE.fullmatch(path.name):
-                path.rmtree()
+        unkept = [self._directory / str(step) for step in sorted(set(steps) - kept)]
+        aside = [path for path in children(self._directory) if _ASIDE.fullmatch(path.name)]
+        if unkept or aside:
+            self._still_ours()
+        for path in unkept:
+            _remove(path)
+        for path in aside:
+            path.rmtree()
 
     def _set_aside(self, step: int, problem: str) -> str:
         """What has been done with it."""
@@ -335,19 +386,38 @@ class Checkpoints:
                 path.rmtree()
 
 
-def _checkpointer() -> ocp.AsyncCheckpointer:
-    """Folders are made before a save returns: a bucket that refuses one would else be waited for
-    during five minutes, and its words lost."""
+class _Checkpointer(ocp.AsyncCheckpointer):
+    """Writes into a folder that is there (`Checkpoints._make_folder`)."""
+
+    async def create_temporary_path(self, temporary_path: Any) -> None:
+        pass
+
+
+class _NoFolder(ocp.path.atomicity.CommitFileTemporaryPath):
+    """An item of a checkpoint in a bucket, which has no folders to be made."""
+
+    async def create(self) -> epath.Path:
+        return self.get()
+
+
+def _checkpointer(directory: epath.Path) -> ocp.AsyncCheckpointer:
+    """Without the folders that Orbax would make, waiting minutes for those that a bucket refuses;
+    but for those of items on a disk."""
     options = ocp.options.AsyncOptions(
         timeout_secs=_WRITING_SECONDS, create_directories_asynchronously=False
     )
-    return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
+    items = ocp.CompositeOptions(temporary_path_class=_NoFolder if in_bucket(directory) else None)
+    return _Checkpointer(
+        ocp.CompositeCheckpointHandler(composite_options=items),
+        async_options=options,
+        file_options=ocp.options.FileOptions(skip_sync_file_validations=True),
+    )
 
 
 def _remove(step: epath.Path) -> None:
     """What a kill leaves is no whole checkpoint. It goes by another name, so that the next start
     removes the rest; a bucket, which would rename file by file, loses the manifest first."""
-    if "://" in step.as_posix():
+    if in_bucket(step):
         (step / MANIFEST).unlink(missing_ok=True)
         step.rmtree()
         return

@@ -1,6 +1,6 @@
 """Everything that computes a number for a report."""
 
-from fire_lm.evaluation.claims import claimed
+from fire_lm.evaluation.claims import claimed, held
 from fire_lm.evaluation.length_sweep import (
     CHECKED,
     LengthSweep,
@@ -8,6 +8,7 @@ from fire_lm.evaluation.length_sweep import (
     check_scoring,
     lengths_refused,
     say,
+    say_once,
     score_checkpoint,
 )
 from fire_lm.evaluation.pieces import Known
@@ -21,12 +22,14 @@ __all__ = [
     "Scored",
     "attention_scores",
     "claimed",
+    "held",
     "check_scoring",
     "compile_scoring",
     "interpolated",
     "learned_biases",
     "lengths_refused",
     "say",
+    "say_once",
     "score_checkpoint",
     "sequences_at_a_time",
 ]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from etils import epath
 
 from fire_lm.storage import Lease, in_bucket, make_folder
+
+_PAUSE = 0.2  # seconds
 
 
 @contextlib.contextmanager
@@ -26,6 +29,17 @@ def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterat
     by = _by_lease if in_bucket(workdir) else _by_lock
     with by(folder / what) as ours:
         yield ours
+
+
+@contextlib.contextmanager
+def held(workdir: str | epath.Path, what: str) -> Iterator[None]:
+    """As `claimed`, by one process that waits until no other has it."""
+    while True:
+        with claimed(workdir, what) as ours:
+            if ours:
+                yield
+                return
+        time.sleep(_PAUSE)
 
 
 @contextlib.contextmanager

@@ -138,7 +138,7 @@ def score_checkpoint(
         if count := unrecorded(where, finished):
             say_once(
                 f"{count} rows in length_sweep.csv of {run} do not say which text they are of (an "
-                "older version scored them): they stay, and stand apart from others in tables\n"
+                "older version scored them): they are kept, and shown separately in tables\n"
                 "to score them again, move that file and position_losses.csv away"
             )
         text = read_text(part, label, lengths, sweep.tokens, sweep.split)
@@ -224,7 +224,7 @@ def read_text(
                 f"the {split} split of {label} has too little text for length {told}: it gives "
                 f"rows of {there:,} tokens ({data.construction})\nlower EVAL_LENGTHS"
             )
-        say(f"the {split} split of {label} has no text for length {told}: no number there")
+        say(f"the {split} split of {label} has too little text for length {told}: left blank")
     scored = text.targets.size
     if scored < tokens // there * there:
         say(f"the {split} split of {label} has less text: {scored:,} tokens instead of {tokens:,}")

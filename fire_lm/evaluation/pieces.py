@@ -135,10 +135,10 @@ def check_same_text(piece: Piece, known: Known) -> None:
 
 def _another_text(there: str, found: str, piece: Piece) -> str:
     return (
-        f"{there} over another text ({found[:8]}, now {piece.text[:8]}): numbers of the two cannot "
-        "stand beside each other\n"
-        "length_sweep.tokens and the data choose it: ask for what they were, or move "
-        "length_sweep.csv, position_losses.csv and scored_text.csv of that run away"
+        f"{there} over another text ({found[:8]}, now {piece.text[:8]}): the two cannot be "
+        "compared\n"
+        "length_sweep.tokens and the data choose the text: use the same settings as before, or "
+        "move length_sweep.csv, position_losses.csv and scored_text.csv of that run away"
     )
 
 

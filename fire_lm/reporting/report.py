@@ -124,8 +124,8 @@ def _what_was_run(results: Results) -> Section:
     ]
     count, kinds = len(results.runs), len(rows)
     words = [
-        f"{count} run{'s' * (count > 1)} of {kinds} kind{'s' * (kinds > 1)}; those of a kind have "
-        "the same settings but for their seed, and those that change no number."
+        f"{count} run{'s' * (count > 1)} of {kinds} kind{'s' * (kinds > 1)}; runs of a kind differ "
+        "only in their seed and in settings that do not affect results."
     ]
     if going:
         words.append(f"Not at their last step when this was written: {', '.join(going)}.")

@@ -135,8 +135,14 @@ def read_table(path: epath.Path, kind: type[Row]) -> list[Row]:
     Raises:
       RunFailed: it is damaged, or of another kind.
     """
-    content = storage.read_bytes(path)
-    return [] if content is None else parse_table(content.decode(), kind, str(path))
+    return _parsed(storage.read_bytes(path), kind, str(path))
+
+
+def _parsed(content: bytes | None, kind: type[Row], name: str) -> list[Row]:
+    try:
+        return [] if content is None else parse_table(content.decode(), kind, name)
+    except UnicodeDecodeError as error:
+        raise RunFailed(f"{name} is damaged ({error}): move it away") from error
 
 
 def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
@@ -156,11 +162,15 @@ def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
 
 def write_table(path: epath.Path, kind: type[Any], rows: Iterable[Any]) -> None:
     """Replaces the file at once, so that a reader never sees half of it."""
+    storage.replace_text(path, _in_csv(kind, rows))
+
+
+def _in_csv(kind: type[Any], rows: Iterable[Any]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_columns(kind))
     writer.writerows(dataclasses.astuple(row) for row in rows)
-    storage.replace_text(path, text.getvalue())
+    return text.getvalue()
 
 
 def merge_table(
@@ -176,16 +186,22 @@ def merge_table(
       All rows of the file.
     """
     rows = list(rows)
-    with storage.locked(path.parent / f".{path.stem}.lock"):
-        found = read_table(path, kind)
-        known = {row.key: row for row in found}
+    merged: list[FinishedRow] = []
+
+    def with_ours(content: bytes | None) -> str | None:
+        nonlocal merged
+        merged = _parsed(content, kind, str(path))
+        known = {row.key: row for row in merged}
         new = [r for r in rows if r.key not in known or (replace and known[r.key] != r)]
-        if new:
-            written = {row.key for row in new}
-            kept = [row for row in found if row.key not in written]
-            found = sorted([*kept, *new], key=lambda row: row.step)
-            write_table(path, kind, found)
-        return found
+        if not new:
+            return None
+        written = {row.key for row in new}
+        kept = [row for row in merged if row.key not in written]
+        merged = sorted([*kept, *new], key=lambda row: row.step)
+        return _in_csv(kind, merged)
+
+    storage.change_text(path, with_ours)
+    return merged
 
 
 def _columns(kind: type[Any]) -> tuple[str, ...]:

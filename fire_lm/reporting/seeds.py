@@ -206,7 +206,7 @@ def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Me
     for row in results.positions:
         if row.run in arm:
             text = _positions_of(row, tokens[row.key])
-            if len(texts[text]) > 1:
+            if len(texts[text]) > 1 or of[row.key] == UNKNOWN:
                 text = f"{text}, {text_name(of[row.key])}"
             name = line_name(arm[row.run], row.variant)
             found.setdefault(text, {}).setdefault(name, []).append(row)

@@ -5,12 +5,14 @@ answer "not there" for whatever goes wrong. So the few operations that a run dep
 
 - `presence`: what is there and what is not, where an error is never taken for absence;
 - `objects`: reading and replacing one object, with the generation as a precondition;
-- `lease`: one writer for a run directory, a checkpoint that is scored, a table;
+- `files`: whole files, read, replaced, created once, changed by several;
+- `lease`: one writer for a run directory, one scorer of a checkpoint;
 - `appended`: text files that grow.
 """
 
-from fire_lm.storage.appended import append_to, cut_back, read_parts
+from fire_lm.storage.appended import Appended, append_to, read_parts
 from fire_lm.storage.files import (
+    change_text,
     create_text,
     in_bucket,
     make_folder,
@@ -19,17 +21,25 @@ from fire_lm.storage.files import (
     replace_text,
     tolerating,
 )
-from fire_lm.storage.lease import Lease, locked
-from fire_lm.storage.presence import children, present, require_bucket, require_folder
+from fire_lm.storage.lease import Lease, LeaseLost
+from fire_lm.storage.presence import (
+    children,
+    is_folder,
+    present,
+    require_bucket,
+    require_folder,
+)
 
 __all__ = [
+    "Appended",
     "Lease",
+    "LeaseLost",
     "append_to",
+    "change_text",
     "children",
     "create_text",
-    "cut_back",
     "in_bucket",
-    "locked",
+    "is_folder",
     "make_folder",
     "present",
     "read_bytes",

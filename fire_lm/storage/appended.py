@@ -10,6 +10,7 @@ minute. Parts are read in both places: people copy runs from buckets.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -52,38 +53,65 @@ def read_parts(path: str | epath.Path) -> list[bytes]:
     return list(itertools.takewhile(lambda content: content is not None, found))  # type: ignore[arg-type]
 
 
-def cut_back(path: str | epath.Path, keep: Callable[[bytes], bytes]) -> None:
-    """Replaces the content of each part by what `keep` returns for it.
-
-    From the last part to the first, so that a kill in between leaves no line twice.
-
-    Raises:
-      RunFailed, OSError: the storage refuses.
-    """
-    parts = read_parts(path)
-    trailing = True
-    for number, content in reversed(list(enumerate(parts))):
-        kept = keep(content)
-        trailing = trailing and not kept
-        if trailing and number:
-            remove(part(path, number))
-        elif kept != content:
-            replace_text(part(path, number), kept.decode(errors="replace"))
-
-
-def append_to(path: str | epath.Path) -> Appended:
+def append_to(
+    path: str | epath.Path,
+    keep: Callable[[bytes], bytes] = lambda content: content,
+    *,
+    in_parts: bool = True,
+) -> Appended:
     """Opens a file, and its newest part, for appending; made if absent.
 
+    In a bucket the newest part is always written anew: an earlier writer, which may not know that
+    its run directory has been taken over, has another generation of it and can write no more.
+
+    Args:
+      keep: what stays of the content of each part.
+      in_parts: whether a large file goes on in a new part.
+
     Raises:
       RunFailed, OSError: the storage refuses.
     """
-    parts = read_parts(path) or [b""]
-    number = len(parts) - 1
-    if not in_bucket(path):
-        return _OnDisk(part(path, number))
-    if len(parts[-1]) >= PART_BYTES:
-        number, parts = number + 1, [b""]
-    return Uploaded(lambda n: part(path, n), number, parts[-1])
+    if in_bucket(path):
+        while (opened := _opened(path, keep, in_parts)) is None:
+            pass  # somebody has written meanwhile
+        return opened
+    # From the last part to the first, so that a kill in between leaves no line twice.
+    parts, trailing = read_parts(path) or [b""], True
+    for number, content in reversed(list(enumerate(parts))):
+        kept = keep(content)
+        if trailing and number and not kept:
+            remove(part(path, number))
+            continue
+        if trailing:
+            newest, trailing = number, False
+        if kept != content:
+            replace_text(part(path, number), kept.decode(errors="replace"))
+    return _OnDisk(part(path, newest))
+
+
+def _opened(
+    path: str | epath.Path, keep: Callable[[bytes], bytes], in_parts: bool
+) -> Uploaded | None:
+    """As `append_to`; None if a part was changed by another since it was read."""
+    found = [objects.read(path)]
+    while found[-1].content is not None and in_parts:
+        found.append(objects.read(part(path, len(found))))
+    kept = [b"" if one.content is None else keep(one.content) for one in found]
+    newest = max((number for number, content in enumerate(kept) if content), default=0)
+    if in_parts and len(kept[newest]) >= PART_BYTES:
+        newest += 1
+    generation: bytes | None = None
+    for number, (content, before) in reversed(list(enumerate(found))):
+        if number > newest:
+            if content is not None and not objects.remove(part(path, number), before):
+                return None
+        elif number == newest or kept[number] != content:
+            generation = objects.write(part(path, number), kept[number], before)
+            if generation is None:
+                return None
+    return Uploaded(
+        lambda number: part(path, number), newest, kept[newest], generation, in_parts=in_parts
+    )
 
 
 class _OnDisk:
@@ -104,7 +132,8 @@ class _OnDisk:
 class Uploaded:
     """A growing file in a bucket: objects that a thread uploads.
 
-    A bucket that refuses is reported once, and what has gathered is uploaded when it recovers.
+    A bucket that refuses is reported once, and what has gathered is uploaded when it recovers. An
+    object that somebody else has written since is left to them, and so is all that follows.
     """
 
     def __init__(
@@ -112,14 +141,17 @@ class Uploaded:
         name: Callable[[int], epath.Path],
         number: int = 0,
         content: bytes = b"",
+        generation: bytes | None = None,
         heading: bytes = b"",
+        in_parts: bool = True,
     ):
-        """`name` gives the path of each part, from `number` on, which holds `content` by now;
-        every new part begins with `heading`."""
+        """`name` gives the path of each part, from `number` on, which holds `content` by now and is
+        of this generation, or is absent; every new part begins with `heading`."""
         self._name, self._number, self._heading = name, number, heading
-        self._content, self._waiting = content or heading, b""
+        self._part_bytes = PART_BYTES if in_parts else math.inf
+        self._content, self._waiting, self._generation = content or heading, b"", generation
         self._lock, self._wake = threading.Lock(), threading.Event()
-        self._closed = self._refused = False
+        self._closed = self._refused = self._replaced = False
         self._thread = threading.Thread(target=self._run, name=name(0).name, daemon=True)
         self._thread.start()
 
@@ -136,11 +168,12 @@ class Uploaded:
         self._wake.set()
         self._thread.join()
         for _ in range(_LAST_TRIES - 1):
-            if not self._waiting:
-                return
             self._upload()
-        if self._waiting:
-            print(f"{len(self._waiting)} bytes of {self._name(0)} are lost", file=sys.stderr)
+        if self._waiting and not self._replaced:
+            print(
+                f"{len(self._waiting)} bytes could not be uploaded to {self._name(0)} and are lost",
+                file=sys.stderr,
+            )
 
     def _run(self) -> None:
         while not self._closed:
@@ -151,18 +184,37 @@ class Uploaded:
     def _upload(self) -> None:
         with self._lock:
             taken = self._waiting
-        if not taken:
+        if not taken or self._replaced:
             return
         try:
-            objects.write(self._name(self._number), self._content + taken)
+            generation = self._written(self._name(self._number), self._content + taken)
         except RunFailed as error:
             if not self._refused:
                 print(f"\n{error}; training goes on", file=sys.stderr)
             self._refused = True
             return
+        if generation is None:
+            told = f"{self._name(self._number)} has another writer: nothing more is added to it"
+            print(f"\n{told}", file=sys.stderr)
+            self._replaced = True
+            return
         self._refused = False
         with self._lock:
             self._waiting = self._waiting[len(taken) :]
-        self._content += taken
-        if len(self._content) >= PART_BYTES:
-            self._number, self._content = self._number + 1, self._heading
+        self._content, self._generation = self._content + taken, generation
+        if len(self._content) >= self._part_bytes:
+            self._number, self._content, self._generation = self._number + 1, self._heading, None
+
+    def _written(self, path: epath.Path, content: bytes) -> bytes | None:
+        """The generation of the object that holds `content` now; None if it is somebody else's."""
+        if self._generation is not None:
+            generation = objects.write(path, content, self._generation)
+            if generation is not None:
+                return generation
+        found = objects.read(path)
+        if found.content is None:
+            absent = self._generation is None  # and else somebody has removed it
+            return objects.write(path, content, found.generation) if absent else None
+        # An earlier upload of ours may have arrived without an answer.
+        ours = len(found.content) > len(self._content) and content.startswith(found.content)
+        return objects.write(path, content, found.generation) if ours else None

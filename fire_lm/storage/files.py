@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from etils import epath
@@ -57,6 +58,32 @@ def replace_text(path: str | epath.Path, text: str, *, durable: bool = False) ->
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     _write(temporary, text, durable)
     temporary.replace(target)
+
+
+def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) -> None:
+    """Replaces a file by what `change` makes of its content, whoever else does so: nobody's change
+    is lost. None leaves the file as it is.
+
+    On a disk it is locked meanwhile, by a file beside it (a file system without locks, as some
+    shared ones are, does without). In a bucket `change` is asked again if the object is another by
+    the time that it is written.
+
+    Raises:
+      RunFailed, OSError: the file cannot be read or written.
+    """
+    if in_bucket(path):
+        done = False
+        while not done:
+            found = objects.read(path)
+            text = change(found.content)
+            done = text is None or bool(objects.write(path, text.encode(), found.generation))
+        return
+    with Path(path.parent / f".{path.stem}.lock").open("a") as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        text = change(read_bytes(path))
+        if text is not None:
+            replace_text(path, text)
 
 
 def create_text(path: str | epath.Path, text: str) -> bool:

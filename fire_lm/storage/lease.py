@@ -1,4 +1,4 @@
-"""One holder at a time: of a run directory, of a checkpoint that is being scored, of a table.
+"""One holder at a time: of a run directory, of a checkpoint that is being scored.
 
 On a disk the operating system keeps the lock and releases it with the process. In a bucket the
 lock is an object, written on the condition that nobody else has written it, and signed again every
@@ -9,14 +9,12 @@ signature takes it over. No clocks of two machines are compared for that.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,17 @@ from etils import epath
 
 from fire_lm.errors import RunFailed
 from fire_lm.storage import objects
-from fire_lm.storage.files import in_bucket
 
-SIGN_SECONDS = 20.0  # between two signatures
+SIGN_SECONDS = 20.0  # between two signatures; after one that failed, a quarter of that
+ANSWER_SECONDS = 15.0  # for a signature: one that is held back must leave time for others
 VOID_SECONDS = 60.0  # without a signature, as the one who waits sees it
-_ANCIENT_SECONDS = 3600.0  # by the clocks: longer than clocks differ
 
 # When this process first saw the signature that each lease bears now.
 _seen: dict[str, tuple[bytes, float]] = {}
+
+
+class LeaseLost(RunFailed):
+    """Somebody else holds it by now, or it has been removed."""
 
 
 class Lease:
@@ -64,27 +65,26 @@ class Lease:
             return _named(found.content)
         generation = objects.write(self._path, self._signature(), found.generation)
         if generation is None:
-            found = objects.read(self._path)
-            if _id_of(found.content) != self._id:  # else the answer to our write was lost
-                return _named(found.content or b"")
-            generation = found.generation
+            return _named(objects.read(self._path).content or b"")
         self._generation = generation
         self._thread = threading.Thread(target=self._keep_signing, name="lease", daemon=True)
         self._thread.start()
         return ""
 
     def sign(self) -> None:
-        """Signs again.
+        """Signs again: nobody takes the lease over during the next minute.
 
         Raises:
-          RunFailed: the lease is lost, or the storage refuses.
+          LeaseLost: it is not ours any more. RunFailed: the storage refuses, or does not answer.
         """
         with self._signing:
             if not self.lost and not self._ended.is_set():
-                generation = objects.write(self._path, self._signature(), self._generation)
+                generation = objects.write(
+                    self._path, self._signature(), self._generation, ANSWER_SECONDS
+                )
                 if generation is None:
-                    found = objects.read(self._path)
-                    if _id_of(found.content) == self._id:
+                    found = objects.read(self._path, ANSWER_SECONDS)
+                    if _id_of(found.content) == self._id:  # of a write that had no answer in time
                         generation = found.generation
                     elif found.content is None:
                         self.lost = "nobody: it has been removed"
@@ -92,7 +92,7 @@ class Lease:
                         self.lost = _named(found.content)
                 self._generation = generation or b""
         if self.lost:
-            raise RunFailed(f"{self._path} is now held by {self.lost}")
+            raise LeaseLost(f"{self._path} is now held by {self.lost}")
 
     def release(self) -> None:
         """Removes the object, if it is still ours; storage that refuses leaves it to grow void."""
@@ -104,9 +104,13 @@ class Lease:
                 objects.remove(self._path, self._generation)
 
     def _keep_signing(self) -> None:
-        while not self._ended.wait(SIGN_SECONDS):
-            with contextlib.suppress(RunFailed):  # the next signature may succeed
+        pause = SIGN_SECONDS
+        while not self.lost and not self._ended.wait(pause):
+            try:
                 self.sign()
+                pause = SIGN_SECONDS
+            except RunFailed:  # the next signature may succeed
+                pause = SIGN_SECONDS / 4
 
     def _signature(self) -> bytes:
         facts = {
@@ -119,32 +123,6 @@ class Lease:
         return json.dumps(facts).encode()
 
 
-@contextlib.contextmanager
-def locked(path: str | epath.Path) -> Iterator[None]:
-    """Holds the file or object `path`, made for this purpose, waiting for whoever has it.
-
-    A disk without locks (some shared file systems) is used without one.
-
-    Raises:
-      RunFailed: the bucket refuses.
-    """
-    if not in_bucket(path):
-        with Path(path).open("a") as file:
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-        return
-    lease = Lease(path)
-    pause = 0.1
-    while lease.take():
-        time.sleep(pause)
-        pause = min(2 * pause, 2.0)
-    try:
-        yield
-    finally:
-        lease.release()
-
-
 def _is_void(path: str, content: bytes, generation: bytes) -> bool:
     """Whether the holder has died, as far as this process has seen."""
     now = time.monotonic()
@@ -152,9 +130,6 @@ def _is_void(path: str, content: bytes, generation: bytes) -> bool:
         _seen[path] = generation, now
     facts = _facts(content)
     if facts.get("machine") == _machine() and not _lives(facts.get("process")):
-        return True
-    signed = facts.get("signed")
-    if isinstance(signed, float) and time.time() - signed > _ANCIENT_SECONDS:
         return True
     return now - _seen[path][1] > VOID_SECONDS
 

@@ -25,43 +25,55 @@ class Stored(NamedTuple):
     generation: bytes
 
 
-def read(path: str | epath.Path) -> Stored:
-    """Reads an object.
+def read(path: str | epath.Path, seconds: float = _ANSWER_SECONDS) -> Stored:
+    """Reads an object; one that gives no answer for `seconds` cannot be read.
 
     Raises:
       RunFailed: it cannot be read, which says nothing about whether it exists.
     """
     store, key = _located(path)
-    found = _result(store.read(key), f"{_url(path)} cannot be read")
+    found = _result(store.read(key), f"{_url(path)} cannot be read", seconds)
     return Stored(None if found.state == "missing" else found.value, found.stamp.generation)
 
 
 def write(
-    path: str | epath.Path, content: bytes, if_generation: bytes | None = None
+    path: str | epath.Path,
+    content: bytes,
+    if_generation: bytes | None = None,
+    seconds: float = _ANSWER_SECONDS,
 ) -> bytes | None:
     """Writes an object; with `if_generation` only if the present one is of that generation.
 
     Returns:
-      The new generation; None if the present object is of another generation.
+      The new generation; None if the present object is of another generation, and of another
+      content: else the answer to our own write was lost.
 
     Raises:
       RunFailed: it cannot be written.
     """
     store, key = _located(path)
     condition = {} if if_generation is None else {"if_equal": if_generation}
-    written = _result(store.write(key, content, **condition), f"{_url(path)} cannot be written")
-    return bytes(written.generation) or None
+    failure = f"{_url(path)} cannot be written"
+    written = _result(store.write(key, content, **condition), failure, seconds)
+    if written.generation:
+        return bytes(written.generation)
+    found = read(path, seconds)
+    return found.generation if found.content == content else None
 
 
-def remove(path: str | epath.Path, if_generation: bytes | None = None) -> None:
+def remove(path: str | epath.Path, if_generation: bytes | None = None) -> bool:
     """Removes an object if there is one, and if it is of this generation.
+
+    Returns:
+      Whether there is none now.
 
     Raises:
       RunFailed: it cannot be removed.
     """
     store, key = _located(path)
     condition = {} if if_generation is None else {"if_equal": if_generation}
-    _result(store.write(key, None, **condition), f"{_url(path)} cannot be removed")
+    removed = _result(store.write(key, None, **condition), f"{_url(path)} cannot be removed")
+    return bool(removed.generation) or read(path).content is None
 
 
 def names_below(path: str | epath.Path) -> list[str]:
@@ -99,10 +111,10 @@ def _bucket(name: str) -> Any:
     return ts.KvStore.open({"driver": "gcs", "bucket": name}, context=context).result()
 
 
-def _result(future: Any, failure: str) -> Any:
+def _result(future: Any, failure: str, seconds: float = _ANSWER_SECONDS) -> Any:
     try:
-        return future.result(timeout=_ANSWER_SECONDS)
+        return future.result(timeout=seconds)
     except TimeoutError as error:
-        raise RunFailed(f"{failure}: no answer within {_ANSWER_SECONDS:.0f} s") from error
+        raise RunFailed(f"{failure}: no answer within {seconds:.0f} s") from error
     except (ValueError, OSError, RuntimeError, NotImplementedError) as error:
         raise RunFailed(f"{failure}: {reason(error)}") from error

@@ -53,12 +53,17 @@ def children(folder: str | epath.Path) -> list[epath.Path]:
             if not is_of_storage(error):
                 raise
             problem = error  # "not found", too, may be another error: `present` has the answer
-        if not _is_folder(path):
+        if not is_folder(path):
             return []
     raise RunFailed(f"{path} cannot be listed: {reason(problem)}") from problem
 
 
-def _is_folder(path: epath.Path) -> bool:
+def is_folder(path: epath.Path) -> bool:
+    """Whether there is a folder of that name.
+
+    Raises:
+      RunFailed: the storage does not say.
+    """
     try:
         return bool(path.stat().is_directory)
     except FileNotFoundError:

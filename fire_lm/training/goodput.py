@@ -35,15 +35,11 @@ class Goodput:
     """The stages of this start. One is always under way: time has no gaps."""
 
     def __init__(self, workdir: str, quiet: bool):
-        folder = epath.Path(workdir) / "goodput"
-        self._workdir, self._file, self._earlier = workdir, None, []
+        self._workdir, self._quiet = workdir, quiet
+        self._file: epath.Path | None = None
+        self._earlier: list[dict[str, Any]] = []
         self._in_bucket = storage.in_bucket(workdir)  # which has no folders
         self._period = math.inf if self._in_bucket else _PERIOD
-        if not quiet:
-            storage.make_folder(folder)
-            self._earlier = starts(workdir)
-            taken = [int(path.stem) for path in _records(folder)]
-            self._file = folder / f"{max(taken, default=-1) + 1:05d}.json"
         now = time.monotonic()
         self.stage = START
         self._since, self._written = fire_lm.STARTED, now
@@ -57,7 +53,13 @@ class Goodput:
         self._machine: dict[str, Any] = {}
 
     def resumed(self, step: int) -> None:
-        """There is something to do, from `step` on."""
+        """There is something to do, from `step` on, and the run directory is ours."""
+        if self._file is None and not self._quiet:
+            folder = epath.Path(self._workdir) / "goodput"
+            storage.make_folder(folder)
+            self._earlier = starts(self._workdir)
+            taken = [int(path.stem) for path in _records(folder)]
+            self._file = folder / f"{max(taken, default=-1) + 1:05d}.json"
         self._resumed_from, self._counts = step, True
         self._machine = machine()
         self.enter(self.stage)
@@ -83,8 +85,8 @@ class Goodput:
         # In a bucket the lease tells (`lock.only_writer`): there is no folder to be gone.
         if not self._in_bucket and not self._file.parent.is_dir():
             raise RunFailed(
-                f"{self._workdir} has been removed or renamed under its run: stopped\n"
-                "where it is now, the same command resumes from the last checkpoint"
+                f"{self._workdir} was removed or renamed while the run was writing to it: stopped\n"
+                "to resume, run the same command with its new location as --workdir"
             )
         with storage.tolerating("goodput"):
             storage.replace_text(self._file, json.dumps(self._facts()))

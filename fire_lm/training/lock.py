@@ -12,8 +12,9 @@ from pathlib import Path
 
 import jax
 
-from fire_lm.errors import RunFailed, UserError
-from fire_lm.storage import Lease, in_bucket
+from fire_lm.errors import FireLMError, RunFailed, UserError
+from fire_lm.sharding import agreed
+from fire_lm.storage import Lease, LeaseLost, in_bucket
 
 _LOOK_SECONDS = 2.0
 
@@ -26,21 +27,30 @@ def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
     behind. In a bucket it is a lease (`storage.Lease`): after a kill on another machine the next
     start waits for up to a minute. Shared file systems without locks are used without one.
 
+    Process 0 of a job holds it for all; none of them goes on before it does.
+
     Yields:
-      A function to call before each save: it raises RunFailed where another process has taken the
-      run directory over, or somebody has removed it. Only a bucket needs to be asked.
+      A function to call before anything is published or removed: it raises LeaseLost where another
+      process has taken the run directory over, or somebody has removed it, and RunFailed where the
+      storage does not say. Only a bucket needs to be asked.
 
     Raises:
       UserError: another process holds it.
     """
-    if jax.process_index() != 0:
-        yield lambda: None
-    elif in_bucket(workdir):
-        with _leased(workdir) as still_ours:
-            yield still_ours
-    else:
-        with _flocked(Path(workdir)):
-            yield lambda: None
+    with contextlib.ExitStack() as held:
+        still_ours: Callable[[], None] = lambda: None  # noqa: E731
+        refused: FireLMError | None = None
+        try:
+            if jax.process_index() == 0 and in_bucket(workdir):
+                still_ours = held.enter_context(_leased(workdir))
+            elif jax.process_index() == 0:
+                held.enter_context(_flocked(Path(workdir)))
+        except FireLMError as error:
+            refused = error
+        told = agreed("" if refused is None else f"{refused.exit_code}{refused}")
+        if told:
+            raise refused or (UserError if told[0] == "2" else RunFailed)(told[1:])
+        yield still_ours
 
 
 @contextlib.contextmanager
@@ -64,7 +74,11 @@ def _leased(workdir: str) -> Iterator[Callable[[], None]]:
     lease = Lease(f"{workdir.rstrip('/')}/.lock")
     first = holder = lease.take()
     if holder:
-        print(f"{workdir} is held by {holder}: waiting for a sign of life", flush=True)
+        print(
+            f"{workdir} is held by {holder}: waiting up to a minute to see whether it is still "
+            "running",
+            flush=True,
+        )
     while holder == first and holder:
         time.sleep(_LOOK_SECONDS)
         holder = lease.take()
@@ -74,12 +88,8 @@ def _leased(workdir: str) -> Iterator[Callable[[], None]]:
     def still_ours() -> None:
         try:
             lease.sign()
-        except RunFailed as error:
-            if lease.lost:
-                raise RunFailed(
-                    f"{workdir} has been removed or taken over: stopped\n{error}"
-                ) from None
-            # If the storage merely refuses for now, the save itself will report it.
+        except LeaseLost as error:
+            raise LeaseLost(f"{workdir} was removed or taken over: stopped\n{error}") from None
 
     try:
         yield still_ours
@@ -89,5 +99,6 @@ def _leased(workdir: str) -> Iterator[Callable[[], None]]:
 
 def _refused(workdir: str, holder: str) -> UserError:
     return UserError(
-        f"{workdir} is being written by {holder}\nwait until that ends, or choose another --workdir"
+        f"{workdir} is being written by {holder}\n"
+        "wait for it to finish, or choose another --workdir"
     )

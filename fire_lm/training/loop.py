@@ -45,21 +45,25 @@ class Job:
     watch: Watch
     stop: StopFlag
     checkpoints: Checkpoints
+    still_ours: Callable[[], None]
 
 
 def pretrain(
     run: Pretraining,
     workdir: str,
     *,
-    source: Decoder | None = None,
+    source: Callable[[], Decoder] | None = None,
+    once_held: Callable[[], None] = lambda: None,
     before_first_step: Callable[[], None] = lambda: None,
     ranked: Callable[[], Sequence[int]] = lambda: (),
 ) -> None:
-    """Trains, or resumes, `run` and leaves a run directory (contract: ARCHITECTURE section 6).
+    """Trains, or resumes, `run` and leaves a run directory (docs/pretraining.md lists its files).
 
     Args:
       workdir: the run directory, local or gs://.
-      source: the model of the run that `run.init_from` names.
+      source: gives the model of the run that `run.init_from` names, if this run starts from it.
+      once_held: called when no other process writes to the run directory any more; it may refuse
+        what is there.
       before_first_step: called when everything is ready (the caller records the configuration).
       ranked: the steps that sweeps have scored, the best first, for `Checkpointing.keep_best`.
 
@@ -72,6 +76,7 @@ def pretrain(
         print(told, flush=True)
     ensure_writable(workdir)
     with job_in(workdir, run, ranked) as job:
+        once_held()
         with phase("verifying checkpoints", job.quiet):
             start = job.checkpoints.recover()
         if start >= run.train_steps:
@@ -79,7 +84,7 @@ def pretrain(
                 print(f"nothing to do: {workdir} has step {start} of {run.train_steps}")
             return
         stopped = train(run, job, start, source, before_first_step)
-        newest = job.checkpoints.newest()
+    newest = job.checkpoints.newest()
     if stopped:
         raise preempted(job.stop.by, newest)
     if newest < run.train_steps:
@@ -102,13 +107,13 @@ def job_in(workdir: str, run: Pretraining, ranked: Callable[[], Sequence[int]]) 
         sigterm_flag() as stop,
         contextlib.closing(Checkpoints(workdir, run.checkpoints, ranked, still_ours)) as saves,
     ):
-        yield Job(workdir, quiet, goodput, watch, stop, saves)
+        yield Job(workdir, quiet, goodput, watch, stop, saves, still_ours)
 
 
 def preempted(by: str, newest: int) -> Preempted:
     if not newest:
         return Preempted(
-            f"stopped by {by} before any step was saved\nthe same command begins again"
+            f"stopped by {by} before any step was saved\nrun the same command to start over"
         )
     return Preempted(
         f"stopped by {by} after step {newest}, which is saved\nthe same command resumes"
@@ -119,7 +124,7 @@ def train(
     run: Pretraining,
     job: Job,
     start: int,
-    source: Decoder | None,
+    source: Callable[[], Decoder] | None,
     before_first_step: Callable[[], None],
 ) -> bool:
     """From a whole checkpoint, or 0; whether a signal ended it."""
@@ -140,6 +145,7 @@ def train(
     job.goodput.enter(START)
 
     # --- Train: the host works one step ahead of the metrics that it reads.
+    job.still_ours()
     before_first_step()
     reporter = Reporter(
         run,
@@ -199,7 +205,7 @@ def state_at(
     job: Job,
     mesh: Mesh,
     batches: data_layer.TrainIterator,
-    source: Decoder | None,
+    source: Callable[[], Decoder] | None,
 ) -> tuple[int, TrainState, dict[str, Any]]:
     """(step, state, counters) to continue from; `batches` continue from there, too."""
     like = sharding.with_shardings(run.abstract_state(), mesh)
@@ -216,7 +222,7 @@ def state_at(
     with phase("initialising parameters", job.quiet):
         state = fresh_state(run, mesh, like)
         if run.init_from:
-            state = start_from(state, run, source)
+            state = start_from(state, run, source() if source is not None else None)
     return 0, state, counters
 
 

@@ -175,8 +175,9 @@ class Reporter:
 
     def close(self) -> None:
         self._progress.close()
-        if self._log is not None:
-            self._log.close()
+        for log in (self._log, self._spike_log):
+            if log is not None:
+                log.close()
 
 
 def _in_json(value: float | str) -> bool:

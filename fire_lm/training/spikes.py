@@ -77,7 +77,7 @@ def remember(losses: list[float], loss: float) -> list[float]:
 
 def stopped_at(workdir: str | epath.Path) -> int | None:
     """The step at which a run stopped, if that was for a loss that is not finite."""
-    content = storage.read_bytes(epath.Path(workdir) / "spikes.jsonl")
+    content = storage.read_bytes(_file(workdir))
     lines = [facts for facts, _ in whole_lines(content)]
     return int(lines[-1]["step"]) if lines and lines[-1].get("stopped") else None
 
@@ -86,11 +86,10 @@ class SpikeLog:
     """`spikes.jsonl`; lines after `resume_step` are dropped, as those of the metrics are."""
 
     def __init__(self, workdir: str | epath.Path, resume_step: int):
-        self._path = epath.Path(workdir) / "spikes.jsonl"
-        found = list(whole_lines(storage.read_bytes(self._path)))
-        self._lines = [line for facts, line in found if facts["step"] <= resume_step]
-        if len(self._lines) < len(found):
-            self._write()
+        self._path, self._resume_step = _file(workdir), resume_step
+        self._log: storage.Appended | None = None
+        if storage.read_bytes(self._path) is not None:
+            self._open()
 
     def add(self, facts: Mapping[str, Any]) -> None:
         """`facts` are plain numbers; NaN and infinities are written as words, as JSON has none."""
@@ -98,9 +97,23 @@ class SpikeLog:
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in facts.items()
         }
-        self._lines.append(json.dumps(words) + "\n")
         with storage.tolerating(self._path.name):
-            self._write()
+            self._open().append(f"{json.dumps(words)}\n".encode())
 
-    def _write(self) -> None:
-        storage.replace_text(self._path, "".join(self._lines))
+    def close(self) -> None:
+        if self._log is not None:
+            with storage.tolerating(self._path.name):
+                self._log.close()
+
+    def _open(self) -> storage.Appended:
+        if self._log is None:
+            self._log = storage.append_to(self._path, self._up_to_resume_step, in_parts=False)
+        return self._log
+
+    def _up_to_resume_step(self, content: bytes) -> bytes:
+        found = whole_lines(content)
+        return "".join(line for facts, line in found if facts["step"] <= self._resume_step).encode()
+
+
+def _file(workdir: str | epath.Path) -> epath.Path:
+    return epath.Path(workdir) / "spikes.jsonl"

@@ -1,0 +1,76 @@
+"""What sweeps left in a run's own folder, all under the name that the run has now.
+
+A row says the name that its run had when it was scored. A run that is renamed or copied keeps its
+rows, so whoever reads a run's folder reads it here: taken by their names, rows of one run would be
+those of two, and the text of one would not be held against the other's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from etils import epath
+
+from fire_lm.reporting.result_files import PositionLoss, read_table
+from fire_lm.reporting.scored_text import FILE, ScoredText, Texts
+from fire_lm.reporting.sweep_rows import SweepRow, read_rows
+
+_Row = TypeVar("_Row", SweepRow, ScoredText, PositionLoss)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnRows:
+    """A run's rows of each kind; `problem` says which others its file holds, if any."""
+
+    losses: Sequence[SweepRow]
+    scored: Sequence[ScoredText]
+    positions: Sequence[PositionLoss]
+    problem: str = ""
+
+    @functools.cached_property
+    def texts(self) -> Texts:
+        return Texts(self.scored)
+
+
+def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
+    """The rows of a run that goes by `encoding` in tables. Rows of another encoding are not its
+    own: older versions wrote them there when the run was given as --output of other runs.
+
+    Raises:
+      RunFailed: a file is damaged.
+    """
+    losses = read_rows(workdir / "length_sweep.csv")
+    scored = read_table(workdir / FILE, ScoredText)
+    positions = read_table(workdir / "position_losses.csv", PositionLoss)
+    problem = ""
+    if others := [row.encoding for row in losses if row.encoding != encoding]:
+        problem = (
+            f"{workdir / 'length_sweep.csv'} has {len(others)} rows of "
+            f"{', '.join(sorted(set(others)))}, but this run is {encoding}: left out\n"
+            "they are of other runs: delete them from the file"
+        )
+    return OwnRows(
+        losses=_once(_named(losses, workdir.name, encoding), workdir.name),
+        # All of them: a line belongs to the row that has its loss, under whichever name.
+        scored=list(dict.fromkeys(row for _, row in _named(scored, workdir.name, encoding))),
+        positions=_once(_named(positions, workdir.name, encoding), workdir.name),
+        problem=problem,
+    )
+
+
+def _named(rows: Iterable[_Row], run: str, encoding: str) -> list[tuple[str, _Row]]:
+    """(the name that it was written under, the row under the name of now)."""
+    return [(r.run, dataclasses.replace(r, run=run)) for r in rows if r.encoding == encoding]
+
+
+def _once(named: Sequence[tuple[str, _Row]], run: str) -> list[_Row]:
+    """What was written under several names counts once: as written under the name of now, else
+    under the first."""
+    counts: dict[tuple[str | int, ...], str] = {}
+    for name, row in named:
+        if name == run or row.key not in counts:
+            counts[row.key] = name
+    return [row for name, row in named if counts[row.key] == name]

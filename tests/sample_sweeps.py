@@ -1,0 +1,159 @@
+"""`fire-lm sweep` over made-up runs, checkpoints and text, where the losses are those of a table of
+token ids, so that many calls take seconds. Everything else is the command's own."""
+
+import dataclasses
+import functools
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sample_results import facts
+
+from fire_lm import (
+    cli,
+    report_runs,
+    sweep_runs,
+    sweep_settings,
+    sweep_tables,
+    sweep_verb,
+    verbs,
+)
+from fire_lm import config as gin
+from fire_lm.data import Data, ScoringText
+from fire_lm.errors import FireLMError
+from fire_lm.evaluation import text_choice
+from fire_lm.reporting import SweepRow
+from fire_lm.reporting.length_sweep import sweep_text
+from fire_lm.reporting.results import Results
+
+module = importlib.import_module("fire_lm.evaluation.length_sweep")
+
+FILES = ("length_sweep.csv", "scored_text.csv", "position_losses.csv")
+STREAM = np.random.default_rng(0).integers(1, 200, 10**6).astype(np.int32)
+
+
+def synthetic_text(data: Data, *, length: int, num_sequences: int, split: str) -> ScoringText:
+    """Rows from all over a stream, as real ones: another length or number, other tokens. As many
+    bytes as tokens, so that equal counts are frequent."""
+    start = 1000 * (split == "train") + 5000 * (data.construction == "cut")
+    places = start + np.arange(num_sequences)[:, None] * 8 * length + np.arange(length)
+    return ScoringText(STREAM[places], np.ones(places.shape, np.int32), skipped=0)
+
+
+# What is saved of each run: one of another encoding, one of another seed.
+RUNS = {"fire": ("fire", 0), "rope": ("rope", 0), "fire-1": ("fire", 1)}
+
+
+@functools.cache
+def load(*given: Any) -> gin.Config:
+    return LOAD_CONFIG(*given)
+
+
+LOAD_CONFIG = verbs.load_config
+
+
+def load_config(files: Sequence[str], bindings: Sequence[str] = (), paths: str = ""):
+    """Once for all folders: what is saved of a run says which of RUNS it is."""
+    found, seeds = ["configs/runs/quickstart.gin"], []
+    for file in files:
+        if Path(file).name == "config.gin":
+            encoding, seed = RUNS[Path(file).read_text()]
+            found.append(f"configs/positions/{encoding}.gin")
+            seeds.append(f"SEED={seed}")
+        else:
+            found.append(file)
+    return load(tuple(found), (*seeds, *bindings), paths)
+
+
+def is_of(run: Path) -> str:
+    """Which of RUNS, whatever it is called."""
+    return (run / "config.gin").read_text()
+
+
+def spellings(path: Path) -> tuple[str, ...]:
+    """Ways in which users type a folder; the last is by a symbolic link."""
+    above, name = path.parent, path.name
+    return (
+        str(path),
+        f"{above}/../{above.name}/{name}/",
+        os.path.relpath(path),
+        f"{above} by another name/{name}",
+    )
+
+
+class Sweeps:
+    """A folder of runs, and the run and text of every loss that was ever computed in it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.folder = folder
+        self.shown: list[Results] = []
+        self.true: dict[str, tuple[str, bytes]] = {}
+        for name in RUNS:
+            (folder / name).mkdir(parents=True)
+            (folder / name / "config.gin").write_text(name)
+        (folder.parent / f"{folder.name} by another name").symlink_to(folder)
+        for user in (verbs, sweep_settings):
+            monkeypatch.setattr(user, "load_config", load_config)
+        monkeypatch.setattr(sweep_verb, "available_steps", lambda _: [1, 2])
+        monkeypatch.setattr(sweep_runs, "available_steps", lambda _: [1, 2])
+        monkeypatch.setattr(sweep_verb, "checkpoint_damage", lambda *_: "")
+        monkeypatch.setattr(sweep_verb, "choose_step", lambda _, step: step or 2)
+        monkeypatch.setattr(sweep_tables, "write_figure", lambda *_: None)
+        monkeypatch.setattr(module, "read_params", lambda run, step, *_: (is_of(Path(run)), step))
+        monkeypatch.setattr(module, "dataset_label", lambda _: "embedded")
+        monkeypatch.setattr(text_choice, "read_scoring_text", synthetic_text)
+        monkeypatch.setattr(module, "score", self.score)
+        monkeypatch.setattr(sweep_tables, "sweep_text", self.show)
+        monkeypatch.setattr(report_runs, "_facts", self.facts)
+
+    def facts(self, workdir, config, arm, step):
+        encoding, seed = RUNS[is_of(Path(workdir))]
+        return dataclasses.replace(facts(encoding, seed), run=workdir.name, arm=arm)
+
+    def score(self, model, params, text, laid, batch, mesh, run, bins):
+        """Nats that depend on the token, its place, the run, the step and the length; with noise,
+        so that no two texts have one mean."""
+        which, step = params
+        targets = laid.of(text.targets)
+        slope = 1 + 0.1 * step + 0.01 * list(RUNS).index(which)
+        nll = np.sqrt(targets) * slope + np.log1p(np.arange(laid.length))
+        nll = np.where(laid.scored(len(text.targets)), nll, 0.0)
+        nll_RP = nll.reshape(len(text.targets), -1, bins, laid.length // bins).sum(axis=(1, 3))
+        places = laid.scored_places(text.targets.shape[1])
+        mean = nll_RP.sum() / (text.targets[:, places] != 0).sum()
+        self.true[f"{mean:.12g}"] = which, text.targets.tobytes()
+        return nll_RP
+
+    def truth(self, row: SweepRow) -> bytes:
+        return self.true[f"{row.nll:.12g}"][1]
+
+    def scorer(self, row: SweepRow) -> str:
+        return self.true[f"{row.nll:.12g}"][0]
+
+    def runs(self) -> list[Path]:
+        return sorted(path.parent for path in self.folder.glob("*/config.gin"))
+
+    def show(self, results: Results) -> str:
+        self.shown.append(results)
+        return sweep_text(results)
+
+    def __call__(self, names: list[str], *flags: str) -> str:
+        """What was refused, if it was."""
+        try:
+            sweep_verb.sweep(cli.parse(["sweep", *names, *flags]))
+        except FireLMError as error:
+            return str(error)
+        return ""
+
+    def report(self) -> Results:
+        return report_runs.gather([str(self.folder)], with_probes=False)
+
+
+def files_of(runs: Sequence[Path]) -> dict[Path, list[str]]:
+    """The lines of each file."""
+    paths = [run / name for run in runs for name in FILES]
+    return {path: path.read_text().splitlines() for path in paths if path.exists()}
