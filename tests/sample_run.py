@@ -80,7 +80,7 @@ def tiny_run(**changed: Any) -> Pretraining:
     settings: dict[str, Any] = {
         "model": build_decoder(size, ALiBi, 259, train_length=16, dtype="float32"),
         "data": TextData("nowhere"),
-        "optimizer": AdamW(),
+        "optimizer": AdamW(warmup_steps=1),
         "checkpoints": Checkpointing(),
         "train_steps": 8,
         "batch_size": 8,
