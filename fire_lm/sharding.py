@@ -24,8 +24,8 @@ from jax._src import distributed
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fire_lm.absent_tpu import has_tpu
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.hardware.absent_tpu import has_tpu
 
 _Json = TypeVar("_Json")
 _exchanges = itertools.count()

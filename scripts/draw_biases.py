@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from fire_lm import verbs
 from fire_lm.config.program import Place
 from fire_lm.errors import UserError
+from fire_lm.experiment import load_config
 from fire_lm.models import ModelSize
 from fire_lm.positions import PositionalEncoding
 from fire_lm.reporting.bias_figure import Panel, figure
@@ -37,7 +37,7 @@ def encodings(name: str) -> tuple[PositionalEncoding, ...]:
     files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
     place = Place((), "build_decoder")
     changed = {"size": SIZE, "train_length": TRAIN_LENGTH}
-    return verbs.load_config(files).call_place(place, (), changed).encodings
+    return load_config(files).call_place(place, (), changed).encodings
 
 
 def curves(encoding: PositionalEncoding, length: int) -> tuple[str, np.ndarray]:

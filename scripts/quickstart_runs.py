@@ -21,7 +21,7 @@ from pathlib import Path
 
 import fire_lm
 from fire_lm import cli
-from fire_lm.metrics import Progress
+from fire_lm.console import Progress
 
 # Of the 131,072 of configs/runs/quickstart.gin as much as tells the encodings apart.
 SCORED_TOKENS = 65_536

@@ -9,7 +9,7 @@ from etils import epath
 
 from fire_lm import config as gin
 from fire_lm.checkpoints.manifest import write_manifest
-from fire_lm.verbs import load_config
+from fire_lm.experiment import load_config
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 FILES = ("configs/runs/quickstart.gin", "configs/positions/fire.gin")

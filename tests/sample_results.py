@@ -8,15 +8,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fire_lm.reporting import ScoredText, SweepRow, scored_text
-from fire_lm.reporting.result_files import (
+from fire_lm.results import ScoredText, SweepRow, scored_text
+from fire_lm.results.folder import Results, RunFacts, Setting
+from fire_lm.results.tables import (
     AttentionScore,
     BiasValue,
     LearnedNumber,
     PositionLoss,
     TrainingPoint,
 )
-from fire_lm.reporting.results import Results, RunFacts, Setting
 
 LENGTHS = (64, 128, 256)
 # nll of seed 0 at each length; seed 1 is 0.02 more.

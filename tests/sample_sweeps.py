@@ -13,22 +13,17 @@ import numpy as np
 import pytest
 from sample_results import facts
 
-from fire_lm import (
-    cli,
-    report_runs,
-    sweep_runs,
-    sweep_settings,
-    sweep_tables,
-    sweep_verb,
-    verbs,
-)
+from fire_lm import cli, experiment
 from fire_lm import config as gin
 from fire_lm.data import Data, ScoringText
 from fire_lm.errors import FireLMError
 from fire_lm.evaluation import text_choice
-from fire_lm.reporting import SweepRow
+from fire_lm.reporting import gather
 from fire_lm.reporting.length_sweep import sweep_text
-from fire_lm.reporting.results import Results
+from fire_lm.results import SweepRow
+from fire_lm.results.folder import Results
+from fire_lm.runs import find, saved
+from fire_lm.sweeps import settings, sweep, tables
 
 module = importlib.import_module("fire_lm.evaluation.length_sweep")
 
@@ -53,7 +48,7 @@ def load(*given: Any) -> gin.Config:
     return LOAD_CONFIG(*given)
 
 
-LOAD_CONFIG = verbs.load_config
+LOAD_CONFIG = experiment.load_config
 
 
 def load_config(files: Sequence[str], bindings: Sequence[str] = (), paths: str = ""):
@@ -96,19 +91,19 @@ class Sweeps:
             (folder / name).mkdir(parents=True)
             (folder / name / "config.gin").write_text(name)
         (folder.parent / f"{folder.name} by another name").symlink_to(folder)
-        for user in (verbs, sweep_settings):
+        for user in (saved, settings):
             monkeypatch.setattr(user, "load_config", load_config)
-        monkeypatch.setattr(sweep_verb, "available_steps", lambda _: [1, 2])
-        monkeypatch.setattr(sweep_runs, "available_steps", lambda _: [1, 2])
-        monkeypatch.setattr(sweep_verb, "checkpoint_damage", lambda *_: "")
-        monkeypatch.setattr(sweep_verb, "choose_step", lambda _, step: step or 2)
-        monkeypatch.setattr(sweep_tables, "write_figure", lambda *_: None)
+        monkeypatch.setattr(sweep, "available_steps", lambda _: [1, 2])
+        monkeypatch.setattr(find, "available_steps", lambda _: [1, 2])
+        monkeypatch.setattr(sweep, "checkpoint_damage", lambda *_: "")
+        monkeypatch.setattr(sweep, "choose_step", lambda _, step: step or 2)
+        monkeypatch.setattr(tables, "write_figure", lambda *_: None)
         monkeypatch.setattr(module, "read_params", lambda run, step, *_: (is_of(Path(run)), step))
         monkeypatch.setattr(module, "dataset_label", lambda _: "embedded")
         monkeypatch.setattr(text_choice, "read_scoring_text", synthetic_text)
         monkeypatch.setattr(module, "score", self.score)
-        monkeypatch.setattr(sweep_tables, "sweep_text", self.show)
-        monkeypatch.setattr(report_runs, "_facts", self.facts)
+        monkeypatch.setattr(tables, "sweep_text", self.show)
+        monkeypatch.setattr(gather, "_facts", self.facts)
 
     def facts(self, workdir, config, arm, step):
         encoding, seed = RUNS[is_of(Path(workdir))]
@@ -144,13 +139,13 @@ class Sweeps:
     def __call__(self, names: list[str], *flags: str) -> str:
         """What was refused, if it was."""
         try:
-            sweep_verb.sweep(cli.parse(["sweep", *names, *flags]))
+            sweep.sweep(cli.parse(["sweep", *names, *flags]))
         except FireLMError as error:
             return str(error)
         return ""
 
     def report(self) -> Results:
-        return report_runs.gather([str(self.folder)], with_probes=False)
+        return gather.gather([str(self.folder)], with_probes=False)
 
 
 def files_of(runs: Sequence[Path]) -> dict[Path, list[str]]:

@@ -21,8 +21,9 @@ from fire_lm.bench.encodings import ENCODINGS
 from fire_lm.bench.rounds import Times
 from fire_lm.bench.tables import AccuracyRow, MemoryRow, PeerRow, Report, Row
 from fire_lm.bench.torch_weights import torch_state
+from fire_lm.experiment import load_config
 from fire_lm.models import changes, size_tiny
-from fire_lm.reporting.bench_times import Cost, Machine
+from fire_lm.results.bench_times import Cost, Machine
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = size_tiny(num_layers=2, hidden_size=24, head_dim=8, mlp_size=32)
@@ -184,10 +185,9 @@ def test_short_calls_are_repeated(monkeypatch):
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_encodings_are_those_of_the_gin_files(name):
-    from fire_lm import verbs
 
     files = [f"configs/{file}.gin" for file in ("runs/c4_125m", f"positions/{name}")]
-    configured = verbs.load_config([str(ROOT / file) for file in files]).call("build_decoder")
+    configured = load_config([str(ROOT / file) for file in files]).call("build_decoder")
     model = attention.decoder(name, "auto", attention.SIZE)
     assert set(changes(configured, model)) == {"vocab_size", "dtype", "num_layers"}
 

@@ -18,9 +18,14 @@ from fire_lm.bench import asked, machine, model, rounds, tables
 from fire_lm.bench.rounds import Times
 from fire_lm.bench.states import States
 from fire_lm.errors import RunFailed
-from fire_lm.metrics import FLOPS_CONVENTION, flops_per_token
-from fire_lm.reporting import bench_times
-from fire_lm.reporting.bench_times import Cost, Machine, ModelRow, ModelTimes
+from fire_lm.hardware.flops import FLOPS_CONVENTION, flops_per_token
+from fire_lm.results import bench_times
+from fire_lm.results.bench_times import (
+    Cost,
+    Machine,
+    ModelRow,
+    ModelTimes,
+)
 from fire_lm.training import AdamW
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -26,7 +26,7 @@ from test_multi_process import finish, start_together
 
 from fire_lm.checkpoints import Checkpointing, Checkpoints, available_steps
 from fire_lm.cli import main
-from fire_lm.report_runs import gather
+from fire_lm.reporting.gather import gather
 
 ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 240  # seconds

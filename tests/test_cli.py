@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from fire_lm import __version__, corpus_verbs
-from fire_lm.cli import main
+from fire_lm import __version__
+from fire_lm.cli import corpus, main
 from fire_lm.data.corpus import write_corpus
 from fire_lm.errors import RunFailed
-from fire_lm.reporting import PositionLoss, read_rows, read_table
+from fire_lm.results import PositionLoss, read_rows, read_table
 
 evaluation = importlib.import_module("fire_lm.evaluation.length_sweep")
 
@@ -311,11 +311,11 @@ def test_storage_errors_are_told_plainly(monkeypatch, capsys):
     def fail(*_):
         raise PermissionError(13, "Permission denied", "gs://bucket")
 
-    monkeypatch.setattr(corpus_verbs, "corpus", fail)
+    monkeypatch.setattr(corpus, "run", fail)
     assert main(["corpus", "--data_dir=x"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("\nfire-lm: reading or writing failed: ") and "Traceback" not in error
-    monkeypatch.setattr(corpus_verbs, "corpus", lambda _: 1 / 0)  # a bug stays a traceback
+    monkeypatch.setattr(corpus, "run", lambda _: 1 / 0)  # a bug stays a traceback
     with pytest.raises(ZeroDivisionError):
         main(["corpus", "--data_dir=x"])
 

@@ -8,11 +8,12 @@ import pytest
 from gin_files import CLASSES, QUICK_THEN_ALL
 from gin_files import NAMES as POSITIONS
 
-from fire_lm import cli, config, verbs
+from fire_lm import cli, config
 from fire_lm.config.syntax import Key
+from fire_lm.experiment import check_blocks, load_config
+from fire_lm.hardware.slices import parse_slice
 from fire_lm.models import size_125m, size_350m
 from fire_lm.positions.fire import FIRE
-from fire_lm.tpu_topology import parse_slice
 from fire_lm.training import Pretraining
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +28,7 @@ def files(run: str, position: str) -> list[str]:
 
 
 def load(run: str, position: str, *bindings: str) -> config.Config:
-    return verbs.load_config(files(run, position), bindings)
+    return load_config(files(run, position), bindings)
 
 
 def test_there_are_files_to_test():
@@ -120,7 +121,7 @@ def test_c4_runs_are_the_papers(run, size, learning_rate, chips):
 @pytest.mark.parametrize("preset", SLICES)
 def test_a_small_slice_has_the_papers_batch(preset):
     """In parts, on all of its chips; a file is called as the slice, or gpu_NUMBER."""
-    loaded = verbs.load_config([*files("c4_125m", "fire"), f"configs/slices/{preset}.gin"])
+    loaded = load_config([*files("c4_125m", "fire"), f"configs/slices/{preset}.gin"])
     run = loaded.call("pretrain")
     kind, _, number = preset.partition("_")
     chips = int(number) if kind == "gpu" else parse_slice(f"{kind}-{number}").chips
@@ -149,7 +150,7 @@ def with_blocks(tmp_path: Path, text: str, *bindings: str) -> config.Config:
     """A run with a gin file of the user's, read from blocks."""
     (tmp_path / "mine.gin").write_text(text)
     more = [str(tmp_path / "mine.gin"), "configs/data/blocks.gin"]
-    return verbs.load_config([*files("quickstart", "fire"), *more], bindings)
+    return load_config([*files("quickstart", "fire"), *more], bindings)
 
 
 def test_blocks_keep_the_construction(tmp_path):
@@ -160,7 +161,7 @@ def test_blocks_keep_the_construction(tmp_path):
         ("", ("Blocks.construction=cut",), "cut"),
     ):
         loaded = with_blocks(tmp_path, text, *bindings)
-        verbs.check_blocks(loaded)
+        check_blocks(loaded)
         for verb in ("pretrain", "length_sweep"):
             constructions = {
                 value
@@ -170,7 +171,7 @@ def test_blocks_keep_the_construction(tmp_path):
             assert constructions == {expected}, (text, bindings, verb)
     on_the_fly = load("quickstart", "fire", "CONSTRUCTION=cut", "TextData.construction=packed")
     (tmp_path / "saved.gin").write_text(on_the_fly.text())
-    for read in (on_the_fly, verbs.load_config([str(tmp_path / "saved.gin")])):
+    for read in (on_the_fly, load_config([str(tmp_path / "saved.gin")])):
         assert read.leaves("pretrain")[Key((), "TextData", "construction")][1] == "packed"
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from gin_files import CLASSES
 
-from fire_lm import verbs
 from fire_lm.data.text import CONSTRUCTIONS, Construction, TextData
+from fire_lm.experiment import load_config
 from fire_lm.models import build_decoder, size_tiny, token_losses
 from fire_lm.models.loss import segment_positions, shift_right
 from fire_lm.positions.fire import FIRE
@@ -148,7 +148,7 @@ def test_positions_and_inputs_start_anew_in_each_segment():
 
 def losses(position: str, rows: Rows) -> list[np.ndarray]:
     """Nats of the tokens of each segment, in order."""
-    config = verbs.load_config(
+    config = load_config(
         ["configs/runs/quickstart.gin", f"configs/positions/{position}.gin"],
         ["size_tiny.num_layers=2", "size_tiny.hidden_size=32", "size_tiny.num_heads=2"]
         + ["size_tiny.head_dim=16", "size_tiny.mlp_size=32", "TRAIN_LENGTH=64"],

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from fire_lm import cli, verbs
+from fire_lm import cli
 from fire_lm.errors import UserError
-from fire_lm.reporting import PositionLoss, ScoredText, SweepRow
+from fire_lm.experiment import load_config
+from fire_lm.results import PositionLoss, ScoredText, SweepRow
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -107,7 +108,7 @@ def parse(arguments: list[str]) -> None:
         files = [name for name in parsed.gin_file if "recency" not in name]  # the reader's own
         if files != parsed.gin_file:
             files.append("configs/positions/fire.gin")
-        verbs.load_config(files, parsed.bindings, parsed.gin_search_paths)
+        load_config(files, parsed.bindings, parsed.gin_search_paths)
     for name in getattr(parsed, "gin_file", None) or []:
         assert "recency" in name or (ROOT / name).is_file(), name
 

@@ -10,8 +10,8 @@ import pytest
 from etils import epath
 
 from fire_lm.cli import main
-from fire_lm.reporting import bench_times, read_rows
-from fire_lm.reporting.results import read_results
+from fire_lm.results import bench_times, read_rows
+from fire_lm.results.folder import read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 MINI = ROOT / "fire_lm" / "reporting" / "evidence" / "mini"

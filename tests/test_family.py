@@ -14,7 +14,7 @@ from gin_files import CLASSES, CONFIGS, NAMES, TEXTS
 from sample_run import command, quick_compiles, write_text  # noqa: F401
 
 from fire_lm.cli import main
-from fire_lm.reporting import read_rows
+from fire_lm.results import read_rows
 
 LENGTH = 32
 QUICK = ("fire", "learned")  # the second refuses lengths

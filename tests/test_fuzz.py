@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 from dry_runs import FILES, QUICKSTART, STEP, prepare
 
-from fire_lm import cli, verbs
-from fire_lm.verbs import load_config
+from fire_lm import cli
+from fire_lm.cli import pretrain
+from fire_lm.experiment import load_config
 
 CASES = 500
 SECONDS = 60.0  # a case takes 0.1; the first that needs TensorFlow takes 10
@@ -213,6 +214,6 @@ def leaves(*_: object, **__: object) -> None:
     ],
 )
 def test_the_fuzzer_notices(folder, capsys, monkeypatch, fault: Callable[..., None], told):
-    monkeypatch.setattr(verbs, "pretrain", fault)
+    monkeypatch.setattr(pretrain, "run", fault)
     wrong, _ = fuzz(capsys, 10, seconds=0.2)
     assert any(told in one for one in wrong)

@@ -34,7 +34,7 @@ from fire_lm.models import Decoder, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.learned import Learned
 from fire_lm.positions.resampling import RandomizedPositions
-from fire_lm.reporting import (
+from fire_lm.results import (
     PositionLoss,
     ScoredText,
     SweepRow,

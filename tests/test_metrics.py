@@ -1,4 +1,4 @@
-"""fire_lm.metrics: FLOPs by the stated convention, the progress line, the log that resumes."""
+"""FLOPs by the stated convention, the progress line, the log that resumes."""
 
 import json
 import subprocess
@@ -9,7 +9,10 @@ import jax
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fire_lm import metrics, models, positions
+from fire_lm import console, models, positions
+from fire_lm.console import Progress, duration, phase
+from fire_lm.hardware.flops import flops_per_token, peak_flops
+from fire_lm.results.metrics_log import MetricsLog
 from fire_lm.training.summary import model_flops_per_token
 
 
@@ -29,7 +32,7 @@ def test_flops_of_125m_worked_by_hand():
         return model_flops_per_token(model, params, 2048)
 
     assert flops("NoPE") == flops("FIRE") == flops("FIRE", share=True) == by_hand
-    assert metrics.flops_per_token(non_embedding, 12, 768, 2048) != by_hand  # head forgotten
+    assert flops_per_token(non_embedding, 12, 768, 2048) != by_hand  # head forgotten
 
 
 @pytest.mark.parametrize(
@@ -37,7 +40,7 @@ def test_flops_of_125m_worked_by_hand():
     [("TPU v4", 275e12), ("TPU v5 lite", 197e12), ("TPU v5p", 459e12), ("cpu", None)],
 )
 def test_peak_by_device_kind(kind, peak):
-    assert metrics.peak_flops(kind) == peak
+    assert peak_flops(kind) == peak
 
 
 @pytest.mark.parametrize(
@@ -45,19 +48,19 @@ def test_peak_by_device_kind(kind, peak):
     [(0, "0:00"), (59.6, "1:00"), (123, "2:03"), (3599.7, "1:00:00"), (90_061, "25:01:01")],
 )
 def test_duration(seconds, text):
-    assert metrics.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A monotonic clock that the test sets: `clock[0] = seconds`."""
     now = [100.0]
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
 def test_progress_in_a_file_is_a_line_at_the_interval_and_at_the_end(clock, capsys):
-    progress = metrics.Progress(total=40, done=20)
+    progress = Progress(total=40, done=20)
     for step in range(21, 41):
         clock[0] += 1.0
         progress.show(step, f"loss {step}")
@@ -71,7 +74,7 @@ def test_progress_in_a_file_is_a_line_at_the_interval_and_at_the_end(clock, caps
 
 def test_the_time_left_follows_the_rate_of_the_last_minute(clock, capsys):
     """Start-up does not count, nor what was before a slow-down."""
-    progress = metrics.Progress(total=1000)
+    progress = Progress(total=1000)
     clock[0] += 300.0  # compiling
     progress.show(1, "")
     for step in range(2, 302):
@@ -85,7 +88,7 @@ def test_the_time_left_follows_the_rate_of_the_last_minute(clock, capsys):
 
 def test_a_patient_progress_says_nothing_of_what_is_soon_over(clock, capsys):
     for seconds, lines in ((1.0, 0), (4.0, 2)):
-        progress = metrics.Progress(total=3, patient=True)
+        progress = Progress(total=3, patient=True)
         for done in (1, 2, 3):
             clock[0] += seconds
             progress.show(done, "rows")
@@ -94,8 +97,8 @@ def test_a_patient_progress_says_nothing_of_what_is_soon_over(clock, capsys):
 
 
 def test_small_amounts_are_shown_in_parts_of_their_unit(clock, capsys):
-    metrics.Progress(total=3_400_000, unit=10**6).show(250_000, "MB")
-    metrics.Progress(total=3_400_000_000, unit=10**6).show(250_000_000, "MB")
+    Progress(total=3_400_000, unit=10**6).show(250_000, "MB")
+    Progress(total=3_400_000_000, unit=10**6).show(250_000_000, "MB")
     small, large = capsys.readouterr().out.splitlines()
     assert "] 0.2/3.4  MB" in small and "] 250/3400  MB" in large
 
@@ -103,8 +106,8 @@ def test_small_amounts_are_shown_in_parts_of_their_unit(clock, capsys):
 def test_a_phase_gives_signs_of_life(monkeypatch, capsys):
     import time
 
-    monkeypatch.setattr(metrics, "_SIGN_OF_LIFE", 0.02)
-    with metrics.phase("compiling"):
+    monkeypatch.setattr(console, "_SIGN_OF_LIFE", 0.02)
+    with phase("compiling"):
         time.sleep(0.1)
     words = capsys.readouterr().out.split()
     assert words[0] == "compiling" and words.count("...") >= 3 and words[-1] == "s"
@@ -112,7 +115,7 @@ def test_a_phase_gives_signs_of_life(monkeypatch, capsys):
 
 def test_progress_in_a_terminal_is_one_line_that_changes(clock, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    progress = metrics.Progress(total=20)
+    progress = Progress(total=20)
     for step in range(1, 21):
         clock[0] += 0.1
         progress.show(step, "")
@@ -122,7 +125,7 @@ def test_progress_in_a_terminal_is_one_line_that_changes(clock, capsys, monkeypa
 
 
 def test_quiet_progress_says_nothing(clock, capsys):
-    progress = metrics.Progress(total=2, quiet=True)
+    progress = Progress(total=2, quiet=True)
     progress.show(2, "")
     progress.close()
     assert capsys.readouterr().out == ""
@@ -130,13 +133,13 @@ def test_quiet_progress_says_nothing(clock, capsys):
 
 def test_log_drops_what_comes_after_the_resume_step_and_a_torn_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    log = metrics.MetricsLog(tmp_path, 0)
+    log = MetricsLog(tmp_path, 0)
     for step in range(1, 6):
         log.write(step, {"loss": 1.0 / step})
     log.close()
     path.write_text(path.read_text() + '{"step": 6, "lo')  # what a kill leaves
 
-    log = metrics.MetricsLog(tmp_path, 3)
+    log = MetricsLog(tmp_path, 3)
     for step in range(4, 7):
         log.write(step, {"loss": 10.0})
     log.close()
@@ -157,19 +160,19 @@ def test_lines_that_no_run_has_written_are_dropped(tmp_path):
     """A bit flips, or somebody makes a note: no reason never to start again."""
     path = tmp_path / "metrics.jsonl"
     path.write_text("\n".join(['{"step": 1, "loss": 2.0}', *FOREIGN, '{"step": 2}', ""]))
-    metrics.MetricsLog(tmp_path, 2).close()
+    MetricsLog(tmp_path, 2).close()
     assert path.read_text() == '{"step": 1, "loss": 2.0}\n{"step": 2}\n'
 
 
 def test_a_new_log_keeps_nothing_of_a_run_without_checkpoint(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
-    metrics.MetricsLog(tmp_path, 0).close()
+    MetricsLog(tmp_path, 0).close()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 
 FULL_DISK = """
 import resource, sys
-from fire_lm.metrics import MetricsLog
+from fire_lm.results.metrics_log import MetricsLog
 
 log = MetricsLog(sys.argv[1], 0)
 before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -21,7 +21,7 @@ from fire_lm import config as gin
 from fire_lm.checkpoints.manifest import write_manifest
 from fire_lm.cli import main
 from fire_lm.config import checks
-from fire_lm.verbs import load_config
+from fire_lm.experiment import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = [

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import fire_lm.data
-from fire_lm import cli, verbs
+from fire_lm import cli
 from fire_lm.data.text import CONSTRUCTIONS, TextData
 from fire_lm.errors import UserError
+from fire_lm.experiment import load_config
 
 RATES = (("c4/en:3.1.0", 3.0), ("bbb:1.0.0", 1.0))
 A, B = ord("a") + 3, ord("b") + 3  # ids of the byte vocabulary
@@ -125,7 +126,7 @@ def test_a_mixture_is_not_scored_as_a_whole(data_dir):
 def test_a_mixture_by_gin_alone():
     binding = "TextData.mixture=(('c4/en:3.1.0', 3), ('arxiv:1.0.0', 1))"
     files = ["configs/runs/quickstart.gin", "configs/positions/nope.gin"]
-    config = verbs.load_config(files, [binding])
+    config = load_config(files, [binding])
     assert "TextData.mixture = (('c4/en:3.1.0', 3), ('arxiv:1.0.0', 1))" in config.text()
     arguments = [f"--gin_file={file}" for file in files]
     assert cli.main(["pretrain", "--dry_run", *arguments, "--gin.TextData.mixture=('c4', 3)"]) == 2
@@ -136,7 +137,7 @@ def test_a_run_over_a_mixture_of_packed_rows_and_its_sweep(data_dir, tmp_path):
     """The sweep has rows of each data set, by its name."""
     from sample_run import command
 
-    from fire_lm.reporting import read_rows
+    from fire_lm.results import read_rows
 
     bindings = [
         "--gin.TextData.mixture=(('c4/en:3.1.0', 3), ('bbb:1.0.0', 1))",

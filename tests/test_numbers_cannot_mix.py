@@ -13,7 +13,9 @@ import pytest
 from etils import epath
 from sample_sweeps import FILES, RUNS, Sweeps, files_of, is_of, spellings
 
-from fire_lm.reporting import (
+from fire_lm.reporting.length_sweep import differences, sweep_text
+from fire_lm.reporting.seeds import loss_lines, position_lines, scored_in
+from fire_lm.results import (
     PositionLoss,
     ScoredText,
     SweepRow,
@@ -22,9 +24,7 @@ from fire_lm.reporting import (
     read_texts,
     write_table,
 )
-from fire_lm.reporting.length_sweep import differences, sweep_text
-from fire_lm.reporting.results import Results
-from fire_lm.reporting.seeds import loss_lines, position_lines, scored_in
+from fire_lm.results.folder import Results
 
 module = importlib.import_module("fire_lm.evaluation.length_sweep")
 

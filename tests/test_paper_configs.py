@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fire_lm import cli, config, verbs
+from fire_lm import cli, config
 from fire_lm.errors import UserError
+from fire_lm.experiment import load_config
 from fire_lm.reporting import published
+from fire_lm.runs.resuming import check_same_experiment
 from fire_lm.training import AdamW, Pretraining
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +36,7 @@ def gin_files(model: str, scale: str = "paper") -> list[str]:
 
 
 def load(model: str, scale: str = "paper", *bindings: str) -> config.Config:
-    return verbs.load_config(gin_files(model, scale), bindings)
+    return load_config(gin_files(model, scale), bindings)
 
 
 def run_of(loaded: config.Config) -> Pretraining:
@@ -184,7 +186,7 @@ def test_mini_is_the_quick_start():
     for root in ("pretrain", "length_sweep"):
         mini, quick = (
             {key: value for key, (_, value) in loaded.leaves(root).items()}
-            for loaded in (load("base_fire", "mini"), verbs.load_config(names))
+            for loaded in (load("base_fire", "mini"), load_config(names))
         )
         assert mini == quick and len(mini) > 20
 
@@ -194,11 +196,11 @@ def test_a_run_of_a_row_may_be_trained_longer(tmp_path):
     saved = load("base_rope", "mini", "TRAIN_STEPS=10")
     (tmp_path / "config.gin").write_text(saved.text())
     for bindings in ((), ("TRAIN_STEPS=20",)):
-        verbs.check_same_experiment(load("base_rope", "mini", *bindings), str(tmp_path), False)
+        check_same_experiment(load("base_rope", "mini", *bindings), str(tmp_path), False)
     for binding in ("TRAIN_STEPS=5", "SEED=1"):
         with pytest.raises(UserError, match=binding.split("=")[0]):
             longer = load("base_rope", "mini", binding)
-            verbs.check_same_experiment(longer, str(tmp_path), False)
+            check_same_experiment(longer, str(tmp_path), False)
 
 
 # Headers.

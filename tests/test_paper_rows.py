@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from fire_lm import cli, paper_rows, verbs
-from fire_lm.reporting import SweepRow, write_rows
+from fire_lm import cli
+from fire_lm.experiment import load_config
+from fire_lm.reporting import paper_rows
+from fire_lm.results import SweepRow, write_rows
 
 QUICKSTART = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
 
@@ -28,7 +30,7 @@ def no_evidence(monkeypatch, tmp_path):
 
 def make_run(folder: Path, files: list[str], *bindings: str) -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.gin").write_text(verbs.load_config(files, bindings).text())
+    (folder / "config.gin").write_text(load_config(files, bindings).text())
     return folder
 
 

@@ -22,13 +22,19 @@ from test_length_sweep import (
     sweep,
 )
 
-from fire_lm import sweep_verb
 from fire_lm.data import ScoringText
 from fire_lm.errors import UserError
 from fire_lm.evaluation.position_losses import number_of_bins, position_losses, tokens_in_bins
 from fire_lm.evaluation.protocols import windows
-from fire_lm.reporting import PositionLoss, SweepRow, merge_rows, merge_table, read_rows
-from fire_lm.sweep_verb import finished_in, write_scored
+from fire_lm.results import (
+    PositionLoss,
+    SweepRow,
+    merge_rows,
+    merge_table,
+    read_rows,
+)
+from fire_lm.sweeps import sweep as jobs
+from fire_lm.sweeps.sweep import finished_in, write_scored
 
 __all__ = ["sweep"]  # a fixture
 PLACE = ("run", "fire", "", 7, "c4", "validation", "concat", LONGEST)
@@ -131,7 +137,7 @@ def test_killed_between_the_files(sweep, tmp_path, monkeypatch):
         )
 
     with monkeypatch.context() as patched:
-        patched.setattr(sweep_verb, "merge_rows", die)
+        patched.setattr(jobs, "merge_rows", die)
         with pytest.raises(Killed):
             again()
     whole = (folder / "position_losses.csv").read_text()

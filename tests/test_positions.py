@@ -20,8 +20,8 @@ import pytest
 from encoding_properties import LENGTH, SIZE, Check, init, largest_error
 from gin_files import CONFIGS, QUICK_THEN_ALL
 
-from fire_lm import verbs
 from fire_lm.config.program import Place
+from fire_lm.experiment import load_config
 from fire_lm.models import Decoder
 from fire_lm.positions import PositionalEncoding
 
@@ -32,7 +32,7 @@ every_encoding = pytest.mark.parametrize("name", QUICK_THEN_ALL)
 def configured(name: str) -> Decoder:
     """The decoder that configs/positions/NAME.gin gives, small."""
     files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
-    config = verbs.load_config(files)
+    config = load_config(files)
     assert config.macro("ENCODING") == name, "the sweep's tables name runs by this macro"
     changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": LENGTH}
     return config.call_place(Place((), "build_decoder"), (), changed)

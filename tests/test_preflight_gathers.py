@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from fire_lm import verbs
+from fire_lm.experiment import load_config
+from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight.check import check_gathers, gathered_once
 from fire_lm.preflight.estimate import Estimate, estimate
 from fire_lm.preflight.report import FAILED, OK, Report
 from fire_lm.sharding import AXES, MeshShape, make_mesh
-from fire_lm.tpu_topology import parse_slice
 from fire_lm.training.compile import compile_step
 from fire_lm.training.step import TrainState
 
@@ -23,7 +23,7 @@ STEP = Estimate(2**30, 2**30, 2**20, 2**31, 2**35, {}, 60.0, 0.01, {"MLP": (0.01
 @pytest.fixture(scope="module")
 def train():
     files = [f"configs/{name}.gin" for name in ("runs/c4_125m", "positions/fire")]
-    config = verbs.load_config(files)
+    config = load_config(files)
     return config.call("pretrain")
 
 

@@ -20,18 +20,18 @@ from jax.experimental import topologies
 from sample_run import command, write_text
 
 from fire_lm import config as gin
-from fire_lm import preflight_verb, verbs
 from fire_lm.checkpoints import Checkpointing, Checkpoints, check_arrays
-from fire_lm.cli import main
+from fire_lm.cli import main, preflight
 from fire_lm.data import write_blocks
 from fire_lm.data.tasks import only_data_set
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.experiment import load_config
+from fire_lm.hardware.slices import parse_slice
 from fire_lm.positions.fire import FIRE
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight import fits as fits_of
 from fire_lm.preflight.programs import Compiler, DoesNotFit
 from fire_lm.preflight.report import FAILED, OK
-from fire_lm.tpu_topology import parse_slice
 from fire_lm.training.start import check_start
 from fire_lm.training.step import TrainState
 
@@ -101,7 +101,7 @@ def test_without_libtpu(nothing_compiles, monkeypatch, capsys):
 
 HOLD = """
 import sys
-from fire_lm.tpu_topology import parse_slice
+from fire_lm.hardware.slices import parse_slice
 from fire_lm.errors import UserError
 try:
     print(len(parse_slice("v4-8").devices()), flush=True)
@@ -145,13 +145,13 @@ def test_advice_that_is_followed_already_is_not_given(shared, lines, monkeypatch
 def config_of(data: Path, *bindings: str, position: str = "fire", more: str = "") -> Any:
     names = ["runs/quickstart", f"positions/{position}", *filter(None, [more])]
     files = [f"configs/{name}.gin" for name in names]
-    return verbs.load_config(files, [f"DATA_DIR={data}", *bindings])
+    return load_config(files, [f"DATA_DIR={data}", *bindings])
 
 
 def outcomes(config: Any, workdir: str = "") -> dict[str, tuple[str, str]]:
     """Of everything but the compiler: (outcome, what is told) by name."""
     train, score = config.call("pretrain"), config.call("length_sweep")
-    saved = preflight_verb.what_is_saved(config, train, workdir)
+    saved = preflight.what_is_saved(config, train, workdir)
     checks = list(check.check_surroundings(train, score, workdir, saved))
     assert all("\n" not in found.told for found in checks)
     return {found.name: (found.outcome, found.told) for found in checks}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from fire_lm.reporting import read_rows
+from fire_lm.results import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 ENCODINGS = ("fire", "fire_g", "kerple_log", "alibi", "rope", "nope")

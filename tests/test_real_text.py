@@ -17,7 +17,7 @@ from sample_run import command
 import fire_lm.data
 from fire_lm import cli
 from fire_lm.data.text import CONSTRUCTIONS, TextData
-from fire_lm.reporting import read_rows
+from fire_lm.results import read_rows
 
 FOLDER = Path(
     os.environ.get("FIRE_LM_REAL_TEXT")

@@ -121,7 +121,7 @@ def test_dry_runs_that_can_work_still_do(folder, capsys):
 
 
 def test_a_report_looks_at_its_folder_before_it_reads_runs(folder, monkeypatch, capsys):
-    monkeypatch.setattr("fire_lm.report_verb.gather", lambda *_, **__: pytest.fail("runs are read"))
+    monkeypatch.setattr("fire_lm.cli.report.gather", lambda *_, **__: pytest.fail("runs are read"))
     assert "--output=file is no folder" in refused(["report", "runs", "--output=file"], capsys)
     assert "cannot be: " in refused(["report", "runs", "--output=file/below"], capsys)
 

@@ -14,8 +14,8 @@ from fire_lm.reporting.comparison import beside_the_paper
 from fire_lm.reporting.figures import line_styles
 from fire_lm.reporting.page import Table, as_markdown
 from fire_lm.reporting.report import Beside, loss_table, report_sections, write_report
-from fire_lm.reporting.results import Results, Setting, read_results
 from fire_lm.reporting.seeds import Scored, loss_lines, position_lines, training_lines
+from fire_lm.results.folder import Results, Setting, read_results
 
 FILES = {
     "index.html", "report.md", "runs.csv", "settings.csv", "length_sweep.csv",

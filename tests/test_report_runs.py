@@ -14,15 +14,15 @@ from sample_results import facts, loss_row
 from sample_run import command, quick_compiles, write_text  # noqa: F401 (a fixture)
 from test_report import Page
 
-from fire_lm import verbs
-from fire_lm.arms import arm_names, differing
 from fire_lm.cli import main
 from fire_lm.errors import UserError
-from fire_lm.report_runs import gather, newest
-from fire_lm.reporting import read_rows
+from fire_lm.experiment import load_config
+from fire_lm.reporting.arms import arm_names, differing
+from fire_lm.reporting.gather import gather, newest
 from fire_lm.reporting.page import as_markdown
 from fire_lm.reporting.report import Beside, report_sections
-from fire_lm.reporting.results import Results, write_results
+from fire_lm.results import read_rows
+from fire_lm.results.folder import Results, write_results
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -30,7 +30,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 def configs(*runs: tuple[str, str, tuple[str, ...]]):
     quickstart = "configs/runs/quickstart.gin"
     return {
-        name: verbs.load_config([quickstart, f"configs/positions/{position}.gin"], bindings)
+        name: load_config([quickstart, f"configs/positions/{position}.gin"], bindings)
         for name, position, bindings in runs
     }
 
@@ -70,9 +70,9 @@ def test_what_a_macro_binds_in_one_run_and_another_itself_differs():
     """Of the paper's rows, whose settings have names of their own."""
     files = ["configs/paper/base_nope.gin", "configs/scales/mini.gin"]
     found = {
-        "a": verbs.load_config(files, ("SEED=0",)),
-        "b": verbs.load_config(files, ("SEED=1", "TRAIN_STEPS=8", "AdamW.learning_rate=1e-2")),
-        "c": verbs.load_config(files, ("SEED=1", "DATA_DIR=/elsewhere", "MeshShape.data=4")),
+        "a": load_config(files, ("SEED=0",)),
+        "b": load_config(files, ("SEED=1", "TRAIN_STEPS=8", "AdamW.learning_rate=1e-2")),
+        "c": load_config(files, ("SEED=1", "DATA_DIR=/elsewhere", "MeshShape.data=4")),
     }
     names = arm_names(found, differing(found))
     assert names["b"] == "nope, train_steps 8, learning_rate 0.01"
@@ -82,11 +82,11 @@ def test_what_a_macro_binds_in_one_run_and_another_itself_differs():
 def test_seeds_that_continue_other_seeds_are_of_one_name():
     files = ["configs/paper/base_rope_pi.gin", "configs/scales/mini.gin"]
     runs = {
-        str(seed): verbs.load_config(files, (f"SEED={seed}", f"INIT_FROM=runs/rope-{seed}"))
+        str(seed): load_config(files, (f"SEED={seed}", f"INIT_FROM=runs/rope-{seed}"))
         for seed in range(2)
     }
     assert set(arm_names(runs, differing(runs)).values()) == {"rope_pi"}
-    runs["alone"] = verbs.load_config(files, ("INIT_FROM=''",))
+    runs["alone"] = load_config(files, ("INIT_FROM=''",))
     names = arm_names(runs, differing(runs))
     assert names["0"] == names["1"] == "rope_pi, init_from a run" != names["alone"]
 

@@ -13,9 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sample_results import facts
 
-from fire_lm.reporting import ScoredText, SweepRow, figures, scored_text
+from fire_lm.reporting import figures
 from fire_lm.reporting.length_sweep import sweep_text, write_figure
-from fire_lm.reporting.results import Results
+from fire_lm.results import ScoredText, SweepRow, scored_text
+from fire_lm.results.folder import Results
 
 ROW = SweepRow(
     *("fire", "fire", "", 1000, "embedded", "validation", "concat", "full", 64),

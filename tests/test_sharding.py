@@ -18,8 +18,9 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from sample_run import quick_compiles  # noqa: F401  (a fixture)
 
-from fire_lm import absent_tpu, models, positions, sharding
+from fire_lm import models, positions, sharding
 from fire_lm.errors import UserError
+from fire_lm.hardware import absent_tpu
 from fire_lm.sharding import AXES, MeshShape
 from fire_lm.training import step as training_step
 from fire_lm.training.compile import compile_step

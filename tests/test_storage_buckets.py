@@ -13,14 +13,14 @@ from bucket import Bucket
 from bucket_faults import Denied, LostAnswer, Slow, Status
 
 from fire_lm import storage
+from fire_lm.cli.preflight import check_place_of
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation.claims import claimed
-from fire_lm.metrics import MetricsLog, logged_steps
-from fire_lm.preflight_verb import check_place_of
-from fire_lm.reporting import result_files
-from fire_lm.reporting.result_files import PositionLoss, merge_table, read_table
+from fire_lm.results import tables as result_files
+from fire_lm.results.metrics_log import MetricsLog, logged_steps
+from fire_lm.results.tables import PositionLoss, merge_table, read_table
 from fire_lm.storage import appended, lease
 from fire_lm.storage.appended import Uploaded
+from fire_lm.sweeps.claims import claimed
 from fire_lm.training.lock import only_writer
 from fire_lm.training.spikes import SpikeLog
 

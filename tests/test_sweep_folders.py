@@ -11,12 +11,20 @@ import pytest
 from etils import epath
 from sample_sweeps import Sweeps, files_of, spellings
 
-from fire_lm import cli, sweep_verb, verbs
+from fire_lm import cli
 from fire_lm.errors import RunFailed
 from fire_lm.evaluation import Scored
-from fire_lm.reporting import SweepRow, read_rows, read_table, scored_text, write_rows
-from fire_lm.reporting.result_files import PositionLoss
 from fire_lm.reporting.seeds import loss_lines
+from fire_lm.results import (
+    SweepRow,
+    read_rows,
+    read_table,
+    scored_text,
+    write_rows,
+)
+from fire_lm.results.tables import PositionLoss
+from fire_lm.runs.saved import ranked
+from fire_lm.sweeps import sweep
 
 SHORT, LONGER = ("--gin.EVAL_LENGTHS=8,16", "--gin.length_sweep.tokens=2048"), 32
 
@@ -50,7 +58,7 @@ def test_a_run_that_has_not_begun_is_no_output_of_others(sweeps, capsys, monkeyp
     def wait(seconds):
         raise RunFailed("it goes on")
 
-    monkeypatch.setattr(sweep_verb.time, "sleep", wait)
+    monkeypatch.setattr(sweep.time, "sleep", wait)
     late = sweeps.folder / "late"
     names = [str(late), str(sweeps.folder / "rope")]
     assert "is itself a run" in sweeps(names, *SHORT, "--follow", f"--output={late}")
@@ -95,7 +103,7 @@ def test_rows_written_under_two_names_count_once(sweeps, capsys):
         path = epath.Path(run) / name
         found = read_table(path, kind)
         earlier = [dataclasses.replace(row, run="earlier", nll=9.0) for row in found]
-        sweep_verb.merge_table(path, kind, earlier)
+        sweep.merge_table(path, kind, earlier)
     results = sweeps.report()
     assert len(rows(run)) == 8 and len(results.losses) == 2, "of the newest step"
     assert len({(one.first, one.step) for one in results.positions}) == len(results.positions) > 0
@@ -123,7 +131,7 @@ def test_rows_of_another_encoding_are_not_the_runs_own(sweeps, capsys):
     results = sweeps.report()
     assert {row.encoding for row in results.losses if row.run == "fire"} == {"fire"}
     assert "has 4 rows of rope, but this run is fire: left out" in capsys.readouterr().out
-    assert verbs.ranked(epath.Path(fire), "fire") == [1, 2], "9 has the least loss"
+    assert ranked(epath.Path(fire), "fire") == [1, 2], "9 has the least loss"
     assert sweeps([f"{fire}@all"], *SHORT, f"--output={sweeps.folder / 'one'}") == ""
     assert {row.encoding for row in rows(sweeps.folder / "one")} == {"fire"}
     capsys.readouterr()
@@ -152,12 +160,12 @@ def test_two_writers_of_two_texts_do_not_both_pass(tmp_path, monkeypatch):
         row = SweepRow(*place, *counted)
         line = scored_text(row, text, np.ones(1, np.int64), np.ones(1))
         try:
-            sweep_verb.write_scored(folder, Scored(line, [], row))
+            sweep.write_scored(folder, Scored(line, [], row))
         except RunFailed as error:
             failures.append(error)
 
     other = threading.Thread(target=write, args=(16, "b" * 16))
-    merge_table = sweep_verb.merge_table
+    merge_table = sweep.merge_table
 
     def meanwhile(*arguments, **settings):
         if other.ident is None:
@@ -165,7 +173,7 @@ def test_two_writers_of_two_texts_do_not_both_pass(tmp_path, monkeypatch):
             other.join(timeout=0.3)
         return merge_table(*arguments, **settings)
 
-    monkeypatch.setattr(sweep_verb, "merge_table", meanwhile)
+    monkeypatch.setattr(sweep, "merge_table", meanwhile)
     write(8, "a" * 16)
     other.join()
     assert len(failures) == 1 and "run both with the same" in str(failures[0])

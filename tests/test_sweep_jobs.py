@@ -12,12 +12,18 @@ import pytest
 from etils import epath
 from sample_run import command, write_text
 
-from fire_lm import sweep_runs, sweep_verb
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation import claimed
-from fire_lm.reporting import SweepRow, merge_rows, ranked_steps, read_rows
+from fire_lm.results import (
+    SweepRow,
+    merge_rows,
+    ranked_steps,
+    read_rows,
+)
+from fire_lm.runs import find
+from fire_lm.sweeps import sweep
+from fire_lm.sweeps.claims import claimed
 
 SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
 
@@ -127,14 +133,14 @@ def test_a_run_that_has_ended_is_followed_to_its_end_at_once(run, capsys):
 def removed(run, monkeypatch) -> int:
     """The second checkpoint goes while the first is scored."""
     first, second, *_ = available_steps(run)
-    score = sweep_verb.score
+    score = sweep.score
 
     def remove_the_next(arguments, workdir, step):
         if step == first:
             shutil.rmtree(run / "checkpoints" / str(second))
         return score(arguments, workdir, step)
 
-    monkeypatch.setattr(sweep_verb, "score", remove_the_next)
+    monkeypatch.setattr(sweep, "score", remove_the_next)
     return second
 
 
@@ -204,7 +210,7 @@ def test_a_run_that_has_not_begun_does_not_hold_up_the_others(run, tmp_path, mon
             shutil.copytree(run, late)
             (late / "length_sweep.csv").unlink()
 
-    monkeypatch.setattr(sweep_verb.time, "sleep", begin)
+    monkeypatch.setattr(sweep.time, "sleep", begin)
     names = [str(late), str(run), f"--output={tmp_path / 'both'}"]
     assert main(["sweep", *names, "--follow", *SWEEP]) == 0
     assert steps_of(late) == steps_of(run) == available_steps(run)
@@ -215,15 +221,15 @@ def test_a_run_that_has_not_begun_does_not_hold_up_the_others(run, tmp_path, mon
 
 @pytest.mark.ci
 def test_one_that_cannot_be_scored_does_not_hold_up_the_others(run, monkeypatch, capsys):
-    there, score = available_steps(run), sweep_verb.score
+    there, score = available_steps(run), sweep.score
 
     def fail_at_first(arguments, workdir, step):
         if step == there[0]:
             raise RunFailed(f"{workdir}@{step}: the loss at length 32 is nan")
         return score(arguments, workdir, step)
 
-    monkeypatch.setattr(sweep_verb, "score", fail_at_first)
-    monkeypatch.setattr(sweep_verb, "_EVERY", 0.0)
+    monkeypatch.setattr(sweep, "score", fail_at_first)
+    monkeypatch.setattr(sweep, "_EVERY", 0.0)
     assert main(["sweep", str(run), "--follow", *SWEEP]) == 1
     assert steps_of(run) == there[1:]
     assert "1 checkpoints could not be scored" in capsys.readouterr().err
@@ -300,10 +306,10 @@ def test_what_cannot_be_followed(run, tmp_path, capsys):
     assert main(["sweep", str(run), "--follow", "--dry_run"]) == 2
     assert "--follow and --dry_run exclude each other" in capsys.readouterr().err
     with pytest.raises(UserError, match="'run@1,,2': after @ comes a step, several with commas"):
-        sweep_runs.split_steps("run@1,,2")
+        find.split_steps("run@1,,2")
     for step in available_steps(run):
         next((run / "checkpoints" / str(step)).rglob("d/*")).write_bytes(b"")
     with pytest.raises(RunFailed, match="there was no whole checkpoint"):
         from fire_lm.cli import parse
 
-        sweep_verb.sweep(parse(["sweep", str(run), "--follow"]))
+        sweep.sweep(parse(["sweep", str(run), "--follow"]))

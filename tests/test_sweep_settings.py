@@ -8,9 +8,14 @@ from sample_run import command, quick_compiles, write_text
 
 from fire_lm.cli import main, parse
 from fire_lm.errors import UserError
-from fire_lm.reporting import read_rows
-from fire_lm.sweep_settings import check_effects, flags_of, resolved, settings
-from fire_lm.verbs import load_config
+from fire_lm.experiment import load_config
+from fire_lm.results import read_rows
+from fire_lm.sweeps.settings import (
+    check_effects,
+    flags_of,
+    resolved,
+    settings,
+)
 
 __all__ = ["quick_compiles"]  # a fixture
 YARN = "--also=--gin.RoPE.scaling=@YaRN()"

@@ -9,7 +9,7 @@ import pytest
 from tpu_cloud import EXPERIMENT, WHERE, pretrain, run
 
 from fire_lm.errors import UserError
-from fire_lm.tpu_topology import parse_slice
+from fire_lm.hardware.slices import parse_slice
 from tpu import __main__ as tpu
 from tpu import image
 from tpu.bucket import far

@@ -11,7 +11,7 @@ import pytest
 
 MESHES = """
 from fire_lm import sharding
-from fire_lm.tpu_topology import parse_slice
+from fire_lm.hardware.slices import parse_slice
 
 # The slice and the mesh: c4_125m, c4_350m, the overrides that their headers name, two slices.
 for name, sizes in [

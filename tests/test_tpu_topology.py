@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fire_lm.errors import UserError
-from fire_lm.tpu_topology import CHIPS, parse_slice
+from fire_lm.hardware.slices import CHIPS, parse_slice
 
 
 @pytest.mark.parametrize(

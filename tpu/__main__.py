@@ -8,7 +8,12 @@ import math
 import sys
 import traceback
 
-from fire_lm.cli_parser import Parser, check_not_empty, names, number
+from fire_lm.cli.parser import (
+    Parser,
+    check_not_empty,
+    names,
+    number,
+)
 from fire_lm.errors import FireLMError, UserError
 
 

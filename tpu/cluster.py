@@ -14,7 +14,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from fire_lm.errors import UserError
-from fire_lm.tpu_topology import Slice, parse_slice
+from fire_lm.hardware.slices import Slice, parse_slice
 
 FOLDER = Path(__file__).parent / "clusters"
 _REQUIRED = ("project", "zone", "bucket", "accelerator", "image")

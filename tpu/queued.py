@@ -15,7 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.tpu_topology import Slice
+from fire_lm.hardware.slices import Slice
 from tpu import calls, host
 from tpu.bucket import is_there
 from tpu.calls import CallFailed, Calls, NotFound, Refused

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ml_collections import ConfigDict
 
 from fire_lm.errors import UserError
-from fire_lm.tpu_topology import parse_slice
+from fire_lm.hardware.slices import parse_slice
 
 _COLUMNS = ("name", "state", "accelerator", "tier", "user", "since", "chip-hours", "newest step")
 

@@ -317,10 +317,10 @@ def check_experiment(flags: Sequence[str]) -> None:
     Raises:
       UserError: a slip in it, or a path that still has the place of a bucket's name.
     """
-    from fire_lm import verbs  # TensorFlow comes with it, 10 s
+    from fire_lm.experiment import load_config  # TensorFlow comes with it, 10 s
 
     parsed = cli.parse(["pretrain", *flags])
-    config = verbs.load_config(parsed.gin_file, parsed.bindings, parsed.gin_search_paths)
+    config = load_config(parsed.gin_file, parsed.bindings, parsed.gin_search_paths)
     for name, value in config.leaves("pretrain").values():
         if "YOUR_BUCKET" in str(value):
             raise UserError(

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from fire_lm.absent_tpu import skip_absent_tpu
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.common_bias import CommonBias
 from fire_lm.attention.dense import BiasFn, attention_logits, dense_attention
 from fire_lm.errors import UserError
+from fire_lm.hardware.absent_tpu import skip_absent_tpu
 
 Implementation = Literal["auto", "dense", "blockwise", "tpu"]
 

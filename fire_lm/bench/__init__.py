@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+from fire_lm.console import signs_of_life
 from fire_lm.errors import UserError
-from fire_lm.metrics import signs_of_life
 
 
 def run(arguments: argparse.Namespace) -> None:

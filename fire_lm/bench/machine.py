@@ -11,9 +11,9 @@ from pathlib import Path
 
 import jax
 
-from fire_lm.absent_tpu import skip_absent_tpu
 from fire_lm.bench.rounds import Clock
-from fire_lm.reporting.bench_times import Machine
+from fire_lm.hardware.absent_tpu import skip_absent_tpu
+from fire_lm.results.bench_times import Machine
 
 
 def on_cpu() -> bool:

@@ -29,9 +29,9 @@ from fire_lm.bench.rounds import Times, cost, race
 from fire_lm.bench.states import States
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import compile_scoring, sequences_at_a_time
-from fire_lm.metrics import FLOPS_CONVENTION, peak_flops
+from fire_lm.hardware.flops import FLOPS_CONVENTION, peak_flops
 from fire_lm.models import Decoder, ModelSize, build_decoder, size_125m, size_350m, size_tiny
-from fire_lm.reporting.bench_times import MODEL, ModelRow, ModelTimes
+from fire_lm.results.bench_times import MODEL, ModelRow, ModelTimes
 from fire_lm.training import AdamW, Spikes, compile_training, model_flops_per_token
 
 # With the vocabularies of configs/data: bytes, and that of C4.

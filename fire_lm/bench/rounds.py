@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from fire_lm.metrics import duration
-from fire_lm.reporting.bench_times import Cost
+from fire_lm.console import duration
+from fire_lm.results.bench_times import Cost
 
 Clock = Literal["CPU", "wall"]
 # A shorter call is repeated within its turn: clocks tick, and interrupts cost the same.

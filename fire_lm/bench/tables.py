@@ -6,7 +6,12 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from fire_lm.reporting.bench_times import Cost, Machine, ModelRow, ModelTimes
+from fire_lm.results.bench_times import (
+    Cost,
+    Machine,
+    ModelRow,
+    ModelTimes,
+)
 
 
 @dataclasses.dataclass(frozen=True)

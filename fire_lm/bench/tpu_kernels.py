@@ -22,6 +22,7 @@ from jax.sharding import SingleDeviceSharding
 
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.schedule import Order, choose_blocks, tiles
+from fire_lm.hardware.slices import parse_slice
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
 from fire_lm.positions.fire import FIRE
@@ -30,7 +31,6 @@ from fire_lm.positions.nope import NoPE
 from fire_lm.preflight import bundles
 from fire_lm.preflight.bundles import Stretch
 from fire_lm.preflight.kernels import cycles, live_segments
-from fire_lm.tpu_topology import parse_slice
 
 HEADS, WIDTH, TRAIN_LENGTH = 12, 64, 2048
 SETTINGS = ((8, 2048), (8, 8192), (2, 2048))

@@ -1,6 +1,5 @@
 """Everything that computes a number for a report."""
 
-from fire_lm.evaluation.claims import claimed, held
 from fire_lm.evaluation.length_sweep import (
     CHECKED,
     LengthSweep,
@@ -21,8 +20,6 @@ __all__ = [
     "LengthSweep",
     "Scored",
     "attention_scores",
-    "claimed",
-    "held",
     "check_scoring",
     "compile_scoring",
     "interpolated",

@@ -33,8 +33,13 @@ from fire_lm.evaluation.protocols import check_names, windows
 from fire_lm.evaluation.scoring import read_params, score
 from fire_lm.evaluation.text_choice import check_reach, choose_text
 from fire_lm.models import Decoder
-from fire_lm.reporting import PositionLoss, ScoredText, SweepRow, scored_text
-from fire_lm.reporting.estimators import mean_and_error
+from fire_lm.results import (
+    PositionLoss,
+    ScoredText,
+    SweepRow,
+    scored_text,
+)
+from fire_lm.results.estimators import mean_and_error
 
 # What a row has where there is no text.
 NO_NUMBERS = (math.nan, math.nan, math.nan, math.nan)

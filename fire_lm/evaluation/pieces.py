@@ -17,7 +17,7 @@ from fire_lm.errors import UserError
 from fire_lm.evaluation.position_losses import number_of_bins
 from fire_lm.evaluation.protocols import Windows, named, windows
 from fire_lm.evaluation.text_choice import identity
-from fire_lm.reporting import SweepRow
+from fire_lm.results import SweepRow
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 
 from fire_lm.data import ScoringText
 from fire_lm.evaluation.protocols import Windows
-from fire_lm.reporting import PositionLoss
-from fire_lm.reporting.estimators import mean_and_error
+from fire_lm.results import PositionLoss
+from fire_lm.results.estimators import mean_and_error
 
 
 def number_of_bins(length: int, most: int) -> int:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fire_lm.models import Decoder, position_layers, query_logits
-from fire_lm.reporting.result_files import AttentionScore, BiasValue
+from fire_lm.results.tables import AttentionScore, BiasValue
 
 
 def interpolated(model: Decoder) -> Decoder | None:

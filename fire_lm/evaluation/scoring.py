@@ -16,10 +16,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm import sharding
 from fire_lm.checkpoints import checkpoint_damage, restore_params
+from fire_lm.console import Progress
 from fire_lm.data import ScoringText
 from fire_lm.errors import RunFailed
 from fire_lm.evaluation.protocols import Windows
-from fire_lm.metrics import Progress
 from fire_lm.models import Decoder, segment_positions, token_losses
 
 

@@ -16,9 +16,9 @@ from jax.sharding import AbstractMesh, Mesh
 
 from fire_lm import data as data_layer
 from fire_lm import sharding
+from fire_lm.console import phase
 from fire_lm.errors import FireLMError, UserError, is_of_storage, reason
 from fire_lm.evaluation import LengthSweep
-from fire_lm.metrics import phase
 from fire_lm.preflight import fits
 from fire_lm.preflight.estimate import Estimate
 from fire_lm.preflight.programs import Compiler, DoesNotFit

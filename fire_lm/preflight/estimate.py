@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fire_lm.errors import FireLMError
+from fire_lm.hardware.slices import Chip, Slice
 from fire_lm.preflight.hlo import Collective, Instruction, Program
 from fire_lm.preflight.parts import KERNELS, add, by_part
-from fire_lm.tpu_topology import Chip, Slice
 
 
 @dataclasses.dataclass(frozen=True)

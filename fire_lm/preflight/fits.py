@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from fire_lm.console import phase
 from fire_lm.evaluation import LengthSweep, sequences_at_a_time
-from fire_lm.metrics import phase
 from fire_lm.preflight.programs import Compiler, DoesNotFit
 from fire_lm.training import Pretraining
 

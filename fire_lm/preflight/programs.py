@@ -17,10 +17,10 @@ from fire_lm import sharding
 from fire_lm.attention import compiling_for
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 from fire_lm.evaluation import LengthSweep, compile_scoring, sequences_at_a_time
+from fire_lm.hardware.slices import Slice
 from fire_lm.preflight import bundles
 from fire_lm.preflight.estimate import Estimate, estimate
 from fire_lm.preflight.kernels import PREFIX, attention_cycles
-from fire_lm.tpu_topology import Slice
 from fire_lm.training import Pretraining
 
 

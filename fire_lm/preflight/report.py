@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fire_lm.hardware.slices import Slice
 from fire_lm.preflight.estimate import Estimate
-from fire_lm.tpu_topology import Slice
 
 STEP = "training step"
 OK, FAILED, SKIPPED = "ok", "FAILED", "-"

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from fire_lm.reporting.page import Table
 from fire_lm.reporting.published import Published, log_perplexity_cells, published
-from fire_lm.reporting.results import Results, RunFacts
 from fire_lm.reporting.seeds import Line, Mean, Scored, paired
+from fire_lm.results.folder import Results, RunFacts
 
 _PAPER_TRAIN_LENGTH, _PAPER_PARAMETERS = 2048, 125e6
 _LARGE = 250e6  # parameters; the paper prints no losses of its large models

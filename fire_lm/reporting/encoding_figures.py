@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fire_lm.reporting import charts
 from fire_lm.reporting.page import Picture
-from fire_lm.reporting.result_files import AttentionScore, BiasValue, LearnedNumber
-from fire_lm.reporting.results import Results, RunFacts
+from fire_lm.results.folder import Results, RunFacts
+from fire_lm.results.tables import AttentionScore, BiasValue, LearnedNumber
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

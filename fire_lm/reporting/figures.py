@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 
 from fire_lm.reporting import charts
 from fire_lm.reporting.page import Picture
-from fire_lm.reporting.results import Results
 from fire_lm.reporting.seeds import (
     Line,
     Mean,
@@ -20,6 +19,7 @@ from fire_lm.reporting.seeds import (
     position_lines,
     training_lines,
 )
+from fire_lm.results.folder import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

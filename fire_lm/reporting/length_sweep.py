@@ -12,10 +12,10 @@ from etils import epath
 
 from fire_lm.reporting import figures
 from fire_lm.reporting.page import Table
-from fire_lm.reporting.results import Results
-from fire_lm.reporting.scored_text import UNKNOWN, Texts, text_name
 from fire_lm.reporting.seeds import Line, Mean, Scored, loss_lines, paired, scored_in
-from fire_lm.reporting.sweep_rows import SweepRow
+from fire_lm.results.folder import Results
+from fire_lm.results.scored_text import UNKNOWN, Texts, text_name
+from fire_lm.results.sweep_rows import SweepRow
 
 
 def differences(rows: Iterable[SweepRow], texts: Texts) -> str:

@@ -10,7 +10,6 @@ from etils import epath
 
 from fire_lm.errors import UserError
 from fire_lm.reporting import encoding_figures, figures, timing
-from fire_lm.reporting.bench_times import ModelTimes
 from fire_lm.reporting.comparison import against, beside_the_paper
 from fire_lm.reporting.length_sweep import (
     described,
@@ -20,10 +19,16 @@ from fire_lm.reporting.length_sweep import (
     rows_of,
 )
 from fire_lm.reporting.page import Picture, Section, Table, as_html, as_markdown
-from fire_lm.reporting.results import Results, RunFacts, holds_results, write_results
-from fire_lm.reporting.scored_text import Texts
 from fire_lm.reporting.seeds import Line, Scored, loss_lines
-from fire_lm.reporting.sweep_rows import SweepRow
+from fire_lm.results.bench_times import ModelTimes
+from fire_lm.results.folder import (
+    Results,
+    RunFacts,
+    holds_results,
+    write_results,
+)
+from fire_lm.results.scored_text import Texts
+from fire_lm.results.sweep_rows import SweepRow
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fire_lm.reporting.estimators import mean_and_error
-from fire_lm.reporting.result_files import PositionLoss, TrainingPoint
-from fire_lm.reporting.results import Results, RunFacts
-from fire_lm.reporting.scored_text import UNKNOWN, Texts, text_name
-from fire_lm.reporting.sweep_rows import SweepRow
+from fire_lm.results.estimators import mean_and_error
+from fire_lm.results.folder import Results, RunFacts
+from fire_lm.results.scored_text import UNKNOWN, Texts, text_name
+from fire_lm.results.sweep_rows import SweepRow
+from fire_lm.results.tables import PositionLoss, TrainingPoint
 
 _T = TypeVar("_T")
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fire_lm.reporting import charts
-from fire_lm.reporting.bench_times import ModelTimes
 from fire_lm.reporting.page import Picture, Section, Table
+from fire_lm.results.bench_times import ModelTimes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

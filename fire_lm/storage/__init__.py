@@ -22,6 +22,7 @@ from fire_lm.storage.files import (
     tolerating,
 )
 from fire_lm.storage.lease import Lease, LeaseLost
+from fire_lm.storage.places import place, resolved, with_name
 from fire_lm.storage.presence import (
     children,
     is_folder,
@@ -41,6 +42,7 @@ __all__ = [
     "in_bucket",
     "is_folder",
     "make_folder",
+    "place",
     "present",
     "read_bytes",
     "read_parts",
@@ -48,5 +50,7 @@ __all__ = [
     "replace_text",
     "require_bucket",
     "require_folder",
+    "resolved",
     "tolerating",
+    "with_name",
 ]

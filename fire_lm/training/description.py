@@ -8,7 +8,7 @@ import jax
 
 from fire_lm import sharding
 from fire_lm.attention import choose_implementation
-from fire_lm.metrics import FLOPS_CONVENTION
+from fire_lm.hardware.flops import FLOPS_CONVENTION
 from fire_lm.models import encoding_names
 from fire_lm.training.optimizer import POSITION
 from fire_lm.training.pretraining import Pretraining

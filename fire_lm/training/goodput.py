@@ -20,8 +20,9 @@ from etils import epath
 
 import fire_lm
 from fire_lm import storage
+from fire_lm.console import duration
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.metrics import duration, whole_lines
+from fire_lm.results.metrics_log import whole_lines
 
 START, COMPILE = "starting", "compiling"
 DATA, DEVICES, SAVE = "waiting for data", "waiting for the devices", "saving"

@@ -19,9 +19,9 @@ from jax.sharding import Mesh
 from fire_lm import data as data_layer
 from fire_lm import sharding
 from fire_lm.checkpoints import Checkpoints
+from fire_lm.console import Progress, phase
 from fire_lm.data import unknown_warning
 from fire_lm.errors import Preempted, RunFailed
-from fire_lm.metrics import Progress, phase
 from fire_lm.models import Decoder
 from fire_lm.training.compile import on_mesh
 from fire_lm.training.description import describe

@@ -15,8 +15,10 @@ from typing import Any
 
 import jax
 
+from fire_lm.console import Progress
 from fire_lm.errors import RunFailed
-from fire_lm.metrics import MetricsLog, Progress, peak_flops
+from fire_lm.hardware.flops import peak_flops
+from fire_lm.results.metrics_log import MetricsLog
 from fire_lm.training.batch_hash import chained
 from fire_lm.training.goodput import Goodput
 from fire_lm.training.pretraining import Pretraining

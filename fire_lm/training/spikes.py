@@ -18,7 +18,7 @@ from etils import epath
 
 from fire_lm import storage
 from fire_lm.errors import UserError
-from fire_lm.metrics import whole_lines
+from fire_lm.results.metrics_log import whole_lines
 
 _Array = TypeVar("_Array")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fire_lm.metrics import flops_per_token
+from fire_lm.hardware.flops import flops_per_token
 from fire_lm.models import Decoder
 from fire_lm.sharding import path_name
 from fire_lm.training.optimizer import POSITION

@@ -9,27 +9,30 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fire_lm import verbs
 from fire_lm.checkpoints import available_steps, check_arrays, split_run
+from fire_lm.cli.startup import quiet_libraries
 from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import LengthSweep, lengths_refused
+from fire_lm.experiment import check_blocks, load_config
+from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight.programs import Compiler
-from fire_lm.storage import in_bucket, is_folder, require_bucket
-from fire_lm.tpu_topology import parse_slice
+from fire_lm.runs.resuming import check_same_experiment
+from fire_lm.runs.saved import model_of_run
+from fire_lm.storage import in_bucket, is_folder, place, require_bucket
 from fire_lm.training import Pretraining, check_start, ensure_writable
 
 
-def preflight(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """`fire-lm preflight`: the programs of a run compiled for `--slice`, and what it reads."""
     where = parse_slice(arguments.slice)
-    verbs.quiet_libraries()
-    workdir = str(verbs.place(arguments.workdir)) if arguments.workdir else ""
+    quiet_libraries()
+    workdir = str(place(arguments.workdir)) if arguments.workdir else ""
     if arguments.json:
         check_place_of(arguments.json)
-    config = verbs.load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
-    verbs.check_blocks(config)
+    config = load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
+    check_blocks(config)
     train: Pretraining = config.call("pretrain")
     score: LengthSweep = config.call("length_sweep")
     refused = lengths_refused(score.model, score.in_order)
@@ -46,7 +49,7 @@ def preflight(arguments: argparse.Namespace) -> None:
         )
     print(report)
     if arguments.json:
-        verbs.place(arguments.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
+        place(arguments.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
     if not report.passed:
         raise RunFailed(f"this run would not work on {where}")
 
@@ -55,7 +58,7 @@ def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str,
     """Checks of what the run would go on from, or start from."""
 
     def checkpoint() -> str:
-        verbs.check_same_experiment(config, workdir, allow_change=False)
+        check_same_experiment(config, workdir, allow_change=False)
         steps = available_steps(workdir)
         if not steps:
             return "none yet"
@@ -66,7 +69,7 @@ def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str,
         if workdir and available_steps(workdir):
             return "not read: the run directory has checkpoints"
         run, _ = split_run(train.init_from)
-        step, missing = check_start(train, verbs.model_of_run(run))
+        step, missing = check_start(train, model_of_run(run))
         fresh = f"; fresh, as it lacks them: {', '.join(missing)}" if missing else ""
         return f"starts from the parameters of {run}@{step}{fresh}"
 
@@ -80,7 +83,7 @@ def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str,
 
 def check_place_of(file: str) -> None:
     """Before minutes of compiling."""
-    path = verbs.place(file)
+    path = place(file)
     require_bucket(path, "--json")
     with contextlib.suppress(RunFailed):  # who may write to a bucket need not be allowed to read
         if is_folder(path):

@@ -15,9 +15,12 @@ from typing import Any
 
 from fire_lm import config as gin
 from fire_lm import reporting
-from fire_lm.reporting import published, read_own, read_rows
-from fire_lm.sweep_runs import find_runs
-from fire_lm.verbs import label_in, load_config, place, saved_config
+from fire_lm.experiment import label_in, load_config
+from fire_lm.reporting import published
+from fire_lm.results import read_own, read_rows
+from fire_lm.runs.find import find_runs
+from fire_lm.runs.saved import saved_config
+from fire_lm.storage import place
 
 # The scales, with the one that a row's file has by itself first.
 SCALES = ("paper", "mini", "gpu")

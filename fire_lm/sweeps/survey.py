@@ -10,10 +10,17 @@ from etils import epath
 from fire_lm.checkpoints import available_steps, checkpoint_damage
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import say
-from fire_lm.reporting import read_own
-from fire_lm.sweep_runs import SAME_NAME, NotYet, Wanted, find_runs, folder_of_all
+from fire_lm.experiment import label_in
+from fire_lm.results import read_own
+from fire_lm.runs.find import (
+    SAME_NAME,
+    NotYet,
+    Wanted,
+    find_runs,
+    folder_of_all,
+)
+from fire_lm.runs.saved import saved_config
 from fire_lm.training import stopped_at
-from fire_lm.verbs import label_in, saved_config
 
 # How often a checkpoint that is whole, and cannot be scored, is tried.
 _TRIES = 3

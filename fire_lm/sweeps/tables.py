@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from etils import epath
 
 from fire_lm import config as gin
-from fire_lm.arms import arm_names, differing
-from fire_lm.reporting import (
+from fire_lm.experiment import label_in
+from fire_lm.reporting.arms import arm_names, differing
+from fire_lm.reporting.length_sweep import sweep_text, write_figure
+from fire_lm.results import (
     PositionLoss,
     ScoredText,
     SweepRow,
@@ -17,11 +19,10 @@ from fire_lm.reporting import (
     write_rows,
     write_table,
 )
-from fire_lm.reporting.length_sweep import sweep_text, write_figure
-from fire_lm.reporting.results import Results, RunFacts
-from fire_lm.reporting.scored_text import FILE as TEXTS_FILE
-from fire_lm.storage import make_folder, remove
-from fire_lm.verbs import label_in, newest_config, place, saved_config
+from fire_lm.results.folder import Results, RunFacts
+from fire_lm.results.scored_text import FILE as TEXTS_FILE
+from fire_lm.runs.saved import newest_config, saved_config
+from fire_lm.storage import make_folder, place, remove
 
 
 def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str:

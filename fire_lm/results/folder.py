@@ -14,7 +14,10 @@ from typing import Any
 from etils import epath
 
 from fire_lm.errors import UserError
-from fire_lm.reporting.result_files import (
+from fire_lm.results.scored_text import FILE as TEXTS_FILE
+from fire_lm.results.scored_text import ScoredText, Texts
+from fire_lm.results.sweep_rows import SweepRow
+from fire_lm.results.tables import (
     AttentionScore,
     BiasValue,
     LearnedNumber,
@@ -23,9 +26,6 @@ from fire_lm.reporting.result_files import (
     read_table,
     write_table,
 )
-from fire_lm.reporting.scored_text import FILE as TEXTS_FILE
-from fire_lm.reporting.scored_text import ScoredText, Texts
-from fire_lm.reporting.sweep_rows import SweepRow
 from fire_lm.storage import make_folder
 
 

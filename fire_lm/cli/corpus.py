@@ -1,4 +1,4 @@
-"""What `fire-lm corpus` and its parts do: write data sets, train a vocabulary, check text."""
+"""`fire-lm corpus` and its parts: write data sets, train a vocabulary, check text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
+from fire_lm.console import Progress
 from fire_lm.data import (
     CONSTRUCTIONS,
     BeamWorkers,
@@ -19,7 +20,6 @@ from fire_lm.data import (
     write_embedded_corpus,
 )
 from fire_lm.errors import UserError
-from fire_lm.metrics import Progress
 from fire_lm.reporting.corpus_lengths import length_figure, length_table
 from fire_lm.storage import make_folder
 
@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from fire_lm.data.survey import Contents, Sweep
 
 
-def corpus(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
+    if not arguments.data_dir:
+        raise UserError("corpus needs --data_dir=DIR, the folder of the data set")
+    parts = {None: write, "vocab": vocab, "check": check, "blocks": blocks}
+    parts[arguments.part](arguments)
+
+
+def write(arguments: argparse.Namespace) -> None:
     """`fire-lm corpus`: the bundled text, or the documents of --from, as a TFDS data set."""
     if arguments.source is not None:
         write_from_files(arguments)
@@ -83,7 +90,7 @@ def beam_workers(arguments: argparse.Namespace) -> BeamWorkers | None:
     return None
 
 
-def corpus_vocab(arguments: argparse.Namespace) -> None:
+def vocab(arguments: argparse.Namespace) -> None:
     """`fire-lm corpus vocab`: trains a vocabulary that loses nothing."""
     from fire_lm.data import tasks
     from fire_lm.data.vocabulary_training import train_vocabulary
@@ -111,7 +118,7 @@ def chosen_text(arguments: argparse.Namespace) -> TextData:
     return dataclasses.replace(data, vocabulary=arguments.vocabulary)
 
 
-def corpus_check(arguments: argparse.Namespace) -> None:
+def check(arguments: argparse.Namespace) -> None:
     """`fire-lm corpus check`: what the splits hold, and what a sweep would read of them."""
     from fire_lm.data import survey, tasks
 
@@ -187,7 +194,7 @@ def sweep_table(rows: Sequence[Sweep]) -> str:
     return "\n".join(lines)
 
 
-def corpus_blocks(arguments: argparse.Namespace) -> None:
+def blocks(arguments: argparse.Namespace) -> None:
     """`fire-lm corpus blocks`: a data set tokenised once, for `configs/data/blocks.gin`."""
     workers = beam_workers(arguments)
     data = chosen_text(arguments)

@@ -10,8 +10,8 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.errors import UserError
-from fire_lm.storage import children, present, require_bucket
-from fire_lm.verbs import newest_config, place, resolved, with_name
+from fire_lm.runs.saved import newest_config
+from fire_lm.storage import children, place, present, require_bucket, resolved, with_name
 
 SAME_NAME = "two runs have the same name, so the table could not tell them apart"
 SEVERAL = "several runs need --output=DIR, the folder for their table and figure"

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from etils import epath
 
-from fire_lm.reporting.result_files import PositionLoss, read_table
-from fire_lm.reporting.scored_text import FILE, ScoredText, Texts
-from fire_lm.reporting.sweep_rows import SweepRow, read_rows
+from fire_lm.results.scored_text import FILE, ScoredText, Texts
+from fire_lm.results.sweep_rows import SweepRow, read_rows
+from fire_lm.results.tables import PositionLoss, read_table
 
 _Row = TypeVar("_Row", SweepRow, ScoredText, PositionLoss)
 

@@ -14,8 +14,8 @@ from fire_lm.errors import FireLMError, RunFailed
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
 from fire_lm.evaluation.scoring import read_params
 from fire_lm.models import variant
-from fire_lm.reporting.result_files import TrainingPoint
-from fire_lm.reporting.results import Results
+from fire_lm.results.folder import Results
+from fire_lm.results.tables import TrainingPoint
 from fire_lm.sharding import MeshShape, make_mesh
 
 

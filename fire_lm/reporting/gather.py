@@ -14,31 +14,28 @@ from typing import Any, TypeVar
 from etils import epath
 
 from fire_lm import config as gin
-from fire_lm.arms import arm_names, differing
 from fire_lm.data import Data, TextData, dataset_label
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
-from fire_lm.metrics import logged_steps
-from fire_lm.report_probes import probed_arm
-from fire_lm.reporting import SweepRow, read_own
-from fire_lm.reporting.result_files import (
-    LearnedNumber,
-    PositionLoss,
-    TrainingPoint,
-)
-from fire_lm.reporting.results import (
+from fire_lm.experiment import label_in
+from fire_lm.reporting.arms import arm_names, differing
+from fire_lm.reporting.probes import probed_arm
+from fire_lm.reporting.seeds import scored_in
+from fire_lm.results import SweepRow, read_own
+from fire_lm.results.folder import (
     Results,
     RunFacts,
     holds_results,
     joined,
     read_results,
 )
-from fire_lm.reporting.seeds import scored_in
-from fire_lm.storage import children
-from fire_lm.sweep_runs import SAME_NAME
+from fire_lm.results.metrics_log import logged_steps
+from fire_lm.results.tables import LearnedNumber, PositionLoss, TrainingPoint
+from fire_lm.runs.find import SAME_NAME
+from fire_lm.runs.saved import newest_config, saved_config
+from fire_lm.storage import children, place, with_name
 from fire_lm.training.goodput import starts
 from fire_lm.training.summary import count_parameters
-from fire_lm.verbs import label_in, newest_config, place, saved_config, with_name
 
 Scored = TypeVar("Scored", SweepRow, PositionLoss)
 

@@ -13,8 +13,15 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
 from fire_lm.errors import FireLMError, RunFailed, UserError
-from fire_lm.evaluation import Known, Scored, claimed, held, say, say_once, score_checkpoint
-from fire_lm.reporting import (
+from fire_lm.evaluation import (
+    Known,
+    Scored,
+    say,
+    say_once,
+    score_checkpoint,
+)
+from fire_lm.experiment import label_in
+from fire_lm.results import (
     PositionLoss,
     ScoredText,
     SweepRow,
@@ -22,15 +29,15 @@ from fire_lm.reporting import (
     merge_table,
     read_own,
 )
-from fire_lm.reporting.scored_text import FILE as TEXTS_FILE
-from fire_lm.reporting.scored_text import UNKNOWN
-from fire_lm.sharding import agreed, initialize_distributed
-from fire_lm.storage import require_folder
-from fire_lm.sweep_runs import SEVERAL, find_runs, folder_of_all
-from fire_lm.sweep_settings import Setting, check_effects, settings
-from fire_lm.sweep_survey import Survey
-from fire_lm.sweep_tables import write_tables
-from fire_lm.verbs import label_in, place, quiet_libraries
+from fire_lm.results.scored_text import FILE as TEXTS_FILE
+from fire_lm.results.scored_text import UNKNOWN
+from fire_lm.runs.find import SEVERAL, find_runs, folder_of_all
+from fire_lm.sharding import agreed
+from fire_lm.storage import place, require_folder
+from fire_lm.sweeps.claims import claimed, held
+from fire_lm.sweeps.settings import Setting, check_effects, settings
+from fire_lm.sweeps.survey import Survey
+from fire_lm.sweeps.tables import write_tables
 
 # Seconds between looks at a run that is being trained, or at a checkpoint that another scores.
 _EVERY = 10.0
@@ -40,8 +47,6 @@ _T = TypeVar("_T")
 
 def sweep(arguments: argparse.Namespace) -> None:
     """Rows beside each run, table and figure of all of them at the top."""
-    quiet_libraries()
-    initialize_distributed()
     if arguments.output:  # first: --follow may wait for runs
         require_folder(place(arguments.output), "--output")
     if arguments.follow:

@@ -17,7 +17,8 @@ from fire_lm import models
 from fire_lm.data import dataset_label
 from fire_lm.errors import UserError
 from fire_lm.evaluation import LengthSweep, say_once
-from fire_lm.verbs import check_settings, load_config, newest_config, saved_config
+from fire_lm.experiment import check_settings, load_config
+from fire_lm.runs.saved import newest_config, saved_config
 
 # What decides rows besides the model.
 _SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from etils import epath
 
-from fire_lm.reporting.result_files import merge_table, read_table, write_table
+from fire_lm.results.tables import merge_table, read_table, write_table
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import os
 import sys
 import traceback
 
-from fire_lm.cli_parser import build_parser, check_characters, check_not_empty
+from fire_lm.cli.parser import build_parser, check_characters, check_not_empty
 from fire_lm.errors import (
     FireLMError,
     Preempted,
@@ -62,35 +63,14 @@ def in_job() -> bool:
 
 
 def perform(parsed: argparse.Namespace) -> None:
-    """Imports what the verb needs, and no more: benchmarks run where there is JAX alone."""
+    """Imports the module of the verb, and no other: benchmarks run where there is JAX alone."""
     if not getattr(parsed, "dry_run", False) and parsed.verb not in ("bench", "preflight"):
         require_buckets(parsed)
     if parsed.verb == "bench":
-        from fire_lm import bench
-
-        bench.run(parsed)
-    elif parsed.verb == "corpus":
-        from fire_lm import corpus_verbs
-
-        if not parsed.data_dir:
-            raise UserError("corpus needs --data_dir=DIR, the folder of the data set")
-        getattr(corpus_verbs, f"corpus_{parsed.part}" if parsed.part else "corpus")(parsed)
-    elif parsed.verb == "preflight":
-        from fire_lm import preflight_verb
-
-        preflight_verb.preflight(parsed)
-    elif parsed.verb == "sweep":
-        from fire_lm import sweep_verb
-
-        sweep_verb.sweep(parsed)
-    elif parsed.verb == "report":
-        from fire_lm import report_verb
-
-        report_verb.report(parsed)
+        module = importlib.import_module("fire_lm.bench")
     else:
-        from fire_lm import verbs
-
-        getattr(verbs, parsed.verb)(parsed)
+        module = importlib.import_module(f"fire_lm.cli.{parsed.verb}")
+    module.run(parsed)
 
 
 def require_buckets(parsed: argparse.Namespace) -> None:

@@ -6,21 +6,21 @@ import argparse
 
 from etils import epath
 
+from fire_lm.cli.startup import quiet_libraries
+from fire_lm.console import signs_of_life
 from fire_lm.errors import UserError
-from fire_lm.metrics import signs_of_life
-from fire_lm.paper_rows import EVIDENCE, listing
-from fire_lm.report_runs import gather
-from fire_lm.reporting import bench_times
-from fire_lm.reporting.bench_times import ModelTimes
+from fire_lm.reporting.gather import gather
+from fire_lm.reporting.paper_rows import EVIDENCE, listing
 from fire_lm.reporting.report import Beside, check_is_reports, write_report
-from fire_lm.reporting.results import Results, holds_results, read_results
-from fire_lm.storage import require_folder
-from fire_lm.verbs import place, quiet_libraries
+from fire_lm.results import bench_times
+from fire_lm.results.bench_times import ModelTimes
+from fire_lm.results.folder import Results, holds_results, read_results
+from fire_lm.storage import place, require_folder
 
 _TIMES = "bench_model.json"
 
 
-def report(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     quiet_libraries()
     if arguments.list:
         other = arguments.against if arguments.against != "paper" else None

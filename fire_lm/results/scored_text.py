@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from fire_lm.reporting.result_files import PositionLoss, read_table
-from fire_lm.reporting.sweep_rows import SweepRow
+from fire_lm.results.sweep_rows import SweepRow
+from fire_lm.results.tables import PositionLoss, read_table
 
 FILE = "scored_text.csv"
 UNKNOWN = ""

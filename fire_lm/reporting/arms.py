@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fire_lm import config as gin
-from fire_lm.reporting.results import Setting
+from fire_lm.results.folder import Setting
 
 # Of a run's settings, by the beginning of their names, those that change no number, or say where
 # something is and not what.

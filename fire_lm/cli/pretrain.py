@@ -1,0 +1,61 @@
+"""`fire-lm pretrain`."""
+
+from __future__ import annotations
+
+import argparse
+
+import jax
+from etils import epath
+
+from fire_lm import config as gin
+from fire_lm import training
+from fire_lm.checkpoints import available_steps, split_run
+from fire_lm.cli.startup import quiet_libraries
+from fire_lm.errors import UserError
+from fire_lm.experiment import check_blocks, check_settings, label_in, load_config
+from fire_lm.runs.resuming import check_same_experiment, compare_with_source
+from fire_lm.runs.saved import model_of_run, newest_config, ranked
+from fire_lm.sharding import initialize_distributed
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """`fire-lm pretrain`: trains, or resumes, the run in `--workdir`."""
+    quiet_libraries()
+    if not arguments.workdir and not arguments.dry_run:
+        raise UserError("pretrain needs --workdir=DIR, the run directory (or --dry_run)")
+    config = load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
+    check_blocks(config)
+    check_settings(config)
+    initialize_distributed()
+    speaks = jax.process_index() == 0
+    if speaks:
+        print(config.text())
+    if arguments.dry_run:
+        told = training.describe(config.call("pretrain"))
+        if speaks:
+            print(told)
+        return
+    with training.telling_others():
+        start_run(config, arguments, speaks)
+
+
+def start_run(config: gin.Config, arguments: argparse.Namespace, speaks: bool) -> None:
+    check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
+    source = split_run(str(config.macro("INIT_FROM") or ""))[0]
+    if source and not available_steps(arguments.workdir):  # else the run resumes without it
+        trained = model_of_run(source)
+        if speaks:
+            print(compare_with_source(config.call("build_decoder"), trained, source))
+    training.pretrain(
+        config.call("pretrain"),
+        arguments.workdir,
+        source=lambda: model_of_run(source),
+        # Again: a run that was still writing may have begun after the first look.
+        once_held=lambda: check_same_experiment(
+            config, arguments.workdir, arguments.allow_config_change
+        ),
+        before_first_step=lambda: gin.save(config, arguments.workdir) if speaks else None,
+        ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
+    )
+    if speaks and newest_config(arguments.workdir) is None:  # of a finished run, moved away
+        gin.save(config, arguments.workdir)

@@ -1,0 +1,15 @@
+"""`fire-lm sweep`."""
+
+from __future__ import annotations
+
+import argparse
+
+from fire_lm.cli.startup import quiet_libraries
+from fire_lm.sharding import initialize_distributed
+from fire_lm.sweeps.sweep import sweep
+
+
+def run(arguments: argparse.Namespace) -> None:
+    quiet_libraries()
+    initialize_distributed()
+    sweep(arguments)

@@ -1,0 +1,131 @@
+"""What long work shows: a bar with the time that is left, phases, signs of life."""
+
+from __future__ import annotations
+
+import collections
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_SIGN_OF_LIFE = 10.0  # seconds between two signs of it
+
+_PATIENCE_SECONDS = 5.0
+
+# What the time left is estimated from: so many seconds, and what was done in them.
+_RECENT_SECONDS = 60.0
+
+
+def duration(seconds: float) -> str:
+    """`1:02:03`, or `2:03` below an hour."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class Progress:
+    """A bar with ETA: one line that changes in a terminal, a line every few seconds in a file.
+
+    `patient` shows nothing in the first few seconds: for work that is mostly over before.
+    `unit` divides the counts, such as bytes in a megabyte.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        done: int = 0,
+        quiet: bool = False,
+        patient: bool = False,
+        unit: int = 1,
+    ):
+        self._total, self._unit = max(1, total), unit
+        self._end, self._interval = ("\r", 0.2) if sys.stdout.isatty() else ("\n", 5.0)
+        self._quiet, self._shown = quiet, time.monotonic() if patient else -math.inf
+        self._patience = _PATIENCE_SECONDS if patient else 0.0
+        self._any = False
+        # When how much was done, of the last minute; what came before the first call is start-up.
+        self._recent: collections.deque[tuple[float, int]] = collections.deque()
+
+    def show(self, done: int, text: str) -> None:
+        """`done` of the total, with `text` beside the bar."""
+        now = time.monotonic()
+        self._remember(now, done)
+        wait = max(self._interval, self._patience)
+        if self._quiet or (now - self._shown < wait and (done < self._total or self._patience)):
+            return
+        self._shown, self._any, self._patience = now, True, 0.0
+        filled = round(20 * min(1.0, done / self._total))
+        bar = "#" * filled + "-" * (20 - filled)
+        line = f"[{bar}] {self._count(done)}/{self._count(self._total)}  {text}{self._eta(done)}"
+        print(line.ljust(100) if self._end == "\r" else line, end=self._end, flush=True)
+
+    def _remember(self, now: float, done: int) -> None:
+        self._recent.append((now, done))
+        while len(self._recent) > 2 and self._recent[1][0] < now - _RECENT_SECONDS:
+            self._recent.popleft()
+
+    def _eta(self, done: int) -> str:
+        """At the rate of the last minute; nothing before there is a rate."""
+        (then, before), (now, _) = self._recent[0], self._recent[-1]
+        if done >= self._total:
+            return ""
+        if done <= before:
+            return ""
+        return f"  ETA {duration((now - then) * (self._total - done) / (done - before))}"
+
+    def _count(self, number: int) -> str:
+        if self._unit == 1:
+            return str(number)
+        digits = 1 if self._total < 100 * self._unit else 0
+        return f"{number / self._unit:.{digits}f}"
+
+    def close(self) -> None:
+        if self._end == "\r" and not self._quiet and self._any:
+            print(flush=True)
+
+
+@contextmanager
+def phase(name: str, quiet: bool = False) -> Iterator[None]:
+    """Says what start-up is doing, every 10 seconds that it still does, and how long it took."""
+    start = time.monotonic()
+    if quiet:
+        yield
+        return
+    print(f"{name} ...", end=" ", flush=True)
+    with every(
+        _SIGN_OF_LIFE, lambda: print(f"{time.monotonic() - start:.0f} s ...", end=" ", flush=True)
+    ):
+        yield
+    print(f"{time.monotonic() - start:.1f} s", flush=True)
+
+
+@contextmanager
+def signs_of_life(what: str) -> Iterator[None]:
+    """A line every 10 seconds, apart from the output, for work whose end is not known."""
+    start = time.monotonic()
+
+    def say() -> None:
+        print(f"  {what}: {duration(time.monotonic() - start)} so far", file=sys.stderr, flush=True)
+
+    with every(_SIGN_OF_LIFE, say):
+        yield
+
+
+@contextmanager
+def every(seconds: float, say: Callable[[], None]) -> Iterator[None]:
+    """Calls `say` from a thread of its own as long as the block takes."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(seconds):
+            say()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

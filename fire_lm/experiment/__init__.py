@@ -1,0 +1,97 @@
+"""What gin may name, and the configuration of an experiment that it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fire_lm import config as gin
+from fire_lm import evaluation, models, positions, training
+from fire_lm.checkpoints import Checkpointing, split_run
+from fire_lm.data import Blocks, TextData
+from fire_lm.errors import UserError
+from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
+from fire_lm.sharding import MeshShape
+from fire_lm.storage import place
+
+# The experiments by their names in gin, which are those of the functions that they once were.
+EXPERIMENTS: dict[str, Callable[..., Any]] = {
+    "pretrain": training.Pretraining,
+    "length_sweep": evaluation.LengthSweep,
+}
+
+# What a configuration can be asked for: experiments, and the model, to compare two of them.
+ROOTS = (*EXPERIMENTS, "build_decoder")
+
+
+def load_config(
+    gin_files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = ""
+) -> gin.Config:
+    """The experiment. Every verb knows all configurables, so that one set of files serves them
+    all, and a binding is unused only if no verb could use it."""
+    configurables: list[Callable[..., Any]] = [
+        models.build_decoder,
+        models.size_tiny,
+        models.size_125m,
+        models.size_350m,
+        TextData,
+        Blocks,
+        training.AdamW,
+        Checkpointing,
+        training.Spikes,
+        training.Watchdog,
+        MeshShape,
+        *positions.configurables().values(),
+    ]
+    names = ", ".join(sorted(path.stem for path in POSITIONS.glob("*.gin")))
+    folders = [path for path in search_paths.split(",") if path]
+    for folder in folders:
+        if not place(folder).is_dir():
+            raise UserError(f"--gin_search_paths: there is no folder {folder}")
+    config = gin.load(
+        gin_files,
+        bindings,
+        folders,
+        configurables=EXPERIMENTS | {c.__name__: c for c in configurables},
+        roots=ROOTS,
+        hints={
+            "POSITION": "no positional encoding chosen: add "
+            f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
+        },
+        derive=derived_label,
+    )
+    check_label(config.macro("ENCODING"))
+    return config
+
+
+def label_in(config: gin.Config) -> str:
+    """What tables call the encoding of a run."""
+    return str(config.macro("ENCODING"))
+
+
+def check_blocks(config: gin.Config) -> None:
+    """Refuses what a file says of `TextData` where blocks are read, which would not heed it."""
+    idle = config.idle("TextData")
+    where, mixture = idle.get("mixture", ("", ()))
+    if mixture:
+        raise UserError(
+            f"{where}: TextData.mixture has no effect here, blocks hold one data set\n"
+            "remove it, or read on the fly: without configs/data/blocks.gin"
+        )
+    macro = config.macro("CONSTRUCTION")
+    where, construction = idle.get("construction", ("", macro))
+    if construction != macro:
+        raise UserError(
+            f"{where}: TextData.construction = {construction!r} has no effect on blocks\n"
+            "set CONSTRUCTION, which both read"
+        )
+
+
+def check_settings(config: gin.Config) -> None:
+    """Refuses what no run and no sweep could do, in a dry run as in others."""
+    if config.macro("DATA_DIR") == "":
+        raise UserError("DATA_DIR is empty: give the folder of the data set")
+    split_run(str(config.macro("INIT_FROM") or ""))
+    asked = config.values("length_sweep")
+    if set(evaluation.CHECKED) <= set(asked):
+        evaluation.check_scoring(**{name: asked[name] for name in evaluation.CHECKED})

@@ -1,0 +1,1 @@
+"""TPU slices by name, chips and their peaks, FLOPs by one convention."""

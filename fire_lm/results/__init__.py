@@ -1,0 +1,40 @@
+"""Result files: schemas of rows, CSV tables, logs of a run, timings."""
+
+from fire_lm.results.own_rows import OwnRows, read_own
+from fire_lm.results.scored_text import (
+    ScoredText,
+    Texts,
+    read_texts,
+    scored_text,
+)
+from fire_lm.results.sweep_rows import (
+    SweepRow,
+    merge_rows,
+    ranked_steps,
+    read_rows,
+    write_rows,
+)
+from fire_lm.results.tables import (
+    PositionLoss,
+    merge_table,
+    read_table,
+    write_table,
+)
+
+__all__ = [
+    "OwnRows",
+    "PositionLoss",
+    "ScoredText",
+    "SweepRow",
+    "Texts",
+    "merge_rows",
+    "merge_table",
+    "ranked_steps",
+    "read_own",
+    "read_rows",
+    "read_table",
+    "read_texts",
+    "scored_text",
+    "write_rows",
+    "write_table",
+]

@@ -1,0 +1,1 @@
+"""Runs that have been trained: finding them, reading them, resuming them."""

@@ -1,0 +1,69 @@
+"""What a run directory says of itself: its configuration, its model, its best steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from etils import epath
+
+from fire_lm import config as gin
+from fire_lm import models
+from fire_lm.errors import UserError
+from fire_lm.experiment import load_config
+from fire_lm.results import ranked_steps, read_own
+from fire_lm.storage import children, place
+
+
+def newest_config(
+    workdir: str | epath.Path, inside: Sequence[epath.Path] | None = None
+) -> epath.Path | None:
+    """The configuration of a run's latest start; `inside` is what the folder holds, if known.
+
+    Raises:
+      RunFailed: the folder cannot be listed, which is not to say that it holds no run.
+    """
+    found = {
+        int(match[1] or 0): path
+        for path in (children(place(workdir)) if inside is None else inside)
+        if (match := re.fullmatch(r"config(?:_(\d+))?\.gin", path.name))
+    }
+    return found[max(found)] if found else None
+
+
+def saved_config(workdir: str | epath.Path) -> gin.Config:
+    """The configuration of a run's latest start.
+
+    Raises:
+      UserError: it cannot be loaded: damaged, or of another version of the code.
+    """
+    saved = newest_config(workdir)
+    if saved is None:
+        raise UserError(f"{workdir} holds no run (no config.gin)")
+    try:
+        config = load_config([str(saved)])
+        config.check_complete("build_decoder")
+    except UserError as error:
+        raise damaged(saved, str(error).removeprefix("--gin_file: ")) from error
+    return config
+
+
+def damaged(saved: epath.Path, why: str) -> UserError:
+    told = why.partition("\n")[0].partition("; give one")[0].rstrip(".")
+    where = "" if str(saved) in told else f"{saved}: "
+    return UserError(
+        f"{where}{told}\nif the file is damaged, move it away: the command with which the run was "
+        "trained writes a new one"
+    )
+
+
+def model_of_run(workdir: str) -> models.Decoder:
+    if newest_config(workdir) is None:
+        raise UserError(f"INIT_FROM: {workdir} holds no run (no config.gin)")
+    return saved_config(workdir).call("build_decoder")
+
+
+def ranked(workdir: epath.Path, encoding: str) -> list[int]:
+    """The steps of a run that sweeps have scored, best first."""
+    own = read_own(workdir, encoding)
+    return ranked_steps(own.losses, own.texts.of)
