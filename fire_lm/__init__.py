@@ -4,8 +4,30 @@ Source: Li et al., "Functional Interpolation for Relative Positions Improves Lon
 Transformers" (ICLR 2024). Importing this package imports nothing heavy.
 """
 
+from __future__ import annotations
+
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fire_lm.runs.run import Run
 
 __version__ = "0.1.0"
 
 STARTED = time.monotonic()  # of the process, nearly
+
+
+def open_run(name: str) -> Run:
+    """The trained run in a directory, local or gs://; `RUN@STEP` means one of its checkpoints.
+
+        run = fire_lm.open_run("runs/quickstart/fire")
+        model, params = run.restore()
+        tokens, positions = run.inputs("def main():")
+        logits = model.apply({"params": params}, tokens, positions)  # [1, T + 1, V]
+
+    Raises:
+      UserError: there is no run.
+    """
+    from fire_lm.runs.run import open_run
+
+    return open_run(name)

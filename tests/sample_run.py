@@ -14,7 +14,7 @@ import pytest
 
 from fire_lm.checkpoints import Checkpointing
 from fire_lm.data import TextData
-from fire_lm.data.corpus import write_corpus
+from fire_lm.data.corpora.embedded import write_corpus
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.training import AdamW, Pretraining

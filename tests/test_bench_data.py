@@ -21,8 +21,8 @@ def data_dir(tmp_path_factory) -> str:
 @pytest.mark.ci
 def test_the_plain_pipeline_reads_the_same_documents(data_dir):
     """Rows of whole documents: each of its rows is found in the text as we read it."""
-    from fire_lm.data.pipeline import scoring_text
-    from fire_lm.data.plain import plain_batches
+    from fire_lm.data.on_the_fly.pipeline import scoring_text
+    from fire_lm.data.on_the_fly.plain import plain_batches
 
     whole = scoring_text(TextData(data_dir), length=2, num_sequences=10**6, split="train")
     documents = bytes(whole.targets.astype(np.uint8)).split(b"\x01")
@@ -54,7 +54,7 @@ def test_the_report(data_dir, tmp_path, capsys, monkeypatch):
 
 
 def test_the_only_data_set_of_a_directory_needs_no_name(tmp_path, monkeypatch):
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     c4_writer.write(tmp_path, {"train": {"a": b"one", "b": b"two"}})
     (tmp_path / "c4" / "en").rename(tmp_path / "c4" / "mine")

@@ -23,9 +23,10 @@ from fire_lm.data import (
     train_iterator,
     write_blocks,
 )
-from fire_lm.data.blocks import reader, storage
-from fire_lm.data.blocks.rows import CONSTRUCTIONS
-from fire_lm.data.text import Construction
+from fire_lm.data import stores as storage
+from fire_lm.data.blocks import reader
+from fire_lm.data.rows import ROWS
+from fire_lm.data.spec import Construction
 from fire_lm.errors import RunFailed, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +41,7 @@ def document(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory) -> str:
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     folder = tmp_path_factory.mktemp("text")
     bad = {"blank": b" \n ", "empty": b"", "broken": b"caf\xe9"}
@@ -76,10 +77,10 @@ def assert_same(ours: list[dict[str, np.ndarray]], theirs: list[dict[str, np.nda
 
 
 def test_every_construction_has_rows():
-    assert set(CONSTRUCTIONS) == set(get_args(Construction))
+    assert set(ROWS) == set(get_args(Construction))
 
 
-@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+@pytest.mark.parametrize("construction", ROWS)
 @pytest.mark.parametrize("processes", [2, 3, 4, 12])
 def test_the_batch_is_the_same_for_any_number_of_processes(path, construction, processes):
     alone = take(iterator(path, construction), 9)
@@ -124,7 +125,7 @@ def test_seed_decides_the_order(path):
         assert_same(first, take(iterator(path, seed=4), 2))
 
 
-@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+@pytest.mark.parametrize("construction", ROWS)
 def test_resume_on_another_number_of_processes_also_past_an_epoch(path, construction):
     whole = iterator(path, construction)
     rows = whole._rows.count
@@ -215,7 +216,7 @@ def assert_scored_alike(ours: ScoringText, theirs: ScoringText) -> None:
         assert np.array_equal(ours.segment_ids, theirs.segment_ids)
 
 
-@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+@pytest.mark.parametrize("construction", ROWS)
 @pytest.mark.parametrize(
     "length, sequences",
     [
@@ -248,7 +249,7 @@ def test_it_is_what_seqio_gives_also_of_unknown_pieces(data_dir, tmp_path):
 def test_epochs_of_training_are_what_seqio_gives(path, data_dir):
     """The same rows as often; rows of one document, which do not hang on the order of files. As
     many epochs as a group has documents, so that the last group ends with an epoch."""
-    from fire_lm.data.preprocessors import DOCUMENTS_PER_GROUP
+    from fire_lm.data.on_the_fly.preprocessors import DOCUMENTS_PER_GROUP
 
     rows = iterator(path, "cut")._rows.count
     on_the_fly = TextData(data_dir, construction="cut", shuffle_buffer=1)

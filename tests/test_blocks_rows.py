@@ -7,7 +7,8 @@ import pytest
 
 from fire_lm.data.blocks.permutation import permuted
 from fire_lm.data.blocks.reader import segment_ids
-from fire_lm.data.blocks.rows import CONSTRUCTIONS, Rows
+from fire_lm.data.rows import ROWS, Rows
+from fire_lm.data.spec import Construction
 
 SEEDS = range(15)
 
@@ -20,12 +21,12 @@ def lengths_of(seed: int) -> list[list[int]]:
     return [random.integers(2, longest, random.integers(1, 12)).tolist() for _ in range(parts)]
 
 
-def table(construction: str, parts: list[list[int]], length: int) -> Rows:
+def table(construction: Construction, parts: list[list[int]], length: int) -> Rows:
     ends, begin = [], 0
     for part in parts:
         ends.append(begin + np.cumsum(part))
         begin = int(ends[-1][-1])
-    return CONSTRUCTIONS[construction](length, begin, iter(ends))
+    return ROWS[construction](length, begin, iter(ends))
 
 
 def rows_of(rows: Rows) -> list[list[int]]:
@@ -75,7 +76,7 @@ def long_documents(documents: list[list[int]], length: int) -> list[list[int]]:
 BY_HAND = {"concat": concat, "cut": cut, "packed": packed, "long_documents": long_documents}
 
 
-@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+@pytest.mark.parametrize("construction", ROWS)
 def test_rows_are_those_made_by_hand(construction):
     for seed in SEEDS:
         parts = lengths_of(seed)
@@ -113,7 +114,7 @@ def test_a_segment_that_is_not_a_document_would_be_seen():
     assert segment_ids(rows, *rows.spans(np.arange(1)), 16).max() == 2
 
 
-@pytest.mark.parametrize("construction", CONSTRUCTIONS)
+@pytest.mark.parametrize("construction", ROWS)
 def test_complete_rows_are_those_that_a_reader_has_given_out(construction):
     """Of the documents read so far: all but the open row."""
     for seed in SEEDS:

@@ -19,8 +19,9 @@ from fire_lm.data import (
     unknown_warning,
     write_blocks,
 )
+from fire_lm.data import stores as storage
 from fire_lm.data.blocks import manifest as manifests
-from fire_lm.data.blocks import storage, writer
+from fire_lm.data.blocks import writer
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.training.start import check_vocabulary
@@ -42,7 +43,7 @@ WRITTEN = len(TRICKY) - 3
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory) -> str:
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     folder = tmp_path_factory.mktemp("text")
     to_score = {f"text {n}": b"Words to score. " * n for n in range(5, 9)}  # so four files a split
@@ -147,7 +148,7 @@ def test_a_mixture_is_refused(data_dir, tmp_path):
 
 
 def test_unknown_tokens_are_counted_and_told(tmp_path, capsys):
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     texts = {f"text {n}": b"{ some words } ~ " * 9 + b"%d" % n for n in range(20)}
     c4_writer.write(tmp_path / "text", {"train": texts, "validation": {"x": b"some words"}})
@@ -252,7 +253,7 @@ def test_a_split_can_be_added(data_dir, tmp_path):
 
 
 def other_text(folder: Path) -> str:
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     c4_writer.write(folder, {split: {"x": b"Another text."} for split in ("train", "validation")})
     return str(folder)

@@ -9,7 +9,7 @@ from etils import epath
 
 from fire_lm import __version__
 from fire_lm.cli import corpus, main
-from fire_lm.data.corpus import write_corpus
+from fire_lm.data.corpora.embedded import write_corpus
 from fire_lm.errors import RunFailed
 from fire_lm.results import PositionLoss, read_rows, read_table
 

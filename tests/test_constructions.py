@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gin_files import CLASSES
 
-from fire_lm.data.text import CONSTRUCTIONS, Construction, TextData
+from fire_lm.data.spec import CONSTRUCTIONS, Construction, TextData
 from fire_lm.experiment import load_config
 from fire_lm.models import build_decoder, size_tiny, token_losses
 from fire_lm.models.loss import segment_positions, shift_right
@@ -35,12 +35,13 @@ def random_documents(seed: int) -> list[bytes]:
 
 def build(construction: Construction, documents: list[bytes], length: int) -> Rows:
     """All rows of a finite read, byte vocabulary."""
-    from fire_lm.data import preprocessors, vocabularies
+    from fire_lm.data import vocabularies
+    from fire_lm.data.on_the_fly import preprocessors
     from fire_lm.data.quiet_tensorflow import tf
 
     texts = tf.data.Dataset.from_tensor_slices({"text": documents})
     groups = preprocessors.Tokenize(vocabularies.load("bytes"), byte_counts=True)(texts)
-    built = preprocessors.CONSTRUCTIONS[construction](groups, {"targets": length})
+    built = preprocessors.LAID[construction](groups, {"targets": length})
     groups = list(built.as_numpy_iterator())
     counted = {name: sum(g[name] for g in groups) for name in preprocessors.COUNTERS}
     features = ("byte_counts", *TextData("", construction=construction).features)
@@ -124,7 +125,7 @@ def test_the_conservation_check_can_fail(construction):
 
 
 def test_a_huge_document_is_skipped_and_counted(monkeypatch):
-    from fire_lm.data import preprocessors
+    from fire_lm.data.on_the_fly import preprocessors
 
     monkeypatch.setattr(preprocessors, "LONGEST_DOCUMENT", 50)
     rows = build("cut", [b"x" * 50, b"y" * 51, b"z"], 64)

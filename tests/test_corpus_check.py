@@ -9,7 +9,8 @@ import pytest
 
 import fire_lm.data
 from fire_lm.cli import main
-from fire_lm.data.text import CONSTRUCTIONS, TextData, unknown_warning
+from fire_lm.data import unknown_warning
+from fire_lm.data.spec import CONSTRUCTIONS, TextData
 from fire_lm.evaluation.pieces import count
 from fire_lm.evaluation.protocols import windows
 
@@ -19,7 +20,7 @@ LENGTHS = (32, 64, 256)
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory) -> str:
     """Texts of 3 to 600 bytes; one is in both splits, one twice in train."""
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     random = np.random.default_rng(0)
     words = [f"{i * 7919 % 4099:x} " for i in range(300)]
@@ -47,7 +48,7 @@ def vocabulary(data_dir, tmp_path_factory) -> str:
 @pytest.mark.ci
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
 def test_the_forecast_of_a_sweep_is_what_a_sweep_reads(data_dir, construction):
-    from fire_lm.data.survey import survey, sweep_contents
+    from fire_lm.data.on_the_fly.survey import survey, sweep_contents
 
     data = TextData(data_dir, construction=construction)
     contents = survey(data, "validation", 10**6)
@@ -69,7 +70,7 @@ def test_the_forecast_of_a_sweep_is_what_a_sweep_reads(data_dir, construction):
     "construction, documents", [("concat", 3), ("cut", 4), ("packed", 4), ("long_documents", 1)]
 )
 def test_the_documents_of_a_sweep_are_those_with_a_token_in_a_row(construction, documents):
-    from fire_lm.data.survey import sweep_contents
+    from fire_lm.data.on_the_fly.survey import sweep_contents
 
     of_19_tokens = np.array([5, 3, 9, 2])
     assert [row.documents for row in sweep_contents(construction, of_19_tokens, (4, 8))] == [
@@ -80,8 +81,8 @@ def test_the_documents_of_a_sweep_are_those_with_a_token_in_a_row(construction, 
 
 
 def test_contents_are_counted(data_dir):
-    from fire_lm.data import tasks
-    from fire_lm.data.survey import survey
+    from fire_lm.data.on_the_fly import tasks
+    from fire_lm.data.on_the_fly.survey import survey
 
     data = TextData(data_dir)
     train, validation = (survey(data, split, 10**6) for split in ("train", "validation"))
@@ -109,7 +110,7 @@ def test_the_command_prints_tables_and_draws(data_dir, tmp_path, capsys):
 
 
 def test_the_picture_has_a_place_before_anything_is_read(data_dir, tmp_path, capsys, monkeypatch):
-    from fire_lm.data import survey
+    from fire_lm.data.on_the_fly import survey
 
     surveyed = survey.survey
     for output, told in ((tmp_path, "it is a folder"), (Path(__file__) / "y.png", "Cannot write")):
@@ -160,7 +161,8 @@ def _test_model() -> Path:
 
 
 def test_unknown_text_is_measured_and_told(data_dir, capsys, tmp_path):
-    from fire_lm.data import c4_writer, vocabularies
+    from fire_lm.data import vocabularies
+    from fire_lm.data.corpora import c4_writer
 
     braces = b"{ some words } ~ " * 30
     c4_writer.write(tmp_path, {"train": {str(i): braces + b"%d" % i for i in range(20)}})
@@ -182,8 +184,8 @@ def test_unknown_text_is_measured_and_told(data_dir, capsys, tmp_path):
 
 def test_documents_that_the_vocabulary_empties_are_left_out_as_in_training(tmp_path):
     """Exotic white space is text to us and nothing to SentencePiece."""
-    from fire_lm.data import c4_writer
-    from fire_lm.data.survey import survey
+    from fire_lm.data.corpora import c4_writer
+    from fire_lm.data.on_the_fly.survey import survey
 
     texts = {f"blank {i}": b" " for i in range(40)}  # whole groups of nothing
     texts |= {"wide": "\u3000\u2003".encode(), "wide 2": "\u3000".encode()}
@@ -200,7 +202,8 @@ def test_documents_that_the_vocabulary_empties_are_left_out_as_in_training(tmp_p
 
 def test_the_reading_of_contents_is_traced_once(data_dir, monkeypatch):
     """Groups have fewer documents where some are left out, and at the end."""
-    from fire_lm.data import survey, vocabularies
+    from fire_lm.data import vocabularies
+    from fire_lm.data.on_the_fly import survey
 
     traced = []
     monkeypatch.setattr(
@@ -231,7 +234,7 @@ def test_vocabularies_that_cannot_be_trained(data_dir, tmp_path, arguments, told
 def test_a_vocabulary_that_cannot_be_is_refused_before_text_is_read(
     data_dir, tmp_path, monkeypatch, capsys
 ):
-    reading = "fire_lm.data.tasks.document_groups"
+    reading = "fire_lm.data.on_the_fly.tasks.document_groups"
     monkeypatch.setattr(reading, lambda *_: pytest.fail("text is read"))
     (tmp_path / "file").write_text("")
     command = ["corpus", "vocab", f"--data_dir={data_dir}"]

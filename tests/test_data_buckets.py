@@ -15,8 +15,8 @@ from test_text_files import parquet_file
 
 from fire_lm.cli import main
 from fire_lm.data import Blocks, TextData, train_iterator, vocabularies, write_blocks
-from fire_lm.data.tasks import data_sets
-from fire_lm.data.text_files import read_documents
+from fire_lm.data.corpora.text_files import read_documents
+from fire_lm.data.on_the_fly.tasks import data_sets
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import pathlib
 import pytest
 
 import fire_lm.data
-from fire_lm.data import corpus
-from fire_lm.data.text import TextData
+from fire_lm.data.corpora import embedded as corpus
+from fire_lm.data.spec import TextData
 from fire_lm.errors import UserError
 
 
@@ -127,7 +127,7 @@ def test_directories_of_others_are_refused(tmp_path):
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     real = c4_writer.write
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fire_lm.data
-from fire_lm.data.text import CONSTRUCTIONS, NoText, TextData
+from fire_lm.data.spec import CONSTRUCTIONS, NoText, TextData
 from fire_lm.errors import RunFailed, UserError
 
 EOS = 1
@@ -33,7 +33,7 @@ GOOD = {"train": good_documents("train", 60), "validation": good_documents("vali
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory) -> str:
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     folder = tmp_path_factory.mktemp("text")
     c4_writer.write(folder, {split: texts | BAD for split, texts in GOOD.items()})
@@ -49,7 +49,7 @@ def sentencepiece_model() -> str:
 
 
 def read_once(data: TextData, length: int, shard=None, byte_counts=False) -> dict[str, np.ndarray]:
-    from fire_lm.data import tasks
+    from fire_lm.data.on_the_fly import tasks
 
     groups = list(
         tasks.dataset(
@@ -124,7 +124,7 @@ def test_the_conservation_check_can_fail(data_dir, construction):
 def test_invalid_utf8_is_found_as_python_finds_it():
     import tensorflow as tf
 
-    from fire_lm.data.preprocessors import is_text
+    from fire_lm.data.on_the_fly.preprocessors import is_text
 
     random = np.random.default_rng(0)
     alphabet = np.frombuffer(
@@ -163,7 +163,7 @@ def test_batch_size_does_not_change_the_order_of_rows(data_dir):
 
 
 def test_rows_are_shuffled_but_none_is_lost_or_doubled(data_dir):
-    from fire_lm.data import tasks
+    from fire_lm.data.on_the_fly import tasks
 
     data = TextData(data_dir, construction="cut", shuffle_buffer=10)
     rows = np.concatenate([b["targets"] for b in batches(data, 60, length=400, batch_size=1)])
@@ -178,7 +178,7 @@ def test_rows_are_shuffled_but_none_is_lost_or_doubled(data_dir):
 
 def test_blocks_of_equal_size_are_shuffled_differently(data_dir, monkeypatch):
     """Else rows that stand next to each other in one block would do so in all."""
-    from fire_lm.data import preprocessors, tasks
+    from fire_lm.data.on_the_fly import preprocessors, tasks
 
     monkeypatch.setattr(preprocessors, "DOCUMENTS_PER_GROUP", 1)  # so that blocks end on the row
     data = TextData(data_dir, construction="cut", shuffle_buffer=20)
@@ -194,7 +194,8 @@ def test_blocks_of_equal_size_are_shuffled_differently(data_dir, monkeypatch):
 
 @pytest.mark.parametrize("files", [5, 2])  # 2 files for 3 shards: split by document instead
 def test_shards_are_disjoint_and_their_union_is_the_text(tmp_path, monkeypatch, files):
-    from fire_lm.data import c4_writer, preprocessors
+    from fire_lm.data.corpora import c4_writer
+    from fire_lm.data.on_the_fly import preprocessors
 
     monkeypatch.setattr(c4_writer, "_MAX_FILES_PER_SPLIT", files)
     monkeypatch.setattr(preprocessors, "DOCUMENTS_PER_GROUP", 1)
@@ -252,7 +253,7 @@ def test_a_saved_position_continues_exactly(data_dir, construction, taken_after)
 @pytest.mark.ci
 @pytest.mark.parametrize("hosts", [2, 40])  # of 32 files: divided by file, by document
 def test_the_position_of_a_shard_continues_exactly(data_dir, monkeypatch, hosts):
-    from fire_lm.data import preprocessors
+    from fire_lm.data.on_the_fly import preprocessors
 
     monkeypatch.setattr(preprocessors, "DOCUMENTS_PER_GROUP", 2)
     data = TextData(data_dir, shuffle_buffer=5)
@@ -486,7 +487,7 @@ def test_bad_scoring_requests(data_dir):
 
 
 def test_text_that_cannot_be_trained_on(tmp_path):
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     c4_writer.write(tmp_path, {"train": BAD})
     iterator = fire_lm.data.train_iterator(TextData(str(tmp_path)), length=4, batch_size=1, seed=0)
@@ -503,7 +504,8 @@ def test_text_that_cannot_be_trained_on(tmp_path):
 @pytest.mark.parametrize("damage", ["cut short", "a bit flipped", "no longer there"])
 def test_a_damaged_file_is_a_failure_while_running(tmp_path, damage):
     """In training, scoring and `corpus check`; a flipped bit is seen by TFRecord's checksums."""
-    from fire_lm.data import c4_writer, survey
+    from fire_lm.data.corpora import c4_writer
+    from fire_lm.data.on_the_fly import survey
 
     c4_writer.write(tmp_path, {"train": GOOD["train"]})
     for file in tmp_path.glob("c4/en/3.1.0/*tfrecord*"):
@@ -539,7 +541,7 @@ def _mixed(data: TextData, **arguments):
 )
 def test_a_file_that_lost_whole_documents_is_a_failure(tmp_path, damage, hosts, failing):
     """TFRecord's checksums do not see it; without a failure the text would be lost silently."""
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     c4_writer.write(tmp_path, {"train": GOOD["train"]})
     file = sorted(tmp_path.glob("c4/en/3.1.0/*tfrecord*"))[5]
@@ -558,7 +560,7 @@ def test_a_file_that_lost_whole_documents_is_a_failure(tmp_path, damage, hosts, 
 
 
 def test_hosts_with_nothing_to_read_say_so_after_two_rounds_of_their_own(tmp_path):
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     c4_writer.write(tmp_path, {"train": {str(n): b" " for n in range(512)}})
     iterator = fire_lm.data.train_iterator(
@@ -606,7 +608,7 @@ def test_data_sets_of_other_schemas(tmp_path):
 
 
 def test_a_data_set_in_files_that_are_no_stream(tmp_path, monkeypatch):
-    from fire_lm.data import tasks
+    from fire_lm.data.on_the_fly import tasks
     from fire_lm.data.quiet_tensorflow import tfds
 
     data = _store(tmp_path, {"text": tfds.features.Text()}, [{"text": "words"}])
@@ -617,7 +619,7 @@ def test_a_data_set_in_files_that_are_no_stream(tmp_path, monkeypatch):
 
 
 def test_an_ordered_data_set_is_read_as_any_other(tmp_path, monkeypatch, caplog):
-    from fire_lm.data import preprocessors
+    from fire_lm.data.on_the_fly import preprocessors
     from fire_lm.data.quiet_tensorflow import tfds
 
     monkeypatch.setattr(preprocessors, "DOCUMENTS_PER_GROUP", 1)
@@ -637,7 +639,8 @@ def test_an_ordered_data_set_is_read_as_any_other(tmp_path, monkeypatch, caplog)
 
 @pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
 def test_damaged_metadata_is_told(tmp_path, name):
-    from fire_lm.data import c4_writer, tasks
+    from fire_lm.data.corpora import c4_writer
+    from fire_lm.data.on_the_fly import tasks
 
     c4_writer.write(tmp_path, {"train": GOOD["train"]})
     file = tmp_path / "c4" / "en" / "3.1.0" / name
@@ -651,7 +654,7 @@ def test_damaged_metadata_is_told(tmp_path, name):
 
 def test_a_bucket_is_not_offered_as_a_place_to_write(monkeypatch):
     """`fire-lm corpus` writes to local directories alone."""
-    from fire_lm.data import tasks
+    from fire_lm.data.on_the_fly import tasks
 
     monkeypatch.setattr(tasks, "data_sets", lambda _: [])
 
@@ -683,7 +686,7 @@ def test_no_document_of_the_asked_length(data_dir):
 
 def test_storage_that_refuses_is_told(data_dir, monkeypatch):
     """As a bucket without permission does; the errors are TensorFlow's."""
-    from fire_lm.data import tasks
+    from fire_lm.data.on_the_fly import tasks
     from fire_lm.data.quiet_tensorflow import tf, tfds
 
     def refuse(*_, **__):

@@ -15,7 +15,7 @@ import pytest
 
 import fire_lm.data
 from fire_lm import sharding
-from fire_lm.data.text import Construction, ScoringText, TextData
+from fire_lm.data.spec import Construction, ScoringText, TextData
 from fire_lm.errors import UserError
 from fire_lm.evaluation import pieces, scoring
 from fire_lm.evaluation.protocols import windows
@@ -32,7 +32,7 @@ DOCUMENTS = [f"{i}:{'x' * (i * 37 % 53)}".encode() for i in range(96)]
 @pytest.fixture(scope="module", params=[32, 6], ids=lambda files: f"{files}_files")
 def data_dir(request, tmp_path_factory) -> str:
     """6 files are fewer than 16 hosts: then hosts take documents in turns instead of files."""
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     folder = tmp_path_factory.mktemp(f"files_{request.param}")
     with pytest.MonkeyPatch.context() as patch:
@@ -44,7 +44,7 @@ def data_dir(request, tmp_path_factory) -> str:
 @functools.lru_cache
 def rows_of(data_dir: str, construction: Construction, index: int, count: int) -> np.ndarray:
     """One epoch of a host."""
-    from fire_lm.data import tasks
+    from fire_lm.data.on_the_fly import tasks
     from fire_lm.data.quiet_tensorflow import seqio
 
     shard = seqio.ShardInfo(index, count) if count > 1 else None
@@ -112,7 +112,7 @@ def test_each_host_has_its_own_order_and_the_seed_decides_it(data_dir):
 
 
 def test_more_hosts_than_documents_is_told(tmp_path):
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     c4_writer.write(tmp_path, {"train": {"a": b"one", "b": b"two"}})
     arguments = dict(length=4, batch_size=1, seed=0, shard_index=7, shard_count=16)

@@ -17,7 +17,7 @@ from etils import epath
 
 from fire_lm import sharding
 from fire_lm.data import NoText, ScoringText, TextData
-from fire_lm.data.corpus import split_of, write_corpus
+from fire_lm.data.corpora.embedded import split_of, write_corpus
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import (
     Known,

@@ -8,7 +8,7 @@ import pytest
 
 import fire_lm.data
 from fire_lm import cli
-from fire_lm.data.text import CONSTRUCTIONS, TextData
+from fire_lm.data.spec import CONSTRUCTIONS, TextData
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 
@@ -19,8 +19,8 @@ A, B = ord("a") + 3, ord("b") + 3  # ids of the byte vocabulary
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory) -> str:
     """Data sets of the letter a (and of nothing), of b, and of texts too short for most rows."""
-    from fire_lm.data import c4_writer
-    from fire_lm.data.text_corpus import write_text_corpus
+    from fire_lm.data.corpora import c4_writer
+    from fire_lm.data.corpora.text_corpus import write_text_corpus
 
     folder = tmp_path_factory.mktemp("mixed")
     random = np.random.default_rng(0)

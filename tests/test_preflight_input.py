@@ -23,7 +23,7 @@ from fire_lm import config as gin
 from fire_lm.checkpoints import Checkpointing, Checkpoints, check_arrays
 from fire_lm.cli import main, preflight
 from fire_lm.data import write_blocks
-from fire_lm.data.tasks import only_data_set
+from fire_lm.data.on_the_fly.tasks import only_data_set
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import load_config
 from fire_lm.hardware.slices import parse_slice

@@ -16,7 +16,7 @@ from sample_run import command
 
 import fire_lm.data
 from fire_lm import cli
-from fire_lm.data.text import CONSTRUCTIONS, TextData
+from fire_lm.data.spec import CONSTRUCTIONS, TextData
 from fire_lm.results import read_rows
 
 FOLDER = Path(
@@ -49,7 +49,7 @@ def data_dir(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("construction", CONSTRUCTIONS)
 def test_a_sweep_reads_what_corpus_check_foretells(data_dir, name, construction):
-    from fire_lm.data.survey import survey, sweep_contents
+    from fire_lm.data.on_the_fly.survey import survey, sweep_contents
 
     vocabulary = str(T5) if name != "arxiv_tex" else "bytes"
     data = TextData(

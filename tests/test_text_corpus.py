@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 import fire_lm.data
 from fire_lm.cli import main
-from fire_lm.data.text import TextData
+from fire_lm.data.spec import TextData
 from fire_lm.errors import RunFailed, UserError
 
 
@@ -50,20 +50,20 @@ def source(tmp_path_factory) -> Path:
 
 
 def read(source: Path, field: str | None = "text") -> list[tuple[str, bytes]]:
-    from fire_lm.data.text_files import read_documents
+    from fire_lm.data.corpora.text_files import read_documents
 
     return list(read_documents(str(source), field))
 
 
 def write(source: Path, data_dir: Path, name: str = "mine", **settings):
-    from fire_lm.data.text_corpus import write_text_corpus
+    from fire_lm.data.corpora.text_corpus import write_text_corpus
 
     return write_text_corpus(str(source), str(data_dir), name, **settings)
 
 
 def stored(data_dir: Path, split: str, name: str = "mine") -> list[bytes]:
     """The texts of a split, read back through TFDS."""
-    from fire_lm.data import tasks
+    from fire_lm.data.on_the_fly import tasks
 
     data = TextData(str(data_dir), tfds_name=f"{name}:1.0.0")
     return [text for group, _ in tasks.document_groups(data, split) for text in group]
@@ -112,7 +112,7 @@ def test_the_split_depends_on_the_text_alone(source, tmp_path):
 
 
 def test_strange_documents_are_left_out_and_counted(tmp_path, monkeypatch):
-    from fire_lm.data import text_files, text_selection
+    from fire_lm.data.corpora import text_files, text_selection
 
     for module in (text_selection, text_files):
         monkeypatch.setattr(module, "LONGEST_DOCUMENT", 3000)
@@ -233,7 +233,7 @@ def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path, name, message)
 
 
 def test_a_file_damaged_in_the_middle_of_writing_leaves_nothing(tmp_path, monkeypatch):
-    from fire_lm.data import text_corpus
+    from fire_lm.data.corpora import text_corpus
 
     reads = []
 
@@ -298,7 +298,7 @@ def test_the_command(source, tmp_path, capsys):
 @pytest.mark.ci
 def test_only_one_pass_holds_hashes_at_a_time(tmp_path, monkeypatch):
     """Bytes of Python objects, not of the machine: the second pass needs what the first did."""
-    from fire_lm.data import text_corpus
+    from fire_lm.data.corpora import text_corpus
 
     source = tmp_path / "many.jsonl"
     source.write_bytes(json_lines([f"document {i}" for i in range(20_000)]))
@@ -325,7 +325,7 @@ def test_only_one_pass_holds_hashes_at_a_time(tmp_path, monkeypatch):
 @pytest.mark.ci
 def test_a_document_of_100_megabytes(tmp_path):
     """Left out, in little memory; one of repeated bytes just short of the limit is read."""
-    from fire_lm.data.text import LONGEST_DOCUMENT
+    from fire_lm.data.spec import LONGEST_DOCUMENT
 
     folder = tmp_path / "source"
     folder.mkdir()

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 from test_text_corpus import json_lines, read, texts, write, zstandard
 
-from fire_lm.data import text_files
+from fire_lm.data.corpora import text_files
 from fire_lm.errors import RunFailed, UserError
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 319\n" % 7

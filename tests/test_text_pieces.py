@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fire_lm.cli import main
-from fire_lm.data.text_files import read_file
+from fire_lm.data.corpora.text_files import read_file
 
 
 def write_input(folder: Path, name: str = "input.txt") -> bytes:

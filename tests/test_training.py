@@ -29,7 +29,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fire_lm import training
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main
-from fire_lm.data import c4_writer
+from fire_lm.data.corpora import c4_writer
 from fire_lm.training import AdamW, Spikes, start
 from fire_lm.training.goodput import Goodput
 from fire_lm.training.lock import only_writer
@@ -144,7 +144,7 @@ def test_sigterm_saves_and_the_same_command_resumes(
     assert logged(stopped) == logged(finished)
     assert_same_state(stopped, finished)
 
-    from fire_lm.data import pipeline
+    from fire_lm.data.on_the_fly import pipeline
 
     monkeypatch.setattr(pipeline.TrainIterator, "set_state", lambda self, state: None)
     assert main(command(data_dir, broken)) == 0

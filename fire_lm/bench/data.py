@@ -65,7 +65,7 @@ class Report:
 
 def bench(arguments: argparse.Namespace) -> Report:
     """`fire-lm bench data`."""
-    from fire_lm.data import tasks
+    from fire_lm.data.on_the_fly import tasks
 
     data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
     data = dataclasses.replace(data, vocabulary=arguments.vocabulary)
@@ -102,7 +102,7 @@ def contestants(
     data: TextData, blocks: Blocks, length: int
 ) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
     """How each is opened."""
-    from fire_lm.data.plain import plain_batches
+    from fire_lm.data.on_the_fly.plain import plain_batches
 
     settings = {"length": length, "batch_size": BATCH_SIZE, "seed": 0}
     return {

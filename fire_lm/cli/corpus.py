@@ -24,7 +24,7 @@ from fire_lm.reporting.corpus_lengths import length_figure, length_table
 from fire_lm.storage import make_folder
 
 if TYPE_CHECKING:
-    from fire_lm.data.survey import Contents, Sweep
+    from fire_lm.data.on_the_fly.survey import Contents, Sweep
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -54,7 +54,7 @@ def write(arguments: argparse.Namespace) -> None:
 
 
 def write_from_files(arguments: argparse.Namespace) -> None:
-    from fire_lm.data.text_corpus import write_text_corpus
+    from fire_lm.data.corpora.text_corpus import write_text_corpus
 
     if not arguments.name:
         raise UserError("--from needs --name=NAME, what the data set is called: arxiv, github, ...")
@@ -92,8 +92,8 @@ def beam_workers(arguments: argparse.Namespace) -> BeamWorkers | None:
 
 def vocab(arguments: argparse.Namespace) -> None:
     """`fire-lm corpus vocab`: trains a vocabulary that loses nothing."""
-    from fire_lm.data import tasks
-    from fire_lm.data.vocabulary_training import train_vocabulary
+    from fire_lm.data.corpora.vocabulary_training import train_vocabulary
+    from fire_lm.data.on_the_fly import tasks
 
     data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
     with Bar("MB read; the training that follows takes minutes", 10**6) as on_bytes:
@@ -112,7 +112,7 @@ def vocab(arguments: argparse.Namespace) -> None:
 
 
 def chosen_text(arguments: argparse.Namespace) -> TextData:
-    from fire_lm.data import tasks
+    from fire_lm.data.on_the_fly import tasks
 
     data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
     return dataclasses.replace(data, vocabulary=arguments.vocabulary)
@@ -120,7 +120,7 @@ def chosen_text(arguments: argparse.Namespace) -> TextData:
 
 def check(arguments: argparse.Namespace) -> None:
     """`fire-lm corpus check`: what the splits hold, and what a sweep would read of them."""
-    from fire_lm.data import survey, tasks
+    from fire_lm.data.on_the_fly import survey, tasks
 
     data = chosen_text(arguments)
     lengths = sorted(set(arguments.lengths))

@@ -8,22 +8,22 @@ is read without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from types import ModuleType
 
+from fire_lm.data import blocks, on_the_fly
 from fire_lm.data.beam_workers import BeamWorkers
-from fire_lm.data.blocks import Blocks
 from fire_lm.data.blocks.manifest import Manifest
-from fire_lm.data.corpus import CorpusSummary, write_embedded_corpus
-from fire_lm.data.text import CONSTRUCTIONS, NoText, ScoringText, TextData, unknown_warning
+from fire_lm.data.corpora.embedded import CorpusSummary, write_embedded_corpus
+from fire_lm.data.spec import (
+    CONSTRUCTIONS,
+    Blocks,
+    Data,
+    NoText,
+    ScoringText,
+    TextData,
+    TrainIterator,
+)
 from fire_lm.errors import UserError
-
-if TYPE_CHECKING:
-    from fire_lm.data import pipeline
-    from fire_lm.data.blocks import reader
-
-    TrainIterator = pipeline.TrainIterator | reader.TrainIterator
-
-Data = TextData | Blocks
 
 __all__ = [
     "BeamWorkers",
@@ -34,15 +34,20 @@ __all__ = [
     "NoText",
     "ScoringText",
     "TextData",
+    "TrainIterator",
     "dataset_label",
+    "quick_splits",
     "scoring_text",
     "train_iterator",
     "unknown_share",
     "unknown_warning",
+    "vocabulary_name",
     "vocabulary_size",
     "write_blocks",
     "write_embedded_corpus",
 ]
+# Above this share of unknown tokens a loss says little about the text.
+UNKNOWN_SHARE = 0.01
 
 
 def train_iterator(
@@ -82,7 +87,8 @@ def train_iterator(
         )
     if seed < 0:
         raise UserError(f"The seed is 0 or more, not {seed}.")
-    return data.train_iterator(
+    return _reader(data).train_iterator(
+        data,
         length=length,
         batch_size=batch_size,
         seed=seed,
@@ -99,7 +105,12 @@ def scoring_text(
     Raises:
         NoText: the split does not fill one row. UserError: as `train_iterator`.
     """
-    return data.scoring_text(length=length, num_sequences=num_sequences, split=split)
+    return _reader(data).scoring_text(data, length=length, num_sequences=num_sequences, split=split)
+
+
+def vocabulary_name(data: Data) -> str:
+    """What messages call the vocabulary."""
+    return _reader(data).vocabulary_name(data)
 
 
 def vocabulary_size(data: Data) -> int:
@@ -108,7 +119,7 @@ def vocabulary_size(data: Data) -> int:
     Raises:
         UserError: vocabulary file missing or unfit.
     """
-    return data.vocabulary_size()
+    return _reader(data).vocabulary_size(data)
 
 
 def unknown_share(data: Data, split: str) -> float:
@@ -117,12 +128,33 @@ def unknown_share(data: Data, split: str) -> float:
     Raises:
         UserError: as `train_iterator`.
     """
-    return data.unknown_share(split)
+    return _reader(data).unknown_share(data, split)
+
+
+def unknown_warning(share: float, split: str, data: Data) -> str:
+    """What to tell the user, empty where few tokens are unknown."""
+    if share <= UNKNOWN_SHARE:
+        return ""
+    return (
+        f"warning: {share:.1%} of the {split} tokens of {data.title} are unknown to the vocabulary "
+        f"{vocabulary_name(data)}: the loss leaves out what they say\n"
+        "`fire-lm corpus vocab` trains a vocabulary that knows all text"
+    )
 
 
 def dataset_label(data: Data) -> str:
     """What results call the text: 'embedded' for our corpus, else the TFDS name, such as 'c4'."""
-    return data.label()
+    return _reader(data).label(data)
+
+
+def quick_splits(data: Data) -> list[str] | None:
+    """The splits that there are; None where that is not quickly told, or needs TensorFlow."""
+    return _reader(data).quick_splits(data)
+
+
+def _reader(data: Data) -> ModuleType:
+    """The package that reads it: each has the functions above, for its own kind."""
+    return blocks if isinstance(data, Blocks) else on_the_fly
 
 
 def write_blocks(

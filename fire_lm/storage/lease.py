@@ -71,6 +71,15 @@ class Lease:
         self._thread.start()
         return ""
 
+    def holder(self) -> str:
+        """Whose the lease is, with host and time; empty if it is nobody's.
+
+        Raises:
+          RunFailed: the storage refuses.
+        """
+        content = objects.read(self._path).content
+        return "" if content is None else _named(content)
+
     def sign(self) -> None:
         """Signs again: nobody takes the lease over during the next minute.
 

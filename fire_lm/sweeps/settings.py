@@ -14,7 +14,7 @@ from etils import epath
 
 from fire_lm import config as gin
 from fire_lm import models
-from fire_lm.data import dataset_label
+from fire_lm.data import dataset_label, quick_splits
 from fire_lm.errors import UserError
 from fire_lm.evaluation import LengthSweep, say_once
 from fire_lm.experiment import check_settings, load_config
@@ -69,7 +69,7 @@ def check_split(setting: Setting) -> None:
     what comes before this setting would be scored first."""
     wanted = setting.rows["split"]
     for part in setting.rows["data"].parts:
-        if (there := part.quick_splits()) is not None and wanted not in there:
+        if (there := quick_splits(part)) is not None and wanted not in there:
             raise UserError(
                 f"{part.title} has no split {wanted!r}, only {', '.join(there)}: set "
                 "length_sweep.split to one of them"

@@ -53,6 +53,23 @@ def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
         yield still_ours
 
 
+def writer_of(workdir: str) -> str:
+    """The process that holds a run directory, with its host; empty if none does.
+
+    In a bucket a process that was killed in the last minutes is still named, with the time of its
+    last sign of life.
+    """
+    if in_bucket(workdir):
+        return Lease(f"{workdir.rstrip('/')}/.lock").holder()
+    path = Path(workdir) / ".lock"
+    with contextlib.suppress(FileNotFoundError), path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().strip()
+    return ""
+
+
 @contextlib.contextmanager
 def _flocked(workdir: Path) -> Iterator[None]:
     with (workdir / ".lock").open("a+") as file:

@@ -98,6 +98,7 @@ def check_vocabulary(data: Data, vocab_size: int) -> None:
     needed = data_layer.vocabulary_size(data)
     if needed > vocab_size:
         raise UserError(
-            f"vocabulary '{data.vocabulary_name()}' has {needed} ids, the model {vocab_size} rows: "
+            f"vocabulary '{data_layer.vocabulary_name(data)}' has {needed} ids, the model "
+            f"{vocab_size} rows: "
             f"set --gin.VOCAB_SIZE to {needed} or more"
         )

@@ -1,73 +1,44 @@
 """Text that was tokenised once and is read by number: any row, any batch, on any number of hosts.
 
 `fire-lm corpus blocks` writes a set (`writer.py`, the only file here that imports TensorFlow); one
-set serves every length and every construction. Reading needs numpy and tensorstore alone.
+set serves every length and every construction. Reading needs numpy and tensorstore alone. The
+functions are those of `fire_lm.data`, for `Blocks`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-
 from fire_lm.data.blocks import manifest as manifests
-from fire_lm.data.blocks import reader, stream
-from fire_lm.data.blocks.rows import CONSTRUCTIONS
-from fire_lm.data.text import Construction, ScoringText
+from fire_lm.data.blocks.reader import TrainIterator, scoring_text
+from fire_lm.data.blocks.stream import check_split, open_set
+from fire_lm.data.spec import Blocks
+
+__all__ = ["TrainIterator", "scoring_text"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-    """Where the blocks are and how documents become rows; gin fills the fields.
+def train_iterator(data: Blocks, **arguments: int) -> TrainIterator:
+    return TrainIterator(data, **arguments)
 
-    Attributes:
-        path: the --output of `fire-lm corpus blocks`, local, gs:// or s3://.
-        vocabulary: what they must have been made with: 'bytes' or the path of the SentencePiece
-            model. Empty takes them as they are, for machines that have no copy of the model.
-        construction: as `TextData.construction`.
-    """
 
-    path: str
-    vocabulary: str = ""
-    construction: Construction = "concat"
+def vocabulary_name(data: Blocks) -> str:
+    """Its path, or the name of the file of the blocks'."""
+    return data.vocabulary or open_set(data.path, "").identity.vocabulary
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        """The arrays of a batch: `targets`, and `segment_ids` where rows are packed."""
-        segmented = CONSTRUCTIONS[self.construction].segmented
-        return ("targets", "segment_ids") if segmented else ("targets",)
 
-    @property
-    def title(self) -> str:
-        """What messages call the text."""
-        return self.path
+def vocabulary_size(data: Blocks) -> int:
+    return open_set(data.path, data.vocabulary).identity.vocabulary_size
 
-    @property
-    def parts(self) -> tuple[Blocks, ...]:
-        """What is scored separately: blocks are of one data set."""
-        return (self,)
 
-    def train_iterator(self, **arguments: int) -> reader.TrainIterator:
-        return reader.TrainIterator(self, **arguments)
+def label(data: Blocks) -> str:
+    return open_set(data.path, data.vocabulary).identity.label
 
-    def scoring_text(self, *, length: int, num_sequences: int, split: str) -> ScoringText:
-        return reader.scoring_text(self, length=length, num_sequences=num_sequences, split=split)
 
-    def vocabulary_name(self) -> str:
-        """What messages call the vocabulary: its path, or the name of the file of the blocks'."""
-        return self.vocabulary or stream.open_set(self.path, "").identity.vocabulary
+def quick_splits(data: Blocks) -> list[str] | None:
+    found = None if "://" in data.path else manifests.read(data.path)
+    return sorted(found.splits) if found else None
 
-    def vocabulary_size(self) -> int:
-        return stream.open_set(self.path, self.vocabulary).identity.vocabulary_size
 
-    def label(self) -> str:
-        return stream.open_set(self.path, self.vocabulary).identity.label
-
-    def quick_splits(self) -> list[str] | None:
-        """The splits that there are; None where that is not quickly told."""
-        found = None if "://" in self.path else manifests.read(self.path)
-        return sorted(found.splits) if found else None
-
-    def unknown_share(self, split: str) -> float:
-        """Exact: of all tokens of the split, counted when the blocks were written."""
-        manifest = stream.open_set(self.path, self.vocabulary)
-        stream.check_split(self.path, manifest, split)
-        return manifest.unknown_share(split)
+def unknown_share(data: Blocks, split: str) -> float:
+    """Exact: of all tokens of the split, counted when the blocks were written."""
+    manifest = open_set(data.path, data.vocabulary)
+    check_split(data.path, manifest, split)
+    return manifest.unknown_share(split)

@@ -14,18 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from fire_lm.data.blocks import storage
-from fire_lm.data.text import LONGEST_DOCUMENT
+from fire_lm.data import stores
+from fire_lm.data.identity import PREPROCESSING
 from fire_lm.errors import RunFailed, UserError
 
 FILE_NAME = "manifest.json"
 FORMAT = 2
-# Another name whenever the same documents become other tokens or byte counts, so that older sets
-# are refused. tests/test_blocks_writing.py holds what this one gives.
-PREPROCESSING = (
-    f"skip documents that are empty, undecodable or over {LONGEST_DOCUMENT:,} bytes, "
-    "append end of document; 1"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,27 +91,10 @@ class Manifest:
         return sum(part.unknown for part in parts) / max(1, sum(part.tokens for part in parts))
 
 
-def vocabulary_fingerprint(vocabulary: str) -> str:
-    """SHA-256 of the vocabulary's file, or 'bytes'.
-
-    Raises:
-        UserError: there is no such file.
-    """
-    if vocabulary == "bytes":
-        return vocabulary
-    found = storage.sha256(vocabulary)
-    if found is None:
-        raise UserError(
-            f"Vocabulary file not found: {vocabulary}\n"
-            "It is 'bytes' or the path of the SentencePiece model that made the blocks."
-        )
-    return found
-
-
 def write_json(path: str, content: Mapping[str, Any]) -> None:
     """With its checksum in it."""
     text = json.dumps({**content, "sha256": _digest(content)}, indent=1)
-    storage.write_bytes(path, text.encode())  # no newline: every byte counts
+    stores.write_bytes(path, text.encode())  # no newline: every byte counts
 
 
 def read_json(path: str) -> dict[str, Any] | None:
@@ -126,7 +103,7 @@ def read_json(path: str) -> dict[str, Any] | None:
     Raises:
         RunFailed: it is not what was written.
     """
-    written = storage.read_bytes(path)
+    written = stores.read_bytes(path)
     if written is None:
         return None
     try:
@@ -139,7 +116,7 @@ def read_json(path: str) -> dict[str, Any] | None:
 
 
 def write(path: str, manifest: Manifest) -> None:
-    write_json(storage.join(path, FILE_NAME), dataclasses.asdict(manifest))
+    write_json(stores.join(path, FILE_NAME), dataclasses.asdict(manifest))
 
 
 def read(path: str) -> Manifest | None:
@@ -148,7 +125,7 @@ def read(path: str) -> Manifest | None:
     Raises:
         RunFailed: it is damaged. UserError: it was made by another version of this package.
     """
-    content = read_json(storage.join(path, FILE_NAME))
+    content = read_json(stores.join(path, FILE_NAME))
     if content is None:
         return None
     identity = content["identity"]

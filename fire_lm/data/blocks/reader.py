@@ -12,18 +12,20 @@ import collections
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fire_lm.data.blocks.permutation import permuted
-from fire_lm.data.blocks.rows import CONSTRUCTIONS, Rows
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
-from fire_lm.data.text import SCORING_SPREAD, NoText, ScoringText, share_unknown
+from fire_lm.data.rows import ROWS, Rows
+from fire_lm.data.spec import (
+    SCORING_SPREAD,
+    Blocks,
+    NoText,
+    ScoringText,
+    share_unknown,
+)
 from fire_lm.errors import UserError
-
-if TYPE_CHECKING:
-    from fire_lm.data.blocks import Blocks
 
 BATCHES_AHEAD = 4
 _BATCHES_PLANNED = 64
@@ -147,10 +149,10 @@ class TrainIterator:
 def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
     if length < 2:
         raise UserError(f"A row has at least 2 tokens; the length asked for is {length}.")
-    if data.construction not in CONSTRUCTIONS:
-        names = ", ".join(repr(name) for name in CONSTRUCTIONS)
+    if data.construction not in ROWS:
+        names = ", ".join(repr(name) for name in ROWS)
         raise UserError(f"Blocks.construction is one of {names}, not {data.construction!r}.")
-    rows = CONSTRUCTIONS[data.construction](length, stream.tokens, _ends_of_written(stream))
+    rows = ROWS[data.construction](length, stream.tokens, _ends_of_written(stream))
     if not rows.count:
         raise NoText(
             f"The {stream.split} split of the blocks in {stream.path} has no row of {length} "

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import tensorstore as ts
 
+from fire_lm.data import stores
 from fire_lm.data.blocks import manifest as manifests
-from fire_lm.data.blocks import storage
 from fire_lm.data.blocks.manifest import Manifest
+from fire_lm.data.identity import vocabulary_fingerprint
 from fire_lm.errors import RunFailed, UserError
 
 TOKENS, ENDS, BYTE_COUNTS = "tokens", "ends", "byte_counts"
@@ -21,7 +22,7 @@ LAYOUT: dict[str, tuple[np.dtype, bool]] = {
 
 
 def part_path(path: str, split: str, index: int, count: int) -> str:
-    return storage.join(path, split, f"{index:05d}-of-{count:05d}")
+    return stores.join(path, split, f"{index:05d}-of-{count:05d}")
 
 
 def open_set(path: str, vocabulary: str) -> Manifest:
@@ -37,10 +38,7 @@ def open_set(path: str, vocabulary: str) -> Manifest:
             f"`fire-lm corpus blocks --data_dir=TEXT --output={path}` writes them, or goes on."
         )
     identity = found.identity
-    if (
-        vocabulary
-        and manifests.vocabulary_fingerprint(vocabulary) != identity.vocabulary_fingerprint
-    ):
+    if vocabulary and vocabulary_fingerprint(vocabulary) != identity.vocabulary_fingerprint:
         raise UserError(
             f"The blocks in {path} were made with the vocabulary {identity.vocabulary}, "
             f"not with {vocabulary} (another SHA-256).\n"
@@ -110,7 +108,7 @@ class Stream:
             held = self._parts[part]
             size = held.documents if name == ENDS else held.tokens
             folder = part_path(self.path, self.split, part, len(self._parts))
-            opening = storage.open_array(storage.join(folder, name), dtype, size, compress=compress)
+            opening = stores.open_array(stores.join(folder, name), dtype, size, compress=compress)
             self._open[name, part] = opening
         return self._open[name, part]
 
@@ -119,7 +117,7 @@ class Stream:
             return found.result()
         except (ValueError, OSError, TimeoutError) as error:
             raise RunFailed(
-                f"Reading the blocks in {self.path} failed: {storage.brief(error)}\n"
+                f"Reading the blocks in {self.path} failed: {stores.brief(error)}\n"
                 "If a file is missing or damaged, remove its part and manifest.json and run "
                 "`fire-lm corpus blocks` again."
             ) from error

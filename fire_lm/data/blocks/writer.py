@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from fire_lm.data import preprocessors, tasks, vocabularies
+from fire_lm.data import stores, vocabularies
 from fire_lm.data.blocks import manifest as manifests
-from fire_lm.data.blocks import storage
 from fire_lm.data.blocks.manifest import Identity, Manifest, Part
 from fire_lm.data.blocks.stream import BYTE_COUNTS, ENDS, LAYOUT, TOKENS, part_path
+from fire_lm.data.identity import vocabulary_fingerprint
+from fire_lm.data.on_the_fly import label, preprocessors, tasks
+from fire_lm.data.on_the_fly.source import unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.source import unreadable
-from fire_lm.data.text import TextData
+from fire_lm.data.spec import TextData
 from fire_lm.errors import RunFailed, UserError
 
 # Of text. A split below it is one part, which keeps the order in which seqio reads its files: then
@@ -127,7 +128,7 @@ def write_part(job: PartToWrite, progress: Callable[[int], None] = lambda docume
         return finished
     part = _write_arrays(job, progress)
     manifests.write_json(
-        storage.join(job.path, _PART_FILE), {**job.facts(), "part": dataclasses.asdict(part)}
+        stores.join(job.path, _PART_FILE), {**job.facts(), "part": dataclasses.asdict(part)}
     )
     return part
 
@@ -154,9 +155,9 @@ def _run(
 def _identity(data: TextData) -> Identity:
     return Identity(
         dataset=data.tfds_name,
-        label=data.label(),
+        label=label(data),
         vocabulary=os.path.basename(data.vocabulary),
-        vocabulary_fingerprint=manifests.vocabulary_fingerprint(data.vocabulary),
+        vocabulary_fingerprint=vocabulary_fingerprint(data.vocabulary),
         vocabulary_size=vocabularies.load(data.vocabulary).vocab_size,
         unknown_id=vocabularies.unknown_id(data.vocabulary),
         documents_per_group=preprocessors.DOCUMENTS_PER_GROUP,
@@ -185,7 +186,7 @@ def _check_output(output: str, held: Manifest | None, identity: Identity, splits
 
 
 def _finished(job: PartToWrite) -> Part | None:
-    found = manifests.read_json(storage.join(job.path, _PART_FILE))
+    found = manifests.read_json(stores.join(job.path, _PART_FILE))
     if found is None:
         return None
     part = found.pop("part")
@@ -204,7 +205,7 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
     digest = hashlib.sha256()
     try:
         arrays = {
-            name: storage.ArrayWriter(storage.join(job.path, name), dtype, compress=compress)
+            name: stores.ArrayWriter(stores.join(job.path, name), dtype, compress=compress)
             for name, (dtype, compress) in dtypes.items()
         }
         groups = tasks.documents(job.data, split=job.split, shard=shard)
@@ -227,7 +228,7 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
     except tf.errors.OpError as error:
         raise unreadable(job.data, error) from error
     except (ValueError, OSError, TimeoutError) as error:
-        raise RunFailed(f"Writing {job.path} failed: {storage.brief(error)}") from error
+        raise RunFailed(f"Writing {job.path} failed: {stores.brief(error)}") from error
     return Part(documents, skipped, tokens, unknown, text_bytes, digest.hexdigest())
 
 
@@ -241,7 +242,7 @@ def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:
             "The same command goes on with what is missing."
         )
     if first.source_documents not in (0, documents):
-        folder = storage.join(first.output, first.split)
+        folder = stores.join(first.output, first.split)
         raise RunFailed(
             f"{folder} holds {documents:,} documents, the data set {first.source_documents:,}.\n"
             "Remove that directory and give the same command again."

@@ -6,8 +6,8 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from fire_lm.data.text import LONGEST_DOCUMENT
-from fire_lm.data.text_files import Document
+from fire_lm.data.corpora.text_files import Document
+from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import UserError
 
 _SPLIT_HINT = (

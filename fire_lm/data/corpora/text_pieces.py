@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fire_lm.data.text import LONGEST_DOCUMENT
+from fire_lm.data.spec import LONGEST_DOCUMENT
 
 BLANK_LINES = "blank_lines"
 SMALLEST = 16  # bytes of a piece

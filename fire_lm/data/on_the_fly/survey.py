@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fire_lm.data import tasks, vocabularies
-from fire_lm.data.blocks.rows import CONSTRUCTIONS
+from fire_lm.data import vocabularies
+from fire_lm.data.on_the_fly import tasks
 from fire_lm.data.quiet_tensorflow import tf
-from fire_lm.data.text import TextData
+from fire_lm.data.rows import ROWS
+from fire_lm.data.spec import Construction, TextData
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ def unknown_share(data: TextData, split: str, documents: int = 64) -> float:
 class Sweep:
     """All of a split at one length of a sweep: sequences, tokens and documents in them."""
 
-    construction: str
+    construction: Construction
     length: int
     sequences: int
     tokens: int
@@ -108,7 +109,7 @@ class Sweep:
 
 
 def sweep_contents(
-    construction: str, document_tokens: np.ndarray, lengths: Sequence[int]
+    construction: Construction, document_tokens: np.ndarray, lengths: Sequence[int]
 ) -> list[Sweep]:
     """What each length of a sweep over these documents holds; every one divides the longest.
 
@@ -117,7 +118,7 @@ def sweep_contents(
     longest = max(lengths)
     ends = np.cumsum(np.asarray(document_tokens, np.int64))
     tokens = int(ends[-1]) if len(ends) else 0
-    rows = CONSTRUCTIONS[construction](longest, tokens, [ends] if tokens else [])
+    rows = ROWS[construction](longest, tokens, [ends] if tokens else [])
     starts, stops = rows.spans(np.arange(rows.count))
     fills = stops - starts
     # A document is in a row if the first row that ends after its start begins before its end.

@@ -9,10 +9,11 @@ from typing import Any
 from etils import epath
 from google.protobuf import json_format
 
-from fire_lm.data import preprocessors, vocabularies
+from fire_lm.data import vocabularies
+from fire_lm.data.on_the_fly import preprocessors
+from fire_lm.data.on_the_fly.source import Source, read_config, unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
-from fire_lm.data.source import Source, read_config, unreadable
-from fire_lm.data.text import CONSTRUCTIONS, TextData
+from fire_lm.data.spec import CONSTRUCTIONS, TextData
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 from fire_lm.storage import children
 
@@ -167,7 +168,7 @@ def dataset(
 ) -> tf.data.Dataset:
     """Groups of rows (see preprocessors). With a seed: files shuffled, endless. Without: once."""
     with read_config(), without_their_warnings():
-        construct = preprocessors.CONSTRUCTIONS[data.construction]
+        construct = preprocessors.LAID[data.construction]
         if not data.mixture:
             task = _task(data, split, construct, byte_counts=byte_counts, rank=2)
             rows = task.get_dataset({"targets": length}, **_reading(split, seed, shard))

@@ -17,10 +17,8 @@ from collections.abc import Iterator, Sequence
 from etils import epath
 
 from fire_lm.data.beam_workers import BeamWorkers
-from fire_lm.data.corpus import MANIFEST
-from fire_lm.data.quiet_tensorflow import tf, tfds
-from fire_lm.data.text import LONGEST_DOCUMENT
-from fire_lm.data.text_files import (
+from fire_lm.data.corpora.embedded import MANIFEST
+from fire_lm.data.corpora.text_files import (
     File,
     OnBytes,
     check_files,
@@ -28,9 +26,11 @@ from fire_lm.data.text_files import (
     list_files,
     read_documents,
 )
-from fire_lm.data.text_pieces import SMALLEST, SplitOn, is_split_rule
-from fire_lm.data.text_selection import Counts, choose, key_of
-from fire_lm.data.tfds_writer import Example, Examples, write_dataset
+from fire_lm.data.corpora.text_pieces import SMALLEST, SplitOn, is_split_rule
+from fire_lm.data.corpora.text_selection import Counts, choose, key_of
+from fire_lm.data.corpora.tfds_writer import Example, Examples, write_dataset
+from fire_lm.data.quiet_tensorflow import tf, tfds
+from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import UserError
 
 VERSION = "1.0.0"
@@ -106,7 +106,7 @@ def write_text_corpus(
         passes = _Passes(source, text_field, validation_percent, splits, on_bytes, split_on)
         counts, examples = passes.count(), passes.examples
     else:
-        from fire_lm.data import text_corpus_beam
+        from fire_lm.data.corpora import text_corpus_beam
 
         reading = text_corpus_beam.Reading(files, text_field, validation_percent, split_on)
         counts = text_corpus_beam.count(workers, reading, splits, target.parent)

@@ -1,35 +1,26 @@
-"""What text to read and what a read gives back: plain dataclasses.
-
-TensorFlow is imported by the methods that need it, and only once they are called (10 s).
-"""
+"""What text to read, and what a read gives back: values, which read nothing themselves."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from collections.abc import Callable, Iterator
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 
 from fire_lm.errors import UserError
-from fire_lm.storage import in_bucket, read_bytes
-
-if TYPE_CHECKING:
-    from fire_lm.data.pipeline import TrainIterator
 
 # Longer ones are left out: SentencePiece needs up to 230 bytes of memory for each byte (measured).
 LONGEST_DOCUMENT = 2**24  # bytes
+# The file that marks a data directory as holding the embedded text (`corpora.embedded`).
+EMBEDDED_MANIFEST = "fire_lm_corpus.json"
 # Rows read for each row scored: taken evenly from them, so that a few rows of a small set do not
 # all come from one or two documents.
 SCORING_SPREAD = 8
 
 Construction = Literal["concat", "cut", "packed", "long_documents"]
 CONSTRUCTIONS: tuple[Construction, ...] = get_args(Construction)
-# Above this share of unknown tokens a loss says little about the text.
-UNKNOWN_SHARE = 0.01
-# What a batch holds, int32 [rows, length] each, where it is more than the tokens.
-_FEATURES = {"packed": ("targets", "segment_ids")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +64,7 @@ class TextData:
     @property
     def features(self) -> tuple[str, ...]:
         """The arrays of a batch: `targets`, and `segment_ids` where rows are packed."""
-        return _FEATURES.get(self.construction, ("targets",))
+        return _features(self.construction)
 
     @property
     def parts(self) -> tuple[TextData, ...]:
@@ -89,45 +80,43 @@ class TextData:
         """What messages call the text: the TFDS name, or those of the mixture with their rates."""
         return " + ".join(f"{rate:g} {name}" for name, rate in self.mixture) or self.tfds_name
 
-    def train_iterator(self, **arguments: int) -> TrainIterator:
-        from fire_lm.data import pipeline
 
-        return pipeline.TrainIterator(self, **arguments)
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Where the blocks are and how documents become rows; gin fills the fields.
 
-    def scoring_text(self, *, length: int, num_sequences: int, split: str) -> ScoringText:
-        from fire_lm.data import pipeline
+    Attributes:
+        path: the --output of `fire-lm corpus blocks`, local, gs:// or s3://.
+        vocabulary: what they must have been made with: 'bytes' or the path of the SentencePiece
+            model. Empty takes them as they are, for machines that have no copy of the model.
+        construction: as `TextData.construction`.
+    """
 
-        return pipeline.scoring_text(self, length=length, num_sequences=num_sequences, split=split)
+    path: str
+    vocabulary: str = ""
+    construction: Construction = "concat"
 
-    def vocabulary_name(self) -> str:
-        """What messages call the vocabulary."""
-        return self.vocabulary
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The arrays of a batch: `targets`, and `segment_ids` where rows are packed."""
+        return _features(self.construction)
 
-    def vocabulary_size(self) -> int:
-        from fire_lm.data import vocabularies
+    @property
+    def title(self) -> str:
+        """What messages call the text."""
+        return self.path
 
-        return vocabularies.load(self.vocabulary).vocab_size
+    @property
+    def parts(self) -> tuple[Blocks, ...]:
+        """What is scored separately: blocks are of one data set."""
+        return (self,)
 
-    def label(self) -> str:
-        from fire_lm.data import corpus
 
-        return corpus.dataset_label(self)
+Data = TextData | Blocks
 
-    def quick_splits(self) -> list[str] | None:
-        """The splits that its metadata names, without TensorFlow; None where that does not say."""
-        name, _, version = self.tfds_name.partition(":")
-        if not version or in_bucket(self.data_dir):
-            return None
-        try:
-            text = read_bytes(f"{self.data_dir}/{name}/{version}/dataset_info.json")
-            return None if text is None else [one["name"] for one in json.loads(text)["splits"]]
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
 
-    def unknown_share(self, split: str) -> float:
-        from fire_lm.data import survey
-
-        return survey.unknown_share(self, split)
+def _features(construction: str) -> tuple[str, ...]:
+    return ("targets", "segment_ids") if construction == "packed" else ("targets",)
 
 
 class NoText(UserError):
@@ -141,23 +130,23 @@ def share_unknown(targets: np.ndarray, unknown_id: int | None) -> float:
     return float(np.sum(targets == unknown_id)) / max(1, int(np.count_nonzero(targets)))
 
 
-class NamedText(Protocol):
-    """What a message needs of `TextData` or `Blocks`."""
+class TrainIterator(Protocol):
+    """Endless training batches of one shard; see `fire_lm.data.train_iterator`.
+
+    Attributes:
+        shared_state: whether the position is the same on all shards.
+        on_rows: receives how many rows of how many are read before the first batch.
+    """
+
+    shared_state: bool
+    on_rows: Callable[[int, int], None]
 
     @property
-    def title(self) -> str: ...
-    def vocabulary_name(self) -> str: ...
-
-
-def unknown_warning(share: float, split: str, data: NamedText) -> str:
-    """What to tell the user, empty where few tokens are unknown."""
-    if share <= UNKNOWN_SHARE:
-        return ""
-    return (
-        f"warning: {share:.1%} of the {split} tokens of {data.title} are unknown to the vocabulary "
-        f"{data.vocabulary_name()}: the loss leaves out what they say\n"
-        "`fire-lm corpus vocab` trains a vocabulary that knows all text"
-    )
+    def description(self) -> str: ...
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]: ...
+    def __next__(self) -> dict[str, np.ndarray]: ...
+    def get_state(self) -> bytes: ...
+    def set_state(self, state: bytes) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,12 +19,19 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from fire_lm.data import preprocessors, tasks, vocabularies
-from fire_lm.data.blocks import manifest
-from fire_lm.data.preprocessors import COUNTERS
+from fire_lm.data import vocabularies
+from fire_lm.data.identity import PREPROCESSING, vocabulary_fingerprint
+from fire_lm.data.on_the_fly import preprocessors, tasks
+from fire_lm.data.on_the_fly.preprocessors import COUNTERS
+from fire_lm.data.on_the_fly.source import documents_of, unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.source import documents_of, unreadable
-from fire_lm.data.text import SCORING_SPREAD, NoText, ScoringText, TextData, share_unknown
+from fire_lm.data.spec import (
+    SCORING_SPREAD,
+    NoText,
+    ScoringText,
+    TextData,
+    share_unknown,
+)
 from fire_lm.errors import UserError
 
 
@@ -52,7 +59,7 @@ class TrainIterator:
         self._seed, self._shard_index, self._shard_count = seed, shard_index, shard_count
         for part in data.parts if data.mixture else ():
             self._check_part(part)
-        self._fingerprint = manifest.vocabulary_fingerprint(data.vocabulary)
+        self._fingerprint = vocabulary_fingerprint(data.vocabulary)
         self._reader = self._open_reader()
         self._block = -1  # number of the current block
         self._used = 0  # its rows handed out
@@ -155,7 +162,7 @@ class TrainIterator:
             "number of documents": self._documents,  # a rewritten data set is another text
             "vocabulary": os.path.basename(data.vocabulary),
             "vocabulary SHA-256": self._fingerprint,
-            "preprocessing": manifest.PREPROCESSING,
+            "preprocessing": PREPROCESSING,
             "documents in a group": preprocessors.DOCUMENTS_PER_GROUP,
             "construction": data.construction,
             "shuffle_buffer": data.shuffle_buffer,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
-from fire_lm.data.text import TextData
+from fire_lm.data.spec import TextData
 from fire_lm.errors import RunFailed, reason
 
 # Files read at once. Few, so that the seed's order of the files decides which documents a short

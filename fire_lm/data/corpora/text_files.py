@@ -21,9 +21,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from etils import epath
 
-from fire_lm.data.bucket_file import open_binary
-from fire_lm.data.text import LONGEST_DOCUMENT
-from fire_lm.data.text_pieces import SplitOn, split_text
+from fire_lm.data.corpora.bucket_file import open_binary
+from fire_lm.data.corpora.text_pieces import SplitOn, split_text
+from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import RunFailed, UserError, reason
 
 # Where it was read, and its text; of a longer file than LONGEST_DOCUMENT only a little more.

@@ -13,7 +13,7 @@ import numpy as np
 
 from fire_lm.data import vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
-from fire_lm.data.text import TextData
+from fire_lm.data.spec import TextData
 
 _DOCUMENTS_JOINED = 16
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 from fire_lm.data import vocabularies
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.text import LONGEST_DOCUMENT
+from fire_lm.data.spec import LONGEST_DOCUMENT
 
 DOCUMENTS_PER_GROUP = 16
 
@@ -205,7 +205,7 @@ def _padded(values: tf.Tensor, row_lengths: tf.Tensor, length: int) -> tf.Tensor
     return tf.RaggedTensor.from_row_lengths(values, row_lengths).to_tensor(shape=[None, length])
 
 
-CONSTRUCTIONS = {
+LAID = {
     "concat": concat,
     "cut": cut,
     "packed": packed,

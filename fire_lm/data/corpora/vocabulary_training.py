@@ -13,10 +13,11 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from fire_lm.data import tasks, vocabularies
+from fire_lm.data import vocabularies
+from fire_lm.data.corpora.text_files import OnBytes
+from fire_lm.data.on_the_fly import tasks
 from fire_lm.data.quiet_tensorflow import tf, without_their_warnings
-from fire_lm.data.text import TextData
-from fire_lm.data.text_files import OnBytes
+from fire_lm.data.spec import TextData
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.storage import make_folder
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from fire_lm.data.spec import Construction
+
 
 class Rows(abc.ABC):
     """Rows of `length` tokens over a stream of `tokens` tokens.
@@ -136,7 +138,7 @@ class LongDocuments(Rows):
         return np.searchsorted(self._stops, places, "right")
 
 
-CONSTRUCTIONS: dict[str, type[Rows]] = {
+ROWS: dict[Construction, type[Rows]] = {
     "concat": Concat,
     "cut": Cut,
     "packed": Packed,

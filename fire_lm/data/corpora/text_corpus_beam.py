@@ -13,10 +13,16 @@ import apache_beam as beam
 from etils import epath
 
 from fire_lm.data.beam_workers import BeamWorkers
-from fire_lm.data.bucket_file import open_binary
-from fire_lm.data.text_files import File, read_file
-from fire_lm.data.text_pieces import SplitOn
-from fire_lm.data.text_selection import Counts, digest_of, key_of, split_of, unfit
+from fire_lm.data.corpora.bucket_file import open_binary
+from fire_lm.data.corpora.text_files import File, read_file
+from fire_lm.data.corpora.text_pieces import SplitOn
+from fire_lm.data.corpora.text_selection import (
+    Counts,
+    digest_of,
+    key_of,
+    split_of,
+    unfit,
+)
 from fire_lm.storage import make_folder
 
 

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 
-from fire_lm.data.tfds_writer import Example, write_dataset
+from fire_lm.data.corpora.tfds_writer import Example, write_dataset
 
 # Many small files: the seed's order of files decides what a short run reads, and several
 # processes each get files of their own.

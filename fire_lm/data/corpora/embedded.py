@@ -22,10 +22,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 
-from fire_lm.data.text import TextData
+from fire_lm.data.spec import EMBEDDED_MANIFEST as MANIFEST
 from fire_lm.errors import UserError
 
-MANIFEST = "fire_lm_corpus.json"
 NAME = "embedded"
 TFDS_NAME = "c4/en:3.1.0"
 _TFDS_PATH = pathlib.Path("c4", "en", "3.1.0")
@@ -56,15 +55,6 @@ class CorpusSummary:
     bytes: dict[str, int]
     skipped: int
     written: bool
-
-
-def dataset_label(data: TextData) -> str:
-    """What results call the text: 'embedded' for our corpus, else the TFDS name, such as 'c4'."""
-    from etils import epath
-
-    if (epath.Path(data.data_dir) / MANIFEST).exists():
-        return NAME
-    return data.tfds_name.split(":")[0].split("/")[0]
 
 
 def write_embedded_corpus(
@@ -210,7 +200,7 @@ def _is_utf8(content: bytes) -> bool:
 
 def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest: dict) -> None:
     """Writes beside the target and renames at the end: it appears complete or not at all."""
-    from fire_lm.data import c4_writer
+    from fire_lm.data.corpora import c4_writer
 
     target = target.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)

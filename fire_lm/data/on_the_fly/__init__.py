@@ -1,0 +1,65 @@
+"""Text that seqio reads, tokenises and lays into rows while a run uses it.
+
+The functions are those of `fire_lm.data`, for `TextData`. Those that need TensorFlow import it when
+they are called (10 s).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from etils import epath
+
+from fire_lm.data.spec import EMBEDDED_MANIFEST, ScoringText, TextData
+from fire_lm.storage import in_bucket, read_bytes
+
+if TYPE_CHECKING:
+    from fire_lm.data.on_the_fly.pipeline import TrainIterator
+
+
+def train_iterator(data: TextData, **arguments: int) -> TrainIterator:
+    from fire_lm.data.on_the_fly import pipeline
+
+    return pipeline.TrainIterator(data, **arguments)
+
+
+def scoring_text(data: TextData, *, length: int, num_sequences: int, split: str) -> ScoringText:
+    from fire_lm.data.on_the_fly import pipeline
+
+    return pipeline.scoring_text(data, length=length, num_sequences=num_sequences, split=split)
+
+
+def vocabulary_name(data: TextData) -> str:
+    return data.vocabulary
+
+
+def vocabulary_size(data: TextData) -> int:
+    from fire_lm.data import vocabularies
+
+    return vocabularies.load(data.vocabulary).vocab_size
+
+
+def label(data: TextData) -> str:
+    if (epath.Path(data.data_dir) / EMBEDDED_MANIFEST).exists():
+        return "embedded"
+    return data.tfds_name.split(":")[0].split("/")[0]
+
+
+def quick_splits(data: TextData) -> list[str] | None:
+    """The splits that its metadata names, without TensorFlow; None where that does not say."""
+    name, _, version = data.tfds_name.partition(":")
+    if not version or in_bucket(data.data_dir):
+        return None
+    try:
+        text = read_bytes(f"{data.data_dir}/{name}/{version}/dataset_info.json")
+        return None if text is None else [one["name"] for one in json.loads(text)["splits"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def unknown_share(data: TextData, split: str) -> float:
+    """Of the first documents of the split."""
+    from fire_lm.data.on_the_fly import survey
+
+    return survey.unknown_share(data, split)

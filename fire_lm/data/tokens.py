@@ -1,0 +1,55 @@
+"""Text to token ids and back with a run's own vocabulary, without TensorFlow."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from fire_lm.data.spec import Data
+from fire_lm.errors import UserError
+from fire_lm.storage import read_bytes
+
+_FIRST_BYTE = 3  # seqio.ByteVocabulary: padding 0, end of document 1, unknown 2, byte b is b + 3
+
+
+def encode(data: Data, text: str) -> np.ndarray:
+    """The ids of `text`, int32 `[T]`, without an end-of-document token.
+
+    Raises:
+      UserError: the vocabulary is missing, or is not a SentencePiece model.
+    """
+    if data.vocabulary == "bytes":
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32) + _FIRST_BYTE
+    return np.array(_sentencepiece(data.vocabulary).EncodeAsIds(text), np.int32)
+
+
+def decode(data: Data, tokens: Iterable[int]) -> str:
+    """The text of token ids. Ids that stand for no text, such as padding, are left out.
+
+    Raises:
+      UserError: as `encode`.
+    """
+    ids = [int(token) for token in tokens]
+    if data.vocabulary == "bytes":
+        values = (one - _FIRST_BYTE for one in ids)
+        return bytes(value for value in values if 0 <= value < 256).decode(errors="replace")
+    processor = _sentencepiece(data.vocabulary)
+    return processor.DecodeIds([one for one in ids if 0 < one < processor.GetPieceSize()])
+
+
+@functools.lru_cache(maxsize=8)
+def _sentencepiece(path: str) -> Any:
+    from sentencepiece import SentencePieceProcessor
+
+    if not path:
+        raise UserError("the blocks are read without a vocabulary: set Blocks.vocabulary")
+    content = read_bytes(path)
+    if content is None:
+        raise UserError(f"there is no vocabulary file {path}")
+    try:
+        return SentencePieceProcessor(model_proto=content)
+    except RuntimeError as error:
+        raise UserError(f"{path} is not a SentencePiece model") from error

@@ -1,0 +1,124 @@
+"""A trained run as an object: `fire_lm.open_run`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from fire_lm import config as gin
+from fire_lm.checkpoints import available_steps, choose_step, restore_params, split_run
+from fire_lm.data import Data
+from fire_lm.data import tokens as vocabulary
+from fire_lm.errors import UserError
+from fire_lm.evaluation.scoring import abstract_params
+from fire_lm.experiment import label_in
+from fire_lm.models import Decoder
+from fire_lm.results import OwnRows, read_own
+from fire_lm.results.metrics_log import logged_steps
+from fire_lm.runs.saved import newest_config, saved_config
+from fire_lm.sharding import MeshShape, make_mesh
+from fire_lm.storage import place, with_name
+from fire_lm.training import Pretraining
+from fire_lm.training.lock import writer_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run directory, local or gs://, and the step of it that is meant, if one is.
+
+    What it gives is read when it is asked for; the configuration is read once.
+    """
+
+    workdir: epath.Path
+    step: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.workdir.name
+
+    @functools.cached_property
+    def config(self) -> gin.Config:
+        """The configuration of its latest start."""
+        return saved_config(self.workdir)
+
+    @property
+    def encoding(self) -> str:
+        """What tables call its positional encoding."""
+        return label_in(self.config)
+
+    @property
+    def settings(self) -> Pretraining:
+        """The experiment as a value."""
+        return self.config.call("pretrain")
+
+    @property
+    def data(self) -> Data:
+        """The text that it was trained on."""
+        return self.settings.data
+
+    @property
+    def model(self) -> Decoder:
+        return self.config.call("build_decoder")
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of its complete checkpoints, ascending."""
+        return available_steps(self.workdir)
+
+    @property
+    def writer(self) -> str:
+        """The process that is training it, with its host; empty if there is none."""
+        return writer_of(str(self.workdir))
+
+    def restore(self) -> tuple[Decoder, Any]:
+        """The model and its parameters, on this process's devices.
+
+        The checkpoint is that of `step`, else the newest that is intact; it is verified first.
+
+        Raises:
+          UserError: there is no such checkpoint. RunFailed: it is damaged.
+        """
+        step = choose_step(self.workdir, self.step)
+        like = abstract_params(self.model, make_mesh(MeshShape()))
+        return self.model, restore_params(str(self.workdir), step, like)[0]
+
+    def rows(self) -> OwnRows:
+        """What sweeps have left: losses by length, losses by position, texts."""
+        return read_own(self.workdir, self.encoding)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, by step."""
+        return logged_steps(self.workdir)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of `text` in the run's vocabulary, int32 `[T]`."""
+        return vocabulary.encode(self.data, text)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return vocabulary.decode(self.data, tokens)
+
+    def inputs(self, text: str) -> tuple[jax.Array, jax.Array]:
+        """What the model reads to predict the tokens of `text` and the one after them: tokens and
+        positions, both int32 `[1, T + 1]`. The first token is 0, as in training, and the
+        positions are those of evaluation."""
+        tokens_T = np.concatenate([[0], self.encode(text)]).astype(np.int32)
+        positions_BT = self.model.resampling.evaluation_positions(len(tokens_T))
+        return jax.numpy.asarray(tokens_T)[None], positions_BT
+
+
+def open_run(name: str | epath.Path) -> Run:
+    """The run in a directory, `RUN` or `RUN@STEP`.
+
+    Raises:
+      UserError: there is no run. RunFailed: the directory cannot be listed.
+    """
+    folder, step = split_run(str(name))
+    workdir = with_name(place(folder))
+    if newest_config(workdir) is None:
+        raise UserError(f"{folder} holds no run (no config.gin)")
+    return Run(workdir, step)
