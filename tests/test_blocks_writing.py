@@ -16,7 +16,9 @@ from fire_lm.data import (
     TextData,
     scoring_text,
     train_iterator,
+    unknown_share,
     unknown_warning,
+    vocabulary_size,
     write_blocks,
 )
 from fire_lm.data import stores as storage
@@ -102,7 +104,7 @@ def test_a_wide_vocabulary_has_wide_tokens():
 
 
 def test_the_preprocessing_is_the_one_that_its_name_says(data_dir, tmp_path):
-    """If this fails, the same text has become other tokens: rename manifest.PREPROCESSING, so
+    """If this fails, the same text has become other tokens: rename identity.PREPROCESSING, so
     that sets written before are refused, and only then write the new digest here."""
     digest = hashlib.sha256()
     for number, vocabulary in enumerate(("bytes", MODEL)):
@@ -158,14 +160,14 @@ def test_unknown_tokens_are_counted_and_told(tmp_path, capsys):
     assert cli.main([*command, "--parts=2"]) == 0
     unknown = stream_of(output, TOKENS) == 2  # of this model
     blocks = Blocks(str(output), MODEL)
-    share = blocks.unknown_share("train")
+    share = unknown_share(blocks, "train")
     assert share == unknown.mean() > 0.05
-    assert blocks.unknown_share("validation") == 0.0
+    assert unknown_share(blocks, "validation") == 0.0
     said = capsys.readouterr().out
     assert f"{share:.1%} of the train tokens of c4/en:3.1.0 are unknown to the vocabulary" in said
     assert said.count("warning: ") == 1
     with pytest.raises(UserError, match="have no split 'test'"):
-        blocks.unknown_share("test")
+        unknown_share(blocks, "test")
 
 
 def test_parts_are_those_of_the_source_and_lose_nothing(data_dir, whole, tmp_path):
@@ -360,11 +362,11 @@ def test_the_vocabulary_is_known_by_its_content(data_dir, tmp_path):
     write_blocks(TextData(data_dir, vocabulary=MODEL), str(tmp_path / "out"), splits=["train"])
     moved = shutil.copy(MODEL, tmp_path / "renamed.model")
     data = Blocks(str(tmp_path / "out"), str(moved))
-    assert data.vocabulary_size() == open_set(data.path, "").identity.vocabulary_size
+    assert vocabulary_size(data) == open_set(data.path, "").identity.vocabulary_size
     with open(moved, "ab") as file:
         file.write(b" ")
     with pytest.raises(UserError, match="another SHA-256"):
-        data.vocabulary_size()
+        vocabulary_size(data)
 
 
 def test_the_command(data_dir, tmp_path, capsys):

@@ -332,7 +332,7 @@ def test_a_position_is_tied_to_what_made_the_tokens(
     """To the vocabulary's content, wherever it lies, and to the preprocessing."""
     from sentencepiece import sentencepiece_model_pb2
 
-    from fire_lm.data.blocks import manifest
+    from fire_lm.data.on_the_fly import pipeline
 
     content = pathlib.Path(sentencepiece_model).read_bytes()
     model = sentencepiece_model_pb2.ModelProto.FromString(content)
@@ -350,7 +350,7 @@ def test_a_position_is_tied_to_what_made_the_tokens(
     iterator("copied").set_state(state)
     with pytest.raises(UserError, match="saved with vocabulary SHA-256 [0-9a-f]{64}, now it is"):
         iterator("changed").set_state(state)
-    monkeypatch.setattr(manifest, "PREPROCESSING", "another")
+    monkeypatch.setattr(pipeline, "PREPROCESSING", "another")
     with pytest.raises(UserError, match="saved with preprocessing skip .* now it is another"):
         iterator("here").set_state(state)
 

@@ -11,7 +11,9 @@ from fire_lm.config.syntax import Include, Key, Statement, parse_binding, parse_
 from fire_lm.config.wording import first_line, nearest
 from fire_lm.errors import UserError
 
-_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+# Holds `configs/`: the repository in a checkout, the package itself where a wheel is installed.
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+SHIPPED = _PACKAGE.parent if (_PACKAGE.parent / "configs/base.gin").exists() else _PACKAGE
 
 
 def read_statements(
@@ -19,12 +21,12 @@ def read_statements(
 ) -> list[Statement]:
     """Every statement in order of increasing precedence: the files, then the command line.
 
-    A name is looked for under `search_paths`, then '.', then the repository root. A file that
+    A name is looked for under `search_paths`, then '.', then what is shipped. A file that
     is *included* a second time is skipped: gin would read it again, and so undo what came
     between (two files that both include base.gin). A file named twice in `gin_files` is read
     twice.
     """
-    reader = _Reader((*search_paths, ".", str(_REPOSITORY)))
+    reader = _Reader((*search_paths, ".", str(SHIPPED)))
     for name in gin_files:
         reader.read(name, wanted_by="--gin_file")
     return reader.statements + [parse_binding(binding) for binding in bindings]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 from fire_lm.config.coercion import plain
+from fire_lm.config.files import SHIPPED
 from fire_lm.config.program import Place, Program
 from fire_lm.config.syntax import Group, Key, Node, Ref, Scalar, Statement, children, parse_file
 from fire_lm.errors import UserError
 
-POSITIONS = Path(__file__).parent.parent / "configs" / "positions"
+POSITIONS = SHIPPED / "configs" / "positions"
 
 _ENCODING = Key((), "", "ENCODING")
 _POSITION = Key((), "", "POSITION")
