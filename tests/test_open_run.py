@@ -1,5 +1,9 @@
 """`fire_lm.open_run`: a trained run from Python."""
 
+import re
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from sample_run import STEPS, command, write_text
@@ -22,14 +26,17 @@ def workdir(tmp_path_factory):
     return folder / "rope"
 
 
-def test_logits_of_a_text(workdir):
-    """The example of docs/python.md: the loss by hand is that of the library."""
-    run = fire_lm.open_run(str(workdir))
-    model, params = run.restore()
-    tokens, positions = run.inputs("fire and rope")
-    logits = model.apply({"params": params}, tokens, positions)
-    assert logits.shape == (1, 14, model.vocab_size)
-    text = run.encode("fire and rope")
+def test_the_example_of_the_documentation(workdir):
+    """docs/python.md, with this run: the loss by hand is that of the library."""
+    page = (Path(__file__).parent.parent / "docs/python.md").read_text()
+    example = re.search("```python\n(.*?)```", page, re.DOTALL)
+    assert example
+    names: dict[str, Any] = {}
+    exec(example[1].replace("runs/quickstart/fire", str(workdir)), names)
+    run, model, params = names["run"], names["model"], names["params"]
+    logits, positions = names["logits"], names["positions"]
+    text = run.encode("def main():")
+    assert logits.shape == (1, len(text) + 1, model.vocab_size)
     log_p = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
     by_hand = -np.take_along_axis(np.asarray(log_p[0, :-1]), text[:, None], axis=1)[:, 0]
     theirs = token_losses(model, params, text[None], positions[:, :-1])[0][0]
