@@ -248,6 +248,7 @@ def test_one_core_is_for_measuring_cpus(backend, cores, monkeypatch):
     assert bound[-1] == {3, 7}
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux alone binds to cores")
 def test_the_whole_command_on_one_core(tmp_path):
     """In a process of its own, as pinning has to come before JAX. Its cores are given back."""
