@@ -320,7 +320,7 @@ def check_experiment(flags: Sequence[str]) -> None:
     from fire_lm.experiment import load_config  # TensorFlow comes with it, 10 s
 
     parsed = cli.parse(["pretrain", *flags])
-    config = load_config(parsed.gin_file, parsed.bindings, parsed.gin_search_paths)
+    config = load_config(parsed.gin_file, parsed.bindings, parsed.gin_search_paths, parsed.imports)
     for name, value in config.leaves("pretrain").values():
         if "YOUR_BUCKET" in str(value):
             raise UserError(

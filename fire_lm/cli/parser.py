@@ -65,6 +65,14 @@ def build_parser() -> argparse.ArgumentParser:
     gin = Parser(add_help=False)
     gin.add_argument("--gin_file", action="append", default=[], help=_CONFIG_HELP)
     gin.add_argument("--gin_search_paths", default="", help="comma-separated folders")
+    gin.add_argument(
+        "--import",
+        action="append",
+        default=[],
+        dest="imports",
+        metavar="MODULE",
+        help="a module of your own, whose dataclasses gin files may name (repeat)",
+    )
     gin.add_argument("--gin.NAME", metavar="VALUE", help="binds a macro or a parameter (repeat)")
 
     pretrain = verbs.add_parser(

@@ -31,7 +31,9 @@ def run(arguments: argparse.Namespace) -> None:
     workdir = str(place(arguments.workdir)) if arguments.workdir else ""
     if arguments.json:
         check_place_of(arguments.json)
-    config = load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
+    config = load_config(
+        arguments.gin_file, arguments.bindings, arguments.gin_search_paths, arguments.imports
+    )
     check_blocks(config)
     train: Pretraining = config.call("pretrain")
     score: LengthSweep = config.call("length_sweep")

@@ -23,7 +23,9 @@ def run(arguments: argparse.Namespace) -> None:
     quiet_libraries()
     if not arguments.workdir and not arguments.dry_run:
         raise UserError("pretrain needs --workdir=DIR, the run directory (or --dry_run)")
-    config = load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
+    config = load_config(
+        arguments.gin_file, arguments.bindings, arguments.gin_search_paths, arguments.imports
+    )
     check_blocks(config)
     check_settings(config)
     initialize_distributed()

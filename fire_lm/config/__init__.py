@@ -15,7 +15,8 @@ state. Where the meaning departs from gin's:
 - whatever nothing could use, or is misspelt, is an error (`checks`);
 - `@Name` keeps the scope of the binding it stands in, even if it is called elsewhere;
 - a macro is plain substitution: it opens no scope of its own;
-- a file that is included twice is read once (`files`); `import` lines are refused.
+- a file that is included twice is read once (`files`);
+- `import my_package.my_encoding` makes the dataclasses of that module known (`imports`).
 """
 
 from fire_lm.config.checks import UnusedBinding

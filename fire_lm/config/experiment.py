@@ -9,6 +9,7 @@ from typing import Any
 from fire_lm.config import checks
 from fire_lm.config.coercion import Fitter, Misfit, plain, same
 from fire_lm.config.files import read_statements
+from fire_lm.config.imports import imported
 from fire_lm.config.printing import printed
 from fire_lm.config.program import Place, Program, is_required, key_of
 from fire_lm.config.signatures import NO_DEFAULT, Parameter, parameters
@@ -32,6 +33,7 @@ def load(
     roots: Sequence[str],
     hints: Mapping[str, str] | None = None,
     derive: Callable[[Program], Sequence[Statement]] = lambda program: (),
+    imports: Sequence[str] = (),
 ) -> Config:
     """Reads and checks a configuration. Nothing global changes; load as often as you like.
 
@@ -47,15 +49,19 @@ def load(
       roots: the names of the verbs' functions, which `Config.call` can call.
       hints: by macro name, the whole error message if that macro is needed and nothing sets it.
       derive: statements that follow from all others, and win over them.
+      imports: modules of the user, as `import` lines in a file name them: their dataclasses are
+        configurables, too.
 
     Raises:
       UserError: for anything misspelt, unused, undefined or of the wrong type; it names the
         file and line or the command-line argument.
     """
-    statements = read_statements(gin_files, bindings, search_paths)
-    program = Program(statements, configurables, roots, hints or {})
+    statements, modules = read_statements(gin_files, bindings, search_paths)
+    modules = dict.fromkeys(imports, "--import") | modules
+    known = imported(modules, configurables)
+    program = Program(statements, known, roots, hints or {}, modules)
     if derived := derive(program):
-        program = Program([*statements, *derived], configurables, roots, hints or {})
+        program = Program([*statements, *derived], known, roots, hints or {}, modules)
     checks.check_names(program)
     checks.check_macros(program)
     for macro in program.macros.values():

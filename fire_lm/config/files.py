@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from fire_lm.config.syntax import Include, Key, Statement, parse_binding, parse_file
+from fire_lm.config.syntax import Import, Include, Key, Statement, parse_binding, parse_file
 from fire_lm.config.wording import first_line, nearest
 from fire_lm.errors import UserError
 
@@ -18,8 +18,9 @@ SHIPPED = _PACKAGE.parent if (_PACKAGE.parent / "configs/base.gin").exists() els
 
 def read_statements(
     gin_files: Sequence[str], bindings: Sequence[str], search_paths: Sequence[str]
-) -> list[Statement]:
-    """Every statement in order of increasing precedence: the files, then the command line.
+) -> tuple[list[Statement], dict[str, str]]:
+    """Every statement in order of increasing precedence: the files, then the command line. And
+    the modules that the files import, with where they do.
 
     A name is looked for under `search_paths`, then '.', then what is shipped. A file that
     is *included* a second time is skipped: gin would read it again, and so undo what came
@@ -29,13 +30,14 @@ def read_statements(
     reader = _Reader((*search_paths, ".", str(SHIPPED)))
     for name in gin_files:
         reader.read(name, wanted_by="--gin_file")
-    return reader.statements + [parse_binding(binding) for binding in bindings]
+    return reader.statements + [parse_binding(binding) for binding in bindings], reader.imports
 
 
 class _Reader:
     def __init__(self, search_paths: Sequence[str]) -> None:
         self.search_paths = search_paths
         self.statements: list[Statement] = []
+        self.imports: dict[str, str] = {}
         self._read: set[str] = set()
 
     def read(self, name: str, wanted_by: str) -> None:
@@ -56,6 +58,9 @@ class _Reader:
         for statement in parse_file(text, name):
             if isinstance(statement, Include):
                 self.read(statement.name, wanted_by=statement.where)
+                continue
+            if isinstance(statement, Import):
+                self.imports.setdefault(statement.module, statement.where)
                 continue
             first = lines.setdefault(statement.key, statement.where)
             if first != statement.where:

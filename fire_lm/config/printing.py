@@ -32,7 +32,8 @@ def printed(program: Program, fitter: Fitter) -> str:
     names = _macros_in(program, list(written.values()))
     sections = {"Macros": [f"{name} = {program.macros[name].node}" for name in names], **blocks}
     texts = ["\n".join([f"# {title}", *lines, ""]) for title, lines in sections.items() if lines]
-    return "\n".join([_HEADER, *texts])
+    modules = [f"import {name}\n" for name in program.imports]
+    return "\n".join([_HEADER, *modules, *texts])
 
 
 def _assignments(program: Program, fitter: Fitter, place: Place) -> Iterator[tuple[Key, Node]]:

@@ -39,11 +39,13 @@ class Program:
         configurables: Mapping[str, Callable[..., Any]],
         roots: Sequence[str],
         hints: Mapping[str, str],
+        imports: Iterable[str] = (),
     ) -> None:
         self.statements = tuple(statements)
         self.configurables = dict(configurables)
         self.roots = tuple(roots)
         self.hints = dict(hints)
+        self.imports = tuple(imports)
         winning = {statement.key: statement for statement in statements}  # later wins
         self.macros = {k.parameter: s for k, s in winning.items() if not k.configurable}
         self.bindings = {k: s for k, s in winning.items() if k.configurable}

@@ -102,6 +102,14 @@ class Statement:
 
 
 @dataclass(frozen=True)
+class Import:
+    """`import package.module`: its dataclasses can be named from here on, in every file."""
+
+    module: str
+    where: str
+
+
+@dataclass(frozen=True)
 class Include:
     """`include 'name'` in a file."""
 
@@ -176,9 +184,9 @@ _UNREADABLE: tuple[type[Exception], ...] = (
 )
 
 
-def parse_file(text: str, name: str) -> list[Statement | Include]:
+def parse_file(text: str, name: str) -> list[Statement | Include | Import]:
     """The statements of one gin file, in order. UserError with `name:line` if it is unreadable."""
-    found: list[Statement | Include] = []
+    found: list[Statement | Include | Import] = []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # an invalid escape in a string is an error
@@ -188,9 +196,7 @@ def parse_file(text: str, name: str) -> list[Statement | Include]:
                 if isinstance(statement, config_parser.IncludeStatement):
                     found.append(Include(statement.filename, where))
                 elif isinstance(statement, config_parser.ImportStatement):
-                    raise UserError(
-                        f"{where}: remove this import; fire-lm makes all its names known itself."
-                    )
+                    found.append(Import(statement.module, where))
                 elif isinstance(statement, config_parser.BindingStatement):
                     key = _key(statement.scope, statement.selector, statement.arg_name)
                     found.append(Statement(key, statement.value, where, False))

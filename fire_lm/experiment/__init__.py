@@ -25,7 +25,10 @@ ROOTS = (*EXPERIMENTS, "build_decoder")
 
 
 def load_config(
-    gin_files: Sequence[str], bindings: Sequence[str] = (), search_paths: str = ""
+    gin_files: Sequence[str],
+    bindings: Sequence[str] = (),
+    search_paths: str = "",
+    imports: Sequence[str] = (),
 ) -> gin.Config:
     """The experiment. Every verb knows all configurables, so that one set of files serves them
     all, and a binding is unused only if no verb could use it."""
@@ -59,6 +62,7 @@ def load_config(
             f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
         },
         derive=derived_label,
+        imports=imports,
     )
     check_label(config.macro("ENCODING"))
     return config
