@@ -30,6 +30,8 @@ def preflight(arguments: argparse.Namespace) -> None:
         check_place_of(arguments.json)
     config = verbs.load_config(arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     verbs.check_blocks(config)
+    with contextlib.suppress(UserError, RunFailed):  # told below, as a check of what is saved
+        config = verbs.with_kept_lengths(config, workdir, allow_change=False)
     train = config.arguments("pretrain", workdir=workdir, dry_run=False, init_from_model=None)
     rest: dict[str, Any] = {"finished": None, "on_scored": None}
     score = config.arguments("length_sweep", workdir="", run="", step=0, variant="", **rest)

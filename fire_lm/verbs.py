@@ -19,7 +19,8 @@ from fire_lm.absent_tpu import skip_absent_tpu
 from fire_lm.checkpoints import Checkpointing, available_steps, split_run
 from fire_lm.data import Blocks, TextData
 from fire_lm.encoding_label import POSITIONS, check_label, derived_label
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.kept_lengths import kept_lengths, open_lengths
 from fire_lm.reporting import ranked_steps, read_own
 from fire_lm.sharding import MeshShape, initialize_distributed
 from fire_lm.storage import children, in_bucket
@@ -106,22 +107,61 @@ def pretrain(arguments: argparse.Namespace) -> None:
     check_settings(config)
     initialize_distributed()
     speaks = jax.process_index() == 0
-    if speaks:
-        print(config.text())
     if arguments.dry_run:
+        try:
+            config = with_kept_lengths(config, arguments.workdir, arguments.allow_config_change)
+        except (UserError, RunFailed) as error:
+            told = str(error).partition("\n")[0]
+            print(f"{told}; shown as if nothing were kept of the length that it was trained with")
+        print(config.text())
         config.call("pretrain", workdir="", dry_run=True, init_from_model=None)
         return
     with training.telling_others():
-        start_run(config, arguments, speaks)
+        asked = config
+        config = with_kept_lengths(asked, arguments.workdir, arguments.allow_config_change)
+        if speaks:
+            print(config.text())
+        start_run(config, arguments, speaks, kept=config is not asked)
 
 
-def start_run(config: gin.Config, arguments: argparse.Namespace, speaks: bool) -> None:
+def with_kept_lengths(config: gin.Config, workdir: str, allow_change: bool) -> gin.Config:
+    """`config` with the lengths that its model keeps of the one it goes on from (kept_lengths.py).
+
+    That is the model of INIT_FROM, unless the run directory has one already: such a run, which may
+    be older than this rule, goes on as it was saved. `config` itself if nothing is to be changed.
+
+    Raises:
+      UserError: INIT_FROM holds no run, or one whose configuration cannot be read.
+    """
+    if not open_lengths(config):
+        return config
+    source = split_run(str(config.macro("INIT_FROM") or ""))[0]
+    started = bool(workdir) and newest_config(workdir) is not None
+    if started and not (source or allow_change):
+        return config  # its own run: what differs will be told
+    if not started and not source:
+        return config
+    where = workdir if started else source
+    if not started and newest_config(source) is None:
+        if workdir and available_steps(workdir):
+            return config  # it resumes, though its configuration was moved away
+        raise UserError(f"INIT_FROM: {source} holds no run (no config.gin)")
+    trained = saved_config(where)
+    names = [models.encoding_names(one.call("build_decoder")) for one in (config, trained)]
+    kept = kept_lengths(config, trained) if names[0] == names[1] else {}
+    return config.with_values(kept, f"kept of {where}") if kept else config
+
+
+def start_run(
+    config: gin.Config, arguments: argparse.Namespace, speaks: bool, kept: bool = False
+) -> None:
+    """`kept`: whether `config` has lengths of the model that it goes on from."""
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
     if source and not available_steps(arguments.workdir):  # else the run resumes without it
         trained = model_of_run(source)
         if speaks:
-            print(compare_with_source(config.call("build_decoder"), trained, source))
+            print(compare_with_source(config.call("build_decoder"), trained, source, kept))
     config.call(
         "pretrain",
         workdir=arguments.workdir,
@@ -225,16 +265,19 @@ def model_of_run(workdir: str) -> models.Decoder:
     return saved_config(workdir).call("build_decoder")
 
 
-def compare_with_source(model: models.Decoder, trained: models.Decoder, source: str) -> str:
-    """How the model differs from that of the run whose parameters it takes (INIT_FROM).
-
-    Parameters may mean something else under other settings: FIRE's threshold is a learned
-    multiple of init_L, by default a quarter of the training length.
-    """
+def compare_with_source(
+    model: models.Decoder, trained: models.Decoder, source: str, kept: bool
+) -> str:
+    """How the model differs from that of the run whose parameters it takes (INIT_FROM), and which
+    of its values are that run's and would be others at this length (`kept`)."""
     changed = [
         f"{name} {old} -> {new}" for name, (old, new) in models.changes(trained, model).items()
     ]
-    return f"model against {source}: {'; '.join(changed) or 'the same'}"
+    line = f"model against {source}: {'; '.join(changed) or 'the same'}"
+    if not kept:
+        return line
+    values = [f"{name} {value}" for name, value in models.lengths(model).items()]
+    return f"{line}; kept of the length that it was trained with: {', '.join(values)}"
 
 
 def newest_config(

@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED["tpu_topology"] = {"errors"}
 ALLOWED["preflight"] = {*ALLOWED, "preflight"} - {"config", "reporting", "checkpoints"}
 ALLOWED["encoding_label"] = {"config", "errors"}
+ALLOWED["kept_lengths"] = {"config"}
 ALLOWED["verbs"] = set(ALLOWED) - {"preflight", "tpu_topology"}
 ALLOWED["preflight_verb"] = {
     *("verbs", "preflight", "training", "evaluation", "checkpoints", "tpu_topology", "storage"),

@@ -1,7 +1,7 @@
 """Decoder models; load with jax and flax alone."""
 
 from fire_lm.models.build import build_decoder
-from fire_lm.models.comparison import changes, encoding_names, variant
+from fire_lm.models.comparison import changes, encoding_names, lengths, variant
 from fire_lm.models.decoder import Decoder
 from fire_lm.models.loss import token_losses
 from fire_lm.models.positions_of_layers import (
@@ -21,6 +21,7 @@ __all__ = [
     "build_decoder",
     "changes",
     "encoding_names",
+    "lengths",
     "position_layers",
     "position_metrics",
     "position_scalars",

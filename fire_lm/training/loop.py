@@ -30,7 +30,13 @@ from fire_lm.training.optimizer import AdamW
 from fire_lm.training.preemption import StopFlag, ctrl_c_saves, sigterm_flag
 from fire_lm.training.reporter import Reporter, new_counters
 from fire_lm.training.spikes import Spikes
-from fire_lm.training.start import check_settings, check_vocabulary, ensure_writable, start_from
+from fire_lm.training.start import (
+    check_reach,
+    check_settings,
+    check_vocabulary,
+    ensure_writable,
+    start_from,
+)
 from fire_lm.training.step import TrainState, init_state
 from fire_lm.training.summary import describe, model_flops_per_token
 from fire_lm.training.watchdog import Watch, Watchdog
@@ -97,6 +103,7 @@ def pretrain(
         seed=seed,
         z_loss=z_loss,
     )
+    check_reach(model, train_length)
 
     # --- Mesh: where every array lives.
     planned_mesh = sharding.abstract_mesh(mesh)

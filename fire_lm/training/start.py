@@ -129,6 +129,13 @@ def check_settings(
         raise UserError(f"z_loss is {z_loss}: it must be 0 or more")
 
 
+def check_reach(model: Decoder, train_length: int) -> None:
+    """Refuses a length that the encodings do not reach, such as that of a longer run that keeps the
+    table of positions of the run it starts from."""
+    for encoding in model.encodings:
+        encoding.check_length(model.resampling.largest(train_length), train_length)
+
+
 def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
     """Fails before the work starts rather than at the first checkpoint; makes the folder."""
     require_bucket(folder, flag)
