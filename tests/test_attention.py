@@ -52,17 +52,19 @@ def in_numpy(arrays: dict[str, jax.Array], pos: Any, bias: Any, scale: Any) -> n
 
 
 def test_dense_is_softmax_attention():
-    """The scale acts on q·k alone; the bias is added after it; later keys are not seen."""
+    """One scale acts on q·k alone, another on the bias alone; later keys are not seen."""
     arrays, pos = content(11), per_example(11)
     scale = np.linspace(0.5, 1.5, BATCH * 11, dtype=np.float32).reshape(BATCH, 11)
-    ours = dense_attention(
-        **arrays, q_pos_BT=pos, k_pos_BS=pos, bias=waves, logit_scale_BT=jnp.asarray(scale)
+    attention = functools.partial(
+        dense_attention, **arrays, q_pos_BT=pos, k_pos_BS=pos, bias=waves, logit_scale_BT=scale
     )
     bias = np.asarray(waves(pos, pos), np.float64)
     expected = in_numpy(arrays, np.asarray(pos), bias, scale)
-    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
-    scaled_bias = in_numpy(arrays, np.asarray(pos), bias * scale[:, None, :, None], scale)
-    assert np.max(np.abs(ours - scaled_bias)) > 1e-2
+    np.testing.assert_allclose(attention(), expected, rtol=1e-5, atol=1e-6)
+    scaled_bias = in_numpy(arrays, np.asarray(pos), bias * scale[:, ::-1][:, None, :, None], scale)
+    ours = attention(bias_scale_BT=jnp.asarray(scale[:, ::-1]))
+    np.testing.assert_allclose(ours, scaled_bias, rtol=1e-5, atol=1e-6)
+    assert np.max(np.abs(ours - expected)) > 1e-2
 
 
 def outputs_and_gradients(
@@ -75,6 +77,7 @@ def outputs_and_gradients(
             k_pos_BS=pos,
             bias=bias,
             logit_scale_BT=scale,
+            bias_scale_BT=None if scale is None else 2 - scale,
             q_segment_BT=segments,
             k_segment_BS=segments,
         )
@@ -92,7 +95,7 @@ def outputs_and_gradients(
     ids=["whole_blocks", "last_in_part", "no_bias", "short"],
 )
 def test_blockwise_is_dense(length, bias, scaled, packed, in_order):
-    """Values, and gradients to q, k, v and the scale, in blocks of 8 rows, up to 3 groups."""
+    """Values, and gradients to q, k, v and the scales, in blocks of 8 rows, up to 3 groups."""
     pos = jnp.arange(length)[None] if length == 16 else per_example(length)
     scale = jnp.linspace(0.5, 1.5, BATCH * length).reshape(BATCH, -1) if scaled else None
     blocks = functools.partial(blockwise_attention, block_size=8, in_order=in_order, groups=3)

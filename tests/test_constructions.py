@@ -15,7 +15,8 @@ from gin_files import CLASSES
 from fire_lm.data.spec import CONSTRUCTIONS, Construction, TextData
 from fire_lm.experiment import load_config
 from fire_lm.models import build_decoder, size_tiny, token_losses
-from fire_lm.models.loss import segment_positions, shift_right
+from fire_lm.models.loss import shift_right
+from fire_lm.models.segments import segment_positions
 from fire_lm.positions.fire import FIRE
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.step import init_state, train_step

@@ -1,6 +1,7 @@
 """Attention scaled by log n against its formula, inside the whole model, and what refuses it."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,30 +10,35 @@ import pytest
 
 from fire_lm.errors import UserError
 from fire_lm.models import build_decoder
+from fire_lm.models.segments import keys_seen, segment_positions
 from fire_lm.models.sizes import ModelSize
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.nope import NoPE
+from fire_lm.positions.resampling import RandomizedPositions
 from fire_lm.positions.rope import RoPE
 
 SIZE = ModelSize(1, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
 TWO_LAYERS = dataclasses.replace(SIZE, num_layers=2)
+TOKENS = jnp.arange(40)[None] % 32
 POS = np.array([0, 1, 15, 16, 63, 64, 65, 4095, 131_072])
 
 
 def test_factor_is_the_logarithm_to_the_base_of_the_training_length():
     expected = np.log(POS + 1.0) / np.log(64)
-    factor = LogN().factor(jnp.asarray(POS)[None], 64)[0]
+    factor = LogN().factor(jnp.asarray(POS)[None] + 1, 64)[0]
     np.testing.assert_allclose(factor, expected, rtol=1e-6)
     assert factor[0] == 0 and factor[4] == pytest.approx(1)
-    clipped = LogN(clipped=True).factor(jnp.asarray(POS)[None], 64)[0]
+    clipped = LogN(clipped=True).factor(jnp.asarray(POS)[None] + 1, 64)[0]
     np.testing.assert_allclose(clipped, np.maximum(1, expected), rtol=1e-6)
 
 
-def logits(log_n, kind=ALiBi, scale_of_queries=1.0, train_length=16, length=40):
+def logits(
+    log_n, kind=ALiBi, scale_of_queries=1.0, train_length=16, tokens=TOKENS, pos=None, segment=None
+):
     """Of a decoder of one layer; queries multiplied as given, row by row."""
     model = build_decoder(SIZE, kind, 32, train_length, dtype="float32", log_n=log_n)
-    tokens, pos = jnp.arange(length)[None] % 32, jnp.arange(length)[None]
+    pos = jnp.arange(tokens.shape[1])[None] if pos is None else pos
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)["params"]
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
@@ -45,9 +51,12 @@ def logits(log_n, kind=ALiBi, scale_of_queries=1.0, train_length=16, length=40):
 
         changed = type("Scaled", (kind,), {"rotate": rotate})
         model = build_decoder(SIZE, changed, 32, train_length, dtype="float32")
-    quick = {"xla_backend_optimization_level": 0}
-    apply = jax.jit(model.apply, compiler_options=quick)
-    return np.asarray(apply({"params": params}, tokens, pos))
+    return np.asarray(compiled(model)({"params": params}, tokens, pos, segment))
+
+
+@functools.cache
+def compiled(model):
+    return jax.jit(model.apply, compiler_options={"xla_backend_optimization_level": 0})
 
 
 @pytest.mark.parametrize("clipped", [False, True])
@@ -120,3 +129,31 @@ def test_names_in_tables():
     settings = [LogN(c, on) for c in (False, True) for on in ("logits", "bias", "both")]
     names = [str(log_n) for log_n in settings]
     assert names[0] == "log_n" and names[4] == "log_n-clipped-bias" and len(set(names)) == 6
+
+
+class SelfBias(NoPE):
+    """A bias on each query's own key: it knows the order of positions and nothing else."""
+
+    def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+        own_BTS = (q_pos_BT[:, :, None] == k_pos_BS[:, None, :]).astype(jnp.float32)
+        return jnp.repeat(own_BTS[:, None], self.num_heads, axis=1)
+
+
+def test_n_is_the_number_of_keys_whatever_positions_were_drawn():
+    """Of a model that sees positions by their order alone, so that log n is all that could change:
+    for drawn positions, and for documents packed into a row against each read by itself."""
+    read = functools.partial(logits, LogN(on="both"), SelfBias)
+    expected = read()
+    drawn = RandomizedPositions(2048).training_positions(jax.random.key(3), 40)
+    np.testing.assert_allclose(read(pos=drawn), expected, atol=1e-5)
+    segment = jnp.int32(jnp.arange(40)[None] >= 24)
+    packed = read(pos=segment_positions(drawn, segment), segment=segment)
+    np.testing.assert_allclose(packed[:, :24], expected[:, :24], atol=1e-5)
+    second = read(tokens=jnp.roll(TOKENS, -24, axis=1))
+    np.testing.assert_allclose(packed[:, 24:], second[:, :16], atol=1e-5)
+
+
+def test_lengths_stay_distinguishable_at_drawn_positions():
+    """The last query of the training length has the factor 1, that of its square the factor 2."""
+    factor = LogN().factor(keys_seen(64 * 64), 64)[0]
+    np.testing.assert_allclose(factor[63::4032], [1, 2], rtol=1e-6)

@@ -135,6 +135,17 @@ def test_ablations_are_what_their_tables_say():
     assert formula["base_fire"] == ("log", True)
 
 
+@pytest.mark.parametrize("scale", ["paper", "mini", "gpu"])
+def test_a_shorter_training_length_is_all_that_fig_6_changes(scale):
+    """FIRE's threshold starts where it does at the usual length: at 512 tokens in the paper."""
+    usual, short = (
+        load(model, scale).call("build_decoder").encodings[0]
+        for model in ("base_fire", "base_512_fire")
+    )
+    assert short.init_L == usual.init_L == short.train_length == usual.train_length / 4
+    assert scale != "paper" or short.init_L == 512
+
+
 def yarn(length: int, factor: float) -> np.ndarray:
     """YaRN's frequencies for heads of 64, as its authors' code has them, written anew."""
     theta = 10_000.0 ** -(np.arange(32) / 32)

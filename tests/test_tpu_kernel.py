@@ -77,8 +77,19 @@ def by_kernel(
     bias: CommonBias | None, x: jax.Array, scale: Any = None, segment: Any = None, pos: Any = None
 ) -> jax.Array:
     return tpu_attention(
-        *x[:3], bias=bias, logit_scale_BT=scale, segment_BT=segment, pos_BT=pos, block_size=BLOCK
+        *x[:3],
+        bias=bias,
+        logit_scale_BT=scale,
+        bias_scale_BT=opposite(scale),
+        segment_BT=segment,
+        pos_BT=pos,
+        block_size=BLOCK,
     )
+
+
+def opposite(scale: Any) -> Any:
+    """The factor on the bias: large where that on q k is small."""
+    return None if scale is None else 2 - scale
 
 
 def by_dense(
@@ -91,6 +102,7 @@ def by_dense(
         k_pos_BS=pos,
         bias=bias,
         logit_scale_BT=scale,
+        bias_scale_BT=opposite(scale),
         q_segment_BT=segment,
         k_segment_BS=segment,
     )
@@ -163,7 +175,10 @@ def scalar_gradients(
     if segment is not None:
         seen = seen & (np.asarray(segment)[:, :, None] == np.asarray(segment)[:, None, :])
     logits = np.einsum("btnh,bsnh->btsn", q, k) / np.sqrt(WIDTH)
-    logits *= 1 if scale is None else np.asarray(scale)[:, :, None, None]
+    bias_scale = np.ones(1)
+    if scale is not None:
+        logits *= np.asarray(scale)[:, :, None, None]
+        bias_scale = np.asarray(opposite(scale))[:, :, None, None]
 
     def loss(leaves: Any) -> float:
         def psi(x: Any) -> Any:
@@ -176,7 +191,9 @@ def scalar_gradients(
             dense = leaves["mlp"][f"dense_{layer}"]
             x = (np.maximum(x, 0) if layer else x) @ dense["kernel"] + dense["bias"]
         gain = (row / psi(L)) ** leaves.get("gamma", 0)
-        biased = np.where(seen[..., None], logits + gain[:, :, None, None] * x, -np.inf)
+        biased = np.where(
+            seen[..., None], logits + bias_scale * gain[:, :, None, None] * x, -np.inf
+        )
         shares = np.exp(biased - np.max(biased, axis=2, keepdims=True))
         shares /= np.sum(shares, axis=2, keepdims=True)
         return float(np.sum(np.einsum("btsn,bsnh->btnh", shares, v) * weights))

@@ -65,6 +65,7 @@ def attend(
     k_pos_BS: jax.Array,
     bias: BiasFn,
     logit_scale_BT: jax.Array | None = None,
+    bias_scale_BT: jax.Array | None = None,
     q_segment_BT: jax.Array | None = None,
     k_segment_BS: jax.Array | None = None,
     in_order: bool = False,
@@ -79,7 +80,8 @@ def attend(
       q_pos_BT, k_pos_BS: positions; their batch axis is 1 where the batch shares them.
       bias: function of positions giving `[B, N, T, S]` float32, or None, for any block of them; a
         `CommonBias` is one, for kernels to take apart.
-      logit_scale_BT: factor on q·k, or None.
+      logit_scale_BT: factor on q·k by query, or None.
+      bias_scale_BT: factor on the bias by query, or None.
       q_segment_BT, k_segment_BS: int32, which document a token is of; a query sees the keys of its
         own. Both or neither.
       in_order: queries and keys are the same tokens, and positions increase along the array (of a
@@ -96,6 +98,7 @@ def attend(
         ("q_pos_BT", q_pos_BT, q_BTNH.shape[1]),
         ("k_pos_BS", k_pos_BS, k_BSNH.shape[1]),
         ("logit_scale_BT", logit_scale_BT, q_BTNH.shape[1]),
+        ("bias_scale_BT", bias_scale_BT, q_BTNH.shape[1]),
         ("q_segment_BT", q_segment_BT, q_BTNH.shape[1]),
         ("k_segment_BS", k_segment_BS, k_BSNH.shape[1]),
     ):
@@ -106,6 +109,7 @@ def attend(
         "k_pos_BS": k_pos_BS,
         "bias": bias,
         "logit_scale_BT": logit_scale_BT,
+        "bias_scale_BT": bias_scale_BT,
         "q_segment_BT": q_segment_BT,
         "k_segment_BS": k_segment_BS,
     }
@@ -123,6 +127,7 @@ def attend(
                 bias=bias,
                 tables=tables,
                 logit_scale_BT=logit_scale_BT,
+                bias_scale_BT=bias_scale_BT,
                 segment_BT=q_segment_BT,
                 sharding=sharding,
             )

@@ -27,6 +27,7 @@ def blockwise_attention(
     k_pos_BS: jax.Array,
     bias: BiasFn,
     logit_scale_BT: jax.Array | None = None,
+    bias_scale_BT: jax.Array | None = None,
     q_segment_BT: jax.Array | None = None,
     k_segment_BS: jax.Array | None = None,
     in_order: bool = False,
@@ -48,7 +49,13 @@ def blockwise_attention(
         "pos": k_pos_BS,
         "segment": k_segment_BS,
     }
-    rows = {"q": q_BTNH, "pos": q_pos_BT, "scale": logit_scale_BT, "segment": q_segment_BT}
+    rows = {
+        "q": q_BTNH,
+        "pos": q_pos_BT,
+        "scale": logit_scale_BT,
+        "bias_scale": bias_scale_BT,
+        "segment": q_segment_BT,
+    }
     outs = []
     for group in range(groups):
         first, last = (block_size * (blocks * edge // groups) for edge in (group, group + 1))
@@ -77,6 +84,7 @@ def _attend_rows(
             k_pos_BS=keys["pos"],
             bias=bias,
             logit_scale_BT=block["scale"],
+            bias_scale_BT=block["bias_scale"],
             q_segment_BT=block["segment"],
             k_segment_BS=keys["segment"],
         )

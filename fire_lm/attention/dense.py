@@ -27,15 +27,21 @@ def attention_logits(
     k_pos_BS: jax.Array,
     bias: BiasFn,
     logit_scale_BT: jax.Array | None = None,
+    bias_scale_BT: jax.Array | None = None,
 ) -> jax.Array:
-    """`scale * q·k / sqrt(H) + bias`, `[B, N, T, S]` float32: softmax's input, unmasked."""
+    """`scale * q·k / sqrt(H) + bias_scale * bias`, `[B, N, T, S]` float32: softmax's input,
+    unmasked."""
     logits_BNTS = jnp.einsum(
         "BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=jnp.float32
     ) / math.sqrt(q_BTNH.shape[-1])
     if logit_scale_BT is not None:
         logits_BNTS = logits_BNTS * logit_scale_BT[:, None, :, None]
     bias_BNTS = bias(q_pos_BT, k_pos_BS)
-    return logits_BNTS if bias_BNTS is None else logits_BNTS + bias_BNTS
+    if bias_BNTS is None:
+        return logits_BNTS
+    if bias_scale_BT is not None:
+        bias_BNTS = bias_BNTS * bias_scale_BT[:, None, :, None]
+    return logits_BNTS + bias_BNTS
 
 
 def dense_attention(
@@ -47,10 +53,11 @@ def dense_attention(
     k_pos_BS: jax.Array,
     bias: BiasFn,
     logit_scale_BT: jax.Array | None = None,
+    bias_scale_BT: jax.Array | None = None,
     q_segment_BT: jax.Array | None = None,
     k_segment_BS: jax.Array | None = None,
 ) -> jax.Array:
-    """Causal attention `softmax(scale * q·k / sqrt(H) + bias) v`, `[B, T, N, H]` in q's dtype.
+    """Causal attention, softmax of `attention_logits` times v, `[B, T, N, H]` in q's dtype.
 
     A key is seen when its position is not after the query's and, with segments, when both are of
     the same one; a query that sees no key gives 0, without gradients. Logits and softmax are
@@ -62,6 +69,7 @@ def dense_attention(
         k_pos_BS=k_pos_BS,
         bias=bias,
         logit_scale_BT=logit_scale_BT,
+        bias_scale_BT=bias_scale_BT,
     )
     seen_BTS = k_pos_BS[:, None, :] <= q_pos_BT[:, :, None]
     if q_segment_BT is not None and k_segment_BS is not None:

@@ -18,7 +18,7 @@ from fire_lm.experiment import check_blocks, load_config
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight.programs import Compiler
-from fire_lm.runs.resuming import check_same_experiment
+from fire_lm.runs.resuming import check_same_experiment, with_kept_lengths
 from fire_lm.runs.saved import model_of_run
 from fire_lm.storage import in_bucket, is_folder, place, require_bucket
 from fire_lm.training import Pretraining, check_start, ensure_writable
@@ -35,6 +35,8 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.gin_file, arguments.bindings, arguments.gin_search_paths, arguments.imports
     )
     check_blocks(config)
+    with contextlib.suppress(UserError, RunFailed):  # told below, as a check of what is saved
+        config = with_kept_lengths(config, workdir, allow_change=False)
     train: Pretraining = config.call("pretrain")
     score: LengthSweep = config.call("length_sweep")
     refused = lengths_refused(score.model, score.in_order)

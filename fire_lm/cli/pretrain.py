@@ -11,9 +11,9 @@ from fire_lm import config as gin
 from fire_lm import training
 from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.cli.startup import quiet_libraries
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import check_blocks, check_settings, label_in, load_config
-from fire_lm.runs.resuming import check_same_experiment, compare_with_source
+from fire_lm.runs.resuming import check_same_experiment, compare_with_source, with_kept_lengths
 from fire_lm.runs.saved import model_of_run, newest_config, ranked
 from fire_lm.sharding import initialize_distributed
 
@@ -30,24 +30,36 @@ def run(arguments: argparse.Namespace) -> None:
     check_settings(config)
     initialize_distributed()
     speaks = jax.process_index() == 0
-    if speaks:
-        print(config.text())
     if arguments.dry_run:
-        told = training.describe(config.call("pretrain"))
+        try:
+            config = with_kept_lengths(config, arguments.workdir, arguments.allow_config_change)
+        except (UserError, RunFailed) as error:
+            told = str(error).partition("\n")[0]
+            print(f"{told}; shown as if nothing were kept of the length that it was trained with")
         if speaks:
-            print(told)
+            print(config.text())
+        plan = training.describe(config.call("pretrain"))
+        if speaks:
+            print(plan)
         return
     with training.telling_others():
-        start_run(config, arguments, speaks)
+        asked = config
+        config = with_kept_lengths(asked, arguments.workdir, arguments.allow_config_change)
+        if speaks:
+            print(config.text())
+        start_run(config, arguments, speaks, kept=config is not asked)
 
 
-def start_run(config: gin.Config, arguments: argparse.Namespace, speaks: bool) -> None:
+def start_run(
+    config: gin.Config, arguments: argparse.Namespace, speaks: bool, kept: bool = False
+) -> None:
+    """`kept`: whether `config` has lengths of the model that it goes on from."""
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
     if source and not available_steps(arguments.workdir):  # else the run resumes without it
         trained = model_of_run(source)
         if speaks:
-            print(compare_with_source(config.call("build_decoder"), trained, source))
+            print(compare_with_source(config.call("build_decoder"), trained, source, kept))
     training.pretrain(
         config.call("pretrain"),
         arguments.workdir,

@@ -17,6 +17,7 @@ from fire_lm.config.syntax import (
     Key,
     Macro,
     Ref,
+    Scalar,
     Statement,
     children,
     parse_file,
@@ -254,6 +255,29 @@ class Config:
     def places(self, root: str) -> set[Place]:
         """Every configurable that `root` reaches, with its scope."""
         return set(self._program.reach([root]))
+
+    def bound(self, place: Place) -> dict[str, Statement]:
+        """The statement that binds each bound parameter of a configurable."""
+        return self._program.bound(place)
+
+    def target(self, place: Place) -> Callable[..., Any]:
+        """The function or class that a place names."""
+        return self._program.configurables[place.name]
+
+    def with_values(self, values: Mapping[Key, Any], where: str) -> Config:
+        """This configuration with other values of some parameters; `where` names their origin.
+
+        Values are numbers, strings, bools or None.
+        """
+        program = self._program
+        statements = [
+            Statement(key, Scalar(value, repr(value)), where, False)
+            for key, value in values.items()
+        ]
+        changed = (*program.statements, *statements)
+        return Config(
+            Program(changed, program.configurables, program.roots, program.hints, program.imports)
+        )
 
     def idle(self, name: str) -> dict[str, tuple[str, Any]]:
         """Where a configurable that no verb reaches is given what: parameter -> (where, value)."""

@@ -77,9 +77,11 @@ def _bias(params: Any, key_S: jax.Array, encoding: Any, log_n: Any, query: int) 
     """`[N, S]`; compiled once for all layers of an encoding."""
     q_pos_BT = jnp.full((1, 1), query, jnp.int32)
     bias_BNTS = encoding.bias(params, q_pos_BT, key_S[None], query + 1)
-    if log_n is not None:
-        bias_BNTS = log_n.scale_bias(bias_BNTS, q_pos_BT, encoding.train_length)
-    return None if bias_BNTS is None else bias_BNTS[0, :, 0]
+    if bias_BNTS is None:
+        return None
+    bias_NS: jax.Array = bias_BNTS[0, :, 0]
+    scale_BT = log_n and log_n.scales(None, q_pos_BT + 1, encoding.train_length).on_bias_BT
+    return bias_NS if scale_BT is None else bias_NS * scale_BT[0, 0]
 
 
 def attention_scores(

@@ -1,9 +1,9 @@
 """Decoder models; load with jax and flax alone."""
 
 from fire_lm.models.build import build_decoder
-from fire_lm.models.comparison import changes, encoding_names, variant
+from fire_lm.models.comparison import changes, encoding_names, lengths, variant
 from fire_lm.models.decoder import Decoder
-from fire_lm.models.loss import segment_positions, token_losses
+from fire_lm.models.loss import token_losses
 from fire_lm.models.positions_of_layers import (
     PositionLayer,
     position_layers,
@@ -11,6 +11,7 @@ from fire_lm.models.positions_of_layers import (
     position_scalars,
 )
 from fire_lm.models.query_logits import query_logits
+from fire_lm.models.segments import segment_positions
 from fire_lm.models.sizes import ModelSize, size_125m, size_350m, size_tiny
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "build_decoder",
     "changes",
     "encoding_names",
+    "lengths",
     "position_layers",
     "position_metrics",
     "position_scalars",

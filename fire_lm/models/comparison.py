@@ -7,6 +7,7 @@ from typing import Any
 
 from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder
+from fire_lm.positions import PositionalEncoding
 
 
 def encoding_names(model: Decoder) -> str:
@@ -29,6 +30,16 @@ def settings(model: Decoder) -> dict[str, Any]:
         "vocab_size": model.vocab_size,
         "dtype": model.dtype.name,
         "share_position": model.share_position,
+    }
+
+
+def lengths(model: Decoder) -> dict[str, Any]:
+    """What encodings and log n take from the training length, by what `settings` calls it."""
+    return {
+        f"{name}.{field}": getattr(part, field)
+        for name, part in _parts(model).items()
+        if isinstance(part, PositionalEncoding)
+        for field in ("train_length", *part.length_fields)
     }
 
 

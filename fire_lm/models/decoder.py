@@ -31,10 +31,11 @@ from fire_lm.attention import (
 )
 from fire_lm.attention.kept import KEPT
 from fire_lm.models.layers import contract, layer_norm
+from fire_lm.models.segments import keys_seen
 from fire_lm.models.sizes import ModelSize
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
-from fire_lm.positions.log_n import LogN
+from fire_lm.positions.log_n import LogN, Scales
 from fire_lm.positions.resampling import Resampling
 
 Remat = Literal["none", "dots", "full"]
@@ -117,7 +118,7 @@ class Block(nn.Module):
         length = x_BTD.shape[1]
         if shared is None:
             own = init_position(self, encoding)
-            shared = prepare_position(encoding, own, log_n, self.attention, length)
+            shared = prepare_position(encoding, own, self.attention, length)
         params, tables = shared
 
         x_BTD = constrain(x_BTD, self.activation_sharding)
@@ -127,7 +128,9 @@ class Block(nn.Module):
         q_BTNH = to_heads(heads, name="query")(y_BTD)
         k_BTNH = to_heads(heads, name="key")(y_BTD)
         v_BTNH = to_heads(heads, name="value")(y_BTD)
-        q_BTNH, k_BTNH, scale_BT, bias = positioned(encoding, params, log_n, q_BTNH, k_BTNH, pos_BT)
+        q_BTNH, k_BTNH, scales, bias = positioned(
+            encoding, params, log_n, q_BTNH, k_BTNH, pos_BT, segment_BT
+        )
         y_BTNH = attend(
             q_BTNH,
             k_BTNH,
@@ -135,7 +138,8 @@ class Block(nn.Module):
             q_pos_BT=pos_BT,
             k_pos_BS=pos_BT,
             bias=bias,
-            logit_scale_BT=scale_BT,
+            logit_scale_BT=scales.on_logits_BT,
+            bias_scale_BT=scales.on_bias_BT,
             q_segment_BT=segment_BT,
             k_segment_BS=segment_BT,
             in_order=True,
@@ -262,9 +266,7 @@ class Decoder(nn.Module):
         for turn, encoding in enumerate(self.encodings):
             if encoding not in positions:
                 own = init_position(self, encoding, position_name(turn))
-                positions[encoding] = prepare_position(
-                    encoding, own, self.log_n, self.attention, length
-                )
+                positions[encoding] = prepare_position(encoding, own, self.attention, length)
         return tuple(positions[encoding] for encoding in self.encodings)
 
 
@@ -275,37 +277,31 @@ def positioned(
     q_BTNH: jax.Array,
     k_BTNH: jax.Array,
     pos_BT: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array | None, BiasFn]:
-    """All that positions do to a layer's attention: (q, k, factor on q·k, bias), for `attend`."""
+    segment_BT: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, Scales, BiasFn]:
+    """All that positions do to a layer's attention: (q, k, factors, bias), for `attend`."""
     length = q_BTNH.shape[1]
     q_BTNH, k_BTNH = encoding.rotate(params, q_BTNH, k_BTNH, pos_BT, pos_BT, length)
-    scale_BT = encoding.logit_scale(params, pos_BT)
+    logit_scale_BT = encoding.logit_scale(params, pos_BT)
+    scales = Scales(logit_scale_BT, None)
     if log_n is not None:
-        scale_BT = log_n.scale_logits(scale_BT, pos_BT, encoding.train_length)
+        seen_BT = keys_seen(length, segment_BT)
+        scales = log_n.scales(logit_scale_BT, seen_BT, encoding.train_length)
 
     def bias(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
-        bias_BNTS = encoding.bias(params, q_pos_BT, k_pos_BS, length)
-        if log_n is None:
-            return bias_BNTS
-        return log_n.scale_bias(bias_BNTS, q_pos_BT, encoding.train_length)
+        return encoding.bias(params, q_pos_BT, k_pos_BS, length)
 
-    return q_BTNH, k_BTNH, scale_BT, bias
+    return q_BTNH, k_BTNH, scales, bias
 
 
 def prepare_position(
-    encoding: PositionalEncoding,
-    params: Params,
-    log_n: LogN | None,
-    attention: Implementation,
-    length: int,
+    encoding: PositionalEncoding, params: Params, attention: Implementation, length: int
 ) -> Position:
     """For inputs of `length` tokens."""
     params = encoding.prepare(params)
     tables = None
     if choose_implementation(attention, length) == "tpu":
         tables = encoding.common_bias(params, length, length)
-        if log_n is not None:
-            tables = log_n.scale_tables(tables, encoding.train_length)
     return Position(params, tables)
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fire_lm.models.decoder import Decoder
+from fire_lm.models.segments import segment_positions, segment_starts
 
 
 def shift_right(targets_BT: jax.Array, segment_BT: jax.Array | None = None) -> jax.Array:
@@ -20,25 +21,7 @@ def shift_right(targets_BT: jax.Array, segment_BT: jax.Array | None = None) -> j
     read_BT = jnp.pad(targets_BT[:, :-1], ((0, 0), (1, 0)))
     if segment_BT is None:
         return read_BT
-    return jnp.where(_starts(segment_BT), 0, read_BT)
-
-
-def segment_positions(row_pos_BT: jax.Array, segment_BT: jax.Array) -> jax.Array:
-    """`[B, T]`: in each segment the positions that a row of its own has, from its first.
-
-    `row_pos_BT` `[B or 1, T]` are those of a row; `segment_BT` int32 changes where a segment
-    starts.
-    """
-    index_BT = jnp.broadcast_to(jnp.arange(segment_BT.shape[1])[None], segment_BT.shape)
-    start_BT = jax.lax.cummax(jnp.where(_starts(segment_BT), index_BT, 0), axis=1)
-    row_pos_BT = jnp.broadcast_to(row_pos_BT, segment_BT.shape)
-    return jnp.take_along_axis(row_pos_BT, index_BT - start_BT, axis=1)
-
-
-def _starts(segment_BT: jax.Array) -> jax.Array:
-    """Whether a token is its segment's first in the row."""
-    same_BT = segment_BT[:, 1:] == segment_BT[:, :-1]
-    return jnp.pad(~same_BT, ((0, 0), (1, 0)), constant_values=True)
+    return jnp.where(segment_starts(segment_BT), 0, read_BT)
 
 
 def token_losses(

@@ -41,16 +41,18 @@ def query_logits(
     )
     q_BTNH, k_BTNH = (state["intermediates"][name]["__call__"][0] for name in ("query", "key"))
     position = shared.params if shared else own.get("position", {})
-    q_BTNH, k_BTNH, scale_BT, bias = positioned(
-        block.encoding, block.encoding.prepare(position), model.log_n, q_BTNH, k_BTNH, pos_BT
+    q_BTNH, k_BTNH, scales, bias = positioned(
+        block.encoding, block.encoding.prepare(position), model.log_n, q_BTNH, k_BTNH, pos_BT, None
     )
     one, seen = slice(query, query + 1), slice(query + 1)
+    on_logits_BT, on_bias_BT = (None if x is None else x[:, one] for x in scales)
     logits_BNTS = attention_logits(
         *(q_BTNH[:, one], k_BTNH[:, seen]),
         q_pos_BT=pos_BT[:, one],
         k_pos_BS=pos_BT[:, seen],
         bias=bias,
-        logit_scale_BT=None if scale_BT is None else scale_BT[:, one],
+        logit_scale_BT=on_logits_BT,
+        bias_scale_BT=on_bias_BT,
     )
     return logits_BNTS[:, :, 0]
 

@@ -32,8 +32,9 @@ class PositionalEncoding:
     Attributes:
       num_heads: N, number of attention heads.
       head_dim: H, width of one head.
-      train_length: training sequence length in tokens; encodings that are defined relative to it
-        (FIRE's threshold, position interpolation) read it, the others ignore it.
+      train_length: training sequence length in tokens, of the first run where one goes on from
+        another; encodings that are defined relative to it (FIRE's threshold, position
+        interpolation) read it, the others ignore it.
       hidden_size: D, width of the embeddings.
     """
 
@@ -45,6 +46,9 @@ class PositionalEncoding:
     constant_init: ClassVar[bool] = False
     # Fields that a sweep may set otherwise than in training: no trained parameter depends on them.
     evaluation_fields: ClassVar[tuple[str, ...]] = ()
+    # Fields that stand for a value derived from `train_length` where they are None. A run that goes
+    # on at another length keeps them, and `train_length`, as they were.
+    length_fields: ClassVar[tuple[str, ...]] = ()
 
     num_heads: int
     head_dim: int

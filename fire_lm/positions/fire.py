@@ -149,6 +149,7 @@ class FIRE(PositionalEncoding):
     """
 
     translation_invariant: ClassVar[bool] = False  # it divides by the query's position
+    length_fields: ClassVar[tuple[str, ...]] = ("init_L",)
 
     hidden_layers: int = 2
     width: int = 32

@@ -29,6 +29,7 @@ class Learned(PositionalEncoding):
 
     translation_invariant: ClassVar[bool] = False
     integer_positions: ClassVar[bool] = True
+    length_fields: ClassVar[tuple[str, ...]] = ("max_length",)
 
     max_length: int | None = None
 

@@ -2,26 +2,32 @@
 
 Source: Su, "scaled dot product attention from entropy invariance" (kexue.fm/archives/8823):
 softmax(log_m(n) q·k / sqrt(H)), m the training length. With causal attention n is the number of
-keys that the query sees, i + 1 (i is the drawn position where positions are resampled). Trained as
-it is; over a model trained without it, only lengths beyond the training length are scaled (the
-clipped form of Qwen).
+keys that the query sees: its place in its own document, counted from 1. It does not depend on the
+positions that an encoding is given, so that it stays what it is where they are drawn at random
+(the two are recommended together, kexue.fm/archives/9444). Trained as it is; over a model trained
+without it, only lengths beyond the training length are scaled (the clipped form of Qwen).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention.common_bias import CommonBias
+
+class Scales(NamedTuple):
+    """Factors of each query, float32 `[B or 1, T]`; None for 1."""
+
+    on_logits_BT: jax.Array | None
+    on_bias_BT: jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True)
 class LogN:
-    """The factor log_m(i + 1) of a query at position i; composes with every encoding.
+    """The factor log_m(n) of a query that sees n keys; composes with every encoding.
 
     Attributes:
       clipped: at least 1, for a model that was trained without it; False is the training form.
@@ -31,34 +37,21 @@ class LogN:
     clipped: bool = False
     on: Literal["logits", "bias", "both"] = "logits"
 
-    def factor(self, q_pos_BT: jax.Array, train_length: int) -> jax.Array:
-        """log(i + 1) / log(train_length), float32 `[B, T]`."""
-        factor_BT = jnp.log1p(q_pos_BT.astype(jnp.float32)) * np.float32(1 / np.log(train_length))
-        return jnp.maximum(factor_BT, 1.0) if self.clipped else factor_BT
+    def factor(self, keys_BT: jax.Array, train_length: int) -> jax.Array:
+        """log(n) / log(train_length), float32 `[B, T]`, for queries that see n = `keys_BT` keys."""
+        keys_BT = keys_BT.astype(jnp.float32)
+        factor_BT = jnp.log(keys_BT) * np.float32(1 / np.log(train_length))
+        return jnp.where(keys_BT > train_length, factor_BT, 1.0) if self.clipped else factor_BT
 
-    def scale_logits(
-        self, scale_BT: jax.Array | None, q_pos_BT: jax.Array, train_length: int
-    ) -> jax.Array | None:
-        """The factor on q·k `[B, T]`, on top of the encoding's own `scale_BT`."""
-        if self.on == "bias":
-            return scale_BT
-        factor_BT = self.factor(q_pos_BT, train_length)
-        return factor_BT if scale_BT is None else scale_BT * factor_BT
-
-    def scale_bias(
-        self, bias_BNTS: jax.Array | None, q_pos_BT: jax.Array, train_length: int
-    ) -> jax.Array | None:
-        """The bias `[B, N, T, S]` of queries at `q_pos_BT`."""
-        if self.on == "logits" or bias_BNTS is None:
-            return bias_BNTS
-        return bias_BNTS * self.factor(q_pos_BT, train_length)[:, None, :, None]
-
-    def scale_tables(self, tables: CommonBias | None, train_length: int) -> CommonBias | None:
-        """The same for the bias as tables."""
-        if self.on == "logits" or tables is None:
-            return tables
-        pos_1P = jnp.arange(tables.gain_P.size)[None]
-        return tables._replace(gain_P=tables.gain_P * self.factor(pos_1P, train_length)[0])
+    def scales(
+        self, logit_scale_BT: jax.Array | None, keys_BT: jax.Array, train_length: int
+    ) -> Scales:
+        """All factors of queries that see `keys_BT` int32 keys, where the encoding has
+        `logit_scale_BT` of its own."""
+        factor_BT = self.factor(keys_BT, train_length)
+        if self.on != "bias":
+            logit_scale_BT = factor_BT if logit_scale_BT is None else logit_scale_BT * factor_BT
+        return Scales(logit_scale_BT, None if self.on == "logits" else factor_BT)
 
     def __str__(self) -> str:
         """Its name in the tables of results; two settings have two names."""

@@ -214,6 +214,7 @@ class Llama3(RopeScaling):
     """
 
     label: ClassVar[str] = "llama3"
+    length_fields: ClassVar[tuple[str, ...]] = ("original_length",)
 
     factor: float = 8.0
     low_frequency_factor: float = 1.0

@@ -46,7 +46,8 @@ def live_segments(
     """Of the first head, `[X, 4]`: which kinks each part of a tile can meet."""
     bias = encoding.common_bias(params, length, length)
     assert bias is not None and bool(bias.exact)
-    return np.asarray(Tables.of(bias, None, blocks, length).live_segments(blocks, order))[0, :, 0]
+    tables = Tables.of(bias, None, None, blocks, length)
+    return np.asarray(tables.live_segments(blocks, order))[0, :, 0]
 
 
 def cycles(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fire_lm import config as gin
 from fire_lm import models
-from fire_lm.checkpoints import available_steps
+from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.errors import UserError
-from fire_lm.runs.saved import damaged, model_of_run, newest_config
+from fire_lm.runs.kept_lengths import kept_lengths, open_lengths
+from fire_lm.runs.saved import damaged, model_of_run, newest_config, saved_config
 
 
 def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) -> None:
@@ -50,13 +51,44 @@ def check_same_encoding(config: gin.Config, workdir: str) -> None:
         )
 
 
-def compare_with_source(model: models.Decoder, trained: models.Decoder, source: str) -> str:
-    """How the model differs from that of the run whose parameters it takes (INIT_FROM).
+def with_kept_lengths(config: gin.Config, workdir: str, allow_change: bool) -> gin.Config:
+    """`config` with the lengths that its model keeps of the one it goes on from (kept_lengths.py).
 
-    Parameters may mean something else under other settings: FIRE's threshold is a learned
-    multiple of init_L, by default a quarter of the training length.
+    That is the model of INIT_FROM, unless the run directory has one already: such a run, which may
+    be older than this rule, goes on as it was saved. `config` itself if nothing is to be changed.
+
+    Raises:
+      UserError: INIT_FROM holds no run, or one whose configuration cannot be read.
     """
+    if not open_lengths(config):
+        return config
+    source = split_run(str(config.macro("INIT_FROM") or ""))[0]
+    started = bool(workdir) and newest_config(workdir) is not None
+    if started and not (source or allow_change):
+        return config  # its own run: what differs will be told
+    if not started and not source:
+        return config
+    where = workdir if started else source
+    if not started and newest_config(source) is None:
+        if workdir and available_steps(workdir):
+            return config  # it resumes, though its configuration was moved away
+        raise UserError(f"INIT_FROM: {source} holds no run (no config.gin)")
+    trained = saved_config(where)
+    names = [models.encoding_names(one.call("build_decoder")) for one in (config, trained)]
+    kept = kept_lengths(config, trained) if names[0] == names[1] else {}
+    return config.with_values(kept, f"kept of {where}") if kept else config
+
+
+def compare_with_source(
+    model: models.Decoder, trained: models.Decoder, source: str, kept: bool
+) -> str:
+    """How the model differs from that of the run whose parameters it takes (INIT_FROM), and which
+    of its values are that run's and would be others at this length (`kept`)."""
     changed = [
         f"{name} {old} -> {new}" for name, (old, new) in models.changes(trained, model).items()
     ]
-    return f"model against {source}: {'; '.join(changed) or 'the same'}"
+    line = f"model against {source}: {'; '.join(changed) or 'the same'}"
+    if not kept:
+        return line
+    values = [f"{name} {value}" for name, value in models.lengths(model).items()]
+    return f"{line}; kept of the length that it was trained with: {', '.join(values)}"

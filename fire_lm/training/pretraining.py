@@ -73,6 +73,11 @@ class Pretraining:
             raise UserError(f"SEED is {self.seed}: it must be 0 or more, and less than {2**32}")
         if not 0 <= self.z_loss < math.inf:
             raise UserError(f"z_loss is {self.z_loss}: it must be 0 or more")
+        # A longer run may keep the table of positions of the run that it starts from.
+        for encoding in self.model.encodings:
+            encoding.check_length(
+                self.model.resampling.largest(self.train_length), self.train_length
+            )
 
     @property
     def tokens_per_step(self) -> int:

@@ -47,6 +47,7 @@ def forward_pass(
     *,
     bias: CommonBias | None,
     logit_scale_BT: jax.Array | None = None,
+    bias_scale_BT: jax.Array | None = None,
     segment_BT: jax.Array | None = None,
     pos_BT: jax.Array | None = None,
     block_size: int | None = None,
@@ -59,15 +60,17 @@ def forward_pass(
         they are where there is a `logit_scale_BT`: so that they are rounded once.
       bias: with tables of T positions at least, and of all in `pos_BT`; taken as exact.
       logit_scale_BT: factor on q k, or None; B or 1.
+      bias_scale_BT: factor on the bias, or None; B or 1.
       segment_BT: int32, which document a token is of, or None; B or 1.
       pos_BT: int32, positions for the bias, B or 1; None: 0 .. T - 1. Those of a document follow
-        one another. Where they differ by example, so does the bias: it is built for each.
+        one another. Where they or the factors on the bias differ by example, so does the bias: it
+        is built for each.
       block_size: queries and keys of a tile, a multiple of 128; None: what suits the length.
 
     Raises:
       UserError: a head dim or dtype that the kernels do not have, or blocks that do not fit.
     """
-    inputs = jax.lax.stop_gradient((q_BTNH, k_BTNH, v_BTNH, bias, logit_scale_BT))
+    inputs = jax.lax.stop_gradient((q_BTNH, k_BTNH, v_BTNH, bias, logit_scale_BT, bias_scale_BT))
     blocks, arrays = _prepare(*inputs, segment_BT, pos_BT, block_size)
     out_BNHP, log_sum_BN1P = forward(*arrays, blocks)
     length = q_BTNH.shape[1]
@@ -83,12 +86,13 @@ def with_gradients(
     *,
     bias: CommonBias | None,
     logit_scale_BT: jax.Array | None = None,
+    bias_scale_BT: jax.Array | None = None,
     segment_BT: jax.Array | None = None,
     pos_BT: jax.Array | None = None,
     block_size: int | None = None,
 ) -> jax.Array:
     """`out_BTNH`, as a function of what `forward_pass` made it from."""
-    inputs = (q_BTNH, k_BTNH, v_BTNH, bias, logit_scale_BT)
+    inputs = (q_BTNH, k_BTNH, v_BTNH, bias, logit_scale_BT, bias_scale_BT)
     blocks, arrays = _prepare(*inputs, segment_BT, pos_BT, block_size)
     length = q_BTNH.shape[1]
     to_end = blocks.padded_length - length
@@ -115,12 +119,13 @@ def _prepare(
     v_BTNH: jax.Array,
     bias: CommonBias | None,
     logit_scale_BT: jax.Array | None,
+    bias_scale_BT: jax.Array | None,
     segment_BT: jax.Array | None,
     pos_BT: jax.Array | None,
     block_size: int | None,
 ) -> tuple[Blocks, Prepared]:
     batch, length, _, width = q_BTNH.shape
-    alike = bias is None or pos_BT is None or pos_BT.shape[0] == 1
+    alike = bias is None or all(x is None or x.shape[0] == 1 for x in (pos_BT, bias_scale_BT))
     blocks = choose_blocks(length, batch if alike else 1, width, q_BTNH.dtype, block_size)
     if logit_scale_BT is not None:
         q_BTNH = scale_queries(q_BTNH, logit_scale_BT[:, :, None, None])
@@ -129,7 +134,7 @@ def _prepare(
         to_end = blocks.padded_length - length
         padded_BT = jnp.pad(segment_BT.astype(jnp.int32), ((0, 0), (0, to_end)), mode="edge")
         segments = jnp.broadcast_to(padded_BT[:, None], (batch, 1, blocks.padded_length))
-    tables = None if bias is None else Tables.of(bias, pos_BT, blocks, length)
+    tables = None if bias is None else Tables.of(bias, pos_BT, bias_scale_BT, blocks, length)
     q_BNHP, k_BNHP, v_BNHP = (_to_blocks(x, blocks) for x in (q_BTNH, k_BTNH, v_BTNH))
     return blocks, Prepared(q_BNHP, k_BNHP, v_BNHP, tables, segments)
 

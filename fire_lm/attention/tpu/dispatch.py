@@ -61,6 +61,7 @@ def attend_on_tpu(
     bias: BiasFn,
     tables: CommonBias | None,
     logit_scale_BT: jax.Array | None,
+    bias_scale_BT: jax.Array | None,
     segment_BT: jax.Array | None,
     sharding: NamedSharding | None,
 ) -> jax.Array:
@@ -68,7 +69,9 @@ def attend_on_tpu(
     qkv_BTNH = (q_BTNH, k_BTNH, v_BTNH)
     by_place = segment_BT is None and pos_BT.shape[0] == 1
     pos_of_bias = None if by_place or tables is None else pos_BT
-    by_token = ByToken(logit_scale_BT, segment_BT, pos_of_bias)
+    by_token = ByToken(
+        logit_scale_BT, None if tables is None else bias_scale_BT, segment_BT, pos_of_bias
+    )
     if tables is None:  # positions order the tokens, and do no more
         return _attention(sharding, None, None, qkv_BTNH, None, by_token, [])
 
@@ -79,6 +82,7 @@ def attend_on_tpu(
             k_pos_BS=pos_BT,
             bias=bias,
             logit_scale_BT=logit_scale_BT,
+            bias_scale_BT=bias_scale_BT,
             q_segment_BT=segment_BT,
             k_segment_BS=segment_BT,
             # Without in_order: its groups of blocks, each a program, take minutes to compile.
@@ -97,9 +101,10 @@ def attend_on_tpu(
 
 
 class ByToken(NamedTuple):
-    """`[B or 1, T]`, or None: factor on q k, segment, position for the bias."""
+    """`[B or 1, T]`, or None: factors on q k and on the bias, segment, position for the bias."""
 
     logit_scale: jax.Array | None
+    bias_scale: jax.Array | None
     segment: jax.Array | None
     pos: jax.Array | None
 
@@ -237,8 +242,13 @@ def _kernel_backward(
 
 
 def _named(tables: CommonBias | None, by_token: ByToken) -> dict[str, Any]:
-    scale_BT, segment_BT, pos_BT = by_token
-    return dict(bias=tables, logit_scale_BT=scale_BT, segment_BT=segment_BT, pos_BT=pos_BT)
+    return dict(
+        bias=tables,
+        logit_scale_BT=by_token.logit_scale,
+        bias_scale_BT=by_token.bias_scale,
+        segment_BT=by_token.segment,
+        pos_BT=by_token.pos,
+    )
 
 
 def _on_each_device(

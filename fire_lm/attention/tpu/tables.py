@@ -30,8 +30,22 @@ class Tables(NamedTuple):
     offset_KN: jax.Array
 
     @classmethod
-    def of(cls, bias: CommonBias, pos_ET: jax.Array | None, blocks: Blocks, length: int) -> Tables:
-        """`pos_ET`: positions of the tokens, below those of `bias`; None for 0 .. T - 1."""
+    def of(
+        cls,
+        bias: CommonBias,
+        pos_ET: jax.Array | None,
+        scale_ET: jax.Array | None,
+        blocks: Blocks,
+        length: int,
+    ) -> Tables:
+        """Of the tokens of each example.
+
+        Args:
+          bias: by position, with tables that reach all of `pos_ET`.
+          pos_ET: positions of the tokens; None for 0 .. T - 1.
+          scale_ET: factor on each query's bias; None for 1.
+          blocks, length: of the kernels, and T.
+        """
 
         def pad(table: jax.Array) -> jax.Array:
             return jnp.pad(table, ((0, 0), (0, blocks.padded_length - length)), mode="edge")
@@ -45,10 +59,13 @@ class Tables(NamedTuple):
             by_segment = (bias.kink_K, bias.slope_KN, bias.offset_KN)
             kink_K, slope_KN, offset_KN = (jnp.concatenate([x, x[-1:]]) for x in by_segment)
             bias = bias._replace(kink_K=kink_K, slope_KN=slope_KN, offset_KN=offset_KN)
+        row_EP, gain_EP = by_place(bias.row_P), by_place(bias.gain_P)
+        if scale_ET is not None:
+            row_EP, gain_EP = jnp.broadcast_arrays(row_EP, gain_EP * pad(scale_ET))
         return cls(
             slab_MP=pad(bias.slab_MP[:, :length]),
-            row_EP=by_place(bias.row_P),
-            gain_EP=by_place(bias.gain_P),
+            row_EP=row_EP,
+            gain_EP=gain_EP,
             kink_K=bias.kink_K,
             slope_KN=bias.slope_KN * math.log2(math.e),
             offset_KN=bias.offset_KN * math.log2(math.e),

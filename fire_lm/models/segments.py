@@ -1,0 +1,37 @@
+"""Where the documents of packed rows begin, and each token's place in its own.
+
+A segment is a run of equal segment ids along a row; padding is one too. B batch, T tokens.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def segment_starts(segment_BT: jax.Array) -> jax.Array:
+    """Whether a token is its segment's first in the row, bool `[B, T]`."""
+    same_BT = segment_BT[:, 1:] == segment_BT[:, :-1]
+    return jnp.pad(~same_BT, ((0, 0), (1, 0)), constant_values=True)
+
+
+def segment_positions(row_pos_BT: jax.Array, segment_BT: jax.Array) -> jax.Array:
+    """`[B, T]`: in each segment the positions that a row of its own has, from its first.
+
+    `row_pos_BT` `[B or 1, T]` are those of a row; `segment_BT` int32 changes where a segment
+    starts.
+    """
+    index_BT = jnp.broadcast_to(jnp.arange(segment_BT.shape[1])[None], segment_BT.shape)
+    start_BT = jax.lax.cummax(jnp.where(segment_starts(segment_BT), index_BT, 0), axis=1)
+    row_pos_BT = jnp.broadcast_to(row_pos_BT, segment_BT.shape)
+    return jnp.take_along_axis(row_pos_BT, index_BT - start_BT, axis=1)
+
+
+def keys_seen(length: int, segment_BT: jax.Array | None = None) -> jax.Array:
+    """How many keys each token attends to, itself included: int32 `[B, T]`, `[1, T]` for all alike.
+
+    It is the token's place in its own segment, counted from 1, whatever positions the tokens have
+    and however much padding follows.
+    """
+    place_1T = jnp.arange(length, dtype=jnp.int32)[None]
+    return 1 + (place_1T if segment_BT is None else segment_positions(place_1T, segment_BT))

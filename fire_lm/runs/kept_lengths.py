@@ -1,0 +1,53 @@
+"""The lengths that a model keeps when a run at another length goes on from it.
+
+Learned parameters mean what they meant under the length that they were trained with: FIRE's
+threshold is a learned multiple of `init_L`, by default a quarter of the training length; ALiBi's
+interpolation, the scalings of RoPE and log n are relative to it. So a run that starts from another
+one takes from it whatever would otherwise follow from its own TRAIN_LENGTH.
+
+Nothing here knows an encoding. `build_decoder.train_length` is the length that encodings are told,
+and a class declares in `length_fields` which of its parameters replace a value derived from it.
+What the user binds is left alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fire_lm import config as gin
+from fire_lm.config.program import Place, key_of
+from fire_lm.config.syntax import Key, Macro
+
+MODEL = "build_decoder"
+_TOLD = Key((), MODEL, "train_length")
+_FOLLOWS = Macro("TRAIN_LENGTH")  # as configs/base.gin binds it
+
+
+def open_lengths(config: gin.Config) -> list[Key]:
+    """The parameters of the model that follow from TRAIN_LENGTH, as nothing else binds them.
+
+    A binding on the command line is the user's, also if it says `%TRAIN_LENGTH`.
+    """
+    found = []
+    for place in config.places(MODEL):
+        bound = config.bound(place)
+        fields = getattr(config.target(place), "length_fields", ())
+        found += [key_of(place, field) for field in fields if field not in bound]
+    told = config.bound(Place((), MODEL)).get(_TOLD.parameter)
+    if told is None or (told.node == _FOLLOWS and not told.from_command_line):
+        found.append(_TOLD)
+    return found
+
+
+def kept_lengths(config: gin.Config, trained: gin.Config) -> dict[Key, Any]:
+    """What `config` is to take from the configuration of the model that it goes on from.
+
+    Values that it has anyway, and those that the other derived too, are left out.
+    """
+    theirs, ours = (one.leaves(MODEL) for one in (trained, config))
+    found = {}
+    for key in open_lengths(config):
+        _, value = theirs.get(key, ("", None))
+        if value is not None and value != ours.get(key, ("", None))[1]:
+            found[key] = value
+    return found
