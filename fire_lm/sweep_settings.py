@@ -174,7 +174,7 @@ def configuration(
         [str(newest_config(workdir)), *arguments.gin_file, *files],
         [*arguments.bindings, *bindings],
         arguments.gin_search_paths,
-    )
+    ).as_saved()
     return config, variant_of(trained, config, workdir)
 
 
