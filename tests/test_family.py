@@ -149,19 +149,19 @@ def test_log_n_composes(piece, name, data_dir, tmp_path):
 
 RESAMPLED = ["fire", "alibi", "rope", "kerple_power", "sandwich", "xpos", "sinusoidal", "t5"]
 # One that acts in each place, one with each distribution, and the one that needs whole positions.
-IN_CI = {("fire", "beta"), ("rope", "exponential"), ("sinusoidal", "randomized"), ("t5", "beta")}
+IN_CI = {("fire", "beta"), ("rope", "exponential"), ("sinusoidal", "random"), ("t5", "beta")}
 
 
 @pytest.mark.parametrize(
     "name, piece",
     [
         pytest.param(*case, marks=pytest.mark.ci if case in IN_CI else pytest.mark.slow)
-        for case in itertools.product(RESAMPLED, ["randomized", "exponential", "beta"])
+        for case in itertools.product(RESAMPLED, ["random", "exponential", "beta"])
     ],
 )
 def test_resampling_composes(piece, name, data_dir, tmp_path, capsys):
     file = f"--gin_file=configs/resampling/{piece}.gin"
-    if name == "t5" and piece != "randomized":
+    if name == "t5" and piece != "random":
         assert main(command(data_dir, tmp_path / "run", file, position=name)) == 2
         assert "which T5 cannot encode" in capsys.readouterr().err
         return

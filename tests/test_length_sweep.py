@@ -318,15 +318,25 @@ def test_lengths_that_cannot_be_scored(sweep, lengths):
         sweep(lengths=lengths)
 
 
-def test_a_length_that_does_not_divide_a_row_says_what_it_leaves_out(sweep, capsys):
-    """12 twice in 32; its tokens are the first 24 of each row, those of the same text."""
-    module.say_once.cache_clear()
-    whole, part = sweep(lengths=(12, LONGEST))[::-1]
+def test_lengths_need_not_divide_a_row(sweep):
+    """24 and 12 beside 32, as 24,576 and 3,072 beside 32,768: the same tokens and bytes."""
+    rows = sweep(lengths=(12, 24, LONGEST))
+    assert len({(row.tokens, row.bytes, Texts(sweep.texts).of(row)) for row in rows}) == 1
     text = random_text(32, seed=32)
-    assert part.tokens == np.count_nonzero(text.targets[:, :24]) < whole.tokens
-    assert len({Texts(sweep.texts).of(row) for row in (whole, part)}) == 1
-    left = whole.tokens - part.tokens
-    assert f"length 12 leaves out {left} of {whole.tokens} tokens (full)" in capsys.readouterr().out
+    assert rows[0].tokens == np.count_nonzero(text.targets)
+    assert sum(row.tokens for row in sweep.positions) == rows[0].tokens
+
+
+def test_a_row_of_before_that_left_tokens_out_stays_and_says_so(sweep, capsys):
+    """An older version scored the first 24 of 32 tokens at length 12."""
+    module.say_once.cache_clear()
+    (whole,) = sweep(lengths=(12,))
+    tokens = np.count_nonzero(random_text(32, seed=32).targets[:, :24])
+    sweep.rows[:] = [dataclasses.replace(whole, tokens=tokens)]
+    assert sweep(lengths=(12,)) == []
+    left = whole.tokens - tokens
+    told = capsys.readouterr().out
+    assert f"full at length 12 leaves out {left} of {whole.tokens} tokens" in told
 
 
 LEARNED = MODEL.clone(encodings=(Learned(2, 8, train_length=8, hidden_size=16),))

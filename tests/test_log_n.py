@@ -144,7 +144,7 @@ def test_n_is_the_number_of_keys_whatever_positions_were_drawn():
     for drawn positions, and for documents packed into a row against each read by itself."""
     read = functools.partial(logits, LogN(on="both"), SelfBias)
     expected = read()
-    drawn = RandomizedPositions(2048).training_positions(jax.random.key(3), 40)
+    drawn = RandomizedPositions(2048).training_positions(jax.random.key(3), 1, 40)
     np.testing.assert_allclose(read(pos=drawn), expected, atol=1e-5)
     segment = jnp.int32(jnp.arange(40)[None] >= 24)
     packed = read(pos=segment_positions(drawn, segment), segment=segment)

@@ -53,6 +53,33 @@ def test_sliding_windows_by_brute_force(length, packed):
     assert pieces.count(text, laid)[1:] == pieces.count(text, windows("full", 8, LONGEST))[1:]
 
 
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.ci)])
+def test_the_last_part_of_a_row_is_shorter_where_the_length_does_not_divide_it(packed):
+    """12 in 32: parts of 12, 12 and 8 tokens, each as if it were alone."""
+    text = packed_text() if packed else random_text(3)
+    laid = windows("full", 12, LONGEST)
+    scored_R = scoring.score(MODEL, params(), text, laid, 48, mesh_of(), "run")[:, 0]
+    for row, targets_T in enumerate(text.targets):
+        parts = [slice(0, 12), slice(12, 24), slice(24, 32)]
+        segments = [None if text.segment_ids is None else text.segment_ids[row, p] for p in parts]
+        alone = [nll_of(targets_T[p], s).sum() for p, s in zip(parts, segments, strict=True)]
+        assert scored_R[row] == pytest.approx(sum(alone), rel=1e-5)
+
+
+@pytest.mark.parametrize("protocol, stride", [("full", 4), ("sliding", 4), ("sliding", 3)])
+def test_every_length_scores_every_token_once(protocol, stride):
+    """Whether it divides a row or not, also by strides that do not."""
+    text = packed_text()
+    for length in range(2 * stride, LONGEST + 1, stride):
+        laid = windows(protocol, length, LONGEST, stride)
+        scored_T = np.zeros(LONGEST + length, int)
+        for start, first in zip(laid.starts, laid.scored_from, strict=True):
+            scored_T[start + first : start + length] += 1
+        assert np.all(scored_T[:LONGEST] == 1), length
+        assert pieces.count(text, laid)[1] == np.count_nonzero(text.targets)
+        assert pieces.count(text, laid)[2] == text.byte_counts.sum()
+
+
 @pytest.mark.parametrize("length", [4, LONGEST])
 def test_the_last_tokens_by_brute_force(length, last_4):
     """The same four of each row at every length."""

@@ -165,6 +165,14 @@ def test_a_length_that_leaves_tokens_out_says_so():
     assert cells(text)[0] == ["64 (x1)", "96 (x1.5)", "256 (x4)"]
 
 
+def test_lengths_of_which_runs_score_different_tokens_are_not_side_by_side_in_nats():
+    """An older version left out the end of each row, the other run has all of it."""
+    mine = dataclasses.replace(FIRE[1], length=96, tokens=131_008, nll=1.45)
+    theirs = dataclasses.replace(ROPE[1], length=96, nll=1.65)
+    text = table([FIRE[0], mine, ROPE[0], theirs])
+    assert "bits per byte alone" in text and "how many tokens of the text a length scores" in text
+
+
 @pytest.mark.parametrize(
     "change",
     [{"construction": "cut"}, {"split": "train"}, {"dataset": "c4"}, {"protocol": "sliding"}],

@@ -1,5 +1,6 @@
 """Positions drawn anew: their distribution, what training and evaluation are given, refusals."""
 
+import argparse
 import functools
 from types import SimpleNamespace
 
@@ -7,7 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
+from fire_lm.sweep_settings import configuration
+from fire_lm.verbs import load_config, saved_config
 
+from fire_lm import config as gin
 from fire_lm.errors import UserError
 from fire_lm.models import build_decoder
 from fire_lm.models.sizes import ModelSize
@@ -27,13 +32,13 @@ SIZE = ModelSize(2, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_s
 
 
 def draws(resampling, length, number=400):
-    keys = jax.random.split(jax.random.key(0), number)
-    return np.asarray(jax.vmap(lambda key: resampling.training_positions(key, length)[0])(keys))
+    """Those of as many sequences of a step."""
+    return np.asarray(resampling.training_positions(jax.random.key(0), number, length))
 
 
 def test_without_resampling_positions_count():
     plain = np.arange(7)[None]
-    np.testing.assert_array_equal(Resampling().training_positions(jax.random.key(0), 7), plain)
+    np.testing.assert_array_equal(Resampling().training_positions(jax.random.key(0), 3, 7), plain)
     np.testing.assert_array_equal(Resampling().evaluation_positions(7), plain)
 
 
@@ -49,6 +54,22 @@ def test_randomized_positions_are_a_sorted_sample_without_replacement():
     np.testing.assert_array_equal(whole, np.arange(5)[None].repeat(3, axis=0))
 
 
+@pytest.mark.parametrize(
+    "kind", [RandomizedPositions, ExponentialPositions, functools.partial(BetaPositions, 512)]
+)
+def test_sequences_have_draws_of_their_own_or_share_one(kind):
+    """A sequence's does not depend on how many there are; the shared one is that of older runs."""
+    key = jax.random.key(1)
+    own, fewer = (kind().training_positions(key, number, 6) for number in (4, 3))
+    assert len(np.unique(own, axis=0)) == 4
+    np.testing.assert_array_equal(own[:3], fewer)
+    shared = kind(draw="batch").training_positions(key, 4, 6)
+    assert shared.shape == (1, 6) and np.all(np.diff(shared) > 0)
+    if kind is RandomizedPositions:
+        expected = jnp.sort(jax.random.permutation(key, 8192)[:6])[None]
+        np.testing.assert_array_equal(shared, expected)
+
+
 def test_evaluation_of_randomized_positions():
     plain, even, random = (
         np.asarray(RandomizedPositions(100, mode).evaluation_positions(12))[0]
@@ -57,6 +78,8 @@ def test_evaluation_of_randomized_positions():
     np.testing.assert_array_equal(plain, np.arange(12))
     np.testing.assert_array_equal(even, np.arange(12) * 9)
     assert np.all(np.diff(random) > 0) and random[-1] < 100 and np.ptp(np.diff(random)) > 0
+    by_default = RandomizedPositions(100).evaluation_positions(12)[0]
+    np.testing.assert_array_equal(by_default, random)  # as Ruoss et al., who know no other
     for length in (99, 100):
         crowded = np.asarray(RandomizedPositions(100, "even").evaluation_positions(length))[0]
         assert np.all(np.diff(crowded) > 0) and crowded[-1] == 99
@@ -83,7 +106,7 @@ def test_no_token_sees_a_later_one(resampling):
     """Changing the last token changes its logits alone; two tokens on one position would leak."""
     model = build_decoder(SIZE, FIRE, 32, 8, dtype="float32", resampling=resampling)
     tokens = jnp.arange(1, 9)[None]
-    pos = resampling.training_positions(jax.random.key(1), 8)
+    pos = resampling.training_positions(jax.random.key(1), 1, 8)
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)["params"]
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
@@ -122,7 +145,7 @@ def spied_step(resampling):
 
     class Spy(FIRE):
         def bias(self, params, q_pos_BT, k_pos_BS, context_length):
-            jax.debug.callback(lambda pos: seen.append(np.asarray(pos)[0]), q_pos_BT)
+            jax.debug.callback(lambda pos: seen.append(np.asarray(pos)), q_pos_BT)
             return super().bias(params, q_pos_BT, k_pos_BS, context_length)
 
     model = build_decoder(SIZE, Spy, 32, 8, dtype="float32", resampling=resampling)
@@ -138,15 +161,14 @@ def spied_step(resampling):
 
 
 def positions_of_steps(resampling, seed, steps):
-    """The positions in each of the first training steps."""
+    """The positions `[B or 1, T]` of both microbatches in each of the first training steps."""
     step, state, seen = spied_step(resampling)
     found = []
     for _ in range(steps):
         seen.clear()
         state = step(state, seed)
         jax.effects_barrier()
-        assert len(seen) >= 2 and all(np.array_equal(one, seen[0]) for one in seen)
-        found.append(seen[0])
+        found.append(np.unique(np.concatenate(seen), axis=0))
     return found
 
 
@@ -157,7 +179,8 @@ def test_the_seed_is_folded_with_the_step():
         pass
 
     class Drawing(Resampling):
-        def training_positions(self, rng, length):
+        def training_positions(self, rng, batch_size, length):
+            assert batch_size == 1
             raise Drawn(jax.random.key_data(rng).tolist())
 
     model = SimpleNamespace(resampling=Drawing())
@@ -174,13 +197,47 @@ def test_the_seed_is_folded_with_the_step():
 
 
 @pytest.mark.ci
-def test_one_draw_serves_a_whole_step_and_the_next_step_has_another():
-    """Of seed and step alone, so that a restart repeats it; the same in both microbatches."""
-    first, second = positions_of_steps(RandomizedPositions(50), seed=3, steps=2)
+@pytest.mark.parametrize("draw, rows", [("sequence", 4), ("batch", 1)])
+def test_a_step_draws_for_each_sequence_or_once_and_the_next_step_anew(draw, rows):
+    """Of seed and step alone, so that a restart repeats it; over both microbatches."""
+    resampling = RandomizedPositions(50, draw=draw)
+    first, second = positions_of_steps(resampling, seed=3, steps=2)
+    assert first.shape == second.shape == (rows, 8)
     assert np.any(first != second) and np.any(first != np.arange(8))
-    np.testing.assert_array_equal(first, positions_of_steps(RandomizedPositions(50), 3, 1)[0])
-    assert np.any(first != positions_of_steps(RandomizedPositions(50), 4, 1)[0])
-    np.testing.assert_array_equal(positions_of_steps(Resampling(), 3, 1)[0], np.arange(8))
+    np.testing.assert_array_equal(first, positions_of_steps(resampling, 3, 1)[0])
+    assert np.any(first != positions_of_steps(resampling, 4, 1)[0])
+    rng = jax.random.fold_in(jax.random.key(3), 0)
+    expected = np.unique(resampling.training_positions(rng, 4, 8), axis=0)
+    np.testing.assert_array_equal(first, expected)
+
+
+def test_a_run_of_before_goes_on_with_one_draw_for_a_batch(tmp_path):
+    """Its configuration binds no `draw`; nor is its sweep another variant."""
+    files = [f"configs/{name}.gin" for name in ("runs/quickstart", "positions/fire")]
+    new = load_config([*files, "configs/resampling/random.gin"], ["DATA_DIR=data"])
+    text = new.text().replace("RandomizedPositions.draw = 'sequence'\n", "")
+    (tmp_path / "config.gin").write_text(text)
+    old = saved_config(tmp_path)
+    assert old.call("build_decoder").resampling.draw == "batch"
+    (changed,) = gin.differences(text, new, root="pretrain")
+    assert str(changed) == "RandomizedPositions.draw: 'batch' -> 'sequence'"
+    swept = argparse.Namespace(gin_file=[], bindings=[], gin_search_paths="")
+    config, variant = configuration(swept, epath.Path(tmp_path))
+    assert config.text() == old.text() and variant == ""
+    swept.gin_file = ["configs/resampling/even.gin"]
+    assert configuration(swept, epath.Path(tmp_path))[1] == "even"
+
+
+def test_files_of_resampling_say_what_they_are_called():
+    files = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
+
+    def resampling(name):
+        config = load_config([*files, f"configs/resampling/{name}.gin"], ["DATA_DIR=data"])
+        return config.call("build_decoder").resampling
+
+    for name in ("random", "even", "plain"):
+        assert resampling(name) == RandomizedPositions(8192, name)
+    assert resampling("randomized") == RandomizedPositions(8192, "plain", draw="batch")
 
 
 @pytest.mark.parametrize("kind", [T5, Learned])

@@ -79,6 +79,7 @@ class Config:
     def __init__(self, program: Program, *, strict: bool = True) -> None:
         """`strict=False` is for a saved text of older code: what does not fit stays as it is."""
         self._program = program
+        self._strict = strict
         self._fitter = Fitter(program.configurables)
         self._values = {
             key: self._fit(statement, strict) for key, statement in program.bindings.items()
@@ -271,13 +272,27 @@ class Config:
         """
         program = self._program
         statements = [
-            Statement(key, Scalar(value, repr(value)), where, False)
-            for key, value in values.items()
+            Statement(key, Scalar(value, str(value)), where, False) for key, value in values.items()
         ]
         changed = (*program.statements, *statements)
         return Config(
-            Program(changed, program.configurables, program.roots, program.hints, program.imports)
+            Program(changed, program.configurables, program.roots, program.hints, program.imports),
+            strict=self._strict,
         )
+
+    def as_saved(self) -> Config:
+        """What this configuration meant when it was saved, by older code perhaps.
+
+        A class tells in `older_defaults` what it did before a parameter of it existed; a text that
+        does not bind the parameter is from that time, since `text` writes all defaults.
+        """
+        older = {
+            key_of(place, name): value
+            for place in self._program.reach()
+            for name, value in getattr(self.target(place), "older_defaults", {}).items()
+            if name not in self.bound(place)
+        }
+        return self.with_values(older, "an older version") if older else self
 
     def idle(self, name: str) -> dict[str, tuple[str, Any]]:
         """Where a configurable that no verb reaches is given what: parameter -> (where, value)."""

@@ -59,10 +59,10 @@ def differences(old_text: str, new: Config, *, root: str) -> list[Difference]:
 
     Macros are expanded, so a value may move into a macro without a difference. Of two
     different references only the reference is listed, not the parameters behind each. What
-    the old text leaves out has today's default; what it knew and the code no longer does, is
-    ABSENT in the new.
+    the old text leaves out has today's default, or what the class did before (`as_saved`);
+    what it knew and the code no longer does, is ABSENT in the new.
     """
-    old = new.resolve_text(old_text)
+    old = new.resolve_text(old_text).as_saved()
     old_leaves, new_leaves = old.leaves(root), new.leaves(root)
     both = old.places(root) & new.places(root)
     found: dict[tuple[str, str, str], Difference] = {}

@@ -9,8 +9,8 @@ are refused. The standard error is over those rows of text, which are the indepe
 every length.
 
 A length that the model cannot read is left out, and the text stays. One that the text has no row of
-gets a row without numbers. One that does not divide a row leaves out the end of each, and says how
-much that is.
+gets a row without numbers. Of one that does not divide a row of text, the last part of each row is
+shorter; a result of older versions, which left that part out, says how much that was.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class LengthSweep:
     Attributes:
       model, data: as the run was trained, but for what a variant does otherwise.
       encoding: its name in the table.
-      lengths: tokens per sequence. A power of two leaves out nothing of the text.
+      lengths: tokens per sequence. All of them score the same tokens; where one does not divide a
+        row of text, a power of two, the last part of each row is shorter.
       tokens: budget at each length. It alone chooses the text, in rows of which 32 (where rows are
         parts of a joined stream) or 128 make a budget; a length is at most such a row.
       tokens_per_batch: bounds the memory of a forward pass; at least one sequence per device.
@@ -150,7 +151,7 @@ def score_checkpoint(
         wanted = list(
             pieces(text, where, sweep.protocols, taken, sweep.stride, sweep.position_bins)
         )
-        say_what_is_left_out(wanted, text)
+        say_what_was_left_out(wanted, finished)
         due.append((text, where, list(missing(wanted, finished))))
     for text, where, of_text in due:  # after all of it is known to fit what there is
         for piece in of_text:
@@ -187,19 +188,17 @@ def scored(
     return Scored(scored_text(row, piece.text, tokens_R, nll_R), by_position, row)
 
 
-def say_what_is_left_out(wanted: Sequence[Piece], text: ScoringText) -> None:
-    """At lengths that do not divide a row of text."""
-    there = text.targets.shape[1]
-    most: dict[str, int] = {}
+def say_what_was_left_out(wanted: Sequence[Piece], finished: Known) -> None:
+    """Older versions scored no part of a row that was shorter than the length."""
     for piece in wanted:
-        most[piece.place[-2]] = max(most.get(piece.place[-2], 0), piece.counts[1])
-    for piece in wanted:
-        full = int(np.count_nonzero(text.targets)) if piece.place[-2] == "full" else 0
-        full = max(full, most[piece.place[-2]])
-        if piece.laid is not None and (left := full - piece.counts[1]):
+        row = finished.rows.get(piece.place)
+        if row is None or not finished.texts.get(piece.place):
+            continue
+        if left := piece.counts[1] - row.tokens:
             say_once(
-                f"length {piece.length} leaves out {left:,} of {full:,} tokens "
-                f"({piece.place[-2]}): it does not divide the {there:,} tokens of a row of text"
+                f"{row.run}@{row.step}: {row.protocol} at length {row.length} leaves out {left:,} "
+                f"of {piece.counts[1]:,} tokens, as an older version scored it\n"
+                "to score it whole, delete its line in length_sweep.csv"
             )
 
 

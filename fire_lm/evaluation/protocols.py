@@ -1,15 +1,18 @@
 """Which tokens a length sweep scores, and what each of them sees: as windows into rows of text.
 
 The rows are the same at every length (text_choice.py). Every protocol scores the same tokens at
-every length that divides a row, so that lengths differ by context alone; another length leaves out
-the end of each row that fills no window, which the sweep counts and says:
+every length, whether it divides a row or not, so that lengths differ by context alone:
 
 - `full`: the row cut into parts, each seen in one forward pass from its own start. All tokens are
-  scored; one at place i of its part sees i others (the paper's way, section 4.1).
+  scored; one at place i of its part sees i others (the paper's way, section 4.1). Where the length
+  does not divide the row, the last part is shorter, as the last part of a document is in the paper.
 - `last256`: the last 256 tokens of the row, seen in one pass that ends with it: each sees
   length - 256 others or more.
 - `sliding`: windows that start `stride` apart; the first scores all of its tokens, the others their
   last `stride`: after the first length tokens of the row each sees length - stride others or more.
+
+A window that reaches beyond the row is filled up with padding, which is never scored and comes
+after all that is.
 """
 
 from __future__ import annotations
@@ -40,8 +43,10 @@ class Windows:
     length: int
 
     def of(self, rows_RT: np.ndarray) -> np.ndarray:
-        """The windows of rows `[R, T]`, as `[R * W, length]`."""
+        """The windows of rows `[R, T]`, as `[R * W, length]`; 0 beyond the end of a row."""
         places_WT = self.starts[:, None] + np.arange(self.length)
+        beyond = max(0, int(places_WT.max()) + 1 - rows_RT.shape[1])
+        rows_RT = np.pad(rows_RT, ((0, 0), (0, beyond)))
         return rows_RT[:, places_WT].reshape(-1, self.length)
 
     def scored(self, rows: int) -> np.ndarray:
@@ -73,7 +78,7 @@ def windows(protocol: str, length: int, longest: int, stride: int = 256) -> Wind
       UserError: there is no such protocol, or it does not fit the length.
     """
     if protocol == "full":
-        starts = np.arange(0, longest - length + 1, length)
+        starts = np.arange(0, longest, length)
         return Windows(starts, np.zeros_like(starts), length)
     if protocol == f"last{_LAST}":
         if length < _LAST:
@@ -83,9 +88,9 @@ def windows(protocol: str, length: int, longest: int, stride: int = 256) -> Wind
         if stride < 1 or length % stride:
             raise UserError(
                 f"length_sweep.stride = {stride} does not divide the evaluation length {length}: "
-                "then windows would not end where the rows do"
+                "then windows of one length would not end where those of another do"
             )
-        starts = np.arange(0, longest - length + 1, stride)
+        starts = np.arange(0, longest - length + stride, stride)
         return Windows(starts, np.where(starts == 0, 0, length - stride), length)
     check_names([protocol])
     raise ValueError(f"{protocol} has a name and no windows")

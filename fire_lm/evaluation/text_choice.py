@@ -1,8 +1,8 @@
 """Which text a length sweep scores: chosen once by the budget, never by the lengths.
 
 The budget is read as rows of equal length, so that any set of lengths scores the same text: each
-length lays its windows over the same rows (protocols.py). A row is a power of two, so a length that
-is one, up to the row's, leaves nothing out. Which text it was is told by a hash of its token ids.
+length lays its windows over the same rows (protocols.py). A row is a power of two, so lengths that
+are powers of two, up to the row's, divide it. Which text it was is told by a hash of its token ids.
 """
 
 from __future__ import annotations

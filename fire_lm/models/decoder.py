@@ -337,6 +337,14 @@ def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
     return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
 
 
+def constrain_rows(x_BT: jax.Array, activations: NamedSharding | None) -> jax.Array:
+    """`[B, T]` split by the batch, as `activations` are."""
+    if activations is None:
+        return x_BT
+    rows = PartitionSpec(activations.spec[0], None)
+    return constrain(x_BT, NamedSharding(activations.mesh, rows))
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def gather_table(activations: NamedSharding | None, dtype: Any, table_VD: jax.Array) -> jax.Array:
     """The embedding, float32 with the values of `dtype`, no longer split by `fsdp`.

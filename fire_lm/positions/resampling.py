@@ -1,19 +1,21 @@
 """Where the tokens of a sequence stand: 0, 1, 2, ... or positions drawn anew at every step.
 
 Training on positions that are spread over more than the training length lets a model meet, within
-short sequences, the positions of long ones. One draw serves all sequences and layers of a step.
+short sequences, the positions of long ones. All layers of a step share their positions.
 
 Sources: Ruoss et al., "Randomized Positional Encodings Boost Length Generalization" (ACL 2023),
-section 3; Su, "equal-mean random positions" (kexue.fm/archives/9444).
+section 3, which draws for each sequence (their code, once for a batch) and evaluates as it trains;
+Su, "equal-mean random positions" (kexue.fm/archives/9444), which evaluates at 0, 1, 2, ...
 
-Shapes: 1 (shared by the batch), T tokens.
+Shapes: B sequences (1 where the batch shares its positions), T tokens.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +39,9 @@ class Resampling:
         """Integer training positions of `length` tokens are below this; UserError if none fit."""
         return length
 
-    def training_positions(self, rng: jax.Array, length: int) -> jax.Array:
-        """Increasing positions `[1, T]`, int32, or float32 with `float_positions`."""
-        del rng
+    def training_positions(self, rng: jax.Array, batch_size: int, length: int) -> jax.Array:
+        """Increasing positions `[B or 1, T]`, int32, or float32 with `float_positions`."""
+        del rng, batch_size
         return jnp.arange(length, dtype=jnp.int32)[None]
 
     def evaluation_positions(self, length: int) -> jax.Array:
@@ -48,19 +50,44 @@ class Resampling:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomizedPositions(Resampling):
+class Drawn(Resampling, abc.ABC):
+    """Training positions that are drawn at every step.
+
+    Attributes:
+      draw: "sequence" draws for each sequence of a batch; "batch" once for all of them. With a bias
+        the latter is cheaper: a bias is computed once for all sequences that share their positions.
+    """
+
+    # Runs that were saved before the field existed drew once for a batch.
+    older_defaults: ClassVar[Mapping[str, Any]] = {"draw": "batch"}
+
+    draw: Literal["sequence", "batch"] = dataclasses.field(default="sequence", kw_only=True)
+
+    @abc.abstractmethod
+    def drawn(self, rng: jax.Array, length: int) -> jax.Array:
+        """One draw of increasing positions, `[T]`."""
+
+    def training_positions(self, rng: jax.Array, batch_size: int, length: int) -> jax.Array:
+        if self.draw == "batch":
+            return self.drawn(rng, length)[None]
+        row_B = jnp.arange(batch_size)
+        return jax.vmap(lambda row: self.drawn(jax.random.fold_in(rng, row), length))(row_B)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomizedPositions(Drawn):
     """A sorted sample without replacement of 0 ... max_length - 1 (Ruoss et al.).
 
     Attributes:
       max_length: positions to draw from; at least the longest length to be evaluated.
-      evaluation: "plain" 0, 1, 2, ...; "even" spreads them evenly up to max_length - 1; "random"
-        takes one fixed draw.
+      evaluation: "random" takes one fixed draw, the same for all sequences; "even" spreads them
+        evenly up to max_length - 1, which is where they are on average; "plain" 0, 1, 2, ...
     """
 
     evaluation_fields: ClassVar[tuple[str, ...]] = ("evaluation",)
 
     max_length: int = 8192
-    evaluation: Literal["plain", "even", "random"] = "plain"
+    evaluation: Literal["plain", "even", "random"] = "random"
 
     def largest(self, length: int) -> int:
         if length > self.max_length:
@@ -70,23 +97,23 @@ class RandomizedPositions(Resampling):
             )
         return self.max_length
 
-    def training_positions(self, rng: jax.Array, length: int) -> jax.Array:
+    def drawn(self, rng: jax.Array, length: int) -> jax.Array:
         self.largest(length)
-        drawn = jax.random.permutation(rng, self.max_length)[:length]
-        return jnp.sort(drawn).astype(jnp.int32)[None]
+        return jnp.sort(jax.random.permutation(rng, self.max_length)[:length]).astype(jnp.int32)
 
     def evaluation_positions(self, length: int) -> jax.Array:
         if self.evaluation == "plain":
             return super().evaluation_positions(length)
         if self.evaluation == "random":
-            return self.training_positions(jax.random.key(0), length)
+            return self.drawn(jax.random.key(0), length)[None]
         self.largest(length)
         # In integers: two tokens on one position would see each other.
         even = np.arange(length, dtype=np.int64) * (self.max_length - 1) // max(1, length - 1)
         return jnp.asarray(even.astype(np.int32))[None]
 
 
-class _EqualMean(Resampling, abc.ABC):
+@dataclasses.dataclass(frozen=True)
+class _EqualMean(Drawn):
     """The sequence's extent n is drawn with mean T; tokens stand evenly on [0, n]."""
 
     float_positions: ClassVar[bool] = True
@@ -95,9 +122,9 @@ class _EqualMean(Resampling, abc.ABC):
     def extent(self, rng: jax.Array, length: int) -> jax.Array:
         """n, float32 scalar."""
 
-    def training_positions(self, rng: jax.Array, length: int) -> jax.Array:
+    def drawn(self, rng: jax.Array, length: int) -> jax.Array:
         extent = jnp.maximum(self.extent(rng, length), _SHORTEST)
-        return (jnp.linspace(0, 1, length, dtype=jnp.float32) * extent)[None]
+        return jnp.linspace(0, 1, length, dtype=jnp.float32) * extent
 
 
 @dataclasses.dataclass(frozen=True)

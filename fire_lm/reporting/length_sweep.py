@@ -35,6 +35,9 @@ def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
     amounts = {(row.protocol, row.tokens, row.bytes) for row in scored}
     if found == {UNKNOWN} and len(amounts) > len(protocols):
         return "vocabularies or amounts of text"
+    of_length = {(row.protocol, row.length, row.tokens) for row in scored}
+    if len(of_length) > len({(row.protocol, row.length) for row in scored}):
+        return "how many tokens of the text a length scores"
     return ""
 
 
@@ -59,6 +62,7 @@ def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
         )
     fewer = {row.length: budgets[-1] - row.tokens for row in rows if row.tokens}
     left = [f"{count:,} at length {n}" for n, count in sorted(fewer.items()) if count]
+    # In rows of older versions.
     left_out = f", of which lengths that do not divide its rows leave out {', '.join(left)}"
     return f"{told}, the same text at every length ({text_name(found[0])}){left_out * bool(left)}."
 

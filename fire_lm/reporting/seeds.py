@@ -164,9 +164,11 @@ def _line(
 
 
 def _rows_of_text(rows: Sequence[SweepRow], texts: Texts) -> RowsOfText | None:
-    """Mean over seeds."""
+    """Mean over seeds; None where some are not recorded, or are of other tokens."""
     lines = [line for row in rows if (line := texts.line(row))]
     if len(lines) < len(rows):
+        return None
+    if not all(np.array_equal(line.tokens_R, lines[0].tokens_R) for line in lines):
         return None
     return RowsOfText(lines[0].tokens_R, np.mean([line.nll_R for line in lines], axis=0))
 

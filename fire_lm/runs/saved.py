@@ -41,7 +41,7 @@ def saved_config(workdir: str | epath.Path) -> gin.Config:
     if saved is None:
         raise UserError(f"{workdir} holds no run (no config.gin)")
     try:
-        config = load_config([str(saved)])
+        config = load_config([str(saved)]).as_saved()
         config.check_complete("build_decoder")
     except UserError as error:
         raise damaged(saved, str(error).removeprefix("--gin_file: ")) from error

@@ -172,7 +172,7 @@ def configuration(
         [*arguments.bindings, *bindings],
         arguments.gin_search_paths,
         arguments.imports,
-    )
+    ).as_saved()
     return config, variant_of(trained, config, workdir)
 
 

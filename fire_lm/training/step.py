@@ -13,7 +13,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fire_lm.models import Decoder, position_metrics, position_scalars, token_losses
+from fire_lm.models import (
+    Decoder,
+    constrain_rows,
+    position_metrics,
+    position_scalars,
+    token_losses,
+)
 from fire_lm.training.batch_hash import batch_hash
 
 Batch = dict[str, jax.Array]
@@ -73,7 +79,7 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
     """One update by the mean gradient over the batch's tokens.
 
-    `seed` draws the positions, where the model resamples them: one draw for the whole batch.
+    `seed` draws the positions, where the model resamples them.
     With `skip_above`, a float32 scalar, an update is left out whose loss is above it or whose loss
     or gradient is not finite: then the step alone is counted.
 
@@ -84,11 +90,15 @@ def train_step(
     """
     tokens = jnp.sum((batch["targets"] != 0).astype(jnp.float32))
     rng = jax.random.fold_in(jax.random.key(seed), state.step)  # the same draw after a restart
-    pos_BT = model.resampling.training_positions(rng, batch["targets"].shape[1])
+    pos_BT = model.resampling.training_positions(rng, *batch["targets"].shape)
+    if len(pos_BT) > 1:
+        pos_BT = constrain_rows(pos_BT, model.activation_sharding)
+    rows = batch if len(pos_BT) == 1 else {**batch, "positions": pos_BT}
 
     def gradient(part: Batch) -> tuple[jax.Array, Any]:
+        own_BT = part.get("positions", pos_BT)
         (_, nll), grads = jax.value_and_grad(summed_loss, has_aux=True)(
-            state.params, model, part["targets"], pos_BT, z_loss, part.get("segment_ids")
+            state.params, model, part["targets"], own_BT, z_loss, part.get("segment_ids")
         )
         return nll, grads
 
@@ -96,10 +106,10 @@ def train_step(
         return jax.tree.map(jnp.add, total, gradient(part)), None
 
     if microbatches == 1:
-        nll, grads = gradient(batch)
+        nll, grads = gradient(rows)
     else:
         zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params))
-        parts = split_microbatches(batch, microbatches)
+        parts = split_microbatches(rows, microbatches)
         (nll, grads), _ = jax.lax.scan(accumulate, zeros, parts)
     divisor = jnp.maximum(tokens, 1.0)  # a batch of padding alone changes nothing
     grads = jax.tree.map(lambda g: g / divisor, grads)
