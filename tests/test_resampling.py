@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from etils import epath
 from fire_lm.sweep_settings import configuration
-from fire_lm.verbs import load_config, saved_config
 
 from fire_lm import config as gin
 from fire_lm.errors import UserError
+from fire_lm.experiment import load_config
 from fire_lm.models import build_decoder
 from fire_lm.models.sizes import ModelSize
 from fire_lm.positions.fire import FIRE
@@ -25,6 +25,7 @@ from fire_lm.positions.resampling import (
     Resampling,
 )
 from fire_lm.positions.t5 import T5
+from fire_lm.runs.saved import saved_config
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.step import TrainState, init_state, train_step
 
