@@ -99,8 +99,8 @@ def test_the_comparison_names_what_is_kept(source, tmp_path):
     trained = saved_config(source()).call("build_decoder")
     kept = started(tmp_path, f"--gin.INIT_FROM={tmp_path / 'source'}")
     assert compare_with_source(kept, trained, "runs/a", kept=True) == (
-        "model against runs/a: the same; kept of the length that it was trained with: "
-        "position.train_length 32, position.init_L 8.0"
+        "model against runs/a: the same; kept from that run: position.train_length 32, "
+        "position.init_L 8.0"
     )
     moved = compare_with_source(started(tmp_path), trained, "runs/a", kept=False)
     assert f"position.init_L {old / 4} -> {new / 4}" in moved and "kept" not in moved

@@ -76,7 +76,7 @@ def with_kept_lengths(config: gin.Config, workdir: str, allow_change: bool) -> g
     trained = saved_config(where)
     names = [models.encoding_names(one.call("build_decoder")) for one in (config, trained)]
     kept = kept_lengths(config, trained) if names[0] == names[1] else {}
-    return config.with_values(kept, f"kept of {where}") if kept else config
+    return config.with_values(kept, f"kept from {where}") if kept else config
 
 
 def compare_with_source(
@@ -91,4 +91,4 @@ def compare_with_source(
     if not kept:
         return line
     values = [f"{name} {value}" for name, value in models.lengths(model).items()]
-    return f"{line}; kept of the length that it was trained with: {', '.join(values)}"
+    return f"{line}; kept from that run: {', '.join(values)}"
