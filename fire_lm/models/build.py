@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from fire_lm.attention import Implementation
 from fire_lm.errors import UserError
-from fire_lm.models.decoder import Decoder, Remat, has_parameters
+from fire_lm.models.decoder import Decoder, Remat
+from fire_lm.models.layer_position import has_parameters
 from fire_lm.models.sizes import ModelSize, check_size
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.log_n import LogN

@@ -22,39 +22,66 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fire_lm.attention import (
-    BiasFn,
-    CommonBias,
     Implementation,
     announce,
     attend,
     choose_implementation,
 )
+from fire_lm.attention.cached import CachedKeys, attend_cached
 from fire_lm.attention.kept import KEPT
+from fire_lm.models.layer_position import (
+    Position,
+    Shared,
+    init_position,
+    position_name,
+    positioned,
+    prepare_position,
+)
 from fire_lm.models.layers import contract, layer_norm
 from fire_lm.models.segments import keys_seen
 from fire_lm.models.sizes import ModelSize
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
-from fire_lm.positions.log_n import LogN, Scales
+from fire_lm.positions.log_n import LogN
 from fire_lm.positions.resampling import Resampling
 
 Remat = Literal["none", "dots", "full"]
 
 
-class Position(NamedTuple):
-    """What a layer needs of its encoding.
+class Kept(NamedTuple):
+    """What decoding keeps of a layer: keys as attention takes them, values, and the encoding's own
+    parameters as prepared ({} where layers share them)."""
 
-    Attributes:
-      params: prepared.
-      tables: of its bias, where the attention kernel takes them.
+    k_BSNH: jax.Array
+    v_BSNH: jax.Array
+    position: Params
+
+
+class Past(NamedTuple):
+    """What one layer, or all along a leading axis, read before.
+
+    `position` is that of `Kept`.
     """
 
-    params: Params
-    tables: CommonBias | None
+    keys: CachedKeys
+    position: Params
 
 
-# For each of the encodings that take turns, what its layers share; None: each has its own.
-Shared = tuple[Position | None, ...]
+class Reading(NamedTuple):
+    """Where the tokens of a call stand.
+
+    Attributes:
+      pos_BT: their positions.
+      segment_BT: of which document each is; None for one a row.
+      seen_BT: how many keys each sees, where there are keys of the past, else None.
+      past_pos_BS: positions of the keys of the past, or None.
+    """
+
+    pos_BT: jax.Array
+    segment_BT: jax.Array | None
+    seen_BT: jax.Array | None = None
+    past_pos_BS: jax.Array | None = None
+
 
 # What the forward pass of a layer keeps for the backward pass; the rest is computed again.
 _ATTENTION = jax.checkpoint_policies.save_only_these_names(KEPT)
@@ -95,31 +122,38 @@ class Linear(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+    """One layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
+
+    With `keep` it returns its keys and values too. `context_length`: of the whole input; None: what
+    it is given is all of it.
+    """
 
     size: ModelSize
     encoding: PositionalEncoding
     log_n: LogN | None
     attention: Implementation
     activation_sharding: NamedSharding | None
+    context_length: int | None = None
+    keep: bool = False
 
     @nn.compact
     def __call__(
-        self,
-        x_BTD: jax.Array,
-        pos_BT: jax.Array,
-        shared: Position | None,
-        segment_BT: jax.Array | None,
-    ) -> tuple[jax.Array, None]:
+        self, x_BTD: jax.Array, reading: Reading, shared: Position | None, past: Past | None
+    ) -> tuple[jax.Array, Kept | None]:
         size = self.size
         width = (size.hidden_size,)
         residual_std = size.init_std / math.sqrt(2 * size.num_layers)
         encoding, log_n = self.encoding, self.log_n
+        pos_BT, segment_BT = reading.pos_BT, reading.segment_BT
         length = x_BTD.shape[1]
-        if shared is None:
+        alone = shared is None  # with parameters of its own
+        if shared is not None:
+            params, tables = shared
+        elif past is not None:
+            params, tables = past.position, None
+        else:
             own = init_position(self, encoding)
-            shared = prepare_position(encoding, own, self.attention, length)
-        params, tables = shared
+            params, tables = prepare_position(encoding, own, self.attention, length)
 
         x_BTD = constrain(x_BTD, self.activation_sharding)
         y_BTD = LayerNorm(name="attention_norm")(x_BTD)
@@ -128,25 +162,40 @@ class Block(nn.Module):
         q_BTNH = to_heads(heads, name="query")(y_BTD)
         k_BTNH = to_heads(heads, name="key")(y_BTD)
         v_BTNH = to_heads(heads, name="value")(y_BTD)
+        seen_BT = reading.seen_BT
+        if log_n is not None and seen_BT is None:
+            seen_BT = keys_seen(length, segment_BT)
         q_BTNH, k_BTNH, scales, bias = positioned(
-            encoding, params, log_n, q_BTNH, k_BTNH, pos_BT, segment_BT
+            *(encoding, params, log_n, q_BTNH, k_BTNH, pos_BT, pos_BT, seen_BT),
+            context_length=length if self.context_length is None else self.context_length,
         )
-        y_BTNH = attend(
-            q_BTNH,
-            k_BTNH,
-            v_BTNH,
-            q_pos_BT=pos_BT,
-            k_pos_BS=pos_BT,
-            bias=bias,
-            logit_scale_BT=scales.on_logits_BT,
-            bias_scale_BT=scales.on_bias_BT,
-            q_segment_BT=segment_BT,
-            k_segment_BS=segment_BT,
-            in_order=True,
-            tables=tables,
-            sharding=heads_sharding(self.activation_sharding),
-            implementation=self.attention,
-        )
+        if past is not None:
+            assert reading.past_pos_BS is not None
+            y_BTNH = attend_cached(
+                *(q_BTNH, k_BTNH, v_BTNH, past.keys),
+                q_pos_B1=pos_BT[:, :1],
+                cached_pos_BS=reading.past_pos_BS,
+                bias=bias,
+                logit_scale_B1=None if scales.on_logits_BT is None else scales.on_logits_BT[:, :1],
+                bias_scale_B1=None if scales.on_bias_BT is None else scales.on_bias_BT[:, :1],
+            )
+        else:
+            y_BTNH = attend(
+                q_BTNH,
+                k_BTNH,
+                v_BTNH,
+                q_pos_BT=pos_BT,
+                k_pos_BS=pos_BT,
+                bias=bias,
+                logit_scale_BT=scales.on_logits_BT,
+                bias_scale_BT=scales.on_bias_BT,
+                q_segment_BT=segment_BT,
+                k_segment_BS=segment_BT,
+                in_order=True,
+                tables=tables,
+                sharding=heads_sharding(self.activation_sharding),
+                implementation=self.attention,
+            )
         from_heads = Linear("BTNH,NHD->BTD", width, residual_std, name="attention_out")
         x_BTD = x_BTD + from_heads(y_BTNH)
 
@@ -154,7 +203,8 @@ class Block(nn.Module):
         mlp_in = Linear("BTD,DF->BTF", (size.mlp_size,), size.init_std, name="mlp_in")
         mlp_out = Linear("BTF,FD->BTD", width, residual_std, name="mlp_out")
         x_BTD = x_BTD + mlp_out(nn.gelu(mlp_in(y_BTD), approximate=True))
-        return constrain(x_BTD, self.activation_sharding), None
+        kept = Kept(k_BTNH, v_BTNH, params if alone else {}) if self.keep else None
+        return constrain(x_BTD, self.activation_sharding), kept
 
 
 class Group(nn.Module):
@@ -164,11 +214,18 @@ class Group(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, pos_BT: jax.Array, shared: Shared, segment_BT: jax.Array | None
-    ) -> tuple[jax.Array, None]:
+        self,
+        x_BTD: jax.Array,
+        reading: Reading,
+        shared: Shared,
+        past: tuple[Past, ...] | None,
+    ) -> tuple[jax.Array, tuple[Kept | None, ...]]:
+        kept = []
         for index, (block, params) in enumerate(zip(self.blocks, shared, strict=True)):
-            x_BTD, _ = block(name=f"block_{index}")(x_BTD, pos_BT, params, segment_BT)
-        return x_BTD, None
+            own = None if past is None else past[index]
+            x_BTD, keys = block(name=f"block_{index}")(x_BTD, reading, params, own)
+            kept.append(keys)
+        return x_BTD, tuple(kept)
 
 
 class Decoder(nn.Module):
@@ -203,17 +260,56 @@ class Decoder(nn.Module):
     share_position: bool = False
     activation_sharding: NamedSharding | None = None
 
+    def prefill(
+        self, tokens_BP: jax.Array, pos_BP: jax.Array, lengths_B: jax.Array, context_length: int
+    ) -> tuple[jax.Array, tuple[Kept, ...]]:
+        """Reads prompts, as in training: (logits `[B, V]` of the token after each, what to keep).
+
+        `tokens_BP` is padded to the right; `lengths_B` int32 counts the tokens before the padding.
+        What is kept is there for each encoding that takes turns, with an axis of its layers.
+        """
+        out = self(tokens_BP, pos_BP, None, context_length, lengths_B)
+        assert isinstance(out, tuple)
+        return out[0][:, 0], out[1]
+
+    def step(
+        self,
+        tokens_BK: jax.Array,
+        reading: Reading,
+        past: tuple[Past, ...],
+        context_length: int,
+    ) -> tuple[jax.Array, tuple[Kept, ...]]:
+        """Reads one more token of each of K continuations: (logits `[B, K, V]`, what to keep).
+
+        `reading.pos_BT` and `seen_BT` are `[B, K]`, the same for all K.
+        """
+        pos_BK, _, seen_BK, past_pos_BS = reading
+        out = self(tokens_BK, pos_BK, None, context_length, None, seen_BK, past_pos_BS, past)
+        assert isinstance(out, tuple)
+        return out
+
     @nn.compact
     def __call__(
-        self, tokens_BT: jax.Array, pos_BT: jax.Array, segment_BT: jax.Array | None = None
-    ) -> jax.Array:
+        self,
+        tokens_BT: jax.Array,
+        pos_BT: jax.Array,
+        segment_BT: jax.Array | None = None,
+        context_length: int | None = None,
+        lengths_B: jax.Array | None = None,
+        seen_BT: jax.Array | None = None,
+        past_pos_BS: jax.Array | None = None,
+        past: tuple[Past, ...] | None = None,
+    ) -> jax.Array | tuple[jax.Array, tuple[Kept, ...]]:
         """Logits `[B, T, V]` float32 of `tokens_BT` int32.
 
         `pos_BT` `[B or 1, T]` is increasing along T (in each segment, where there are several);
         int32, or float32 where resampled. With `segment_BT` int32 `[B, T]` a token sees those of
         its own segment.
+
+        The other arguments are those of decoding: see `prefill` and `step`, which check no length.
         """
-        for encoding in self.encodings:
+        keep = context_length is not None
+        for encoding in () if keep else self.encodings:
             encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])
         table_shape = (self.vocab_size, self.size.hidden_size)
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
@@ -236,7 +332,7 @@ class Decoder(nn.Module):
             # Inside a scan, nothing can be merged across iterations: prevent_cse only costs.
             policy, prevent_cse = _REMAT_POLICIES[self.remat], not self.scan_layers
             block = nn.remat(Block, policy=policy, prevent_cse=prevent_cse)
-        common = (self.log_n, self.attention, self.activation_sharding)
+        common = (self.log_n, self.attention, self.activation_sharding, context_length, keep)
         blocks = tuple(
             functools.partial(block, self.size, encoding, *common) for encoding in self.encodings
         )
@@ -245,18 +341,24 @@ class Decoder(nn.Module):
             nn.scan,
             variable_axes={"params": 0},
             split_rngs={"params": True},
-            in_axes=nn.broadcast,
+            in_axes=(nn.broadcast, nn.broadcast, 0),
             length=self.size.num_layers // len(blocks),
             unroll=1 if self.scan_layers else self.size.num_layers,
         )
+        reading = Reading(pos_BT, segment_BT, seen_BT, past_pos_BS)
         if alone:
             layers = scan(block)(self.size, self.encodings[0], *common, name="layers")
-            x_BTD, _ = layers(x_BTD, pos_BT, shared[0], segment_BT)
+            own = None if past is None else past[0]
+            x_BTD, only = layers(x_BTD, reading, shared[0], own)
+            kept = (only,)
         else:
-            x_BTD, _ = scan(Group)(blocks, name="layers")(x_BTD, pos_BT, shared, segment_BT)
+            x_BTD, kept = scan(Group)(blocks, name="layers")(x_BTD, reading, shared, past)
+        if lengths_B is not None:
+            x_BTD = jnp.take_along_axis(x_BTD, lengths_B[:, None, None] - 1, axis=1)
 
         x_BTD = LayerNorm(name="final_norm")(x_BTD)
-        return contract("BTD,VD->BTV", x_BTD, table_VD)
+        logits_BTV = contract("BTD,VD->BTV", x_BTD, table_VD)
+        return (logits_BTV, kept) if keep else logits_BTV
 
     def _shared_positions(self, length: int) -> Shared:
         """What the layers of each encoding share, or Nones; equal encodings share too."""
@@ -268,59 +370,6 @@ class Decoder(nn.Module):
                 own = init_position(self, encoding, position_name(turn))
                 positions[encoding] = prepare_position(encoding, own, self.attention, length)
         return tuple(positions[encoding] for encoding in self.encodings)
-
-
-def positioned(
-    encoding: PositionalEncoding,
-    params: Params,
-    log_n: LogN | None,
-    q_BTNH: jax.Array,
-    k_BTNH: jax.Array,
-    pos_BT: jax.Array,
-    segment_BT: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, Scales, BiasFn]:
-    """All that positions do to a layer's attention: (q, k, factors, bias), for `attend`."""
-    length = q_BTNH.shape[1]
-    q_BTNH, k_BTNH = encoding.rotate(params, q_BTNH, k_BTNH, pos_BT, pos_BT, length)
-    logit_scale_BT = encoding.logit_scale(params, pos_BT)
-    scales = Scales(logit_scale_BT, None)
-    if log_n is not None:
-        seen_BT = keys_seen(length, segment_BT)
-        scales = log_n.scales(logit_scale_BT, seen_BT, encoding.train_length)
-
-    def bias(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
-        return encoding.bias(params, q_pos_BT, k_pos_BS, length)
-
-    return q_BTNH, k_BTNH, scales, bias
-
-
-def prepare_position(
-    encoding: PositionalEncoding, params: Params, attention: Implementation, length: int
-) -> Position:
-    """For inputs of `length` tokens."""
-    params = encoding.prepare(params)
-    tables = None
-    if choose_implementation(attention, length) == "tpu":
-        tables = encoding.common_bias(params, length, length)
-    return Position(params, tables)
-
-
-def init_position(
-    module: nn.Module, encoding: PositionalEncoding, name: str = "position"
-) -> Params:
-    """The encoding's parameters as one tree under `module`'s `name`; {} if it has none."""
-    if not has_parameters(encoding):
-        return {}  # Linen would keep an empty entry, which a checkpoint does not.
-    return module.param(name, encoding.init)
-
-
-def has_parameters(encoding: PositionalEncoding) -> bool:
-    return bool(jax.eval_shape(encoding.init, jax.random.key(0)))
-
-
-def position_name(turn: int) -> str:
-    """Of the parameters that all layers of the encoding share."""
-    return f"position_{turn}" if turn else "position"
 
 
 def heads_sharding(activations: NamedSharding | None) -> NamedSharding | None:

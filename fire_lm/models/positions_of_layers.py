@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fire_lm.models.decoder import Decoder, has_parameters, position_name
+from fire_lm.models.decoder import Decoder
+from fire_lm.models.layer_position import has_parameters, position_name
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
 

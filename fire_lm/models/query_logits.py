@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from fire_lm.attention import attention_logits
-from fire_lm.models.decoder import Block, Decoder, Position, positioned
+from fire_lm.models.decoder import Block, Decoder, Reading
+from fire_lm.models.layer_position import Position, positioned
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
+from fire_lm.models.segments import keys_seen
 from fire_lm.positions.base import Params
 
 
@@ -33,28 +35,32 @@ def query_logits(
     x_BTD = model.encodings[0].embed(first, x_BTD, pos_BT)
     for below in range(layer):
         block, own, shared = layer_of(model, params, below)
-        x_BTD, _ = block.apply({"params": own}, x_BTD, pos_BT, shared, None)
+        x_BTD, _ = block.apply({"params": own}, x_BTD, Reading(pos_BT, None), shared, None)
 
     block, own, shared = layer_of(model, params, layer)
     _, state = block.apply(
-        *({"params": own}, x_BTD, pos_BT, shared, None), capture_intermediates=_is_query_or_key
+        *({"params": own}, x_BTD, Reading(pos_BT, None), shared, None),
+        capture_intermediates=_is_query_or_key,
     )
     q_BTNH, k_BTNH = (state["intermediates"][name]["__call__"][0] for name in ("query", "key"))
     position = shared.params if shared else own.get("position", {})
-    q_BTNH, k_BTNH, scales, bias = positioned(
-        block.encoding, block.encoding.prepare(position), model.log_n, q_BTNH, k_BTNH, pos_BT, None
-    )
     one, seen = slice(query, query + 1), slice(query + 1)
-    on_logits_BT, on_bias_BT = (None if x is None else x[:, one] for x in scales)
-    logits_BNTS = attention_logits(
-        *(q_BTNH[:, one], k_BTNH[:, seen]),
-        q_pos_BT=pos_BT[:, one],
-        k_pos_BS=pos_BT[:, seen],
-        bias=bias,
-        logit_scale_BT=on_logits_BT,
-        bias_scale_BT=on_bias_BT,
+    q_pos_B1, k_pos_BS = pos_BT[:, one], pos_BT[:, seen]
+    q_B1NH, k_BSNH, scales, bias = positioned(
+        *(block.encoding, block.encoding.prepare(position), model.log_n),
+        *(q_BTNH[:, one], k_BTNH[:, seen], q_pos_B1, k_pos_BS),
+        seen_BT=keys_seen(query + 1)[:, one],
+        context_length=tokens_BT.shape[1],
     )
-    return logits_BNTS[:, :, 0]
+    logits_BN1S = attention_logits(
+        *(q_B1NH, k_BSNH),
+        q_pos_BT=q_pos_B1,
+        k_pos_BS=k_pos_BS,
+        bias=bias,
+        logit_scale_BT=scales.on_logits_BT,
+        bias_scale_BT=scales.on_bias_BT,
+    )
+    return logits_BN1S[:, :, 0]
 
 
 def layer_of(model: Decoder, params: Any, layer: int) -> tuple[Block, Params, Position | None]:

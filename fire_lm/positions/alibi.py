@@ -47,6 +47,10 @@ class ALiBi(PositionalEncoding):
 
     interpolate: bool = False
 
+    @property
+    def uses_context_length(self) -> bool:
+        return self.interpolate
+
     def interpolated(self) -> ALiBi | None:
         return None if self.interpolate else dataclasses.replace(self, interpolate=True)
 

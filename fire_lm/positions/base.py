@@ -64,6 +64,14 @@ class PositionalEncoding:
         """
         return None
 
+    @property
+    def uses_context_length(self) -> bool:
+        """Whether a hook gives something else for another `context_length`.
+
+        Decoding then takes one length for the whole call, as keys of another are of no use.
+        """
+        return False
+
     def interpolated(self) -> PositionalEncoding | None:
         """This encoding with position interpolation, on the same parameters; None if it knows none.
 

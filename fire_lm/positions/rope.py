@@ -89,6 +89,10 @@ class RoPE(PositionalEncoding):
         """d, the number of rotated dims of a head."""
         return round(self.rotary_fraction * self.head_dim)
 
+    @property
+    def uses_context_length(self) -> bool:
+        return self.scaling is not None and self.scaling.follows_input
+
     def interpolated(self) -> RoPE | None:
         if self.scaling is not None:
             return None

@@ -42,6 +42,11 @@ class RopeScaling(abc.ABC):
                 "(4 serves inputs of four times the training length)"
             )
 
+    @property
+    def follows_input(self) -> bool:
+        """Whether s depends on the length of the input."""
+        return self.factor is None
+
     @abc.abstractmethod
     def frequencies(
         self, width: int, base: float, train_length: int, context_length: int
@@ -159,6 +164,10 @@ class DynamicNTK(NTKAware):
     label: ClassVar[str] = "dynamic_ntk"
 
     factor: float = 1.0
+
+    @property
+    def follows_input(self) -> bool:
+        return True
 
     def stretch(self, train_length: int, context_length: int) -> float:
         return 1 + self.factor * (max(1.0, context_length / train_length) - 1)

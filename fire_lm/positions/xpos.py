@@ -63,6 +63,10 @@ class XPos(PositionalEncoding):
             if not getattr(self, name) > least:
                 raise UserError(f"XPos.{name} is {getattr(self, name):g}: it must be above {least}")
 
+    @property
+    def uses_context_length(self) -> bool:
+        return True
+
     def check_length(self, length: int, context_length: int) -> None:
         rate = decay_rates(self.head_dim, self.scale_base, context_length).max()
         if rate * length > LARGEST_EXPONENT * (1 + 1e-6):
