@@ -350,7 +350,7 @@ class Decoder(nn.Module):
             layers = scan(block)(self.size, self.encodings[0], *common, name="layers")
             own = None if past is None else past[0]
             x_BTD, only = layers(x_BTD, reading, shared[0], own)
-            kept = (only,)
+            kept: Any = (only,)
         else:
             x_BTD, kept = scan(Group)(blocks, name="layers")(x_BTD, reading, shared, past)
         if lengths_B is not None:

@@ -1,0 +1,113 @@
+"""The keys and values that decoding keeps, in two caches.
+
+The prompt's is written once and shared by the K continuations of an example; the generated one is
+small. Layers only read them: what a step adds is written once for all layers, after them, since a
+cache that a loop over layers hands on is copied.
+
+Shapes: B examples, K continuations, P prompt, T new tokens, C context, N heads, H head dim, L
+layers (of one encoding of several that take turns), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fire_lm.attention.cached import CachedKeys
+from fire_lm.models import Decoder
+from fire_lm.models.decoder import Past, Reading
+
+
+class Cache(NamedTuple):
+    """All that is kept of what was read.
+
+    Attributes:
+      turns: for each encoding that takes turns, the keys of its layers `[L, ...]`.
+      pos_BS: positions of the prompt's keys, then of the generated ones; padding stands beyond
+        every token.
+    """
+
+    turns: tuple[Past, ...]
+    pos_BS: jax.Array
+
+
+def prefill(
+    model: Decoder,
+    params: Any,
+    prompts_BP: jax.Array,
+    lengths_B: jax.Array,
+    pos_C: jax.Array,
+    new_tokens: int,
+    continuations: int,
+    context_length: int,
+) -> tuple[jax.Array, Cache]:
+    """Reads the prompts by the forward pass of training: (logits `[B, V]`, cache).
+
+    `pos_C` int32 are the positions of a text of prompt and answer, repeated at its end.
+    """
+    batch, prompt = prompts_BP.shape
+    out: Any = model.apply(
+        *({"params": params}, prompts_BP, pos_C[None, :prompt], lengths_B, context_length),
+        method="prefill",
+    )
+    logits_BV, kept = out
+    turns = []
+    for k_LBPNH, v_LBPNH, position in kept:
+        layers, _, _, *heads = k_LBPNH.shape
+        empty = jnp.zeros((layers, batch, continuations, new_tokens, *heads), k_LBPNH.dtype)
+        turns.append(Past(CachedKeys(k_LBPNH, v_LBPNH, empty, empty), position))
+    is_token_BP = jnp.arange(prompt)[None] < lengths_B[:, None]
+    prompt_pos_BP = jnp.where(is_token_BP, pos_C[None, :prompt], pos_C[-1] + 1)
+    generated_BT = lengths_B[:, None] + jnp.arange(new_tokens)[None]
+    pos_BS = jnp.concatenate([prompt_pos_BP, pos_C[generated_BT]], axis=1)
+    return logits_BV, Cache(tuple(turns), pos_BS)
+
+
+def read_token(
+    model: Decoder,
+    params: Any,
+    cache: Cache,
+    tokens_BK: jax.Array,
+    lengths_B: jax.Array,
+    pos_C: jax.Array,
+    index: jax.Array,
+    context_length: int,
+) -> tuple[jax.Array, Cache]:
+    """Reads generated token `index` (from 0) of every continuation: (logits `[B, K, V]`, cache)."""
+    place_B = lengths_B + index
+    pos_BK, seen_BK = (
+        jnp.broadcast_to(x_B[:, None], tokens_BK.shape) for x_B in (pos_C[place_B], place_B + 1)
+    )
+    reading = Reading(pos_BK, None, seen_BK, cache.pos_BS)
+    out: Any = model.apply(
+        *({"params": params}, tokens_BK, reading, cache.turns, context_length), method="step"
+    )
+    logits_BKV, kept = out
+    turns = []
+    for past, new in zip(cache.turns, kept, strict=True):
+        start = (0, 0, 0, index, 0, 0)
+        k, v = (
+            jax.lax.dynamic_update_slice(old, one[:, :, :, None], start)
+            for old, one in ((past.keys.k_BKTNH, new.k_BSNH), (past.keys.v_BKTNH, new.v_BSNH))
+        )
+        turns.append(past._replace(keys=past.keys._replace(k_BKTNH=k, v_BKTNH=v)))
+    return logits_BKV, cache._replace(turns=tuple(turns))
+
+
+def of_parents(cache: Cache, parent_BK: jax.Array) -> Cache:
+    """The cache of continuations that go on from others of their example."""
+
+    def taken(x_LBKTNH: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x_LBKTNH, parent_BK[None, :, :, None, None, None], axis=2)
+
+    turns = tuple(
+        past._replace(
+            keys=past.keys._replace(
+                k_BKTNH=taken(past.keys.k_BKTNH), v_BKTNH=taken(past.keys.v_BKTNH)
+            )
+        )
+        for past in cache.turns
+    )
+    return cache._replace(turns=turns)

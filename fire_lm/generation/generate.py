@@ -1,0 +1,147 @@
+"""Prompts to continuations, in one compiled program.
+
+Shapes: B examples, K continuations, P prompt, T new tokens, C context, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.generation.beam import beam_search
+from fire_lm.generation.cache import Cache, prefill, read_token
+from fire_lm.generation.methods import Beam, Greedy, Method
+from fire_lm.generation.sampling import Continued, sample
+from fire_lm.models import Decoder
+
+
+class Generated(NamedTuple):
+    """Continuations of prompts, on the host.
+
+    Attributes:
+      tokens_BKT: int32, the stop token included; 0 after the end.
+      lengths_BK: int32, tokens generated.
+      logprobs_BKT: float32, of each token under the model, before temperature and filters.
+      scores_BK: their sum; of a beam divided by the length penalty.
+      stopped_BK: whether a stop token ended it, rather than the number of new tokens.
+      context_length: of the call, for encodings that are defined by the length of the input.
+    """
+
+    tokens_BKT: np.ndarray
+    lengths_BK: np.ndarray
+    logprobs_BKT: np.ndarray
+    scores_BK: np.ndarray
+    stopped_BK: np.ndarray
+    context_length: int
+
+
+def generate(
+    model: Decoder,
+    params: Any,
+    prompts_BP: Any,
+    lengths_B: Any,
+    *,
+    new_tokens: int,
+    method: Method = Greedy(),  # noqa: B008 (frozen)
+    stop_ids: tuple[int, ...] = (),
+    keys_B: jax.Array | None = None,
+    context_length: int | None = None,
+) -> Generated:
+    """Continues each prompt by `new_tokens` tokens at most.
+
+    A continuation does not depend on the other prompts or on padding, given `context_length`: by
+    default it is the longest prompt and `new_tokens`, which matters to encodings that are defined
+    by the length of the input, and to positions that are drawn for it.
+
+    Args:
+      prompts_BP: int32, padded to the right; each begins with 0, as rows of training do.
+      lengths_B: int32, tokens of each prompt.
+      method: `Greedy`, `Sample` or `Beam`.
+      stop_ids: tokens that end a continuation.
+      keys_B: a random key for each example; by default of seed 0 and the example's number.
+      context_length: tokens of the whole input, one for the call.
+
+    Raises:
+      UserError: a prompt is empty or too long, or the model knows too few positions.
+      RunFailed: the model gives NaN.
+    """
+    prompts, lengths = np.asarray(prompts_BP, np.int32), np.asarray(lengths_B, np.int32)
+    context = check_prompts(model, prompts, lengths, new_tokens, context_length)
+    if keys_B is None:
+        fold = functools.partial(jax.random.fold_in, jax.random.key(0))
+        keys_B = jax.vmap(fold)(jnp.arange(len(lengths)))
+    padded = prompts.shape[1] + new_tokens
+    pos_C = model.resampling.evaluation_positions(context)[0][:padded]
+    pos_C = jnp.pad(pos_C, (0, padded - pos_C.size), mode="edge")
+    # Others are compiled once for all lengths of a bucket.
+    exact = any(encoding.uses_context_length for encoding in model.encodings)
+    found = continue_prompts(
+        *(model, method, new_tokens, tuple(sorted(set(stop_ids))), context if exact else padded),
+        *(params, prompts, lengths, pos_C, keys_B),
+    )
+    tokens, logprobs, scores, stopped = (np.asarray(x) for x in found)
+    if np.isnan(logprobs).any():
+        raise RunFailed("the model gives NaN: the checkpoint is of a run that diverged")
+    return Generated(tokens, (tokens != 0).sum(-1), logprobs, scores, stopped, context)
+
+
+def check_prompts(
+    model: Decoder,
+    prompts_BP: np.ndarray,
+    lengths_B: np.ndarray,
+    new_tokens: int,
+    context_length: int | None,
+) -> int:
+    """The context length of the call; raises UserError where something does not fit."""
+    if new_tokens < 1:
+        raise UserError(f"new_tokens is {new_tokens}: it must be 1 or more")
+    if prompts_BP.ndim != 2 or lengths_B.shape != prompts_BP.shape[:1] or not lengths_B.size:
+        raise UserError(
+            f"prompts have the shape {prompts_BP.shape}, lengths {lengths_B.shape}: they must be "
+            "[B, P] and [B], for one prompt or more"
+        )
+    if lengths_B.min() < 1 or lengths_B.max() > prompts_BP.shape[1]:
+        raise UserError(
+            f"lengths of prompts are from 1 (the first token, 0) to {prompts_BP.shape[1]}, got "
+            f"{lengths_B.min()} to {lengths_B.max()}"
+        )
+    needed = int(lengths_B.max()) + new_tokens
+    context = needed if context_length is None else context_length
+    if context < needed:
+        raise UserError(f"context_length is {context}: prompt and new tokens have {needed}")
+    last = int(model.resampling.evaluation_positions(context)[0, needed - 1])
+    for encoding in model.encodings:
+        encoding.check_length(last + 1, context)
+    return context
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def continue_prompts(
+    model: Decoder,
+    method: Method,
+    new_tokens: int,
+    stop_ids: tuple[int, ...],
+    context_length: int,
+    params: Any,
+    prompts_BP: jax.Array,
+    lengths_B: jax.Array,
+    pos_C: jax.Array,
+    keys_B: jax.Array,
+) -> Continued:
+    """`generate` on the devices."""
+    logits_BV, cache = prefill(
+        *(model, params, prompts_BP, lengths_B, pos_C, new_tokens),
+        *(method.continuations, context_length),
+    )
+
+    def read(cache: Cache, tokens_BK: jax.Array, index: jax.Array) -> tuple[jax.Array, Cache]:
+        return read_token(model, params, cache, tokens_BK, lengths_B, pos_C, index, context_length)
+
+    if isinstance(method, Beam):
+        return beam_search(read, method, logits_BV, cache, new_tokens, stop_ids)
+    return sample(read, method, logits_BV, cache, keys_B, new_tokens, stop_ids)

@@ -1,0 +1,107 @@
+"""How the next token is chosen: greedily, by sampling, by beam search.
+
+Shapes: B examples, K continuations of each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fire_lm.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy:
+    """The likeliest token."""
+
+    @property
+    def continuations(self) -> int:
+        return 1
+
+    def choose(self, logits_BKV: jax.Array, keys_BK: jax.Array) -> jax.Array:
+        """Token ids `[B, K]` int32. `keys_BK`: random keys, one a continuation."""
+        del keys_BK
+        return jnp.argmax(logits_BKV, axis=-1).astype(jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A token drawn from the model's distribution, changed by temperature, then top-k, then top-p
+    (the order of Hugging Face).
+
+    Attributes:
+      temperature: divides the logits; above 0.
+      top_k: only so many of the likeliest tokens; None for all.
+      top_p: only the likeliest tokens whose probabilities sum to this, the one that crosses it
+        included; 1 for all.
+      samples: continuations of each prompt.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    samples: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise UserError(f"temperature is {self.temperature:g}: it must be above 0 (or Greedy)")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}: it must be 1 or more")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p:g}: it must be above 0 and at most 1")
+        if self.samples < 1:
+            raise UserError(f"samples is {self.samples}: it must be 1 or more")
+
+    @property
+    def continuations(self) -> int:
+        return self.samples
+
+    def choose(self, logits_BKV: jax.Array, keys_BK: jax.Array) -> jax.Array:
+        """Token ids `[B, K]` int32, each drawn with its own key."""
+        draw = jax.vmap(jax.vmap(jax.random.categorical))
+        logits_BKV = logits_BKV / self.temperature
+        if self.top_k is None and self.top_p == 1:
+            return draw(keys_BK, logits_BKV).astype(jnp.int32)
+        size = logits_BKV.shape[-1]
+        sorted_BKV, id_BKV = jax.lax.top_k(logits_BKV, min(size, self.top_k or size))
+        probability_BKV = jax.nn.softmax(sorted_BKV, axis=-1)
+        before_BKV = jnp.cumsum(probability_BKV, axis=-1) - probability_BKV
+        sorted_BKV = jnp.where(before_BKV < self.top_p, sorted_BKV, -jnp.inf)
+        place_BK1 = draw(keys_BK, sorted_BKV)[..., None]
+        return jnp.take_along_axis(id_BKV, place_BK1, axis=-1)[..., 0].astype(jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Beam:
+    """Beam search with the length penalty of Wu et al. (2016), Eq. 14, without coverage.
+
+    Attributes:
+      beams: K, hypotheses that are kept.
+      alpha: of the penalty ((5 + n) / 6)^alpha that divides the log-probability of n generated
+        tokens, the stop token included. The prompt does not count: behind a long one the penalty
+        would be constant.
+    """
+
+    beams: int = 4
+    alpha: float = 0.6
+
+    def __post_init__(self) -> None:
+        if self.beams < 1:
+            raise UserError(f"beams is {self.beams}: it must be 1 or more")
+        if not 0 <= self.alpha < math.inf:
+            raise UserError(f"alpha is {self.alpha:g}: it must be 0 or more")
+
+    @property
+    def continuations(self) -> int:
+        return self.beams
+
+    def penalty(self, length: jax.Array | int) -> jax.Array:
+        """Divides the log-probability of `length` generated tokens; float32."""
+        return ((5.0 + jnp.asarray(length, jnp.float32)) / 6.0) ** self.alpha
+
+
+Method = Greedy | Sample | Beam

@@ -1,0 +1,94 @@
+"""Decoding with cached keys against the full forward pass, for every encoding."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gin_files import CONFIGS, QUICK_THEN_ALL
+
+from fire_lm.config.program import Place
+from fire_lm.experiment import load_config
+from fire_lm.generation.cache import prefill, read_token
+from fire_lm.models import Decoder, ModelSize
+
+SIZE = ModelSize(4, hidden_size=48, num_heads=6, head_dim=8, mlp_size=48, init_std=0.3)
+TRAINED, PROMPT, NEW = 16, 14, 10  # the bucket is longer than the prompts
+LENGTHS = np.array([12, 5, 9], np.int32)
+TOKENS = np.random.default_rng(0).integers(1, 32, (3, PROMPT + NEW)).astype(np.int32)
+
+
+@functools.cache
+def configured(name: str) -> Decoder:
+    """The decoder that configs/positions/NAME.gin gives, small."""
+    config = load_config(
+        [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")],
+        ["Learned.max_length = 64"] if name == "learned" else [],
+    )
+    changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": TRAINED}
+    return config.call_place(Place((), "build_decoder"), (), changed | {"dtype": "float32"})
+
+
+def filled(model: Decoder) -> Any:
+    """Parameters of a size at which every hook matters."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
+
+
+def quick_jit(function: Any) -> Any:
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def deviation(model: Decoder, lengths: np.ndarray, cached: int | None = None) -> float:
+    """Of the logits of teacher-forced decoding, in standard deviations of those of the full pass.
+
+    `cached`: the context length that decoding is told; by default that of the full pass.
+    """
+    params, context = filled(model), int(lengths.max()) + NEW
+    pos_C = model.resampling.evaluation_positions(context)
+    padded = jnp.pad(pos_C[0], (0, PROMPT + NEW - context), mode="edge")
+    told = context if cached is None else cached
+
+    @quick_jit
+    def decoded(params: Any) -> jax.Array:
+        prompts = jnp.where(np.arange(PROMPT)[None] < lengths[:, None], TOKENS[:, :PROMPT], 0)
+        first_BV, cache = prefill(
+            *(model, params, prompts, jnp.asarray(lengths), padded, NEW),
+            continuations=1,
+            context_length=told,
+        )
+
+        def one(cache: Any, index: jax.Array) -> Any:
+            token_BK = jnp.take_along_axis(jnp.asarray(TOKENS), lengths[:, None] + index, axis=1)
+            logits_BKV, cache = read_token(
+                model, params, cache, token_BK, jnp.asarray(lengths), padded, index, told
+            )
+            return cache, logits_BKV[:, 0]
+
+        _, rest_TBV = jax.lax.scan(one, cache, jnp.arange(NEW - 1))
+        return jnp.concatenate([first_BV[:, None], jnp.swapaxes(rest_TBV, 0, 1)], axis=1)
+
+    whole = quick_jit(model.apply)({"params": params}, jnp.asarray(TOKENS[:, :context]), pos_C)
+    rows = np.asarray(lengths)[:, None] - 1 + np.arange(NEW)[None]
+    expected = np.take_along_axis(np.asarray(whole), rows[..., None], axis=1)
+    return float(np.max(np.abs(decoded(params) - expected)) / np.std(expected))
+
+
+@pytest.mark.parametrize("name", QUICK_THEN_ALL)
+def test_decoding_is_the_full_forward_pass(name):
+    assert deviation(configured(name), LENGTHS) < 1e-5
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["fire", "rope_dynamic_ntk"])
+def test_decoding_prompts_of_one_length(name):
+    assert deviation(configured(name), np.full(3, PROMPT, np.int32)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["rope_dynamic_ntk"])
+def test_another_context_length_is_seen(name):
+    assert deviation(configured(name), LENGTHS, cached=4 * TRAINED) > 1e-3
