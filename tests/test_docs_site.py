@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.append(str(ROOT / "scripts"))  # last: scripts/bucket.py has the name of a test module
 
 import docs_pages  # noqa: E402
 
@@ -61,3 +61,20 @@ def test_the_site_builds(tmp_path):
     assert "WARNING" not in done.stdout + done.stderr
     for name in ("index.html", "docs/encodings.html", "api/fire_lm.positions.html"):
         assert (tmp_path / "site" / name).is_file()
+
+
+@pytest.mark.slow
+def test_a_broken_link_fails_the_build(tmp_path):
+    """mkdocs --quiet counts no warnings, so that --strict lets all of them pass."""
+    assert 'mkdocs" build --strict' in (ROOT / "scripts" / "docs").read_text()
+    folder, python = tmp_path / "site", ROOT / ".venv-docs" / "bin" / "python"
+    subprocess.run([str(ROOT / "scripts" / "docs"), str(folder)], check=True, timeout=600)
+    page = folder / "pages" / "docs" / "blocks.md"
+    page.write_text(page.read_text() + "\n[broken](nowhere.md)\n")
+    done = subprocess.run(
+        [str(python), "-m", "mkdocs", "build", "--strict", "-f", str(folder / "mkdocs.yml")],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode != 0 and "nowhere.md" in done.stderr
