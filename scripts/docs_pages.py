@@ -1,7 +1,7 @@
 """Write what MkDocs reads: `python scripts/docs_pages.py REPOSITORY FOLDER`; then `check FOLDER`.
 
 FOLDER gets the pages and images as they lie in the repository, so that their links hold, one API
-page for each package of fire_lm, and mkdocs.yml with these at the end of its nav. It needs the
+page for each package of fire_lm, and docs/mkdocs.yml with these at the end of its nav. It needs the
 standard library alone, and imports nothing of fire_lm.
 """
 
@@ -74,7 +74,7 @@ def write(repository: Path, folder: Path) -> None:
     (pages / "api").mkdir()
     for name, text in written.items():
         (pages / name).write_text(text, encoding="utf-8")
-    settings = (repository / "mkdocs.yml").read_text(encoding="utf-8")
+    settings = (repository / "docs/mkdocs.yml").read_text(encoding="utf-8")
     settings = settings.replace(
         "        python:\n", f"        python:\n          paths: ['{repository}']\n"
     )

@@ -182,17 +182,17 @@ bootstrap_beam() {  # .venv/beam: the lock and the extra `cache`, whose packages
   touch "$VENV/.whole"
 }
 
-bootstrap_docs() {  # .venv-docs: docs.lock and nothing else; MkDocs needs neither JAX nor TensorFlow
+bootstrap_docs() {  # .venv-docs: docs/requirements.lock and nothing else; MkDocs needs neither JAX nor TensorFlow
   local python
   VENV="$ROOT/.venv-docs"
   LOG="$VENV/install.log"
-  if cmp -s "$ROOT/docs.lock" "$VENV/.installed.lock" && "$VENV/bin/python" -c '' 2>/dev/null; then
+  if cmp -s "$ROOT/docs/requirements.lock" "$VENV/.installed.lock" && "$VENV/bin/python" -c '' 2>/dev/null; then
     return
   fi
   python=$(find_python) || exit $?
   rm -rf "$VENV"
   mkdir -p "$VENV" || fail 1 "$VENV cannot be made."
   phase "creating an environment for the documentation" make_environment "$python"
-  phase "installing docs.lock into it" install --require-hashes -r "$ROOT/docs.lock"
-  cp "$ROOT/docs.lock" "$VENV/.installed.lock"
+  phase "installing docs/requirements.lock into it" install --require-hashes -r "$ROOT/docs/requirements.lock"
+  cp "$ROOT/docs/requirements.lock" "$VENV/.installed.lock"
 }

@@ -14,7 +14,7 @@ import docs_pages  # noqa: E402
 
 
 def test_the_navigation_lists_every_page():
-    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    nav = (ROOT / "docs/mkdocs.yml").read_text().split("\nnav:\n")[1]
     listed = re.findall(r"- ([\w/]+\.md)$", nav, re.MULTILINE)
     pages = [*ROOT.glob("docs/*.md"), *(ROOT / n for n in ("README.md", "CHANGELOG.md"))]
     pages.append(ROOT / "tpu" / "README.md")
@@ -53,7 +53,7 @@ def test_what_a_page_would_load_from_the_network_is_found(tmp_path, html, found)
 
 @pytest.mark.slow
 def test_the_site_builds(tmp_path):
-    """Installs docs.lock into .venv-docs if it is not there."""
+    """Installs docs/requirements.lock into .venv-docs if it is not there."""
     done = subprocess.run(
         [str(ROOT / "scripts" / "docs"), str(tmp_path)], capture_output=True, text=True, timeout=600
     )

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
-from fire_lm.sweep_settings import configuration
 
 from fire_lm import config as gin
 from fire_lm.errors import UserError
@@ -26,6 +25,7 @@ from fire_lm.positions.resampling import (
 )
 from fire_lm.positions.t5 import T5
 from fire_lm.runs.saved import saved_config
+from fire_lm.sweeps.settings import configuration
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.step import TrainState, init_state, train_step
 
