@@ -1,1 +1,1 @@
-"""Data sets written from files or from the text that every machine has; vocabularies trained on them."""
+"""Data sets from files, or from the text that every machine has; vocabularies trained on them."""
