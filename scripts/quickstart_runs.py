@@ -138,6 +138,8 @@ def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> None
             running = [name for name, step in done.items() if 0 < step < arguments.steps]
             text = f"training {', '.join(running)}" if running else "starting, compiling or scoring"
             progress.show(min(sum(done.values()), total - 1), text)
+    if not any(worker.returncode for worker in workers):
+        progress.show(total, "trained and scored")
     progress.close()
 
 
