@@ -1,4 +1,4 @@
-# Sourced by scripts/quickstart and scripts/test: makes .venv from requirements.lock, or re-uses it.
+# Sourced by scripts/quickstart, scripts/test and others: makes .venv from requirements.lock, or re-uses it.
 # shellcheck shell=bash
 #
 #   bootstrap         .venv is ready, or the script ends with a plain message
@@ -78,7 +78,7 @@ phase() {  # TEXT COMMAND...: runs it into the log, a sign of life every 10 s; e
   wait "$heartbeat" 2>/dev/null || true
   if [ "$code" -ne 0 ]; then
     tail -n 15 "$LOG" >&2
-    fail 1 "\"$text\" failed (exit code $code); the whole output is in .venv/install.log." \
+    fail 1 "\"$text\" failed (exit code $code); the whole output is in ${LOG#"$ROOT"/}." \
       "Mend the cause and run the same command again."
   fi
   say "    done in $((SECONDS - start)) s"
@@ -180,4 +180,19 @@ bootstrap_beam() {  # .venv/beam: the lock and the extra `cache`, whose packages
     install --require-hashes -r "$ROOT/requirements.lock"
   phase "installing Apache Beam into it" install apache-beam==2.77.0 google-crc32c
   touch "$VENV/.whole"
+}
+
+bootstrap_docs() {  # .venv-docs: docs/requirements.lock and nothing else; MkDocs needs neither JAX nor TensorFlow
+  local python
+  VENV="$ROOT/.venv-docs"
+  LOG="$VENV/install.log"
+  if cmp -s "$ROOT/docs/requirements.lock" "$VENV/.installed.lock" && "$VENV/bin/python" -c '' 2>/dev/null; then
+    return
+  fi
+  python=$(find_python) || exit $?
+  rm -rf "$VENV"
+  mkdir -p "$VENV" || fail 1 "$VENV cannot be made."
+  phase "creating an environment for the documentation" make_environment "$python"
+  phase "installing docs/requirements.lock into it" install --require-hashes -r "$ROOT/docs/requirements.lock"
+  cp "$ROOT/docs/requirements.lock" "$VENV/.installed.lock"
 }

@@ -25,6 +25,7 @@ from fire_lm.console import Progress
 
 # Of the 131,072 of configs/runs/quickstart.gin as much as tells the encodings apart.
 SCORED_TOKENS = 65_536
+_WARMUP = 50  # as configs/runs/quickstart.gin has it, where there are steps enough
 # For glibc: it keeps what a step frees for the next one. Else it gives it back to the kernel, which
 # takes up to a third of the time of a step. Nothing that is computed changes.
 _KEEP_MEMORY = {
@@ -64,6 +65,7 @@ def work(arguments: argparse.Namespace) -> int:
                 f"--gin_file=configs/positions/{encoding}.gin",
                 f"--gin.DATA_DIR={arguments.data_dir}",
                 f"--gin.TRAIN_STEPS={arguments.steps}",
+                f"--gin.AdamW.warmup_steps={min(_WARMUP, arguments.steps // 4)}",
                 f"--gin.length_sweep.tokens={SCORED_TOKENS}",
                 f"--workdir={run}",
             ]
@@ -136,6 +138,8 @@ def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> None
             running = [name for name, step in done.items() if 0 < step < arguments.steps]
             text = f"training {', '.join(running)}" if running else "starting, compiling or scoring"
             progress.show(min(sum(done.values()), total - 1), text)
+    if not any(worker.returncode for worker in workers):
+        progress.show(total, "trained and scored")
     progress.close()
 
 

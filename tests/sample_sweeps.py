@@ -51,7 +51,7 @@ def load(*given: Any) -> gin.Config:
 LOAD_CONFIG = experiment.load_config
 
 
-def load_config(files: Sequence[str], bindings: Sequence[str] = (), paths: str = ""):
+def load_config(files: Sequence[str], bindings: Sequence[str] = (), *rest: Any):
     """Once for all folders: what is saved of a run says which of RUNS it is."""
     found, seeds = ["configs/runs/quickstart.gin"], []
     for file in files:
@@ -61,7 +61,7 @@ def load_config(files: Sequence[str], bindings: Sequence[str] = (), paths: str =
             seeds.append(f"SEED={seed}")
         else:
             found.append(file)
-    return load(tuple(found), (*seeds, *bindings), paths)
+    return load(tuple(found), (*seeds, *bindings))
 
 
 def is_of(run: Path) -> str:

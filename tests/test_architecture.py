@@ -167,3 +167,9 @@ def test_a_wheel_finds_its_configs(tmp_path):
         [*command, *files], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0 and "ENCODING = 'fire'" in done.stdout, done.stderr
+
+
+def test_every_folder_of_code_is_a_package():
+    """Else import-linter and the documentation site would not see it."""
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []

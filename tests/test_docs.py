@@ -234,3 +234,27 @@ def test_estimates_are_those_that_tests_pin(name, run, slice_):
     assert int(collectives.replace(",", "")) == round(moved / 2**20)
     for stated, pinned in ((memory, step["memory"]), (sweep, scoring["memory"])):
         assert 0 < float(stated) - sum(pinned.values()) / 2**30 < 0.5
+
+
+def test_times_and_chip_hours_follow_from_the_estimated_steps():
+    """600,000 steps of docs/preflight.md, in tpu/README.md: hours or days, and chip-hours."""
+    steps = {}
+    for line in (ROOT / "docs" / "preflight.md").read_text().splitlines():
+        if found := re.match(
+            r"\| (125M|350M) (FIRE|RoPE)[^|]*\| (\S+): (\d+) \|.* = ([\d.]+) \|", line
+        ):
+            size, name, slice_, chips, milliseconds = found.groups()
+            steps[f"{size} {name}", slice_] = int(chips), float(milliseconds)
+    page = (ROOT / "tpu" / "README.md").read_text()
+    rows = re.findall(
+        r"^\| (\S+ \S+) \| (\S+) \| ([\d.]+) ms \| ([\d.]+) (h|days) \| ([\d,]+) \|$",
+        page,
+        re.MULTILINE,
+    )
+    assert len(rows) == 7
+    for run, slice_, step, time, unit, chip_hours in rows:
+        chips, milliseconds = steps[run, slice_]
+        hours = 600_000 * milliseconds / 3.6e6
+        assert abs(float(step) - milliseconds) <= 0.5
+        assert abs(float(time) - hours / {"h": 1, "days": 24}[unit]) <= 0.051
+        assert abs(int(chip_hours.replace(",", "")) - hours * chips) <= 6

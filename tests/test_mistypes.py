@@ -136,6 +136,7 @@ def folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "fire"
     (run / "checkpoints" / "20" / "state").mkdir(parents=True)
+    (run / "checkpoints" / "20" / "state" / "array").write_text("never read")
     write_manifest(epath.Path(run / "checkpoints" / "20"))
     gin.save(load_config([flag.partition("=")[2] for flag in FLAGS[:2]]), run)
     return tmp_path

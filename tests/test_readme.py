@@ -45,7 +45,7 @@ class WalkThrough:
     def __init__(self) -> None:
         text = (DOCS / "add_an_encoding.md").read_text()
         blocks = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-        commands, self.code, self.gin = blocks
+        commands, self.code, self.gin = blocks[:3]  # then those of a package of one's own
         self.files = {
             re.findall(r"`(fire_lm/positions/(?!base)\w+\.py)`", text)[0]: self.code,
             re.findall(r"`(configs/positions/\w+\.gin)`", text)[0]: self.gin,

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
-from fire_lm.sweep_settings import configuration
 
 from fire_lm import config as gin
 from fire_lm.errors import UserError
@@ -26,6 +25,7 @@ from fire_lm.positions.resampling import (
 )
 from fire_lm.positions.t5 import T5
 from fire_lm.runs.saved import saved_config
+from fire_lm.sweeps.settings import configuration
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.step import TrainState, init_state, train_step
 
@@ -225,7 +225,7 @@ def test_a_run_of_before_goes_on_with_one_draw_for_a_batch(tmp_path):
     text = text.replace("evaluation = 'random'", "evaluation = 'plain'")  # as it was saved
     same = load_config([*files, "configs/resampling/randomized.gin"], ["DATA_DIR=data"])
     assert gin.differences(text, same, root="pretrain") == []
-    swept = argparse.Namespace(gin_file=[], bindings=[], gin_search_paths="")
+    swept = argparse.Namespace(gin_file=[], bindings=[], gin_search_paths="", imports=[])
     config, variant = configuration(swept, epath.Path(tmp_path))
     assert config.text() == old.text() and variant == ""
     swept.gin_file = ["configs/resampling/even.gin"]

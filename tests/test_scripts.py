@@ -141,7 +141,7 @@ def test_an_unfit_python_is_refused(tree):
     assert (code, asked) == (2, []) and "3.11" in output and str(old) in output
 
 
-@pytest.mark.parametrize("script", ["quickstart", "test"])
+@pytest.mark.parametrize("script", ["docs", "quickstart", "test"])
 def test_usage(script):
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -177,7 +177,7 @@ def test_kernels_compile_for_v4_v5e_and_v6e():
 @pytest.mark.parametrize(
     "size, what, length, batch, most",
     [
-        pytest.param("size_125m", "train", 8192, 8, 8, marks=pytest.mark.ci),
+        pytest.param("size_125m", "train", 8192, 8, 8, marks=pytest.mark.slow),
         pytest.param("size_350m", "train", 32768, 4, 30.75, marks=pytest.mark.slow),
         pytest.param("size_125m", "score", 32768, 4, 8, marks=pytest.mark.slow),
         pytest.param("size_350m", "score", 32768, 4, 8, marks=pytest.mark.slow),
@@ -190,7 +190,7 @@ def test_models_fit_a_v4_chip(size, what, length, batch, most):
     assert 0 < figures["temp"] <= most and figures["all"] <= 30.75
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_bench_of_the_schedule():
     """What is reached of the goals for v4 stays reached."""
     text = compile_on(

@@ -194,7 +194,7 @@ def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched)
     reporter.counters = {"recent_losses": []}
     saves.reached_preemption.return_value = False
     run = tiny_run(train_steps=6, checkpoints=Checkpointing(save_every=2))
-    job = Job("", True, goodput, watch, StopFlag(), saves)
+    job = Job("", True, goodput, watch, StopFlag(), saves, lambda: None)
 
     def train() -> bool:
         return run_steps(run, job, reporter, batches, make_mesh(MeshShape()), step, state, 0)

@@ -1,0 +1,99 @@
+"""Write what MkDocs reads: `python scripts/docs_pages.py REPOSITORY FOLDER`; then `check FOLDER`.
+
+FOLDER gets the pages and images as they lie in the repository, so that their links hold, one API
+page for each package of fire_lm, and docs/mkdocs.yml with these at the end of its nav. It needs the
+standard library alone, and imports nothing of fire_lm.
+"""
+
+import ast
+import re
+import shutil
+import sys
+from pathlib import Path
+
+COPIED = ("README.md", "CHANGELOG.md", "CITATION.cff", "docs/*.md", "tpu/README.md")
+IMAGES = "fire_lm/reporting/evidence/**/*"
+# What a browser would fetch while a page is read. A link that a reader follows is no such thing.
+_FETCHED = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^"'>\s]*"""
+    r"""|<link\b(?![^>]*rel=["']?(?:canonical|next|prev)\b)[^>]*\bhref=["']?(?:https?:)?//[^"'>\s]*"""
+    r"""|(?:@import\s+["']?|url\(["']?)(?:https?:)?//[^"')\s]*""",
+    flags=re.IGNORECASE,
+)
+
+
+def public_modules(repository: Path) -> dict[str, Path]:
+    """The modules of fire_lm by their dotted names, without those that start with an underscore."""
+    found = {}
+    for path in sorted((repository / "fire_lm").rglob("*.py")):
+        parts = path.relative_to(repository).with_suffix("").parts
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+        if not any(part.startswith("_") for part in parts):
+            found[".".join(parts)] = path
+    return found
+
+
+def undocumented(modules: dict[str, Path]) -> list[str]:
+    """The modules that have no docstring; a package that holds no code needs none."""
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules.items()}
+    return [name for name, tree in trees.items() if tree.body and not ast.get_docstring(tree)]
+
+
+def api_pages(modules: dict[str, Path]) -> dict[str, str]:
+    """The text of each API page by its path: one page for each package, with its modules."""
+    members: dict[str, list[str]] = {}
+    for name, path in modules.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        members.setdefault(package, []).append(name)
+    return {
+        f"api/{package}.md": f"# {package}\n\n"
+        + "".join(f"::: {name}\n    options:\n      show_submodules: false\n\n" for name in names)
+        for package, names in sorted(members.items())
+    }
+
+
+def fetched(folder: Path) -> list[str]:
+    """What pages and style sheets of a site would load from the network."""
+    found = []
+    for path in sorted([*folder.rglob("*.html"), *folder.rglob("*.css")]):
+        text = path.read_text(encoding="utf-8")
+        found += [f"{path.relative_to(folder)}: {match[0]}" for match in _FETCHED.finditer(text)]
+    return found
+
+
+def write(repository: Path, folder: Path) -> None:
+    pages = folder / "pages"
+    shutil.rmtree(pages, ignore_errors=True)
+    images = [path for path in repository.glob(IMAGES) if path.suffix in (".png", ".svg")]
+    for path in [*(found for name in COPIED for found in repository.glob(name)), *images]:
+        target = pages / path.relative_to(repository)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    written = api_pages(public_modules(repository))
+    (pages / "api").mkdir()
+    for name, text in written.items():
+        (pages / name).write_text(text, encoding="utf-8")
+    settings = (repository / "docs/mkdocs.yml").read_text(encoding="utf-8")
+    settings = settings.replace(
+        "        python:\n", f"        python:\n          paths: ['{repository}']\n"
+    )
+    nav = "  - API:\n" + "".join(f"      - {name}\n" for name in written)
+    (folder / "mkdocs.yml").write_text(settings + nav, encoding="utf-8")
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[0] == "check":
+        if found := fetched(Path(arguments[1])):
+            print("These would be loaded from the network:", *found[:20], sep="\n  ")
+        return int(bool(found))
+    repository, folder = (Path(name).resolve() for name in arguments)
+    if missing := undocumented(public_modules(repository)):
+        print("These public modules have no docstring:", *missing, sep="\n  ")
+        return 1
+    write(repository, folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
