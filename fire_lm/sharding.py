@@ -157,6 +157,18 @@ def with_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     )
 
 
+def decoding_layout(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """As `with_shardings`, but whole along `fsdp`: parameters that are split there would have to be
+    gathered for every token."""
+
+    def whole(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        spec = (None if axis == "fsdp" else axis for axis in leaf.sharding.spec)
+        layout = NamedSharding(leaf.sharding.mesh, PartitionSpec(*spec))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout)
+
+    return jax.tree.map(whole, with_shardings(tree, mesh))
+
+
 def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -> None:
     """Every device must get the same number of whole sequences of every microbatch."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"] * microbatches

@@ -14,6 +14,7 @@ from fire_lm.generation.generate import continue_prompts
 from fire_lm.models import ModelSize, build_decoder, token_losses
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.learned import Learned
+from fire_lm.sharding import decoding_layout, mesh_of
 
 SIZE = ModelSize(1, hidden_size=16, num_heads=2, head_dim=8, mlp_size=16, init_std=0.5)
 STOP = 5
@@ -138,6 +139,33 @@ def test_one_program_serves_all_lengths_of_a_bucket():
     for lengths in ([4, 2, 3], [2, 2, 2], [1, 4, 4]):
         run(Greedy(), lengths=np.array(lengths, np.int32), new_tokens=2)
     assert continue_prompts._cache_size() == before + 1
+
+
+def test_tokens_are_shown_while_they_come():
+    """In chunks, the result is the same; what was shown grows to it."""
+    shown = []
+    method = Sample(samples=2)
+    found = run(method, new_tokens=20, on_tokens=shown.append)
+    np.testing.assert_array_equal(found.tokens_BKT, run(method, new_tokens=20).tokens_BKT)
+    assert [int((tokens[0, 0] != 0).sum()) for tokens in shown] == [1, 9, 17, 20]
+    for tokens in shown:
+        there = tokens != 0
+        np.testing.assert_array_equal(tokens[there], found.tokens_BKT[there])
+
+
+@pytest.mark.parametrize("method", [Sample(samples=2), Beam(2)])
+def test_a_mesh_changes_nothing(method):
+    """Three prompts shared by two devices, heads by two others."""
+    model, params = model_and_params()
+    mesh = mesh_of((1, 2, 2), jax.devices()[:4])
+    like = decoding_layout(params, mesh)
+    laid = jax.tree.map(lambda leaf, s: jax.device_put(leaf, s.sharding), params, like)
+    alone = run(method, stop_ids=(STOP,))
+    shared = generate(
+        *(model, laid, PROMPTS, LENGTHS), new_tokens=3, method=method, stop_ids=(STOP,), mesh=mesh
+    )
+    np.testing.assert_array_equal(alone.tokens_BKT, shared.tokens_BKT)
+    np.testing.assert_allclose(alone.logprobs_BKT, shared.logprobs_BKT, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,31 @@
 """Prompts to continuations, in one compiled program.
 
-Shapes: B examples, K continuations, P prompt, T new tokens, C context, V vocabulary.
+Shapes: B examples, K continuations, P prompt, T new tokens, C context, V vocabulary, U words of a
+random key.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation.beam import beam_search
 from fire_lm.generation.cache import Cache, prefill, read_token
 from fire_lm.generation.methods import Beam, Greedy, Method
-from fire_lm.generation.sampling import Continued, sample
+from fire_lm.generation.sampling import Continued, Drawing, Read, drawn, first_tokens, more_tokens
 from fire_lm.models import Decoder
+from fire_lm.models.decoder import replicate
+from fire_lm.sharding import ACTIVATIONS, BATCH
+
+# Tokens between two calls of `on_tokens`.
+_CHUNK = 8
 
 
 class Generated(NamedTuple):
@@ -51,6 +59,8 @@ def generate(
     stop_ids: tuple[int, ...] = (),
     keys_B: jax.Array | None = None,
     context_length: int | None = None,
+    mesh: Mesh | None = None,
+    on_tokens: Callable[[np.ndarray], None] | None = None,
 ) -> Generated:
     """Continues each prompt by `new_tokens` tokens at most.
 
@@ -65,6 +75,10 @@ def generate(
       stop_ids: tokens that end a continuation.
       keys_B: a random key for each example; by default of seed 0 and the example's number.
       context_length: tokens of the whole input, one for the call.
+      mesh: devices that share the prompts (data, fsdp) and heads (tensor), where `params` lie as
+        `decoding_layout` has them. All processes of a job call together with the same prompts.
+      on_tokens: called with the tokens `[B, K, T]` so far, every 8 tokens; never by beam search,
+        whose best hypothesis changes until the end.
 
     Raises:
       UserError: a prompt is empty or too long, or the model knows too few positions.
@@ -76,18 +90,54 @@ def generate(
         fold = functools.partial(jax.random.fold_in, jax.random.key(0))
         keys_B = jax.vmap(fold)(jnp.arange(len(lengths)))
     padded = prompts.shape[1] + new_tokens
-    pos_C = model.resampling.evaluation_positions(context)[0][:padded]
-    pos_C = jnp.pad(pos_C, (0, padded - pos_C.size), mode="edge")
+    pos_C = np.asarray(model.resampling.evaluation_positions(context)[0][:padded])
+    pos_C = np.pad(pos_C, (0, padded - pos_C.size), mode="edge")
     # Others are compiled once for all lengths of a bucket.
     exact = any(encoding.uses_context_length for encoding in model.encodings)
-    found = continue_prompts(
-        *(model, method, new_tokens, tuple(sorted(set(stop_ids))), context if exact else padded),
-        *(params, prompts, lengths, pos_C, keys_B),
+    if mesh is not None:
+        model = model.clone(activation_sharding=NamedSharding(mesh, ACTIVATIONS))
+    call = Call(
+        model, method, new_tokens, tuple(sorted(set(stop_ids))), context if exact else padded
     )
-    tokens, logprobs, scores, stopped = (np.asarray(x) for x in found)
+    inputs = _laid_out((prompts, lengths, np.asarray(jax.random.key_data(keys_B))), mesh)
+    count = len(lengths)
+    if on_tokens is None or isinstance(method, Beam):
+        found = continue_prompts(call, params, *inputs, pos_C)
+    else:
+        found = _in_chunks(call, params, inputs, pos_C, lambda x: on_tokens(np.asarray(x)[:count]))
+    tokens, logprobs, scores, stopped = (np.asarray(x)[:count] for x in found)
     if np.isnan(logprobs).any():
         raise RunFailed("the model gives NaN: the checkpoint is of a run that diverged")
     return Generated(tokens, (tokens != 0).sum(-1), logprobs, scores, stopped, context)
+
+
+class Call(NamedTuple):
+    """What a program is compiled for."""
+
+    model: Decoder
+    method: Method
+    new_tokens: int
+    stop_ids: tuple[int, ...]
+    context_length: int
+
+    def reader(self, params: Any, lengths_B: jax.Array, pos_C: jax.Array) -> Read:
+        def read(cache: Cache, tokens_BK: jax.Array, index: jax.Array) -> tuple[jax.Array, Cache]:
+            return read_token(
+                *(self.model, params, cache, tokens_BK, lengths_B, pos_C, index),
+                self.context_length,
+            )
+
+        return read
+
+
+def _laid_out(rows: tuple[np.ndarray, ...], mesh: Mesh | None) -> tuple[Any, ...]:
+    """Arrays `[B, ...]` on the devices; the last row is repeated until they share them evenly."""
+    if mesh is None:
+        return rows
+    missing = -len(rows[0]) % (mesh.shape["data"] * mesh.shape["fsdp"])
+    layout = NamedSharding(mesh, BATCH)
+    whole = (np.concatenate([x, *[x[-1:]] * missing]) for x in rows)
+    return tuple(jax.make_array_from_callback(x.shape, layout, x.__getitem__) for x in whole)
 
 
 def check_prompts(
@@ -120,28 +170,86 @@ def check_prompts(
     return context
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+@functools.partial(jax.jit, static_argnums=0)
 def continue_prompts(
-    model: Decoder,
-    method: Method,
-    new_tokens: int,
-    stop_ids: tuple[int, ...],
-    context_length: int,
+    call: Call,
     params: Any,
     prompts_BP: jax.Array,
     lengths_B: jax.Array,
+    keys_BU: jax.Array,
     pos_C: jax.Array,
-    keys_B: jax.Array,
 ) -> Continued:
     """`generate` on the devices."""
-    logits_BV, cache = prefill(
-        *(model, params, prompts_BP, lengths_B, pos_C, new_tokens),
-        *(method.continuations, context_length),
+    read = call.reader(params, lengths_B, pos_C)
+    if not isinstance(call.method, Beam):
+        state = _started(call, params, prompts_BP, lengths_B, keys_BU, pos_C)
+        state = more_tokens(read, call.method, state, call.new_tokens, call.stop_ids)
+        return _on_all(call, drawn(state))
+    logits_BV, cache = _read_prompts(call, params, prompts_BP, lengths_B, pos_C)
+    found = beam_search(read, call.method, logits_BV, cache, call.new_tokens, call.stop_ids)
+    return _on_all(call, found)
+
+
+def _in_chunks(
+    call: Call,
+    params: Any,
+    inputs: tuple[Any, ...],
+    pos_C: Any,
+    on_tokens: Callable[[jax.Array], None],
+) -> Continued:
+    """`continue_prompts` by sampling: a program for the first token, and one for some more."""
+    _, lengths_B, _ = inputs
+    state = _start(call, params, *inputs, pos_C)
+    on_tokens(_on_host(call, drawn(state)).tokens_BKT)
+    for until in range(1 + _CHUNK, call.new_tokens + _CHUNK, _CHUNK):
+        state = _go_on(call, params, lengths_B, pos_C, state, min(until, call.new_tokens))
+        found = _on_host(call, drawn(state))
+        on_tokens(found.tokens_BKT)
+        if np.asarray(found.stopped_BK).all():
+            break
+    return _on_host(call, drawn(state))
+
+
+def _started(
+    call: Call,
+    params: Any,
+    prompts_BP: jax.Array,
+    lengths_B: jax.Array,
+    keys_BU: jax.Array,
+    pos_C: jax.Array,
+) -> Drawing:
+    assert not isinstance(call.method, Beam)
+    logits_BV, cache = _read_prompts(call, params, prompts_BP, lengths_B, pos_C)
+    keys_B = jax.random.wrap_key_data(keys_BU)
+    return first_tokens(call.method, logits_BV, cache, keys_B, call.new_tokens, call.stop_ids)
+
+
+_start = jax.jit(_started, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnames="state")
+def _go_on(
+    call: Call, params: Any, lengths_B: jax.Array, pos_C: jax.Array, state: Drawing, until: int
+) -> Drawing:
+    assert not isinstance(call.method, Beam)
+    return more_tokens(
+        call.reader(params, lengths_B, pos_C), call.method, state, until, call.stop_ids
     )
 
-    def read(cache: Cache, tokens_BK: jax.Array, index: jax.Array) -> tuple[jax.Array, Cache]:
-        return read_token(model, params, cache, tokens_BK, lengths_B, pos_C, index, context_length)
 
-    if isinstance(method, Beam):
-        return beam_search(read, method, logits_BV, cache, new_tokens, stop_ids)
-    return sample(read, method, logits_BV, cache, keys_B, new_tokens, stop_ids)
+def _read_prompts(
+    call: Call, params: Any, prompts_BP: jax.Array, lengths_B: jax.Array, pos_C: jax.Array
+) -> tuple[jax.Array, Cache]:
+    return prefill(
+        *(call.model, params, prompts_BP, lengths_B, pos_C, call.new_tokens),
+        *(call.method.continuations, call.context_length),
+    )
+
+
+def _on_all(call: Call, found: Continued) -> Continued:
+    """Results on every device, so that each process of a job has all of them."""
+    layout = call.model.activation_sharding
+    return jax.tree.map(lambda x: replicate(x, layout), found)
+
+
+_on_host = jax.jit(_on_all, static_argnums=0)

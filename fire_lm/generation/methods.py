@@ -19,6 +19,11 @@ class Greedy:
     """The likeliest token."""
 
     @property
+    def label(self) -> str:
+        """Its name in results; likewise of the others."""
+        return "greedy"
+
+    @property
     def continuations(self) -> int:
         return 1
 
@@ -55,6 +60,12 @@ class Sample:
             raise UserError(f"top_p is {self.top_p:g}: it must be above 0 and at most 1")
         if self.samples < 1:
             raise UserError(f"samples is {self.samples}: it must be 1 or more")
+
+    @property
+    def label(self) -> str:
+        filters = f"-k{self.top_k}" if self.top_k else ""
+        filters += f"-p{self.top_p:g}" if self.top_p < 1 else ""
+        return f"sample-t{self.temperature:g}{filters}"
 
     @property
     def continuations(self) -> int:
@@ -94,6 +105,10 @@ class Beam:
             raise UserError(f"beams is {self.beams}: it must be 1 or more")
         if not 0 <= self.alpha < math.inf:
             raise UserError(f"alpha is {self.alpha:g}: it must be 0 or more")
+
+    @property
+    def label(self) -> str:
+        return f"beam-{self.beams}" + (f"-alpha{self.alpha:g}" if self.alpha != 0.6 else "")
 
     @property
     def continuations(self) -> int:

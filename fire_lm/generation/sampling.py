@@ -27,10 +27,13 @@ class Continued(NamedTuple):
     stopped_BK: jax.Array
 
 
-class _State(NamedTuple):
+class Drawing(NamedTuple):
+    """Where sampling is: tokens up to `step` are chosen, and the newest is not read yet."""
+
     step: jax.Array
     logits_BKV: jax.Array
     cache: Cache
+    keys_BK: jax.Array
     tokens_BKT: jax.Array
     logprobs_BKT: jax.Array
     stopped_BK: jax.Array
@@ -49,51 +52,64 @@ def is_stop(tokens: jax.Array, stop_ids: tuple[int, ...]) -> jax.Array:
     return stops
 
 
-def sample(
-    read: Read,
+def first_tokens(
     method: Greedy | Sample,
     logits_BV: jax.Array,
     cache: Cache,
     keys_B: jax.Array,
     new_tokens: int,
     stop_ids: tuple[int, ...],
-) -> Continued:
-    """Until all have stopped, `new_tokens` at most.
+) -> Drawing:
+    """The first token of every continuation, from the logits after the prompt.
 
     The key of a token depends on its example, its continuation and its index alone.
     """
     batch, count = logits_BV.shape[0], method.continuations
     fold = jax.random.fold_in
     keys_BK = jax.vmap(lambda key: jax.vmap(lambda k: fold(key, k))(jnp.arange(count)))(keys_B)
-
-    def choose(state: _State) -> _State:
-        keys = jax.vmap(jax.vmap(lambda key: fold(key, state.step)))(keys_BK)
-        tokens_BK = method.choose(allowed(state.logits_BKV), keys)
-        logprobs_BKV = jax.nn.log_softmax(state.logits_BKV, axis=-1)
-        logprobs_BK = jnp.take_along_axis(logprobs_BKV, tokens_BK[..., None], axis=-1)[..., 0]
-        tokens_BK = jnp.where(state.stopped_BK, 0, tokens_BK)
-        logprobs_BK = jnp.where(state.stopped_BK, 0.0, logprobs_BK)
-        return state._replace(
-            tokens_BKT=state.tokens_BKT.at[:, :, state.step].set(tokens_BK),
-            logprobs_BKT=state.logprobs_BKT.at[:, :, state.step].set(logprobs_BK),
-            stopped_BK=state.stopped_BK | is_stop(tokens_BK, stop_ids),
-        )
-
-    def one_more(state: _State) -> _State:
-        last_BK = state.tokens_BKT[:, :, state.step]
-        logits_BKV, cache = read(state.cache, last_BK, state.step)
-        return choose(state._replace(step=state.step + 1, logits_BKV=logits_BKV, cache=cache))
-
     shape = (batch, count, new_tokens)
     logits_BKV = jnp.broadcast_to(logits_BV[:, None], (batch, count, logits_BV.shape[-1]))
-    tokens_BKT, stopped_BK = jnp.zeros(shape, jnp.int32), jnp.zeros(shape[:2], bool)
-    state = _State(
-        *(jnp.int32(0), logits_BKV, cache, tokens_BKT, jnp.zeros(shape, jnp.float32), stopped_BK)
+    empty = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.zeros(shape[:2], bool))
+    start = Drawing(jnp.int32(0), logits_BKV, cache, keys_BK, *empty)
+    return _chosen(method, start, stop_ids)
+
+
+def more_tokens(
+    read: Read,
+    method: Greedy | Sample,
+    state: Drawing,
+    until: jax.Array | int,
+    stop_ids: tuple[int, ...],
+) -> Drawing:
+    """Goes on until each continuation has `until` tokens or has stopped."""
+
+    def one_more(state: Drawing) -> Drawing:
+        last_BK = state.tokens_BKT[:, :, state.step]
+        logits_BKV, cache = read(state.cache, last_BK, state.step)
+        state = state._replace(step=state.step + 1, logits_BKV=logits_BKV, cache=cache)
+        return _chosen(method, state, stop_ids)
+
+    return jax.lax.while_loop(
+        lambda state: (state.step < until - 1) & ~jnp.all(state.stopped_BK), one_more, state
     )
-    state = jax.lax.while_loop(
-        lambda state: (state.step < new_tokens - 1) & ~jnp.all(state.stopped_BK),
-        one_more,
-        choose(state),
+
+
+def _chosen(method: Greedy | Sample, state: Drawing, stop_ids: tuple[int, ...]) -> Drawing:
+    """With the token of index `step`."""
+    fold = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, state.step)))
+    tokens_BK = method.choose(allowed(state.logits_BKV), fold(state.keys_BK))
+    logprobs_BKV = jax.nn.log_softmax(state.logits_BKV, axis=-1)
+    logprobs_BK = jnp.take_along_axis(logprobs_BKV, tokens_BK[..., None], axis=-1)[..., 0]
+    tokens_BK = jnp.where(state.stopped_BK, 0, tokens_BK)
+    logprobs_BK = jnp.where(state.stopped_BK, 0.0, logprobs_BK)
+    return state._replace(
+        tokens_BKT=state.tokens_BKT.at[:, :, state.step].set(tokens_BK),
+        logprobs_BKT=state.logprobs_BKT.at[:, :, state.step].set(logprobs_BK),
+        stopped_BK=state.stopped_BK | is_stop(tokens_BK, stop_ids),
     )
+
+
+def drawn(state: Drawing) -> Continued:
+    """What has been sampled so far."""
     scores_BK = jnp.sum(state.logprobs_BKT, axis=-1)
     return Continued(state.tokens_BKT, state.logprobs_BKT, scores_BK, state.stopped_BK)
