@@ -30,7 +30,9 @@ def runs(tmp_path) -> dict[str, epath.Path]:
         files = ["configs/runs/quickstart.gin", f"configs/positions/{name}.gin"]
         found[name] = epath.Path(tmp_path) / name
         found[name].mkdir()
-        (found[name] / "config.gin").write_text(load_config(files).text())
+        # Not data/embedded, which a checkout may hold after the quick start.
+        text = load_config(files, [f"DATA_DIR={tmp_path / 'data'}"]).text()
+        (found[name] / "config.gin").write_text(text)
     return found
 
 
