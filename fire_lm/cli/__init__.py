@@ -125,7 +125,7 @@ def tell_given_twice(bindings: list[str]) -> None:
 
 
 # Flags that may be given several times.
-_REPEATED = ("--gin_file", "--import", "--also", "--runner_options")
+_REPEATED = ("--gin_file", "--import", "--also", "--runner_options", "--stop")
 
 
 def _check_once(given: list[str]) -> None:

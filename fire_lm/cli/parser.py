@@ -41,6 +41,15 @@ _REPORT: dict[str, Any] = {
     "  fire-lm report runs/quickstart\n"
     "  fire-lm report runs/fire --against=runs/rope --output=report",
 }
+_GENERATE: dict[str, Any] = {
+    "description": "Continues a prompt, or each prompt of a file, with a trained model: greedily,\n"
+    "by sampling (--temperature, --top_k, --top_p, --samples), or by beam search (--beams).",
+    "epilog": "examples:\n"
+    "  fire-lm generate runs/quickstart/fire --prompt='def main(' --new_tokens=200\n"
+    "  fire-lm generate runs/fire@1000 --prompts=prompts.jsonl --output=out.jsonl --beams=4\n\n"
+    'A line of --prompts is {"prompt": "TEXT"}, with "id" if you like. The same command resumes:\n'
+    "prompts whose results are in --output are not computed again.",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -113,6 +122,8 @@ def build_parser() -> argparse.ArgumentParser:
     sweep.add_argument("--output", help="folder of the combined table and figure")
     sweep.add_argument("--dry_run", action="store_true", help="say what would be scored and stop")
 
+    add_generate(verbs.add_parser("generate", parents=[gin, debug], help="text", **_GENERATE))
+
     report = verbs.add_parser(
         "report", parents=[debug], help="a page of tables and figures", **_REPORT
     )
@@ -130,6 +141,31 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_benches(verbs.add_parser("bench", help="time and memory, side by side"), debug)
     return parser
+
+
+def add_generate(generate: Parser) -> None:
+    generate.add_argument("run", metavar="RUN[@STEP]")
+    prompts = generate.add_mutually_exclusive_group(required=True)
+    prompts.add_argument("--prompt", metavar="TEXT", help="the answer is printed as it is written")
+    prompts.add_argument("--prompts", metavar="FILE", help="JSON lines; - is standard input")
+    generate.add_argument("--output", metavar="FILE", help="JSON lines of results (printed)")
+    generate.add_argument("--new_tokens", type=number, default=64, help="at most (%(default)s)")
+    generate.add_argument("--temperature", type=float, help="divides the logits (1)")
+    generate.add_argument("--top_k", type=number, help="draw from the likeliest K tokens")
+    generate.add_argument("--top_p", type=float, help="from the likeliest with this probability")
+    generate.add_argument("--samples", type=number, help="drawn for each prompt (1)")
+    generate.add_argument("--beams", type=number, help="search with so many hypotheses")
+    generate.add_argument("--alpha", type=float, help="length penalty of beam search (0.6)")
+    generate.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="ends a continuation (repeat)"
+    )
+    generate.add_argument("--seed", type=seed, default=0, help="of sampling (%(default)s)")
+    generate.add_argument("--batch_size", type=number, default=8, help="prompts (%(default)s)")
+    generate.add_argument(
+        "--context_length",
+        type=number,
+        help="tokens of prompt and answer, where an encoding depends on it (of the longest prompt)",
+    )
 
 
 def add_benches(benches: Parser, debug: Parser) -> None:
@@ -246,6 +282,10 @@ def number(text: str) -> int:
     return int(text)
 
 
+def seed(text: str) -> int:
+    return 0 if text == "0" else number(text)
+
+
 def split_rule(text: str) -> str | int:
     return int(text) if text.isascii() and text.isdigit() else text
 
@@ -265,7 +305,8 @@ def check_characters(parsed: argparse.Namespace, bindings: list[str]) -> None:
     given = [(_flag(name), value) for name, value in vars(parsed).items()]
     given += [(f"--gin.{name}", binding) for binding in bindings for name in [_name(binding)]]
     for flag, value in given:
-        allowed = "\n\t" if flag.startswith(("--also", "--gin.")) else ""  # quoted, over two lines
+        quoted = ("--also", "--gin.", "--prompt", "--stop")  # over several lines
+        allowed = "\n\t" if flag.startswith(quoted) else ""
         for text in value if isinstance(value, list) else [value]:
             for character in text if isinstance(text, str) else "":
                 if unicodedata.category(character) in ("Cc", "Cs") and character not in allowed:

@@ -12,6 +12,7 @@ from fire_lm.data.spec import Data
 from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
 
+_END_OF_DOCUMENT = 1  # of bytes
 _FIRST_BYTE = 3  # seqio.ByteVocabulary: padding 0, end of document 1, unknown 2, byte b is b + 3
 
 
@@ -38,6 +39,31 @@ def decode(data: Data, tokens: Iterable[int]) -> str:
         return bytes(value for value in values if 0 <= value < 256).decode(errors="replace")
     processor = _sentencepiece(data.vocabulary)
     return processor.DecodeIds([one for one in ids if 0 < one < processor.GetPieceSize()])
+
+
+def end_of_document(data: Data) -> int:
+    """The id that ends each document.
+
+    Raises:
+      UserError: as `encode`.
+    """
+    if data.vocabulary == "bytes":
+        return _END_OF_DOCUMENT
+    return int(_sentencepiece(data.vocabulary).eos_id())
+
+
+def unknown(data: Data, text: str) -> str:
+    """The first piece of `text` that the vocabulary cannot express; empty if there is none.
+
+    Raises:
+      UserError: as `encode`.
+    """
+    if data.vocabulary == "bytes":
+        return ""
+    processor = _sentencepiece(data.vocabulary)
+    ids, pieces = processor.EncodeAsIds(text), processor.EncodeAsPieces(text)
+    found = (piece for one, piece in zip(ids, pieces, strict=True) if processor.IsUnknown(one))
+    return next(found, "")
 
 
 @functools.lru_cache(maxsize=8)

@@ -17,9 +17,11 @@ from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import abstract_params
 from fire_lm.experiment import label_in
+from fire_lm.generation import Greedy, Method
 from fire_lm.models import Decoder
 from fire_lm.results import OwnRows, read_own
 from fire_lm.results.metrics_log import logged_steps
+from fire_lm.runs.continuations import Continuation, Writer
 from fire_lm.runs.saved import newest_config, saved_config
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import place, with_name
@@ -101,6 +103,32 @@ class Run:
 
     def decode(self, tokens: np.ndarray) -> str:
         return vocabulary.decode(self.data, tokens)
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        new_tokens: int = 64,
+        method: Method = Greedy(),  # noqa: B008 (frozen)
+        stop: tuple[str, ...] = (),
+        seed: int = 0,
+    ) -> list[Continuation]:
+        """What the model writes after `prompt`: one continuation, or those of all samples or beams.
+
+        The parameters are read at the first call and kept; `method` is one of `Greedy`, `Sample`
+        and `Beam` of `fire_lm.generation`.
+
+        Raises:
+          UserError: the prompt is empty, or too long for the model. RunFailed: the checkpoint is
+            damaged, or the model gives NaN.
+        """
+        model, params = self._restored
+        writer = Writer(model, params, self.data, new_tokens, method, stop, seed)
+        return writer.continue_prompts([writer.encode(prompt)], [0])[0]
+
+    @functools.cached_property
+    def _restored(self) -> tuple[Decoder, Any]:
+        return self.restore()
 
     def inputs(self, text: str) -> tuple[jax.Array, jax.Array]:
         """What the model reads to predict the tokens of `text` and the one after them: tokens and

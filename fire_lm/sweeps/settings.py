@@ -7,18 +7,17 @@ import dataclasses
 import functools
 import hashlib
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from etils import epath
 
 from fire_lm import config as gin
-from fire_lm import models
 from fire_lm.data import dataset_label, quick_splits
 from fire_lm.errors import UserError
 from fire_lm.evaluation import LengthSweep, say_once
-from fire_lm.experiment import check_settings, load_config
-from fire_lm.runs.saved import newest_config, saved_config
+from fire_lm.experiment import check_settings
+from fire_lm.runs.evaluated import configuration
 
 # What decides rows besides the model.
 _SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")
@@ -157,34 +156,3 @@ def flags_of(also: str) -> tuple[list[str], list[str]]:
     if not words:
         raise UserError("--also is empty: it takes flags, as in --also='--gin.NAME=VALUE'")
     return files, bindings
-
-
-def configuration(
-    arguments: argparse.Namespace,
-    workdir: epath.Path,
-    files: Sequence[str] = (),
-    bindings: Sequence[str] = (),
-) -> tuple[gin.Config, str]:
-    """The run's own configuration with what was asked for, and the name of what that changes."""
-    trained = saved_config(workdir)
-    config = load_config(
-        [str(newest_config(workdir)), *arguments.gin_file, *files],
-        [*arguments.bindings, *bindings],
-        arguments.gin_search_paths,
-        arguments.imports,
-    ).as_saved()
-    return config, variant_of(trained, config, workdir)
-
-
-def variant_of(trained: gin.Config, asked: gin.Config, workdir: epath.Path) -> str:
-    """What is asked of the trained model at evaluation alone, by its name in the table."""
-    if trained.macro("ENCODING") != asked.macro("ENCODING"):
-        raise UserError(
-            f"{workdir} was trained as {trained.macro('ENCODING')}, which is its name in the table"
-            ": set what changes at evaluation by bindings (--gin.RoPE.scaling=@YaRN()), not by a "
-            "file of configs/positions"
-        )
-    try:
-        return models.variant(trained.call("build_decoder"), asked.call("build_decoder"))
-    except UserError as error:
-        raise UserError(f"{workdir}: {error}") from error

@@ -1,0 +1,45 @@
+"""A run's configuration with what is asked of its model at evaluation alone."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from etils import epath
+
+from fire_lm import config as gin
+from fire_lm import models
+from fire_lm.errors import UserError
+from fire_lm.experiment import load_config
+from fire_lm.runs.saved import newest_config, saved_config
+
+
+def configuration(
+    arguments: argparse.Namespace,
+    workdir: epath.Path,
+    files: Sequence[str] = (),
+    bindings: Sequence[str] = (),
+) -> tuple[gin.Config, str]:
+    """The run's own configuration with what was asked for, and the name of what that changes."""
+    trained = saved_config(workdir)
+    config = load_config(
+        [str(newest_config(workdir)), *arguments.gin_file, *files],
+        [*arguments.bindings, *bindings],
+        arguments.gin_search_paths,
+        arguments.imports,
+    ).as_saved()
+    return config, variant_of(trained, config, workdir)
+
+
+def variant_of(trained: gin.Config, asked: gin.Config, workdir: epath.Path) -> str:
+    """What is asked of the trained model at evaluation alone, by its name in the table."""
+    if trained.macro("ENCODING") != asked.macro("ENCODING"):
+        raise UserError(
+            f"{workdir} was trained as {trained.macro('ENCODING')}, which is its name in the table"
+            ": set what changes at evaluation by bindings (--gin.RoPE.scaling=@YaRN()), not by a "
+            "file of configs/positions"
+        )
+    try:
+        return models.variant(trained.call("build_decoder"), asked.call("build_decoder"))
+    except UserError as error:
+        raise UserError(f"{workdir}: {error}") from error
