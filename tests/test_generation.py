@@ -44,9 +44,9 @@ def quick_jit(function: Any) -> Any:
 
 
 def deviation(model: Decoder, lengths: np.ndarray, cached: int | None = None) -> float:
-    """Of the logits of teacher-forced decoding, in standard deviations of those of the full pass.
+    """The largest error of teacher-forced decoding, in standard deviations of the full logits.
 
-    `cached`: the context length that decoding is told; by default that of the full pass.
+    `cached`: the context length of decoding; by default that of the full pass.
     """
     params, context = filled(model), int(lengths.max()) + NEW
     pos_C = model.resampling.evaluation_positions(context)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sample_run import quick_compiles
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation import Beam, Greedy, Sample, generate
@@ -16,6 +17,7 @@ from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.learned import Learned
 from fire_lm.sharding import decoding_layout, mesh_of
 
+__all__ = ["quick_compiles"]  # a fixture
 SIZE = ModelSize(1, hidden_size=16, num_heads=2, head_dim=8, mlp_size=16, init_std=0.5)
 STOP = 5
 PROMPTS = np.array([[0, 3, 2, 1], [0, 4, 0, 0], [0, 2, 3, 0]], np.int32)
@@ -39,7 +41,7 @@ def run(method, prompts=PROMPTS, lengths=LENGTHS, new_tokens=3, **settings):
 
 @functools.cache
 def log_probability(prompt, answer):
-    """Of each token of an answer, by the scorer."""
+    """The log-probability of each token of an answer, by the scorer."""
     text = [*prompt[1:], *answer]
     row = np.zeros((1, 8), np.int32)
     row[0, : len(text)] = text
@@ -153,6 +155,7 @@ def test_tokens_are_shown_while_they_come():
         np.testing.assert_array_equal(tokens[there], found.tokens_BKT[there])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("method", [Sample(samples=2), Beam(2)])
 def test_a_mesh_changes_nothing(method):
     """Three prompts shared by two devices, heads by two others."""

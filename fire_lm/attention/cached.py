@@ -18,7 +18,7 @@ from fire_lm.attention.dense import MASKED, BiasFn
 
 
 class CachedKeys(NamedTuple):
-    """Of one layer, keys as attention takes them: rotated."""
+    """The rotated keys and the values of one layer."""
 
     prompt_k_BPNH: jax.Array
     prompt_v_BPNH: jax.Array

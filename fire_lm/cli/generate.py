@@ -129,7 +129,7 @@ class _Terminal:
 
 
 def continue_all(writer: Writer, arguments: argparse.Namespace, about: dict[str, Any]) -> None:
-    """One line of results for each prompt; those that --output has are not computed again."""
+    """Writes a line of results for each prompt that is not in --output yet."""
     prompts = [Prompt(*fields) for fields in agreed(_fields(arguments.prompts))]
     encoded = [(prompt, _encoded(writer, prompt)) for prompt in prompts]
     longest = max(len(ids) for _, ids in encoded)
@@ -155,7 +155,7 @@ def continue_all(writer: Writer, arguments: argparse.Namespace, about: dict[str,
 
 
 def _fields(name: str) -> list[list[Any]]:
-    """Of the prompts, as JSON; read by process 0 alone."""
+    """The fields of the prompts, as JSON. Only process 0 reads them."""
     if jax.process_index():
         return []
     if name == "-":

@@ -72,7 +72,7 @@ def beam_search(
     new_tokens: int,
     stop_ids: tuple[int, ...],
 ) -> Continued:
-    """The K best hypotheses that ended, best first; those that did not, where none has ended.
+    """The K best finished hypotheses, best first; the live ones if none has finished.
 
     It ends when no live beam can pass the worst of K finished ones. A hypothesis that is not there
     has the score -inf and no tokens.

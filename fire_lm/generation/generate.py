@@ -21,7 +21,7 @@ from fire_lm.generation.cache import Cache, prefill, read_token
 from fire_lm.generation.methods import Beam, Greedy, Method
 from fire_lm.generation.sampling import Continued, Drawing, Read, drawn, first_tokens, more_tokens
 from fire_lm.models import Decoder
-from fire_lm.models.decoder import replicate
+from fire_lm.models.layouts import replicate
 from fire_lm.sharding import ACTIVATIONS, BATCH
 
 # Tokens between two calls of `on_tokens`.
@@ -99,12 +99,13 @@ def generate(
     call = Call(
         model, method, new_tokens, tuple(sorted(set(stop_ids))), context if exact else padded
     )
-    inputs = _laid_out((prompts, lengths, np.asarray(jax.random.key_data(keys_B))), mesh)
+    rows = _laid_out((prompts, lengths, np.asarray(jax.random.key_data(keys_B))), mesh)
+    inputs = Inputs(rows[0], rows[1], rows[2], pos_C)
     count = len(lengths)
     if on_tokens is None or isinstance(method, Beam):
-        found = continue_prompts(call, params, *inputs, pos_C)
+        found = continue_prompts(call, params, inputs)
     else:
-        found = _in_chunks(call, params, inputs, pos_C, lambda x: on_tokens(np.asarray(x)[:count]))
+        found = _in_chunks(call, params, inputs, lambda x: on_tokens(np.asarray(x)[:count]))
     tokens, logprobs, scores, stopped = (np.asarray(x)[:count] for x in found)
     if np.isnan(logprobs).any():
         raise RunFailed("the model gives NaN: the checkpoint is of a run that diverged")
@@ -120,14 +121,36 @@ class Call(NamedTuple):
     stop_ids: tuple[int, ...]
     context_length: int
 
-    def reader(self, params: Any, lengths_B: jax.Array, pos_C: jax.Array) -> Read:
+    def reader(self, params: Any, inputs: Inputs) -> Read:
         def read(cache: Cache, tokens_BK: jax.Array, index: jax.Array) -> tuple[jax.Array, Cache]:
             return read_token(
-                *(self.model, params, cache, tokens_BK, lengths_B, pos_C, index),
+                *(self.model, params, cache, tokens_BK, inputs.lengths_B, inputs.pos_C, index),
                 self.context_length,
             )
 
         return read
+
+    def prefill(self, params: Any, inputs: Inputs) -> tuple[jax.Array, Cache]:
+        return prefill(
+            *(self.model, params, inputs.prompts_BP, inputs.lengths_B, inputs.pos_C),
+            *(self.new_tokens, self.method.continuations, self.context_length),
+        )
+
+
+class Inputs(NamedTuple):
+    """What a program reads beside the parameters.
+
+    Attributes:
+      prompts_BP: int32, padded to the right.
+      lengths_B: int32, tokens of each prompt.
+      keys_BU: uint32, the data of a random key for each.
+      pos_C: positions of a text of prompt and answer, int32 or (resampled) float32.
+    """
+
+    prompts_BP: Any
+    lengths_B: Any
+    keys_BU: Any
+    pos_C: Any
 
 
 def _laid_out(rows: tuple[np.ndarray, ...], mesh: Mesh | None) -> tuple[Any, ...]:
@@ -171,79 +194,48 @@ def check_prompts(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def continue_prompts(
-    call: Call,
-    params: Any,
-    prompts_BP: jax.Array,
-    lengths_B: jax.Array,
-    keys_BU: jax.Array,
-    pos_C: jax.Array,
-) -> Continued:
+def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
     """`generate` on the devices."""
-    read = call.reader(params, lengths_B, pos_C)
-    if not isinstance(call.method, Beam):
-        state = _started(call, params, prompts_BP, lengths_B, keys_BU, pos_C)
-        state = more_tokens(read, call.method, state, call.new_tokens, call.stop_ids)
-        return _on_all(call, drawn(state))
-    logits_BV, cache = _read_prompts(call, params, prompts_BP, lengths_B, pos_C)
-    found = beam_search(read, call.method, logits_BV, cache, call.new_tokens, call.stop_ids)
-    return _on_all(call, found)
+    read = call.reader(params, inputs)
+    if isinstance(call.method, Beam):
+        logits_BV, cache = call.prefill(params, inputs)
+        found = beam_search(read, call.method, logits_BV, cache, call.new_tokens, call.stop_ids)
+        return _on_all(call, found)
+    state = _start(call, params, inputs)
+    return _on_all(
+        call, drawn(more_tokens(read, call.method, state, call.new_tokens, call.stop_ids))
+    )
 
 
 def _in_chunks(
-    call: Call,
-    params: Any,
-    inputs: tuple[Any, ...],
-    pos_C: Any,
-    on_tokens: Callable[[jax.Array], None],
+    call: Call, params: Any, inputs: Inputs, on_tokens: Callable[[jax.Array], None]
 ) -> Continued:
     """`continue_prompts` by sampling: a program for the first token, and one for some more."""
-    _, lengths_B, _ = inputs
-    state = _start(call, params, *inputs, pos_C)
-    on_tokens(_on_host(call, drawn(state)).tokens_BKT)
+    state = _start(call, params, inputs)
+    found = _on_all_devices(call, drawn(state))
+    on_tokens(found.tokens_BKT)
     for until in range(1 + _CHUNK, call.new_tokens + _CHUNK, _CHUNK):
-        state = _go_on(call, params, lengths_B, pos_C, state, min(until, call.new_tokens))
-        found = _on_host(call, drawn(state))
-        on_tokens(found.tokens_BKT)
         if np.asarray(found.stopped_BK).all():
             break
-    return _on_host(call, drawn(state))
+        state = _go_on(call, params, inputs, state, min(until, call.new_tokens))
+        found = _on_all_devices(call, drawn(state))
+        on_tokens(found.tokens_BKT)
+    return found
 
 
-def _started(
-    call: Call,
-    params: Any,
-    prompts_BP: jax.Array,
-    lengths_B: jax.Array,
-    keys_BU: jax.Array,
-    pos_C: jax.Array,
-) -> Drawing:
+@functools.partial(jax.jit, static_argnums=0)
+def _start(call: Call, params: Any, inputs: Inputs) -> Drawing:
     assert not isinstance(call.method, Beam)
-    logits_BV, cache = _read_prompts(call, params, prompts_BP, lengths_B, pos_C)
-    keys_B = jax.random.wrap_key_data(keys_BU)
+    logits_BV, cache = call.prefill(params, inputs)
+    keys_B = jax.random.wrap_key_data(inputs.keys_BU)
     return first_tokens(call.method, logits_BV, cache, keys_B, call.new_tokens, call.stop_ids)
 
 
-_start = jax.jit(_started, static_argnums=0)
-
-
 @functools.partial(jax.jit, static_argnums=0, donate_argnames="state")
-def _go_on(
-    call: Call, params: Any, lengths_B: jax.Array, pos_C: jax.Array, state: Drawing, until: int
-) -> Drawing:
+def _go_on(call: Call, params: Any, inputs: Inputs, state: Drawing, until: int) -> Drawing:
     assert not isinstance(call.method, Beam)
-    return more_tokens(
-        call.reader(params, lengths_B, pos_C), call.method, state, until, call.stop_ids
-    )
-
-
-def _read_prompts(
-    call: Call, params: Any, prompts_BP: jax.Array, lengths_B: jax.Array, pos_C: jax.Array
-) -> tuple[jax.Array, Cache]:
-    return prefill(
-        *(call.model, params, prompts_BP, lengths_B, pos_C, call.new_tokens),
-        *(call.method.continuations, call.context_length),
-    )
+    read = call.reader(params, inputs)
+    return more_tokens(read, call.method, state, until, call.stop_ids)
 
 
 def _on_all(call: Call, found: Continued) -> Continued:
@@ -252,4 +244,4 @@ def _on_all(call: Call, found: Continued) -> Continued:
     return jax.tree.map(lambda x: replicate(x, layout), found)
 
 
-_on_host = jax.jit(_on_all, static_argnums=0)
+_on_all_devices = jax.jit(_on_all, static_argnums=0)

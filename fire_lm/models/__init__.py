@@ -2,7 +2,8 @@
 
 from fire_lm.models.build import build_decoder
 from fire_lm.models.comparison import changes, encoding_names, lengths, variant
-from fire_lm.models.decoder import Decoder, constrain_rows
+from fire_lm.models.decoder import Decoder
+from fire_lm.models.layouts import constrain_rows
 from fire_lm.models.loss import token_losses
 from fire_lm.models.positions_of_layers import (
     PositionLayer,

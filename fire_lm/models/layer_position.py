@@ -49,7 +49,7 @@ def positioned(
 
     Args:
       seen_BT: how many keys each query sees, int32 `[B or 1, T]`; read by `log_n` alone.
-      context_length: of the whole input in tokens, those that are yet to be generated included.
+      context_length: tokens of the whole input, including those still to be generated.
     """
     q_BTNH, k_BSNH = encoding.rotate(params, q_BTNH, k_BSNH, q_pos_BT, k_pos_BS, context_length)
     logit_scale_BT = encoding.logit_scale(params, q_pos_BT)
@@ -89,5 +89,5 @@ def has_parameters(encoding: PositionalEncoding) -> bool:
 
 
 def position_name(turn: int) -> str:
-    """Of the parameters that all layers of the encoding share."""
+    """The name of the parameters that all layers of an encoding share."""
     return f"position_{turn}" if turn else "position"

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from fire_lm.attention import attention_logits
-from fire_lm.models.decoder import Block, Decoder, Reading
+from fire_lm.models.block import Block, Reading
+from fire_lm.models.decoder import Decoder
 from fire_lm.models.layer_position import Position, positioned
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
 from fire_lm.models.segments import keys_seen

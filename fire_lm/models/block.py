@@ -1,0 +1,209 @@
+"""One layer of the decoder, and what it reads and keeps in decoding.
+
+Shapes: B batch, T positions, S keys, D model, N heads, H head dim, F mlp.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+from jax.sharding import NamedSharding
+
+from fire_lm.attention import Implementation, attend
+from fire_lm.attention.cached import CachedKeys, attend_cached
+from fire_lm.models.layer_position import (
+    Position,
+    Shared,
+    init_position,
+    positioned,
+    prepare_position,
+)
+from fire_lm.models.layers import contract, layer_norm
+from fire_lm.models.layouts import constrain, heads_sharding
+from fire_lm.models.segments import keys_seen
+from fire_lm.models.sizes import ModelSize
+from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.base import Params
+from fire_lm.positions.log_n import LogN
+
+
+class Kept(NamedTuple):
+    """What decoding keeps of a layer.
+
+    Attributes:
+      k_BSNH: keys, rotated.
+      v_BSNH: values.
+      position: the encoding's prepared parameters; {} where the layers share them.
+    """
+
+    k_BSNH: jax.Array
+    v_BSNH: jax.Array
+    position: Params
+
+
+class Past(NamedTuple):
+    """What one layer has read before; with a leading axis, what all layers have.
+
+    Attributes:
+      keys: the two caches.
+      position: as in `Kept`.
+    """
+
+    keys: CachedKeys
+    position: Params
+
+
+class Reading(NamedTuple):
+    """The positions of the tokens of a call.
+
+    Attributes:
+      pos_BT: their positions.
+      segment_BT: the document of each token; None if a row is one document.
+      seen_BT: the number of keys that each token sees; None without cached keys.
+      past_pos_BS: the positions of the cached keys, or None.
+    """
+
+    pos_BT: jax.Array
+    segment_BT: jax.Array | None
+    seen_BT: jax.Array | None = None
+    past_pos_BS: jax.Array | None = None
+
+
+class LayerNorm(nn.Module):
+    """Holds scale and bias of `layer_norm`."""
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        shape = (x_BTD.shape[-1],)
+        scale_D = self.param("scale", nn.initializers.ones, shape)
+        return layer_norm(x_BTD, scale_D, self.param("bias", nn.initializers.zeros, shape))
+
+
+class Linear(nn.Module):
+    """`contract(equation, x, kernel) + bias` in x's dtype; the kernel's axes are inputs first."""
+
+    equation: str
+    out_shape: tuple[int, ...]
+    std: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        num_in_axes = len(self.equation.split("->")[0].split(",")[1]) - len(self.out_shape)
+        shape = x.shape[-num_in_axes:] + self.out_shape
+        kernel = self.param("kernel", nn.initializers.normal(self.std), shape)
+        bias = self.param("bias", nn.initializers.zeros, self.out_shape)
+        # Added in float32, so that its gradient is summed in float32 too.
+        out = contract(self.equation, x, kernel)
+        return (out + bias[(None,) * (out.ndim - bias.ndim)]).astype(x.dtype)
+
+
+class Block(nn.Module):
+    """One layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
+
+    With `keep` it also returns its keys and values. `context_length` is the length of the whole
+    input in tokens; None means that the call has all of it.
+    """
+
+    size: ModelSize
+    encoding: PositionalEncoding
+    log_n: LogN | None
+    attention: Implementation
+    activation_sharding: NamedSharding | None
+    context_length: int | None = None
+    keep: bool = False
+
+    @nn.compact
+    def __call__(
+        self, x_BTD: jax.Array, reading: Reading, shared: Position | None, past: Past | None
+    ) -> tuple[jax.Array, Kept | None]:
+        size = self.size
+        width = (size.hidden_size,)
+        residual_std = size.init_std / math.sqrt(2 * size.num_layers)
+        encoding, log_n = self.encoding, self.log_n
+        pos_BT, segment_BT = reading.pos_BT, reading.segment_BT
+        length = x_BTD.shape[1]
+        alone = shared is None  # with parameters of its own
+        if shared is not None:
+            params, tables = shared
+        elif past is not None:
+            params, tables = past.position, None
+        else:
+            own = init_position(self, encoding)
+            params, tables = prepare_position(encoding, own, self.attention, length)
+
+        x_BTD = constrain(x_BTD, self.activation_sharding)
+        y_BTD = LayerNorm(name="attention_norm")(x_BTD)
+        heads = (size.num_heads, size.head_dim)
+        to_heads = functools.partial(Linear, "BTD,DNH->BTNH", std=size.init_std)
+        q_BTNH = to_heads(heads, name="query")(y_BTD)
+        k_BTNH = to_heads(heads, name="key")(y_BTD)
+        v_BTNH = to_heads(heads, name="value")(y_BTD)
+        seen_BT = reading.seen_BT
+        if log_n is not None and seen_BT is None:
+            seen_BT = keys_seen(length, segment_BT)
+        q_BTNH, k_BTNH, scales, bias = positioned(
+            *(encoding, params, log_n, q_BTNH, k_BTNH, pos_BT, pos_BT, seen_BT),
+            context_length=length if self.context_length is None else self.context_length,
+        )
+        if past is not None:
+            assert reading.past_pos_BS is not None
+            y_BTNH = attend_cached(
+                *(q_BTNH, k_BTNH, v_BTNH, past.keys),
+                q_pos_B1=pos_BT[:, :1],
+                cached_pos_BS=reading.past_pos_BS,
+                bias=bias,
+                logit_scale_B1=None if scales.on_logits_BT is None else scales.on_logits_BT[:, :1],
+                bias_scale_B1=None if scales.on_bias_BT is None else scales.on_bias_BT[:, :1],
+            )
+        else:
+            y_BTNH = attend(
+                q_BTNH,
+                k_BTNH,
+                v_BTNH,
+                q_pos_BT=pos_BT,
+                k_pos_BS=pos_BT,
+                bias=bias,
+                logit_scale_BT=scales.on_logits_BT,
+                bias_scale_BT=scales.on_bias_BT,
+                q_segment_BT=segment_BT,
+                k_segment_BS=segment_BT,
+                in_order=True,
+                tables=tables,
+                sharding=heads_sharding(self.activation_sharding),
+                implementation=self.attention,
+            )
+        from_heads = Linear("BTNH,NHD->BTD", width, residual_std, name="attention_out")
+        x_BTD = x_BTD + from_heads(y_BTNH)
+
+        y_BTD = LayerNorm(name="mlp_norm")(x_BTD)
+        mlp_in = Linear("BTD,DF->BTF", (size.mlp_size,), size.init_std, name="mlp_in")
+        mlp_out = Linear("BTF,FD->BTD", width, residual_std, name="mlp_out")
+        x_BTD = x_BTD + mlp_out(nn.gelu(mlp_in(y_BTD), approximate=True))
+        kept = Kept(k_BTNH, v_BTNH, params if alone else {}) if self.keep else None
+        return constrain(x_BTD, self.activation_sharding), kept
+
+
+class Group(nn.Module):
+    """As many layers as there are encodings that take turns, one after the other."""
+
+    blocks: tuple[Callable[..., nn.Module], ...]
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BTD: jax.Array,
+        reading: Reading,
+        shared: Shared,
+        past: tuple[Past, ...] | None,
+    ) -> tuple[jax.Array, tuple[Kept | None, ...]]:
+        kept = []
+        for index, (block, params) in enumerate(zip(self.blocks, shared, strict=True)):
+            own = None if past is None else past[index]
+            x_BTD, keys = block(name=f"block_{index}")(x_BTD, reading, params, own)
+            kept.append(keys)
+        return x_BTD, tuple(kept)

@@ -1,0 +1,67 @@
+"""How arrays of the decoder lie on a mesh; fire_lm/sharding.py has its parameters.
+
+`activations` is the layout of `[B, T, D]` between layers; None leaves all to the compiler.
+
+Shapes: B batch, T positions, D model, N heads, H head dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+def heads_sharding(activations: NamedSharding | None) -> NamedSharding | None:
+    """Of queries, keys and values `[B, T, N, H]`: the heads are split as their weights are."""
+    if activations is None:
+        return None
+    batch = activations.spec[0]
+    heads = "tensor" if "tensor" in activations.mesh.shape else None  # as in fire_lm/sharding.py
+    return NamedSharding(activations.mesh, PartitionSpec(batch, None, heads, None))
+
+
+def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    """`x` laid out as `sharding`; None leaves it to the compiler."""
+    return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
+
+
+def constrain_rows(x_BT: jax.Array, activations: NamedSharding | None) -> jax.Array:
+    """`[B, T]` split by the batch, as `activations` are."""
+    if activations is None:
+        return x_BT
+    rows = PartitionSpec(activations.spec[0], None)
+    return constrain(x_BT, NamedSharding(activations.mesh, rows))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def gather_table(activations: NamedSharding | None, dtype: Any, table_VD: jax.Array) -> jax.Array:
+    """The embedding, float32 with the values of `dtype`, no longer split by `fsdp`.
+
+    Gathered once, in `dtype`, for the lookup and the head. Their gradients are sums over the mesh,
+    two of them: the compiler resolves each before they are added.
+    """
+    table_VD = constrain(table_VD.astype(dtype), _of_table(activations, None))
+    return table_VD.astype(jnp.float32)
+
+
+def _gather_table_backward(activations, dtype, _, gradient_VD):
+    return (constrain(gradient_VD, _of_table(activations, "fsdp")),)
+
+
+gather_table.defvjp(lambda *inputs: (gather_table(*inputs), None), _gather_table_backward)
+
+
+def _of_table(activations: NamedSharding | None, columns: str | None) -> NamedSharding | None:
+    """The vocabulary is split as in fire_lm/sharding.py."""
+    if activations is None or "tensor" not in activations.mesh.shape:
+        return activations and NamedSharding(activations.mesh, PartitionSpec())
+    return NamedSharding(activations.mesh, PartitionSpec("tensor", columns))
+
+
+def replicate(x: jax.Array, like: NamedSharding | None) -> jax.Array:
+    """`x` whole on every device of the mesh of `like`."""
+    return constrain(x, None if like is None else NamedSharding(like.mesh, PartitionSpec()))
