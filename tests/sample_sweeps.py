@@ -22,8 +22,8 @@ from fire_lm.reporting import gather
 from fire_lm.reporting.length_sweep import sweep_text
 from fire_lm.results import SweepRow
 from fire_lm.results.folder import Results
-from fire_lm.runs import find, saved
-from fire_lm.sweeps import settings, sweep, tables
+from fire_lm.runs import evaluated, find, saved
+from fire_lm.sweeps import sweep, tables
 
 module = importlib.import_module("fire_lm.evaluation.length_sweep")
 
@@ -91,7 +91,7 @@ class Sweeps:
             (folder / name).mkdir(parents=True)
             (folder / name / "config.gin").write_text(name)
         (folder.parent / f"{folder.name} by another name").symlink_to(folder)
-        for user in (saved, settings):
+        for user in (saved, evaluated):
             monkeypatch.setattr(user, "load_config", load_config)
         monkeypatch.setattr(sweep, "available_steps", lambda _: [1, 2])
         monkeypatch.setattr(find, "available_steps", lambda _: [1, 2])
