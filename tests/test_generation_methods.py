@@ -11,7 +11,7 @@ from sample_run import quick_compiles
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation import Beam, Greedy, Sample, generate
-from fire_lm.generation.generate import continue_prompts
+from fire_lm.generation.programs import continue_prompts
 from fire_lm.models import ModelSize, build_decoder, token_losses
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.learned import Learned

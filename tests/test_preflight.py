@@ -99,14 +99,20 @@ def test_the_tolerance_is_five_percent():
 
 @pytest.mark.ci
 def test_what_is_too_large_fails_with_how_much_and_what_would_fit(tmp_path):
-    """Batches of 33 million tokens, in training and in the sweep."""
+    """Batches of 33 million tokens, in training and in the sweep; what fits is reported."""
     run = preflight(
         *(tmp_path, "v5e-8", "quickstart", "fire", *ONE_LAYER),
         *("--gin.BATCH_SIZE=524288", "--gin.length_sweep.tokens_per_batch=134217728"),
+        *("--generate=16x128x8", "--beams=2"),
     )
     assert run.code == 1 and "Traceback" not in run.err, run.err
     assert "this run would not work on v5e-8 (8 chips)" in run.err
-    assert run.report is not None and not run.report["passed"] and not run.report["programs"]
+    assert run.report is not None and not run.report["passed"]
+    assert list(run.report["programs"]) == ["generation"]
+    generation = run.report["generation"]
+    # Keys and values of 2 prompts of a chip and 2 beams of each, 96 wide, float32.
+    assert generation["cache"] == 2 * 2 * (128 + 2 * 8) * 96 * 4
+    assert set(generation["token"]["collectives"]) == {"all-reduce"}  # whether all have ended
     assert list(run.report["failures"]) == ["training step", "sweep at 128"]
     for name, setting in (
         ("training step", "--gin.pretrain.microbatches=2"),

@@ -10,14 +10,24 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from fire_lm.experiment import load_config
 from fire_lm.hardware.slices import parse_slice
-from fire_lm.preflight.check import check_gathers, gathered_once
-from fire_lm.preflight.estimate import Estimate, estimate
+from fire_lm.preflight.check import check_gathers, check_token, gathered_once
+from fire_lm.preflight.estimate import Costs, Estimate, Generation, estimate
 from fire_lm.preflight.report import FAILED, OK, Report
 from fire_lm.sharding import AXES, MeshShape, make_mesh
 from fire_lm.training.compile import compile_step
 from fire_lm.training.step import TrainState
 
-STEP = Estimate(2**30, 2**30, 2**20, 2**31, 2**35, {}, 60.0, 0.01, {"MLP": (0.01, 0.02)})
+STEP = Estimate(
+    arguments=2**30,
+    temporary=2**30,
+    code=2**20,
+    peak=2**31,
+    usable=2**35,
+    collectives={},
+    compile_seconds=60.0,
+    links=0.01,
+    parts={"MLP": (0.01, 0.02)},
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +61,34 @@ def test_gathers_that_have_become_sums(mesh, collectives, outcome, train):
     found = check_gathers(train, plan(*mesh), step)
     assert found.outcome == outcome
     assert ("choose a smaller MeshShape.fsdp" in found.told) == (outcome == FAILED)
+
+
+GENERATION = Generation(
+    "8 x (8192 + 128), beam-4",
+    program=STEP,
+    token=Costs(collectives={"all-gather": (2, 2**22)}, links=0.001, parts={}),
+    cache=3 * 2**29,
+    parameters=2**28,
+)
+
+
+@pytest.mark.parametrize("gathered, outcome", [(2**22, OK), (2**28, FAILED)])
+def test_a_new_token_gathers_no_parameters(gathered, outcome):
+    token = dataclasses.replace(GENERATION.token, collectives={"all-gather": (12, gathered)})
+    found = check_token(dataclasses.replace(GENERATION, token=token))
+    assert found.outcome == outcome
+    assert found.told.endswith("every parameter of a chip once would be 256.0 MiB")
+
+
+def test_a_report_on_generation():
+    where, programs = parse_slice("v5e-8"), {"generation": STEP}
+    report = Report(where, {"data": 8}, programs, 1e15, 1, {}, [], "libtpu 1", GENERATION)
+    assert str(report).endswith("""
+generation of 8 x (8192 + 128), beam-4: 1,536 MiB of keys and values a chip
+a new token, by the compiler's estimate: 1.00 ms; all-gather 2 (4.00 MiB)
+""")
+    found = report.as_json()["generation"]
+    assert found["cache"] == 3 * 2**29 and found["token"]["seconds"] == 0.001
 
 
 def test_a_report_of_failures_alone():

@@ -48,6 +48,30 @@ def test_a_loop_of_unknown_length_is_refused():
         Program("HloModule empty")
 
 
+def test_one_round_of_a_loop_that_is_named():
+    """Its condition and its body."""
+    text = TEXT.replace("body=%body", 'body=%body, metadata={op_name="jit(step)/new_tokens/while"}')
+    program = Program(text)
+    program.enter("new_tokens")
+    runs = program.runs()
+    assert sum(run.instruction.cycles for run in runs) == 100
+    assert {run.times for run in runs} == {1} and "less" in {run.instruction.name for run in runs}
+    assert {c.kind: c.times for c in program.collectives()} == {
+        "all-gather": 1,
+        "reduce-scatter": 1,
+    }
+    with pytest.raises(RunFailed, match="0 loops named new_tokens"):
+        Program(TEXT).enter("new_tokens")
+
+
+def test_collectives_of_a_condition_count():
+    """As of whether all have ended, on all devices."""
+    text = TEXT.replace(
+        "  %i = s32[]", "  %ended = pred[] all-reduce(%x), replica_groups={}\n  %i = s32[]", 1
+    )
+    assert {c.kind: c.times for c in Program(text).collectives()}["all-reduce"] == 12
+
+
 def test_shapes_and_groups():
     assert split_shape("(f32[2]{0:T(8)}, (s32[], u8[3])) while(%x), body=%b") == (
         "(f32[2]{0:T(8)}, (s32[], u8[3]))",

@@ -26,11 +26,12 @@ from fire_lm.data import write_blocks
 from fire_lm.data.on_the_fly.tasks import only_data_set
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import load_config
+from fire_lm.generation import Greedy
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.positions.fire import FIRE
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight import fits as fits_of
-from fire_lm.preflight.programs import Compiler, DoesNotFit
+from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.preflight.report import FAILED, OK
 from fire_lm.training.start import check_start
 from fire_lm.training.step import TrainState
@@ -77,6 +78,9 @@ def nothing_compiles(monkeypatch):
             ("--gin.MeshShape.fsdp=1", "--gin.MeshShape.data=4", "--gin.MeshShape.tensor=8"),
             "choose a size of tensor that divides 12",
         ),
+        ("v4-256", ("--generate=8x8192",), "'8x8192' is not of the form BATCHxPROMPTxNEW"),
+        ("v4-256", ("--generate=8x8192x0",), "'0' is not a whole number of 1 or more"),
+        ("v4-256", ("--beams=4",), "--beams is for --generate=BATCHxPROMPTxNEW"),
         ("v4-256", ("--json=no/such/folder/it.json",), "there is no folder no/such/folder"),
         ("v4-256", ("--json=configs",), "--json=configs is a folder"),
         ("v4-256", ("--json=/proc/it.json",), "cannot write to --json /proc"),
@@ -101,6 +105,7 @@ def test_without_libtpu(nothing_compiles, monkeypatch, capsys):
 
 HOLD = """
 import sys
+from fire_lm.generation import Greedy
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.errors import UserError
 try:
@@ -288,6 +293,16 @@ def test_libtpu_by_another_name(seen, data, monkeypatch):
         importlib.metadata, "version", lambda name: "0.1" if "nightly" in name else none(name)
     )
     assert check.compiler_name() == "libtpu-nightly 0.1"
+
+
+def test_what_is_to_be_generated_must_be_in_reach(seen, data):
+    """Of a learned table of 64 positions; nothing is compiled to find out."""
+    files = ["configs/runs/quickstart.gin", "configs/positions/learned.gin"]
+    settings = [f'DATA_DIR="{data}"', "TRAIN_LENGTH=64", "MeshShape.data=-1"]
+    score = load_config(files, settings).call("length_sweep")
+    compiler = Compiler(parse_slice("v5e-8"), Path())
+    with pytest.raises(UserError, match="beyond the 64 positions"):
+        compiler.generation(score, Prompts(1, 60, 5, Greedy()))
 
 
 def test_blocks_for_every_host_of_the_slice(seen, data, tmp_path):

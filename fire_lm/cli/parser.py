@@ -101,6 +101,13 @@ def build_parser() -> argparse.ArgumentParser:
     preflight.add_argument("--slice", required=True, help="v4-256; v4:128, v4:4x4x8; 2xv4-128")
     preflight.add_argument("--workdir", help="run directory to try, local or gs://")
     preflight.add_argument("--all_lengths", action="store_true", help="not the longest alone")
+    preflight.add_argument(
+        "--generate",
+        type=three_numbers,
+        metavar="BATCHxPROMPTxNEW",
+        help="compile generation, too: prompts, tokens of each, new tokens, as 8x8192x128",
+    )
+    preflight.add_argument("--beams", type=number, help="of that generation (greedy)")
     preflight.add_argument("--json", metavar="FILE", help="the results for programs")
 
     sweep = verbs.add_parser(
@@ -280,6 +287,13 @@ def number(text: str) -> int:
     if len(text) > 18 or int(text) >= 2**31:  # as settings are, in int32
         raise argparse.ArgumentTypeError(f"{text[:20]} is too large: it must be less than {2**31}")
     return int(text)
+
+
+def three_numbers(text: str) -> tuple[int, int, int]:
+    if len(parts := text.split("x")) != 3:
+        raise argparse.ArgumentTypeError(f"'{text:.20}' is not of the form BATCHxPROMPTxNEW")
+    batch, prompt, new_tokens = map(number, parts)
+    return batch, prompt, new_tokens
 
 
 def seed(text: str) -> int:

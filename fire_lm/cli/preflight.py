@@ -15,9 +15,10 @@ from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import LengthSweep, lengths_refused
 from fire_lm.experiment import check_blocks, load_config
+from fire_lm.generation import Beam, Greedy
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight import bundles, check
-from fire_lm.preflight.programs import Compiler
+from fire_lm.preflight.programs import Compiler, Prompts
 from fire_lm.runs.resuming import check_same_experiment, with_kept_lengths
 from fire_lm.runs.saved import model_of_run
 from fire_lm.storage import in_bucket, is_folder, place, require_bucket
@@ -50,12 +51,24 @@ def run(arguments: argparse.Namespace) -> None:
             lengths if arguments.all_lengths else lengths[-1:],
             workdir,
             what_is_saved(config, train, workdir),
+            prompts_of(arguments),
         )
     print(report)
     if arguments.json:
         place(arguments.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
     if not report.passed:
         raise RunFailed(f"this run would not work on {where}")
+
+
+def prompts_of(arguments: argparse.Namespace) -> Prompts | None:
+    """What is to be generated, if anything."""
+    if arguments.generate is None:
+        if arguments.beams is not None:
+            raise UserError("--beams is for --generate=BATCHxPROMPTxNEW: give it, too")
+        return None
+    method = Greedy() if arguments.beams is None else Beam(arguments.beams)
+    batch, length, new_tokens = arguments.generate
+    return Prompts(batch, length, new_tokens, method)
 
 
 def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str, Callable[[], str]]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fire_lm.generation.cache import Cache, of_parents
 from fire_lm.generation.methods import Beam
-from fire_lm.generation.sampling import Continued, Read, allowed, is_stop
+from fire_lm.generation.sampling import TOKENS, Continued, Read, allowed, is_stop
 
 
 class _Beams(NamedTuple):
@@ -113,7 +113,8 @@ def beam_search(
     first = _Beams(no_score_BK.at[:, 0].set(0.0), *nothing)  # all others would be its copies
     logits_BKV = jnp.broadcast_to(logits_BV[:, None], (*shape[:2], logits_BV.shape[-1]))
     state = _State(jnp.int32(0), logits_BKV, cache, first, _Beams(no_score_BK, *nothing))
-    state = jax.lax.while_loop(can_improve, one_more, extend(state))
+    with jax.named_scope(TOKENS):
+        state = jax.lax.while_loop(can_improve, one_more, extend(state))
     live = state.live._replace(score_BK=state.live.score_BK / method.penalty(new_tokens))
     any_B = jnp.max(state.finished.score_BK, axis=1) > -jnp.inf
     result = _Beams(

@@ -1,7 +1,6 @@
-"""Prompts to continuations, in one compiled program.
+"""Prompts to continuations, from arrays on the host to arrays on the host.
 
-Shapes: B examples, K continuations, P prompt, T new tokens, C context, V vocabulary, U words of a
-random key.
+Shapes: B examples, K continuations, P prompt, T new tokens, C context.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.generation.beam import beam_search
-from fire_lm.generation.cache import Cache, prefill, read_token
 from fire_lm.generation.methods import Beam, Greedy, Method
-from fire_lm.generation.sampling import Continued, Drawing, Read, drawn, first_tokens, more_tokens
+from fire_lm.generation.programs import (
+    Inputs,
+    call_for,
+    continue_in_chunks,
+    continue_prompts,
+    ways,
+)
 from fire_lm.models import Decoder
-from fire_lm.models.layouts import replicate
-from fire_lm.sharding import ACTIVATIONS, BATCH
-
-# Tokens between two calls of `on_tokens`.
-_CHUNK = 8
+from fire_lm.sharding import BATCH
 
 
 class Generated(NamedTuple):
@@ -94,70 +93,25 @@ def generate(
     pos_C = np.pad(pos_C, (0, padded - pos_C.size), mode="edge")
     # Others are compiled once for all lengths of a bucket.
     exact = any(encoding.uses_context_length for encoding in model.encodings)
-    if mesh is not None:
-        model = model.clone(activation_sharding=NamedSharding(mesh, ACTIVATIONS))
-    call = Call(
-        model, method, new_tokens, tuple(sorted(set(stop_ids))), context if exact else padded
-    )
+    call = call_for(model, method, new_tokens, stop_ids, context if exact else padded, mesh)
     rows = _laid_out((prompts, lengths, np.asarray(jax.random.key_data(keys_B))), mesh)
     inputs = Inputs(rows[0], rows[1], rows[2], pos_C)
     count = len(lengths)
     if on_tokens is None or isinstance(method, Beam):
         found = continue_prompts(call, params, inputs)
     else:
-        found = _in_chunks(call, params, inputs, lambda x: on_tokens(np.asarray(x)[:count]))
+        found = continue_in_chunks(call, params, inputs, lambda x: on_tokens(np.asarray(x)[:count]))
     tokens, logprobs, scores, stopped = (np.asarray(x)[:count] for x in found)
     if np.isnan(logprobs).any():
         raise RunFailed("the model gives NaN: the checkpoint is of a run that diverged")
     return Generated(tokens, (tokens != 0).sum(-1), logprobs, scores, stopped, context)
 
 
-class Call(NamedTuple):
-    """What a program is compiled for."""
-
-    model: Decoder
-    method: Method
-    new_tokens: int
-    stop_ids: tuple[int, ...]
-    context_length: int
-
-    def reader(self, params: Any, inputs: Inputs) -> Read:
-        def read(cache: Cache, tokens_BK: jax.Array, index: jax.Array) -> tuple[jax.Array, Cache]:
-            return read_token(
-                *(self.model, params, cache, tokens_BK, inputs.lengths_B, inputs.pos_C, index),
-                self.context_length,
-            )
-
-        return read
-
-    def prefill(self, params: Any, inputs: Inputs) -> tuple[jax.Array, Cache]:
-        return prefill(
-            *(self.model, params, inputs.prompts_BP, inputs.lengths_B, inputs.pos_C),
-            *(self.new_tokens, self.method.continuations, self.context_length),
-        )
-
-
-class Inputs(NamedTuple):
-    """What a program reads beside the parameters.
-
-    Attributes:
-      prompts_BP: int32, padded to the right.
-      lengths_B: int32, tokens of each prompt.
-      keys_BU: uint32, the data of a random key for each.
-      pos_C: positions of a text of prompt and answer, int32 or (resampled) float32.
-    """
-
-    prompts_BP: Any
-    lengths_B: Any
-    keys_BU: Any
-    pos_C: Any
-
-
 def _laid_out(rows: tuple[np.ndarray, ...], mesh: Mesh | None) -> tuple[Any, ...]:
     """Arrays `[B, ...]` on the devices; the last row is repeated until they share them evenly."""
     if mesh is None:
         return rows
-    missing = -len(rows[0]) % (mesh.shape["data"] * mesh.shape["fsdp"])
+    missing = -len(rows[0]) % ways(mesh)
     layout = NamedSharding(mesh, BATCH)
     whole = (np.concatenate([x, *[x[-1:]] * missing]) for x in rows)
     return tuple(jax.make_array_from_callback(x.shape, layout, x.__getitem__) for x in whole)
@@ -187,61 +141,12 @@ def check_prompts(
     context = needed if context_length is None else context_length
     if context < needed:
         raise UserError(f"context_length is {context}: prompt and new tokens have {needed}")
-    last = int(model.resampling.evaluation_positions(context)[0, needed - 1])
-    for encoding in model.encodings:
-        encoding.check_length(last + 1, context)
+    check_context(model, needed, context)
     return context
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
-    """`generate` on the devices."""
-    read = call.reader(params, inputs)
-    if isinstance(call.method, Beam):
-        logits_BV, cache = call.prefill(params, inputs)
-        found = beam_search(read, call.method, logits_BV, cache, call.new_tokens, call.stop_ids)
-        return _on_all(call, found)
-    state = _start(call, params, inputs)
-    return _on_all(
-        call, drawn(more_tokens(read, call.method, state, call.new_tokens, call.stop_ids))
-    )
-
-
-def _in_chunks(
-    call: Call, params: Any, inputs: Inputs, on_tokens: Callable[[jax.Array], None]
-) -> Continued:
-    """`continue_prompts` by sampling: a program for the first token, and one for some more."""
-    state = _start(call, params, inputs)
-    found = _on_all_devices(call, drawn(state))
-    on_tokens(found.tokens_BKT)
-    for until in range(1 + _CHUNK, call.new_tokens + _CHUNK, _CHUNK):
-        if np.asarray(found.stopped_BK).all():
-            break
-        state = _go_on(call, params, inputs, state, min(until, call.new_tokens))
-        found = _on_all_devices(call, drawn(state))
-        on_tokens(found.tokens_BKT)
-    return found
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _start(call: Call, params: Any, inputs: Inputs) -> Drawing:
-    assert not isinstance(call.method, Beam)
-    logits_BV, cache = call.prefill(params, inputs)
-    keys_B = jax.random.wrap_key_data(inputs.keys_BU)
-    return first_tokens(call.method, logits_BV, cache, keys_B, call.new_tokens, call.stop_ids)
-
-
-@functools.partial(jax.jit, static_argnums=0, donate_argnames="state")
-def _go_on(call: Call, params: Any, inputs: Inputs, state: Drawing, until: int) -> Drawing:
-    assert not isinstance(call.method, Beam)
-    read = call.reader(params, inputs)
-    return more_tokens(read, call.method, state, until, call.stop_ids)
-
-
-def _on_all(call: Call, found: Continued) -> Continued:
-    """Results on every device, so that each process of a job has all of them."""
-    layout = call.model.activation_sharding
-    return jax.tree.map(lambda x: replicate(x, layout), found)
-
-
-_on_all_devices = jax.jit(_on_all, static_argnums=0)
+def check_context(model: Decoder, needed: int, context_length: int) -> None:
+    """Raises UserError if the model cannot read `needed` tokens of an input of `context_length`."""
+    last = int(model.resampling.evaluation_positions(context_length)[0, needed - 1])
+    for encoding in model.encodings:
+        encoding.check_length(last + 1, context_length)

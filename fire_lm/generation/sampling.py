@@ -18,6 +18,10 @@ from fire_lm.generation.methods import Greedy, Sample
 Read = Callable[[Cache, jax.Array, jax.Array], tuple[jax.Array, Cache]]
 
 
+# The name of the loop over new tokens in compiled programs, for those who read them.
+TOKENS = "new_tokens"
+
+
 class Continued(NamedTuple):
     """What was generated; the arrays of `Generated`."""
 
@@ -89,9 +93,10 @@ def more_tokens(
         state = state._replace(step=state.step + 1, logits_BKV=logits_BKV, cache=cache)
         return _chosen(method, state, stop_ids)
 
-    return jax.lax.while_loop(
-        lambda state: (state.step < until - 1) & ~jnp.all(state.stopped_BK), one_more, state
-    )
+    with jax.named_scope(TOKENS):
+        return jax.lax.while_loop(
+            lambda state: (state.step < until - 1) & ~jnp.all(state.stopped_BK), one_more, state
+        )
 
 
 def _chosen(method: Greedy | Sample, state: Drawing, stop_ids: tuple[int, ...]) -> Drawing:

@@ -8,6 +8,7 @@ import functools
 import importlib.metadata
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -20,13 +21,14 @@ from fire_lm.console import phase
 from fire_lm.errors import FireLMError, UserError, is_of_storage, reason
 from fire_lm.evaluation import LengthSweep
 from fire_lm.preflight import fits
-from fire_lm.preflight.estimate import Estimate
-from fire_lm.preflight.programs import Compiler, DoesNotFit
+from fire_lm.preflight.estimate import Estimate, Generation
+from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.preflight.report import FAILED, OK, SKIPPED, Check, Report
 from fire_lm.storage import in_bucket
 from fire_lm.training import Pretraining, check_vocabulary, ensure_writable
 
-STEP = "training step"
+STEP, GENERATION = "training step", "generation"
+_Found = TypeVar("_Found")
 
 
 def preflight(
@@ -36,8 +38,10 @@ def preflight(
     lengths: Sequence[int],
     workdir: str,
     saved: Mapping[str, Callable[[], str]],
+    prompts: Prompts | None = None,
 ) -> Report:
-    """Compiles the training step, and the forward pass of a sweep at `lengths`.
+    """Compiles the training step, the forward pass of a sweep at `lengths`, and the generation of
+    `prompts`, if there are any.
 
     What takes seconds comes first; what fails then is in the report, as is what does not compile.
 
@@ -57,6 +61,11 @@ def preflight(
     if any(check.name == "sweep" and check.outcome == FAILED for check in checks):
         lengths = ()
     programs, failures = compile_all(compiler, train, score, lengths)
+    generation = None
+    if prompts is not None:
+        generation = compile_generation(compiler, score, prompts, programs, failures)
+    if generation is not None:
+        checks.append(check_token(generation))
     if STEP in programs and mesh.shape["fsdp"] > 1:
         checks.append(check_gathers(train, mesh, programs[STEP]))
     return Report(
@@ -68,6 +77,7 @@ def preflight(
         failures=failures,
         checks=checks,
         compiler=libtpu,
+        generation=generation,
     )
 
 
@@ -83,28 +93,62 @@ def compile_all(
     compiler: Compiler, train: Pretraining, score: LengthSweep, lengths: Sequence[int]
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
     """Programs by name; of those that cannot be, what is the matter and what would fit."""
-    programs, failures = {}, {}
-    wanted: dict[str, tuple[Callable[[], Estimate], Callable[[], str]]] = {
-        STEP: (
-            functools.partial(compiler.training, train),
-            functools.partial(fits.training, compiler, train),
-        )
-    }
+    programs: dict[str, Estimate] = {}
+    failures: dict[str, str] = {}
+
+    def add(name: str, compile: Callable[[], Estimate], what_fits: Callable[[], str]) -> None:
+        if (found := _compiled(compiler, name, compile, what_fits, failures)) is not None:
+            programs[name] = found
+
+    add(
+        STEP,
+        functools.partial(compiler.training, train),
+        functools.partial(fits.training, compiler, train),
+    )
     for length in lengths:
-        wanted[f"sweep at {length}"] = (
+        add(
+            f"sweep at {length}",
             functools.partial(compiler.scoring, score, length),
             functools.partial(fits.scoring, compiler, score, length),
         )
-    for name, (compile, what_fits) in wanted.items():
-        try:
-            with phase(f"compiling the {name} for {compiler.where}", quiet=False):
-                programs[name] = compile()
-        except DoesNotFit as error:
-            print("too large")
-            failures[name] = f"{error}\n{_check('', what_fits).told}"
-        except FireLMError as error:
-            failures[name] = str(error)
     return programs, failures
+
+
+def compile_generation(
+    compiler: Compiler,
+    score: LengthSweep,
+    prompts: Prompts,
+    programs: dict[str, Estimate],
+    failures: dict[str, str],
+) -> Generation | None:
+    """Adds it to programs or failures."""
+    found = _compiled(
+        *(compiler, GENERATION),
+        functools.partial(compiler.generation, score, prompts),
+        functools.partial(fits.generation, compiler, score, prompts),
+        failures,
+    )
+    if found is not None:
+        programs[GENERATION] = found.program
+    return found
+
+
+def _compiled(
+    compiler: Compiler,
+    name: str,
+    compile: Callable[[], _Found],
+    what_fits: Callable[[], str],
+    failures: dict[str, str],
+) -> _Found | None:
+    try:
+        with phase(f"compiling the {name} for {compiler.where}", quiet=False):
+            return compile()
+    except DoesNotFit as error:
+        print("too large")
+        failures[name] = f"{error}\n{_check('', what_fits).told}"
+    except FireLMError as error:
+        failures[name] = str(error)
+    return None
 
 
 def check_surroundings(
@@ -217,6 +261,18 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
         FAILED,
         f"{sizes[1]} are gathered, every parameter once would be {sizes[0]}: the compiler has made "
         f"all-reduces of them ({sizes[2]}); choose a smaller MeshShape.fsdp, more data",
+    )
+
+
+def check_token(generation: Generation) -> Check:
+    """Whether a new token gathers no parameters, which would take far longer than to compute it."""
+    token, whole = generation.token, generation.parameters
+    found = sum(token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
+    sizes = [f"{size / 2**20:.1f} MiB" for size in (found, whole)]
+    return Check(
+        "gathers of a new token",
+        FAILED if found > whole / 2 else OK,
+        f"{sizes[0]}; every parameter of a chip once would be {sizes[1]}",
     )
 
 

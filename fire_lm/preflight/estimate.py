@@ -20,28 +20,18 @@ from fire_lm.preflight.hlo import Collective, Instruction, Program
 from fire_lm.preflight.parts import KERNELS, add, by_part
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """Of one program on one chip; bytes and seconds.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Of one run of a program, or of one round of a loop in it, on one chip; in seconds.
 
     Attributes:
-      arguments, temporary, peak: memory.
-      usable: memory of a chip for a program.
-      collectives: (number, bytes of the whole arrays) in one run, by kind.
-      code: the program itself, and results that do not take the place of arguments.
-      compile_seconds: on this machine.
+      collectives: (number, bytes of the whole arrays), by kind.
+      links: of collectives.
+      parts: (forward, backward) of the rest, by part of the model.
       untimed: why the time is not estimated; empty if it is.
-      links: seconds of collectives.
-      parts: (forward, backward) seconds of the rest, by part of the model.
     """
 
-    arguments: int
-    temporary: int
-    code: int
-    peak: int
-    usable: float
     collectives: dict[str, tuple[int, int]]
-    compile_seconds: float
     links: float
     parts: dict[str, tuple[float, float]]
     untimed: str = ""
@@ -63,10 +53,46 @@ class Estimate:
             return math.nan
         return self.xla + self.kernels + self.links
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate(Costs):
+    """Of one program on one chip; bytes and seconds.
+
+    Attributes:
+      arguments, temporary, peak: memory.
+      code: the program itself, and results that do not take the place of arguments.
+      usable: memory of a chip for a program.
+      compile_seconds: on this machine.
+    """
+
+    arguments: int
+    temporary: int
+    code: int
+    peak: int
+    usable: float
+    compile_seconds: float
+
     @property
     def memory(self) -> int:
         """Arguments, which are there all the time, and what else is there at the worst."""
         return self.arguments + self.temporary + self.code
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """Attributes:
+    prompts: what was asked for, in words.
+    program: prefill and all new tokens.
+    token: one of the new tokens.
+    cache: bytes of keys and values of a chip.
+    parameters: bytes of a chip, as the model computes.
+    """
+
+    prompts: str
+    program: Estimate
+    token: Costs
+    cache: int
+    parameters: int
 
 
 def estimate(
@@ -85,10 +111,32 @@ def estimate(
         that run the very same, of which the compiler schedules one.
     """
     memory = compiled.memory_analysis()
+    new_outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return Estimate(
+        **vars(costs(compiled.as_text(), where, devices, kernel_cycles)),
+        arguments=memory.argument_size_in_bytes,
+        temporary=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes + new_outputs,
+        peak=memory.peak_memory_in_bytes,
+        usable=where.chip.usable_bytes,
+        compile_seconds=compile_seconds,
+    )
+
+
+def costs(
+    text: str,
+    where: Slice,
+    devices: Sequence[Any],
+    kernel_cycles: Callable[[str, Sequence[str]], float],
+    loop: str = "",
+) -> Costs:
+    """Of a program, or of one round of its `loop`, a `jax.named_scope`."""
     collectives: dict[str, tuple[int, int]] = {}
     links, parts, untimed = 0.0, dict[str, tuple[float, float]](), ""
     try:
-        program = Program(compiled.as_text())
+        program = Program(text)
+        if loop:
+            program.enter(loop)
         for found in program.collectives():
             number, size = collectives.get(found.kind, (0, 0))
             collectives[found.kind] = number + found.times, size + found.times * found.bytes
@@ -96,18 +144,8 @@ def estimate(
         parts = seconds_by_part(program, where.chip, kernel_cycles)
     except FireLMError as error:  # the program is good, and its memory known
         untimed = str(error)
-    new_outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return Estimate(
-        arguments=memory.argument_size_in_bytes,
-        temporary=memory.temp_size_in_bytes,
-        code=memory.generated_code_size_in_bytes + new_outputs,
-        peak=memory.peak_memory_in_bytes,
-        usable=where.chip.usable_bytes,
-        collectives=dict(sorted(collectives.items())),
-        compile_seconds=compile_seconds,
-        links=links,
-        parts=parts,
-        untimed=untimed,
+    return Costs(
+        collectives=dict(sorted(collectives.items())), links=links, parts=parts, untimed=untimed
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from fire_lm.console import phase
 from fire_lm.evaluation import LengthSweep, sequences_at_a_time
-from fire_lm.preflight.programs import Compiler, DoesNotFit
+from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.training import Pretraining
 
 MORE = "split the state over more fsdp or tensor, or take more chips"
@@ -59,6 +59,22 @@ def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
             continue
         return f"with --gin.length_sweep.tokens_per_batch={tokens} it fits: {gib(found.memory)}"
     return "a chip holds not even one sequence: lower EVAL_LENGTHS, or split over more tensor"
+
+
+def generation(compiler: Compiler, score: LengthSweep, prompts: Prompts) -> str:
+    """The most prompts at a time, by halving, with which generation fits."""
+    batch = prompts.batch // 2
+    while batch:
+        fewer = dataclasses.replace(prompts, batch=batch)
+        try:
+            with phase(f"trying {fewer}", quiet=False):
+                found = compiler.generation(score, fewer).program
+        except DoesNotFit:
+            print("too large")
+            batch //= 2
+            continue
+        return f"with a batch of {batch} it fits: {gib(found.memory)}"
+    return "a chip holds not even one prompt: shorten it, or take fewer beams or samples"
 
 
 def gib(size: float) -> str:

@@ -106,6 +106,27 @@ class Program:
         """All instructions outside fusions."""
         return list(self._walk(self.entry, 1))
 
+    def enter(self, scope: str) -> None:
+        """Reduces the program to one round of the loop that is written under `scope`, a
+        `jax.named_scope`: its condition and its body.
+
+        Raises:
+          RunFailed: there is no such loop, or more than one.
+        """
+        loops = [
+            each.instruction.rest
+            for each in self.runs()
+            if each.instruction.opcode == "while"
+            and re.search(rf"(?:^|/){scope}/while$", each.instruction.source)
+        ]
+        if len(loops) != 1:
+            raise RunFailed(f"the program has {len(loops)} loops named {scope}, not one")
+        called = re.findall(r"\b(?:condition|body)=%([\w.\-<>]+)", loops[0])
+        self.entry = f"one round of {scope}"
+        self.computations[self.entry] = [
+            instruction for name in called for instruction in self.computations[name]
+        ]
+
     def collectives(self) -> list[Collective]:
         """Also those that the compiler has fused; a started one counts where it starts."""
         return [
@@ -142,7 +163,9 @@ class Program:
                 condition = re.search(r"condition=%([\w.\-<>]+)", instruction.rest)
                 body = re.search(r"body=%([\w.\-<>]+)", instruction.rest)
                 assert condition and body
-                yield from self._walk(body.group(1), times * self.trips(condition.group(1)))
+                rounds = times * self.trips(condition.group(1))
+                yield from self._walk(body.group(1), rounds)
+                yield from self._walk(condition.group(1), rounds)
             elif instruction.opcode == "conditional":
                 yield from self._walk(self.likely_branch(instruction), times)
             elif instruction.opcode in ("call", "async-start"):

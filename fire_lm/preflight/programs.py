@@ -1,4 +1,4 @@
-"""The programs of a run, compiled for a slice: the training step and the sweep's forward pass."""
+"""The programs of a run, compiled for a slice: training step, scoring of a sweep, generation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,33 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from fire_lm import sharding
 from fire_lm.attention import compiling_for
+from fire_lm.data import Data
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 from fire_lm.evaluation import LengthSweep, compile_scoring, sequences_at_a_time
+from fire_lm.evaluation.scoring import parameter_shapes
+from fire_lm.generation import Method
+from fire_lm.generation.generate import check_context
+from fire_lm.generation.programs import (
+    abstract_inputs,
+    cache_bytes,
+    call_for,
+    continue_prompts,
+    ways,
+)
+from fire_lm.generation.sampling import TOKENS
 from fire_lm.hardware.slices import Slice
+from fire_lm.models import Decoder
 from fire_lm.preflight import bundles
-from fire_lm.preflight.estimate import Estimate, estimate
+from fire_lm.preflight.estimate import Estimate, Generation, costs, estimate
 from fire_lm.preflight.kernels import PREFIX, attention_cycles
 from fire_lm.training import Pretraining
+
+# Any token, so that generation can end as it does with the vocabulary's own.
+_STOP = (1,)
 
 
 class DoesNotFit(FireLMError):
@@ -31,6 +48,19 @@ class DoesNotFit(FireLMError):
         needs, has, over = (f"{size / 2**30:.2f}" for size in (needed, usable, needed - usable))
         super().__init__(f"it needs {needs} GiB a chip, {has} are usable: {over} too many")
         self.needed, self.usable = needed, usable
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """What a run is to generate: `batch` prompts of `length` tokens, continued together."""
+
+    batch: int
+    length: int
+    new_tokens: int
+    method: Method
+
+    def __str__(self) -> str:
+        return f"{self.batch} x ({self.length} + {self.new_tokens}), {self.method.label}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,17 +77,17 @@ class Compiler:
     def training(self, run: Pretraining) -> Estimate:
         """The training step."""
         mesh = self.mesh(run.mesh)
-        ways = mesh.shape["data"] * mesh.shape["fsdp"] * run.microbatches
+        batch = run.batch_size // (ways(mesh) * run.microbatches)
         return self._estimate(
             mesh,
             lambda: run.compile(mesh),
-            self._attention(run, mesh, run.batch_size // ways, run.train_length),
+            self._attention(run.model, mesh, batch, run.train_length, run.data),
         )
 
     def scoring(self, run: LengthSweep, length: int) -> Estimate:
         """The forward pass at `length`."""
         mesh = self.mesh(run.mesh)
-        batch = sequences_at_a_time(length, run.tokens_per_batch, mesh)
+        batch = sequences_at_a_time(length, run.tokens_per_batch, mesh) // ways(mesh)
         return self._estimate(
             mesh,
             lambda: compile_scoring(
@@ -67,7 +97,38 @@ class Compiler:
                 length=length,
                 tokens_per_batch=run.tokens_per_batch,
             ),
-            self._attention(run, mesh, batch // (mesh.shape["data"] * mesh.shape["fsdp"]), length),
+            self._attention(run.model, mesh, batch, length, run.data),
+        )
+
+    def generation(self, run: LengthSweep, prompts: Prompts) -> Generation:
+        """Prompts read and continued by the model of `run`, parameters whole along fsdp.
+
+        Raises:
+          UserError: the encoding cannot reach so far.
+        """
+        mesh = self.mesh(run.mesh)
+        length, new_tokens = prompts.length, prompts.new_tokens
+        check_context(run.model, length + new_tokens, length + new_tokens)
+        call = call_for(run.model, prompts.method, new_tokens, _STOP, length + new_tokens, mesh)
+        params = sharding.decoding_layout(parameter_shapes(run.model), mesh)
+        inputs = abstract_inputs(run.model, prompts.batch, length, new_tokens, mesh)
+        text = ""
+
+        def compile() -> jax.stages.Compiled:
+            nonlocal text
+            compiled = continue_prompts.lower(call, params, inputs).compile()
+            text = compiled.as_text() or ""
+            return compiled
+
+        batch = inputs.lengths_B.shape[0] // ways(mesh)
+        cycles = self._attention(run.model, mesh, batch, length)
+        return Generation(
+            prompts=str(prompts),
+            program=self._estimate(mesh, compile, cycles),
+            token=costs(text, self.where, list(mesh.devices.flat), cycles, loop=TOKENS),
+            cache=cache_bytes(call, params, inputs, mesh),
+            parameters=np.dtype(run.model.dtype).itemsize
+            * sum(math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(params)),
         )
 
     def mesh(self, shape: sharding.MeshShape) -> jax.sharding.Mesh:
@@ -98,12 +159,16 @@ class Compiler:
         return estimate(compiled, self.where, list(mesh.devices.flat), seconds, kernel_cycles)
 
     def _attention(
-        self, run: Pretraining | LengthSweep, mesh: jax.sharding.Mesh, batch: int, length: int
+        self,
+        model: Decoder,
+        mesh: jax.sharding.Mesh,
+        batch: int,
+        length: int,
+        data: Data | None = None,
     ) -> Callable[[str, Sequence[str]], float]:
         """Cycles of a chip in a kernel: its cores share the heads."""
-        model = run.model
         heads = math.ceil(model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores)
-        packed = "segment_ids" in run.data.features
+        packed = data is not None and "segment_ids" in data.features
 
         def cycles(kernel: str, instructions: Sequence[str]) -> float:
             if not kernel.startswith(PREFIX):

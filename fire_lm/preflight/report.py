@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fire_lm.hardware.slices import Slice
-from fire_lm.preflight.estimate import Estimate
+from fire_lm.preflight.estimate import Estimate, Generation
 
 STEP = "training step"
 OK, FAILED, SKIPPED = "ok", "FAILED", "-"
@@ -31,6 +31,7 @@ class Report:
     flops, tokens: of a training step, of all chips.
     failures: programs that do not compile, with what is said of them.
     checks: of data, directory, checkpoint.
+    generation: more on the program of that name.
     """
 
     where: Slice
@@ -41,6 +42,7 @@ class Report:
     failures: Mapping[str, str]
     checks: Sequence[Check]
     compiler: str
+    generation: Generation | None = None
 
     @property
     def passed(self) -> bool:
@@ -72,6 +74,7 @@ class Report:
                 }
                 for name, found in self.programs.items()
             },
+            **_generation_json(self.generation),
             "failures": dict(self.failures),
             "checks": [dataclasses.asdict(check) for check in self.checks],
             "flops": self.flops,
@@ -93,6 +96,8 @@ class Report:
                 "",
                 *_columns([["ms, without collectives", "forward", "backward"], *_parts(step)]),
             ]
+        if self.generation:
+            lines += ["", *_generation(self.generation)]
         for name, found in self.programs.items():
             if found.untimed:
                 lines.append(f"the time of the {name} is not estimated: {found.untimed}")
@@ -122,6 +127,27 @@ class Report:
             ["together, ms", *(_ms(each.seconds) for each in found)],
             ["compile time here, s", *(f"{each.compile_seconds:.0f}" for each in found)],
         ]
+
+
+def _generation_json(found: Generation | None) -> dict[str, Any]:
+    if found is None:
+        return {}
+    token = {**dataclasses.asdict(found.token), "seconds": found.token.seconds}
+    return {"generation": {"prompts": found.prompts, "cache": found.cache, "token": token}}
+
+
+def _generation(found: Generation) -> list[str]:
+    token = found.token
+    collectives = [
+        f"{kind} {number} ({size / 2**20:.2f} MiB)"
+        for kind, (number, size) in token.collectives.items()
+    ]
+    estimate = "time not estimated" if token.untimed else f"{1e3 * token.seconds:.2f} ms"
+    return [
+        f"generation of {found.prompts}: {found.cache / 2**20:,.0f} MiB of keys and values a chip",
+        "a new token, by the compiler's estimate: "
+        f"{estimate}; {', '.join(collectives) or 'no collectives'}",
+    ]
 
 
 def _parts(step: Estimate) -> list[list[str]]:

@@ -1,0 +1,179 @@
+"""What generation compiles: prefill and a loop over new tokens in one program, or in chunks.
+
+Shapes: B examples, K continuations, P prompt, T new tokens, C context, V vocabulary, U words of a
+random key.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from fire_lm.generation.beam import beam_search
+from fire_lm.generation.cache import Cache, prefill, read_token
+from fire_lm.generation.methods import Beam, Method
+from fire_lm.generation.sampling import Continued, Drawing, Read, drawn, first_tokens, more_tokens
+from fire_lm.models import Decoder
+from fire_lm.models.layouts import replicate
+from fire_lm.sharding import ACTIVATIONS, BATCH
+
+# Tokens between two calls of `on_tokens`.
+_CHUNK = 8
+
+
+class Call(NamedTuple):
+    """What a program is compiled for."""
+
+    model: Decoder
+    method: Method
+    new_tokens: int
+    stop_ids: tuple[int, ...]
+    context_length: int
+
+    def reader(self, params: Any, inputs: Inputs) -> Read:
+        def read(cache: Cache, tokens_BK: jax.Array, index: jax.Array) -> tuple[jax.Array, Cache]:
+            return read_token(
+                *(self.model, params, cache, tokens_BK, inputs.lengths_B, inputs.pos_C, index),
+                self.context_length,
+            )
+
+        return read
+
+    def prefill(self, params: Any, inputs: Inputs) -> tuple[jax.Array, Cache]:
+        return prefill(
+            *(self.model, params, inputs.prompts_BP, inputs.lengths_B, inputs.pos_C),
+            *(self.new_tokens, self.method.continuations, self.context_length),
+        )
+
+
+class Inputs(NamedTuple):
+    """What a program reads beside the parameters.
+
+    Attributes:
+      prompts_BP: int32, padded to the right.
+      lengths_B: int32, tokens of each prompt.
+      keys_BU: uint32, the data of a random key for each.
+      pos_C: positions of a text of prompt and answer, int32 or (resampled) float32.
+    """
+
+    prompts_BP: Any
+    lengths_B: Any
+    keys_BU: Any
+    pos_C: Any
+
+
+def call_for(
+    model: Decoder,
+    method: Method,
+    new_tokens: int,
+    stop_ids: tuple[int, ...],
+    context_length: int,
+    mesh: Mesh | None,
+) -> Call:
+    """Layers in a loop, which compiles sooner; nothing is kept for a backward pass."""
+    layout = None if mesh is None else NamedSharding(mesh, ACTIVATIONS)
+    model = model.clone(scan_layers=True, remat="none", activation_sharding=layout)
+    return Call(model, method, new_tokens, tuple(sorted(set(stop_ids))), context_length)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
+    """`generate` on the devices."""
+    read = call.reader(params, inputs)
+    if isinstance(call.method, Beam):
+        logits_BV, cache = call.prefill(params, inputs)
+        found = beam_search(read, call.method, logits_BV, cache, call.new_tokens, call.stop_ids)
+        return _on_all(call, found)
+    state = start(call, params, inputs)
+    return _on_all(
+        call, drawn(more_tokens(read, call.method, state, call.new_tokens, call.stop_ids))
+    )
+
+
+def continue_in_chunks(
+    call: Call, params: Any, inputs: Inputs, on_tokens: Callable[[jax.Array], None]
+) -> Continued:
+    """`continue_prompts` by sampling: a program for the first token, and one for some more.
+
+    `on_tokens` is called with the tokens so far, every 8 tokens.
+    """
+    state = start(call, params, inputs)
+    found = _on_all_devices(call, drawn(state))
+    on_tokens(found.tokens_BKT)
+    for until in range(1 + _CHUNK, call.new_tokens + _CHUNK, _CHUNK):
+        if np.asarray(found.stopped_BK).all():
+            break
+        state = _go_on(call, params, inputs, state, min(until, call.new_tokens))
+        found = _on_all_devices(call, drawn(state))
+        on_tokens(found.tokens_BKT)
+    return found
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def start(call: Call, params: Any, inputs: Inputs) -> Drawing:
+    """Prefill, and the first token of every continuation."""
+    assert not isinstance(call.method, Beam)
+    logits_BV, cache = call.prefill(params, inputs)
+    keys_B = jax.random.wrap_key_data(inputs.keys_BU)
+    return first_tokens(call.method, logits_BV, cache, keys_B, call.new_tokens, call.stop_ids)
+
+
+def go_on(call: Call, params: Any, inputs: Inputs, state: Drawing, until: int) -> Drawing:
+    """More tokens, until each continuation has `until` or has stopped."""
+    assert not isinstance(call.method, Beam)
+    read = call.reader(params, inputs)
+    return more_tokens(read, call.method, state, until, call.stop_ids)
+
+
+_go_on = jax.jit(go_on, static_argnums=0, donate_argnames="state")
+
+
+def _on_all(call: Call, found: Continued) -> Continued:
+    """Results on every device, so that each process of a job has all of them."""
+    layout = call.model.activation_sharding
+    return jax.tree.map(lambda x: replicate(x, layout), found)
+
+
+_on_all_devices = jax.jit(_on_all, static_argnums=0)
+
+
+def abstract_inputs(
+    model: Decoder, batch: int, prompt: int, new_tokens: int, mesh: Mesh | None = None
+) -> Inputs:
+    """`Inputs` without data, of as many prompts as `mesh` shares evenly, at least `batch`."""
+    layout = None
+    if mesh is not None:
+        batch += -batch % ways(mesh)
+        layout = NamedSharding(mesh, BATCH)
+    key_words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
+
+    def of(dtype: Any, *rest: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((batch, *rest), dtype, sharding=layout)
+
+    pos_C = model.resampling.evaluation_positions(prompt + new_tokens)[0]
+    return Inputs(
+        of(jnp.int32, prompt),
+        of(jnp.int32),
+        of(jnp.uint32, *key_words),
+        jax.ShapeDtypeStruct(pos_C.shape, pos_C.dtype),
+    )
+
+
+def ways(mesh: Mesh) -> int:
+    """Parts of a batch."""
+    return int(mesh.shape["data"] * mesh.shape["fsdp"])
+
+
+def cache_bytes(call: Call, params: Any, inputs: Inputs, mesh: Mesh | None = None) -> int:
+    """Of the keys and values that a device keeps: of its prompts and its heads."""
+    _, cache = jax.eval_shape(call.prefill, params, inputs)
+    share = 1 if mesh is None else ways(mesh) * mesh.shape["tensor"]
+    arrays = [array for past in cache.turns for array in past.keys]
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays) // share
