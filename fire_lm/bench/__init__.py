@@ -51,6 +51,14 @@ def run_model(arguments: argparse.Namespace) -> None:
         model.bench(arguments)
 
 
+def run_generate(arguments: argparse.Namespace) -> None:
+    """`fire-lm bench generate`: prompts read and continued, for each encoding."""
+    with one_core():
+        from fire_lm.bench import generation
+
+        generation.bench(arguments)
+
+
 def compile_for_tpu(arguments: argparse.Namespace) -> None:
     """With `--tpu`: what the compiler says of the kernels, on any machine that has libtpu."""
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -65,7 +73,12 @@ def compile_for_tpu(arguments: argparse.Namespace) -> None:
         tpu_kernels.bench(arguments.tpu, Path(folder))
 
 
-SUBJECTS = {"attention": run_attention, "data": run_data, "model": run_model}
+SUBJECTS = {
+    "attention": run_attention,
+    "data": run_data,
+    "generate": run_generate,
+    "model": run_model,
+}
 
 
 @contextlib.contextmanager

@@ -26,6 +26,10 @@ class Times:
     def of(self, clock: Clock) -> list[float]:
         return self.cpu_s if clock == "CPU" else self.wall_s
 
+    def per(self, count: int) -> Times:
+        """Of one of `count` equal parts of a call."""
+        return Times([s / count for s in self.cpu_s], [s / count for s in self.wall_s])
+
 
 def race(
     calls: dict[str, Callable[[], object]], rounds: int, say: Callable[[str], None]

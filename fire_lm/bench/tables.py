@@ -92,7 +92,7 @@ def text(report: Report) -> str:
     """The whole report, tables in columns."""
     speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in report.matmul_gflops.items())
     matmul = " x ".join([str(report.matmul_size)] * 3)
-    parts = [f"{_machine(report.machine)}\nfloat32 matmul {matmul}, GFLOP/s: {speeds}"]
+    parts = [f"{machine_text(report.machine)}\nfloat32 matmul {matmul}, GFLOP/s: {speeds}"]
     if report.rows:
         parts += [report.description, _times(report)]
     if report.peers:
@@ -106,7 +106,7 @@ def text(report: Report) -> str:
 
 def model_text(report: ModelTimes) -> str:
     """A table a length, and what the numbers are."""
-    parts = [_machine(report.machine), report.model]
+    parts = [machine_text(report.machine), report.model]
     for length, rows in itertools.groupby(report.rows, key=lambda row: row.length):
         parts.append(_model_times(length, list(rows)))
     rounds = len(report.rows[0].train.rounds_s)
@@ -135,7 +135,7 @@ def _model_times(length: int, rows: Sequence[ModelRow]) -> str:
     return f"{title}\n{columns(header, cells, 1)}"
 
 
-def _machine(machine: Machine) -> str:
+def machine_text(machine: Machine) -> str:
     where = f"core {machine.cores[0]}" if len(machine.cores) == 1 else f"{len(machine.cores)} cores"
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     return (

@@ -203,6 +203,18 @@ def add_benches(benches: Parser, debug: Parser) -> None:
         "--tokens_per_batch", type=number, help="at each length (8192; on a CPU 2048)"
     )
 
+    generate = subjects.add_parser(
+        "generate", parents=[debug, rounds], help="what an encoding costs in generation"
+    )
+    generate.add_argument("--size", choices=["tiny", "125m", "350m"], default="125m")
+    add_lists(
+        generate,
+        ("lengths", "2048", "tokens of a prompt"),
+        ("encodings", "fire,fire_s,alibi,t5,kerple_log,sandwich,rope", _BESIDE_NOPE),
+    )
+    generate.add_argument("--new_tokens", type=number, default=32, help="(%(default)s)")
+    generate.add_argument("--batch_size", type=number, default=1, help="prompts (%(default)s)")
+
     bench = subjects.add_parser(
         "attention", parents=[debug, rounds], help="what an encoding costs in two blocks"
     )
