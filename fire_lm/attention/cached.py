@@ -8,7 +8,9 @@ Shapes: B batch, K continuations, P prompt, T generated, S all keys, N heads, H 
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -43,34 +45,50 @@ def attend_cached(
     All continuations of an example stand at one position. A cached key is seen if its position
     (of the prompt's, then of the generated) is below the query's, so that padding and slots that
     are not written yet stand at the query's position or above it.
+
+    Logits of the prompt's keys, of the generated ones and of the own stay apart: joined, they
+    would be copied, in a layout that suits neither.
     """
     prompt = cached.prompt_k_BPNH.shape[1]
-    end = prompt + cached.k_BKTNH.shape[2]
+    pos_of_parts = (cached_pos_BS[:, :prompt], cached_pos_BS[:, prompt:], q_pos_B1)
     products = (
         jnp.einsum(equation, q_BKNH, keys, preferred_element_type=jnp.float32)
         for equation, keys in (
-            ("BKNH,BPNH->BKNP", cached.prompt_k_BPNH),
-            ("BKNH,BKTNH->BKNT", cached.k_BKTNH),
-            ("BKNH,BKSNH->BKNS", k_BKNH[:, :, None]),
+            ("BKNH,BPNH->BNKP", cached.prompt_k_BPNH),
+            ("BKNH,BKTNH->BNKT", cached.k_BKTNH),
+            ("BKNH,BKSNH->BNKS", k_BKNH[:, :, None]),
         )
     )
-    logits_BKNS = jnp.concatenate(list(products), axis=-1) / math.sqrt(q_BKNH.shape[-1])
-    if logit_scale_B1 is not None:
-        logits_BKNS = logits_BKNS * logit_scale_B1[:, :, None, None]
-    bias_BN1S = bias(q_pos_B1, jnp.concatenate([cached_pos_BS, q_pos_B1], axis=1))
-    if bias_BN1S is not None:
-        if bias_scale_B1 is not None:
-            bias_BN1S = bias_BN1S * bias_scale_B1[:, None, :, None]
-        logits_BKNS = logits_BKNS + jnp.swapaxes(bias_BN1S, 1, 2)
-    seen_BS = jnp.pad(cached_pos_BS < q_pos_B1, ((0, 0), (0, 1)), constant_values=True)
-    weights_BKNS = jax.nn.softmax(jnp.where(seen_BS[:, None, None], logits_BKNS, MASKED), axis=-1)
-    weights_BKNS = weights_BKNS.astype(v_BKNH.dtype)
+    parts = []
+    for logits_BNKS, pos_BS in zip(products, pos_of_parts, strict=True):
+        logits_BNKS = logits_BNKS / math.sqrt(q_BKNH.shape[-1])
+        if logit_scale_B1 is not None:
+            logits_BNKS = logits_BNKS * logit_scale_B1[:, :, None, None]
+        if (bias_BN1S := bias(q_pos_B1, pos_BS)) is not None:
+            if bias_scale_B1 is not None:
+                bias_BN1S = bias_BN1S * bias_scale_B1[:, None, :, None]
+            logits_BNKS = logits_BNKS + bias_BN1S
+        if pos_BS is not q_pos_B1:
+            seen_BS = pos_BS < q_pos_B1
+            logits_BNKS = jnp.where(seen_BS[:, None, None], logits_BNKS, MASKED)
+        parts.append(logits_BNKS)
     out_BKNH = sum(
-        jnp.einsum(equation, weights, values, preferred_element_type=jnp.float32)
-        for equation, weights, values in (
-            ("BKNP,BPNH->BKNH", weights_BKNS[..., :prompt], cached.prompt_v_BPNH),
-            ("BKNT,BKTNH->BKNH", weights_BKNS[..., prompt:end], cached.v_BKTNH),
-            ("BKNS,BKSNH->BKNH", weights_BKNS[..., end:], v_BKNH[:, :, None]),
+        jnp.einsum(
+            equation, weights.astype(v_BKNH.dtype), values, preferred_element_type=jnp.float32
+        )
+        for equation, weights, values in zip(
+            ("BNKP,BPNH->BKNH", "BNKT,BKTNH->BKNH", "BNKS,BKSNH->BKNH"),
+            _softmax(parts),
+            (cached.prompt_v_BPNH, cached.v_BKTNH, v_BKNH[:, :, None]),
+            strict=True,
         )
     )
     return jnp.asarray(out_BKNH).astype(q_BKNH.dtype)
+
+
+def _softmax(parts: Sequence[jax.Array]) -> list[jax.Array]:
+    """Of all of them together, along the last axis."""
+    largest = functools.reduce(jnp.maximum, (jnp.max(x, -1, keepdims=True) for x in parts))
+    weights = [jnp.exp(x - largest) for x in parts]
+    total = sum(jnp.sum(x, -1, keepdims=True) for x in weights)
+    return [x / total for x in weights]
