@@ -57,7 +57,8 @@ def prefill(
     for k_LBPNH, v_LBPNH, position in kept:
         layers, _, _, *heads = k_LBPNH.shape
         empty = jnp.zeros((layers, batch, continuations, new_tokens, *heads), k_LBPNH.dtype)
-        turns.append(Past(CachedKeys(k_LBPNH, v_LBPNH, empty, empty), position))
+        k_LBNHP, v_LBNHP = (jnp.moveaxis(x, 2, -1) for x in (k_LBPNH, v_LBPNH))
+        turns.append(Past(CachedKeys(k_LBNHP, v_LBNHP, empty, empty), position))
     is_token_BP = jnp.arange(prompt)[None] < lengths_B[:, None]
     prompt_pos_BP = jnp.where(is_token_BP, pos_C[None, :prompt], pos_C[-1] + 1)
     generated_BT = lengths_B[:, None] + jnp.arange(new_tokens)[None]
