@@ -9,26 +9,19 @@ be replicated by oversight.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import json
 import math
-import os
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import distributed
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fire_lm.errors import RunFailed, UserError
-from fire_lm.hardware.absent_tpu import has_tpu
+from fire_lm.errors import UserError
 
-_Json = TypeVar("_Json")
-_exchanges = itertools.count()
 AXES = ("data", "fsdp", "tensor")
 BATCH = PartitionSpec(("data", "fsdp"))
 ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
@@ -220,75 +213,3 @@ def put_scalar(value: float, mesh: Mesh) -> jax.Array:
     """float32 [] on every device; all processes have the same value."""
     array = np.float32(value)
     return jax.make_array_from_callback((), NamedSharding(mesh, PartitionSpec()), lambda _: array)
-
-
-# Until the watchdog looks on, JAX itself ends a job one of whose processes has died.
-_SILENCE_SECONDS = 60
-
-
-def initialize_distributed() -> None:
-    """Joins the processes of a multi-host job, where the machine or its environment says so.
-
-    On a Cloud TPU VM JAX finds the other hosts by itself (metadata server or GKE variables).
-    Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID name them. A single
-    machine without a TPU needs nothing.
-    """
-    if jax.distributed.is_initialized():
-        return
-    if "JAX_COORDINATOR_ADDRESS" in os.environ:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        try:
-            count, index = (int(os.environ[f"JAX_{n}"]) for n in ("NUM_PROCESSES", "PROCESS_ID"))
-        except (KeyError, ValueError) as error:
-            raise UserError(
-                "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and JAX_PROCESS_ID must "
-                f"be numbers too: {error}"
-            ) from error
-        jax.distributed.initialize(
-            num_processes=count, process_id=index, heartbeat_timeout_seconds=_SILENCE_SECONDS
-        )
-    elif has_tpu():
-        jax.distributed.initialize(heartbeat_timeout_seconds=_SILENCE_SECONDS)
-
-
-def exchanged(value: _Json, seconds: float = 3600.0) -> list[_Json]:
-    """What every process has for `value` (JSON), in their order. All must call it together.
-
-    Through JAX's coordination service: some may come minutes later than others, which a collective
-    does not survive (see `wait_for_all`).
-    """
-    if jax.process_count() == 1:
-        return [value]
-    client: Any = distributed.global_state.client
-    key = f"fire_lm/exchanged/{next(_exchanges)}"
-    client.key_value_set(f"{key}/{jax.process_index()}", json.dumps(value))
-    return [
-        json.loads(client.blocking_key_value_get(f"{key}/{index}", int(1000 * seconds)))
-        for index in range(jax.process_count())
-    ]
-
-
-def agreed(value: _Json) -> _Json:
-    """What process 0 has for `value`, on every process; as `exchanged`."""
-    return exchanged(value)[0]
-
-
-def wait_for_all(point: str, seconds: float = 3600.0) -> None:
-    """Returns once every process of the job has come to `point`; each needs a name of its own.
-
-    Before the first collective of a kind: the CPU's (gloo) gives up when a process comes to it
-    half a minute after another, and compiling may well take one that much longer.
-
-    Raises:
-      RunFailed: a process has not come within `seconds`.
-    """
-    if jax.process_count() == 1:
-        return
-    client: Any = distributed.global_state.client
-    try:
-        client.wait_at_barrier(f"fire_lm/{point}", int(1000 * seconds))
-    except jax.errors.JaxRuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise RunFailed(
-            f"the processes of this job did not all get to '{point}': {reason}"
-        ) from error

@@ -197,7 +197,7 @@ import contextlib, json, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fire_lm.checkpoints import Checkpointing, Checkpoints, writer
-from fire_lm.sharding import initialize_distributed
+from fire_lm.processes import initialize_distributed
 from fire_lm.storage import objects
 from fire_lm.training.lock import only_writer
 

@@ -6,12 +6,14 @@ import json
 import numpy as np
 import pytest
 from sample_run import command, quick_compiles, write_text
+from sample_vocabulary import MODEL
 
 import fire_lm
 from fire_lm.cli import main
-from fire_lm.errors import UserError
+from fire_lm.data import TextData
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation import Beam, Sample
-from fire_lm.runs.continuations import width
+from fire_lm.runs.continuations import Writer, width
 from fire_lm.runs.prompts import read_prompts
 
 __all__ = ["quick_compiles"]  # a fixture
@@ -97,6 +99,26 @@ def test_prompts_of_a_file_resume(workdir, greedy, prompts, tmp_path, capsys, mo
     )
 
 
+def test_what_is_finished_stays_when_the_model_fails(workdir, prompts, tmp_path, monkeypatch):
+    """As when a later batch gives NaN."""
+    output = tmp_path / "out.jsonl"
+    flags = ["generate", str(workdir), f"--prompts={prompts}", f"--output={output}"]
+    flags += ["--new_tokens=2", "--batch_size=2"]
+    real, calls = Writer.continue_prompts, []
+
+    def fail_later(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise RunFailed("the model gives NaN")
+        return real(*given)
+
+    monkeypatch.setattr(Writer, "continue_prompts", fail_later)
+    assert main(flags) == 1
+    assert list(results(output)) == [3, "x"]
+    assert main(flags) == 0 and len(calls) == 3
+    assert list(results(output)) == [3, "x", 1]
+
+
 def test_what_changes_at_evaluation_is_recorded(workdir, prompts, tmp_path):
     output = tmp_path / "yarn.jsonl"
     flags = [f"--prompts={prompts}", f"--output={output}", "--new_tokens=2"]
@@ -154,12 +176,22 @@ def test_what_is_refused(workdir, capsys, flags, told):
         (["no JSON"], "f, line 1: expected"),
         (["", '{"text": "a"}'], "f, line 2: expected"),
         (['{"id": 2, "prompt": "a"}', '{"prompt": "b"}'], "the id 2 is that of line 1 too"),
+        (['{"id": true, "prompt": "a"}'], "f, line 1: expected"),
         ([""], "f holds no prompt"),
     ],
 )
 def test_prompts_that_cannot_be_read(lines, told):
     with pytest.raises(UserError, match=told):
         read_prompts(lines, "f")
+
+
+def test_what_the_vocabulary_cannot_express():
+    """Of seqio's sample model, which knows no Chinese. A stop of it would never be met."""
+    data = TextData("nowhere", vocabulary=MODEL)
+    with pytest.raises(UserError, match="cannot express '火' of the prompt '火 f'"):
+        Writer(None, {}, data, new_tokens=1).encode("火 f")
+    with pytest.raises(UserError, match="cannot express '火' of the stop"):
+        Writer(None, {}, data, new_tokens=1, stop=("火",))
 
 
 def test_widths_waste_a_third_at_most():

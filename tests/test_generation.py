@@ -21,14 +21,14 @@ TOKENS = np.random.default_rng(0).integers(1, 32, (3, PROMPT + NEW)).astype(np.i
 
 
 @functools.cache
-def configured(name: str) -> Decoder:
-    """The decoder that configs/positions/NAME.gin gives, small."""
-    config = load_config(
-        [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")],
-        ["Learned.max_length = 64"] if name == "learned" else [],
-    )
+def configured(name: str, *more: str, dtype: str = "float32") -> Decoder:
+    """The decoder that configs/positions/NAME.gin gives, small; `more` are files or bindings."""
+    files = ["runs/quickstart", f"positions/{name}", *(f for f in more if "=" not in f)]
+    bindings = [b for b in more if "=" in b]
+    bindings += ["Learned.max_length = 64"] if name == "learned" else []
+    config = load_config([str(CONFIGS / f"{file}.gin") for file in files], bindings)
     changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": TRAINED}
-    return config.call_place(Place((), "build_decoder"), (), changed | {"dtype": "float32"})
+    return config.call_place(Place((), "build_decoder"), (), changed | {"dtype": dtype})
 
 
 def filled(model: Decoder) -> Any:
@@ -81,6 +81,38 @@ def deviation(model: Decoder, lengths: np.ndarray, cached: int | None = None) ->
 @pytest.mark.parametrize("name", QUICK_THEN_ALL)
 def test_decoding_is_the_full_forward_pass(name):
     assert deviation(configured(name), LENGTHS) < 1e-5
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("fire", "log_n/inference_both"),
+        ("rope", "log_n/training"),
+        ("fire", "resampling/even"),
+        ("sinusoidal", "resampling/random"),
+        ("t5", "POSITION = [@T5, @ALiBi]", "build_decoder.share_position = True"),
+        ("xpos", "POSITION = [@XPos, @NoPE, @FIRE, @KERPLELog]"),
+    ],
+    ids=" ".join,
+)
+def test_decoding_with_all_that_changes_attention(more):
+    """Log-n, resampled positions, and schedules beside those of configs/positions."""
+    assert deviation(configured(*more), LENGTHS) < 1e-5
+
+
+def test_a_bfloat16_model_has_a_bfloat16_cache():
+    """And decodes as its full pass, but for rounding."""
+    model = configured("fire", dtype="bfloat16")
+    _, cache = jax.eval_shape(
+        lambda params: prefill(
+            *(model, params, TOKENS[:, :PROMPT], jnp.asarray(LENGTHS), jnp.arange(99)),
+            *(NEW, 1, PROMPT + NEW),
+        ),
+        filled(model),
+    )
+    assert {array.dtype for array in cache.turns[0].keys} == {jnp.dtype("bfloat16")}
+    assert deviation(model, LENGTHS) < 0.01
 
 
 @pytest.mark.ci

@@ -2,6 +2,11 @@
 
 import functools
 import itertools
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +110,41 @@ def test_a_wide_beam_finds_the_best_of_all_answers(alpha):
         assert found.stopped_BK[example, 0]
 
 
+def plain_beam_search(prompt, beams, alpha, new_tokens):
+    """Wu et al. with the scorer in the place of the model: (score, answer), best first."""
+
+    def penalised(score, length):
+        return score / ((5 + length) / 6) ** alpha
+
+    live, ended = [(0.0, ())], []
+    for length in range(1, new_tokens + 1):
+        longer = [
+            (score + log_probability(prompt, (*answer, token))[-1], (*answer, token))
+            for score, answer in live
+            for token in range(1, 6)
+        ]
+        candidates = sorted(longer, reverse=True)[: 2 * beams]
+        ended += [(penalised(s, length), a) for s, a in candidates if a[-1] == STOP]
+        ended = sorted(ended, reverse=True)[:beams]
+        live = [(s, a) for s, a in candidates if a[-1] != STOP][:beams]
+        if len(ended) == beams and penalised(live[0][0], new_tokens) <= ended[-1][0]:
+            break
+    return ended or [(penalised(score, new_tokens), answer) for score, answer in live]
+
+
+@pytest.mark.parametrize("beams, alpha", [(2, 0.6), pytest.param(3, 2.0, marks=pytest.mark.ci)])
+def test_a_narrow_beam_is_beam_search_written_plainly(beams, alpha):
+    found = run(Beam(beams, alpha), stop_ids=(STOP,), new_tokens=4)
+    for example in range(3):
+        expected = plain_beam_search(prompt_of(example), beams, alpha, 4)
+        count = len(expected)
+        assert [answer_of(found, example, k) for k in range(count)] == [a for _, a in expected]
+        np.testing.assert_allclose(
+            found.scores_BK[example, :count], [score for score, _ in expected], atol=1e-5
+        )
+        assert not found.lengths_BK[example, count:].any()
+
+
 def test_one_beam_without_a_penalty_is_greedy():
     np.testing.assert_array_equal(run(Beam(1, 0.0)).tokens_BKT, run(Greedy()).tokens_BKT)
 
@@ -155,20 +195,37 @@ def test_tokens_are_shown_while_they_come():
         np.testing.assert_array_equal(tokens[there], found.tokens_BKT[there])
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("method", [Sample(samples=2), Beam(2)])
-def test_a_mesh_changes_nothing(method):
-    """Three prompts shared by two devices, heads by two others."""
+def check_mesh(axes):
+    """Three prompts shared by data x fsdp, heads by tensor: the same as on one device."""
     model, params = model_and_params()
-    mesh = mesh_of((1, 2, 2), jax.devices()[:4])
+    mesh = mesh_of(axes, jax.devices()[: math.prod(axes)])
     like = decoding_layout(params, mesh)
     laid = jax.tree.map(lambda leaf, s: jax.device_put(leaf, s.sharding), params, like)
-    alone = run(method, stop_ids=(STOP,))
-    shared = generate(
-        *(model, laid, PROMPTS, LENGTHS), new_tokens=3, method=method, stop_ids=(STOP,), mesh=mesh
-    )
-    np.testing.assert_array_equal(alone.tokens_BKT, shared.tokens_BKT)
-    np.testing.assert_allclose(alone.logprobs_BKT, shared.logprobs_BKT, atol=1e-5)
+    for method in (Sample(samples=2), Beam(2)):
+        alone = run(method, stop_ids=(STOP,))
+        shared = generate(
+            *(model, laid, PROMPTS, LENGTHS),
+            new_tokens=3,
+            method=method,
+            stop_ids=(STOP,),
+            mesh=mesh,
+        )
+        np.testing.assert_array_equal(alone.tokens_BKT, shared.tokens_BKT)
+        np.testing.assert_allclose(alone.logprobs_BKT, shared.logprobs_BKT, atol=1e-5)
+
+
+@pytest.mark.ci
+def test_a_mesh_changes_nothing():
+    check_mesh((1, 2, 2))
+
+
+@pytest.mark.ci
+def test_nor_does_one_with_all_axes():
+    code = "import test_generation_methods; test_generation_methods.check_mesh((2, 2, 2))"
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    flags = "--xla_force_host_platform_device_count=8"
+    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=240)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Two processes on one machine train one model, save together and resume together."""
 
 import fcntl
+import json
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from sample_run import command, logged, saved_state, write_text
 
+from fire_lm import cli
 from fire_lm.checkpoints import available_steps
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,6 +67,24 @@ def wait_for_step(workdir: Path, step: int, started: list[subprocess.Popen[str]]
         time.sleep(0.01)
 
 
+def check_generation(run: Path, folder: Path) -> None:
+    """Two processes write what one writes; what is wrong for the first ends both."""
+    prompts, outputs = folder / "prompts.jsonl", (folder / "one.jsonl", folder / "two.jsonl")
+    prompts.write_text('{"prompt": "fire and "}\n{"prompt": "so they "}\n{"prompt": "rope"}\n')
+    arguments = ["generate", str(run), f"--prompts={prompts}", "--new_tokens=4", "--beams=2"]
+    assert cli.main([*arguments, f"--output={outputs[0]}"]) == 0
+    started = start_together([*arguments, f"--output={outputs[1]}"], 2)
+    told = finish(started)
+    assert [process.returncode for process in started] == [0, 0], told
+    one, two = ([json.loads(line) for line in p.read_text().splitlines()] for p in outputs)
+    texts = [[[c["text"] for c in line["continuations"]] for line in lines] for lines in (one, two)]
+    assert len(one) == 3 and texts[0] == texts[1]
+    prompts.write_text("no prompts\n")
+    started = start_together(arguments, 2)
+    told = finish(started, 60)
+    assert [process.returncode for process in started] == [2, 2], told
+
+
 @pytest.mark.ci
 def test_two_processes_train_and_resume_to_the_same_bits(tmp_path):
     data_dir = write_text(tmp_path / "data")
@@ -75,6 +95,8 @@ def test_two_processes_train_and_resume_to_the_same_bits(tmp_path):
         (stopped / "checkpoints" / name).rename(tmp_path / f"away_{name}")
     assert available_steps(stopped) == [5]
     run_together(command(data_dir, stopped), 2)
+
+    check_generation(whole, tmp_path)
 
     positions = sorted(path.name for path in (whole / "checkpoints/12/position").glob("process*"))
     assert positions == ["process_0000_of_0002", "process_0001_of_0002"]
@@ -153,7 +175,7 @@ ON_PROCESS_1 = """
 import os, sys
 import jax
 import fire_lm.data
-from fire_lm import cli, sharding
+from fire_lm import cli, processes
 from fire_lm.errors import UserError
 
 what, *arguments = sys.argv[1:]
@@ -165,7 +187,7 @@ if os.environ["JAX_PROCESS_ID"] == "1":
     if what == "error":
         fire_lm.data.train_iterator = no_text
     else:
-        sharding.initialize_distributed()
+        processes.initialize_distributed()
         jax.devices()  # the processes have met
         os.kill(os.getpid(), 9)
 sys.exit(cli.main(arguments))
@@ -199,7 +221,7 @@ LATE = """
 import time
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from fire_lm.sharding import initialize_distributed, wait_for_all
+from fire_lm.processes import initialize_distributed, wait_for_all
 
 initialize_distributed()
 split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
@@ -226,7 +248,7 @@ import sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fire_lm.checkpoints import Checkpointing, Checkpoints, position, writer
-from fire_lm.sharding import initialize_distributed
+from fire_lm.processes import initialize_distributed
 
 initialize_distributed()
 writer._WRITING_SECONDS = 10

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOOP = """
 import sys, time
 import jax
-from fire_lm.sharding import initialize_distributed
+from fire_lm.processes import initialize_distributed
 from fire_lm.training.goodput import DATA, DEVICES, Goodput
 from fire_lm.training.watchdog import Watchdog
 

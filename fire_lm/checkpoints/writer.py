@@ -38,7 +38,7 @@ from fire_lm.checkpoints.manifest import (
 from fire_lm.checkpoints.params import check_arrays
 from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.sharding import agreed
+from fire_lm.processes import agreed
 from fire_lm.storage import LeaseLost, children, in_bucket, present
 
 _PATIENCE_MS = 3_600_000  # for the slowest reader of a checkpoint
@@ -431,7 +431,7 @@ def _told_by_all(number: int, problem: str | None) -> str:
     """The problem of this process and of all others, the same text on all; empty if none has one.
 
     Told through JAX's coordination service: some may take minutes longer than others, which a
-    collective does not survive (see `sharding.wait_for_all`).
+    collective does not survive (see `processes.wait_for_all`).
     """
     if jax.process_count() == 1:
         return problem or ""

@@ -18,6 +18,7 @@ from fire_lm.console import Progress
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.generation import Beam, Greedy, Method, Sample
+from fire_lm.processes import by_first, initialize_distributed
 from fire_lm.runs.continuations import Writer
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.prompts import (
@@ -29,7 +30,7 @@ from fire_lm.runs.prompts import (
     whole_lines,
 )
 from fire_lm.runs.run import open_run
-from fire_lm.sharding import MeshShape, agreed, decoding_layout, initialize_distributed, make_mesh
+from fire_lm.sharding import MeshShape, decoding_layout, make_mesh
 from fire_lm.storage import Appended, append_to, place, read_bytes
 
 
@@ -69,7 +70,7 @@ def writer_of(arguments: argparse.Namespace, method: Method) -> tuple[Writer, di
     folder, _ = split_run(arguments.run)
     config, variant = configuration(arguments, opened.workdir)
     model, data = config.call("build_decoder"), config.call("pretrain").data
-    step = agreed(choose_step(opened.workdir, opened.step) if jax.process_index() == 0 else 0)
+    step = by_first(lambda: choose_step(opened.workdir, opened.step))
     mesh = make_mesh(MeshShape())
     params, _ = restore_params(folder, step, decoding_layout(parameter_shapes(model), mesh))
     writer = Writer(
@@ -130,13 +131,13 @@ class _Terminal:
 
 def continue_all(writer: Writer, arguments: argparse.Namespace, about: dict[str, Any]) -> None:
     """Writes a line of results for each prompt that is not in --output yet."""
-    prompts = [Prompt(*fields) for fields in agreed(_fields(arguments.prompts))]
+    prompts = [Prompt(*fields) for fields in by_first(lambda: _fields(arguments.prompts))]
     encoded = [(prompt, _encoded(writer, prompt)) for prompt in prompts]
     longest = max(len(ids) for _, ids in encoded)
     context_length = arguments.context_length or longest + writer.new_tokens
     about = about | {"context_length": context_length}
     output = place(arguments.output) if arguments.output else None
-    there = set(agreed(sorted(finished(output, about), key=str) if output else []))
+    there = set(by_first(lambda: sorted(finished(output, about), key=str)) if output else [])
     left = [one for one in encoded if one[0].id not in there]
     if there:
         print(f"{len(encoded) - len(left)} of {len(encoded)} prompts are in {output} already")
@@ -155,9 +156,7 @@ def continue_all(writer: Writer, arguments: argparse.Namespace, about: dict[str,
 
 
 def _fields(name: str) -> list[list[Any]]:
-    """The fields of the prompts, as JSON. Only process 0 reads them."""
-    if jax.process_index():
-        return []
+    """The fields of the prompts, as JSON."""
     if name == "-":
         found = read_prompts(sys.stdin, "standard input")
     else:

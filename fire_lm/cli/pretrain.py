@@ -13,9 +13,9 @@ from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import check_blocks, check_settings, label_in, load_config
+from fire_lm.processes import initialize_distributed
 from fire_lm.runs.resuming import check_same_experiment, compare_with_source, with_kept_lengths
 from fire_lm.runs.saved import model_of_run, newest_config, ranked
-from fire_lm.sharding import initialize_distributed
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fire_lm.cli.startup import quiet_libraries
-from fire_lm.sharding import initialize_distributed
+from fire_lm.processes import initialize_distributed
 from fire_lm.sweeps.sweep import sweep
 
 

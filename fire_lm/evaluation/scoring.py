@@ -21,6 +21,7 @@ from fire_lm.data import ScoringText
 from fire_lm.errors import RunFailed
 from fire_lm.evaluation.protocols import Windows
 from fire_lm.models import Decoder, segment_positions, token_losses
+from fire_lm.processes import exchanged
 
 
 def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh) -> Any:
@@ -33,7 +34,7 @@ def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh
         params = restore_params(workdir, step, abstract_params(model, mesh))[0]
     except RunFailed as error:
         problem = str(error)
-    if problems := [told for told in sharding.exchanged(problem) if told]:
+    if problems := [told for told in exchanged(problem) if told]:
         raise RunFailed(problems[0])
     return params
 

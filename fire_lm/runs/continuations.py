@@ -49,6 +49,9 @@ class Writer:
       new_tokens: generated at most.
       stop: strings that end a continuation; they are not part of it.
       seed: of sampling. A continuation depends on it and on the number of its prompt.
+
+    Raises:
+      UserError: the vocabulary cannot express a stop string.
     """
 
     model: Decoder
@@ -59,6 +62,14 @@ class Writer:
     stop: tuple[str, ...] = ()
     seed: int = 0
     mesh: Mesh | None = None
+
+    def __post_init__(self) -> None:
+        for stop in self.stop:
+            if lacking := vocabulary.unknown(self.data, stop):
+                raise UserError(
+                    f"the vocabulary {self.data.vocabulary} cannot express {lacking!r} of the stop "
+                    f"{stop!r}, which would never be met: remove it"
+                )
 
     def encode(self, prompt: str) -> np.ndarray:
         """Ids int32 `[P]` as the model reads them; token 0 begins a text.

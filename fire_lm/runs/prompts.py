@@ -44,7 +44,7 @@ def read_prompts(lines: Iterable[str], name: str) -> list[Prompt]:
             fields = None
         text = fields.get("prompt") if isinstance(fields, dict) else None
         key = fields.get("id", number) if isinstance(fields, dict) else None
-        if not isinstance(text, str) or not isinstance(key, str | int):
+        if not isinstance(text, str) or not isinstance(key, str | int) or isinstance(key, bool):
             raise UserError(
                 f'{name}, line {number}: expected {{"prompt": "TEXT"}}, with "id" (text or a '
                 f"number) if you like, got {line.strip()[:60]}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 import jax
 from etils import epath
@@ -21,6 +21,7 @@ from fire_lm.evaluation import (
     score_checkpoint,
 )
 from fire_lm.experiment import label_in
+from fire_lm.processes import agreed, by_first
 from fire_lm.results import (
     PositionLoss,
     ScoredText,
@@ -32,7 +33,6 @@ from fire_lm.results import (
 from fire_lm.results.scored_text import FILE as TEXTS_FILE
 from fire_lm.results.scored_text import UNKNOWN
 from fire_lm.runs.find import SEVERAL, find_runs, folder_of_all
-from fire_lm.sharding import agreed
 from fire_lm.storage import place, require_folder
 from fire_lm.sweeps.claims import claimed, held
 from fire_lm.sweeps.settings import Setting, check_effects, settings
@@ -82,21 +82,6 @@ def describe(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> N
         lengths = one.config.macro("EVAL_LENGTHS")
         one.asked.lengths_taken(str(workdir))
         print(f"{workdir}@{step} at {lengths}{asked}\n{one.config.text()}")
-
-
-def by_first(work: Callable[[], _T]) -> _T:
-    """What `work` returns on process 0 (JSON), or raises there, on all of a job's processes."""
-    told: dict[str, Any] = {}
-    if jax.process_index() == 0:
-        try:
-            told = {"value": work()}
-        except FireLMError as error:
-            told = {"error": str(error), "code": error.exit_code}
-    told = agreed(told)
-    if "error" in told:
-        raise (UserError if told["code"] == 2 else RunFailed)(told["error"])
-    value: _T = told["value"]
-    return value
 
 
 def chosen(arguments: argparse.Namespace) -> tuple[list[tuple[str, int]], str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 
 from fire_lm.errors import FireLMError, RunFailed, UserError
-from fire_lm.sharding import agreed
+from fire_lm.processes import agreed
 from fire_lm.storage import Lease, LeaseLost, in_bucket
 
 _LOOK_SECONDS = 2.0

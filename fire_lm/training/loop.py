@@ -23,6 +23,7 @@ from fire_lm.console import Progress, phase
 from fire_lm.data import unknown_warning
 from fire_lm.errors import Preempted, RunFailed
 from fire_lm.models import Decoder
+from fire_lm.processes import wait_for_all
 from fire_lm.training.compile import on_mesh
 from fire_lm.training.description import describe
 from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, START, Goodput, table
@@ -141,7 +142,7 @@ def train(
     job.goodput.enter(COMPILE)
     with phase("compiling the training step", job.quiet):
         step_fn = run.compile(mesh)
-        sharding.wait_for_all("compiled")
+        wait_for_all("compiled")
     job.goodput.enter(START)
 
     # --- Train: the host works one step ahead of the metrics that it reads.
