@@ -144,6 +144,16 @@ def test_the_documentation_has_the_times_of_the_evidence():
         assert f"| {names[row.encoding]} | {told} |" in page
 
 
+def test_the_documentation_has_the_times_of_generation():
+    found = json.loads((MINI.parent / "bench_generate.json").read_text())
+    page = (DOCS / "performance.md").read_text()
+    for row in found["rows"]:
+        prefill, token = row["prefill"], row["token"]
+        told = f"| {row['encoding']} | {prefill['x_nope']:.2f} | {1e3 * token['seconds']:.1f} | "
+        assert told + f"{token['x_nope']:.2f} |" in page
+    assert {(row["length"], row["cache_bytes"] >> 20) for row in found["rows"]} == {(2048, 146)}
+
+
 @pytest.mark.ci
 def test_times_are_said_to_be_of_other_runs_unless_they_are_asked_for(report, tmp_path):
     whose = "Not of these runs: fire_lm's own times."

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gin_files import CONFIGS, QUICK_THEN_ALL
+from gin_files import CONFIGS, NAMES
 
 from fire_lm.config.program import Place
 from fire_lm.experiment import load_config
@@ -78,7 +78,13 @@ def deviation(model: Decoder, lengths: np.ndarray, cached: int | None = None) ->
     return float(np.max(np.abs(decoded(params) - expected)) / np.std(expected))
 
 
-@pytest.mark.parametrize("name", QUICK_THEN_ALL)
+# A bias and a rotation; other files, and what acts on the embedding, in the ci tier.
+QUICK = ("fire", "rope")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.ci) for name in NAMES]
+)
 def test_decoding_is_the_full_forward_pass(name):
     assert deviation(configured(name), LENGTHS) < 1e-5
 
@@ -101,6 +107,7 @@ def test_decoding_with_all_that_changes_attention(more):
     assert deviation(configured(*more), LENGTHS) < 1e-5
 
 
+@pytest.mark.ci
 def test_a_bfloat16_model_has_a_bfloat16_cache():
     """And decodes as its full pass, but for rounding."""
     model = configured("fire", dtype="bfloat16")
@@ -121,6 +128,6 @@ def test_decoding_prompts_of_one_length(name):
     assert deviation(configured(name), np.full(3, PROMPT, np.int32)) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["rope_dynamic_ntk"])
-def test_another_context_length_is_seen(name):
-    assert deviation(configured(name), LENGTHS, cached=4 * TRAINED) > 1e-3
+@pytest.mark.ci
+def test_another_context_length_is_seen():
+    assert deviation(configured("rope_dynamic_ntk"), LENGTHS, cached=4 * TRAINED) > 1e-3
