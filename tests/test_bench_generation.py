@@ -1,11 +1,13 @@
 """`fire-lm bench generate`: the real programs side by side, what is left out, bad usage."""
 
 import json
+import sys
 
 import pytest
 
 from fire_lm import cli
-from fire_lm.bench import generation, rounds
+from fire_lm.bench import generation, load_peer, rounds
+from fire_lm.errors import UserError
 
 
 @pytest.fixture
@@ -35,6 +37,26 @@ def test_the_real_programs(hasty, tmp_path, capsys):
     assert longest.token.temp_bytes < longest.cache_bytes  # no second cache
     assert capsys.readouterr().out == generation.text(found) + "\n"
     assert json.loads(path.read_text())["rows"][1]["encoding"] == "learned"
+
+
+@pytest.mark.ci
+def test_transformers_generates_the_same(hasty, capsys):
+    """With torch and transformers installed; a stock class and our own."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    asked = ["--size=tiny", "--lengths=32", "--encodings=fire", "--new_tokens=4", "--peer=torch"]
+    peer = load_peer("torch", "transformers_peer")
+    found = generation.bench(cli.parse(["bench", "generate", *asked, "--rounds=1"]), peer)
+    assert [(row.encoding, row.same_tokens) for row in found.peers] == [("nope", 4), ("fire", 4)]
+    assert all(row.prefill > 0 and row.token > 0 for row in found.peers)
+    assert "4 of 4" in capsys.readouterr().out
+
+
+def test_a_peer_that_is_not_installed(monkeypatch):
+    monkeypatch.delitem(sys.modules, "fire_lm.bench.transformers_peer", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match="not installed here"):
+        load_peer("torch", "transformers_peer")
 
 
 @pytest.mark.parametrize(

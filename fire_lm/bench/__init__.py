@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import importlib.util
 import os
 import tempfile
@@ -56,7 +57,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
     with one_core():
         from fire_lm.bench import generation
 
-        generation.bench(arguments)
+        generation.bench(arguments, load_peer(arguments.peer, "transformers_peer"))
 
 
 def compile_for_tpu(arguments: argparse.Namespace) -> None:
@@ -124,16 +125,17 @@ def bind(cores: set[int]) -> None:
             pass
 
 
-def load_peer(name: str | None) -> ModuleType | None:
+def load_peer(name: str | None, module: str = "torch_peer") -> ModuleType | None:
     """The module that builds the same model with another library."""
     if name is None:
         return None
     try:
-        from fire_lm.bench import torch_peer
+        return importlib.import_module(f"fire_lm.bench.{module}")
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name not in ("torch", "transformers"):
             raise
+        library = {"torch": "PyTorch"}.get(error.name, error.name)
         raise UserError(
-            "--peer torch: PyTorch is not installed here: `pip install torch`, or leave --peer out"
+            f"--peer torch: {library} is not installed here: `pip install {error.name}`, or leave "
+            "--peer out"
         ) from error
-    return torch_peer

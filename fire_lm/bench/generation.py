@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -57,12 +58,27 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
+class PeerRow:
+    """Our seconds over the peer's, of prefill and of a further token; and how many of its greedy
+    tokens are ours, of all that were generated."""
+
+    encoding: str
+    length: int
+    prefill: float
+    token: float
+    same_tokens: int
+    tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
 class GenerationTimes:
     """What `fire-lm bench generate` found.
 
     Attributes:
       model: size, dtype and what is measured, in words.
       left_out: encodings and lengths that could not be measured, each with the reason.
+      peer: the other library, with its version; empty if there was none.
+      peers: ours beside it, on a CPU.
     """
 
     machine: Machine
@@ -71,11 +87,19 @@ class GenerationTimes:
     new_tokens: int
     rows: list[Row]
     left_out: list[str]
+    peer: str = ""
+    peers: list[PeerRow] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """Its calls return when the work is done; `temp_bytes` of both."""
+    """Its calls return when the work is done.
+
+    Attributes:
+      temp_bytes: of prefill and tokens.
+      generated: the ids of all new tokens, `[B, T]`.
+      peer: calls of the peer: prefill with one token, and with all of them.
+    """
 
     encoding: str
     length: int
@@ -83,9 +107,21 @@ class Contestant:
     tokens: Callable[[], object]
     temp_bytes: tuple[int | None, int | None]
     cache_bytes: int
+    generated: Callable[[], np.ndarray]
+    peer: tuple[Callable[[], np.ndarray], Callable[[], np.ndarray]] | None = None
+
+    def calls(self) -> dict[str, Callable[[], object]]:
+        key = f"{self.encoding} {self.length}"
+        found: dict[str, Callable[[], object]] = {
+            f"{key} prefill": self.prefill,
+            f"{key} tokens": self.tokens,
+        }
+        if self.peer is not None:
+            found |= {f"{key} peer prefill": self.peer[0], f"{key} peer all": self.peer[1]}
+        return found
 
 
-def bench(arguments: argparse.Namespace) -> GenerationTimes:
+def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> GenerationTimes:
     """Measures what the command line asks for, prints it, and writes the JSON."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
@@ -97,16 +133,11 @@ def bench(arguments: argparse.Namespace) -> GenerationTimes:
     setting = setting_for(arguments.size, None)
     asked = Asked(arguments.batch_size, arguments.new_tokens)
     left_out: list[str] = []
-    contestants = list(build(arguments.encodings, arguments.lengths, setting, asked, left_out))
-    times = race(
-        {
-            f"{each.encoding} {each.length} {what}": call
-            for each in contestants
-            for what, call in (("prefill", each.prefill), ("tokens", each.tokens))
-        },
-        arguments.rounds,
-        say,
+    contestants = list(
+        build(arguments.encodings, arguments.lengths, setting, asked, left_out, peer)
     )
+    calls = {name: call for each in contestants for name, call in each.calls().items()}
+    times = race(calls, arguments.rounds, say)
     report = GenerationTimes(
         machine=machine(load_before, {}),
         model=(
@@ -117,6 +148,8 @@ def bench(arguments: argparse.Namespace) -> GenerationTimes:
         new_tokens=asked.new_tokens,
         rows=[row_of(each, times, asked.new_tokens) for each in contestants],
         left_out=left_out,
+        peer=peer.NAME if peer else "",
+        peers=[beside(each, times, asked.new_tokens) for each in contestants if each.peer],
     )
     print(text(report))
     write_json(arguments.json, report)
@@ -124,7 +157,12 @@ def bench(arguments: argparse.Namespace) -> GenerationTimes:
 
 
 def build(
-    encodings: list[str], lengths: list[int], setting: Setting, asked: Asked, left_out: list[str]
+    encodings: list[str],
+    lengths: list[int],
+    setting: Setting,
+    asked: Asked,
+    left_out: list[str],
+    peer: ModuleType | None,
 ) -> Iterator[Contestant]:
     """Length by length, NoPE first; what a length is too long for goes to `left_out`."""
     states = States(optax.identity(), setting.mesh)  # without moments: parameters alone
@@ -139,10 +177,17 @@ def build(
                 continue
             say(f"compiling {name} {length}")
             states.add(name, model)
-            yield contestant(name, states.of(name).params, length, setting, asked)
+            yield contestant(name, states.of(name).params, length, setting, asked, peer)
 
 
-def contestant(name: str, params: Any, length: int, setting: Setting, asked: Asked) -> Contestant:
+def contestant(
+    name: str,
+    params: Any,
+    length: int,
+    setting: Setting,
+    asked: Asked,
+    peer: ModuleType | None,
+) -> Contestant:
     model, (batch, new_tokens) = decoder(name, setting), asked
     context = length + new_tokens
     call = call_for(model, Greedy(), new_tokens, (), context, None)
@@ -163,12 +208,18 @@ def contestant(name: str, params: Any, length: int, setting: Setting, asked: Ask
         again = state._replace(step=jnp.int32(0))  # what was written is not seen, and overwritten
         state = jax.block_until_ready(loop(params, inputs, again, new_tokens))
 
+    twin = None
+    if peer is not None:
+        theirs = peer.Peer(model, params, np.asarray(inputs.prompts_BP), new_tokens)
+        twin = theirs.call(1), theirs.call(new_tokens)
     return Contestant(
         *(name, length),
         prefill=lambda: jax.block_until_ready(prefill(params, inputs)),
         tokens=tokens,
         temp_bytes=(temp_bytes(prefill), temp_bytes(loop)),
         cache_bytes=cache_bytes(call, params, inputs),
+        generated=lambda: np.asarray(state.tokens_BKT[:, 0]),
+        peer=twin,
     )
 
 
@@ -184,6 +235,23 @@ def row_of(entry: Contestant, times: dict[str, Times], new_tokens: int) -> Row:
         prefill=of("prefill", 1, entry.temp_bytes[0]),
         token=of("tokens", new_tokens - 1, entry.temp_bytes[1]),
         cache_bytes=entry.cache_bytes,
+    )
+
+
+def beside(entry: Contestant, times: dict[str, Times], new_tokens: int) -> PeerRow:
+    """Of the peer, a token is what all of them take beyond the first."""
+    assert entry.peer is not None
+    prefill, tokens, first, all_of_them = (
+        min(times[f"{entry.encoding} {entry.length} {what}"].of(clock()))
+        for what in ("prefill", "tokens", "peer prefill", "peer all")
+    )
+    ours, theirs = entry.generated(), entry.peer[1]()
+    return PeerRow(
+        *(entry.encoding, entry.length),
+        prefill=prefill / first,
+        token=tokens / (all_of_them - first),
+        same_tokens=int((ours == theirs).sum()),
+        tokens=new_tokens * len(ours),
     )
 
 
@@ -206,4 +274,12 @@ def text(report: GenerationTimes) -> str:
         *(f"left out: {reason}" for reason in report.left_out),
     ]
     parts = [machine_text(report.machine), report.model, columns(header, cells, 1)]
+    if report.peers:
+        peers = [
+            [row.encoding, str(row.length), f"{row.prefill:.2f}", f"{row.token:.2f}"]
+            + [f"{row.same_tokens} of {row.tokens}"]
+            for row in report.peers
+        ]
+        header = [f"ours / {report.peer}", "prompt", "prefill", "token", "same tokens"]
+        parts.append(columns(header, peers, 1))
     return "\n\n".join([*parts, "\n".join(notes)])

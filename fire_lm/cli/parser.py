@@ -131,6 +131,17 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_generate(verbs.add_parser("generate", parents=[gin, debug], help="text", **_GENERATE))
 
+    export = verbs.add_parser(
+        "export", parents=[gin, debug], help="a run as a folder of Hugging Face transformers"
+    )
+    export.add_argument("run", metavar="RUN[@STEP]")
+    export.add_argument("--output", required=True, metavar="DIR", help="a new local folder")
+    export.add_argument(
+        "--context_length",
+        type=number,
+        help="tokens to reach, where an encoding depends on it (16 times those of training)",
+    )
+
     report = verbs.add_parser(
         "report", parents=[debug], help="a page of tables and figures", **_REPORT
     )
@@ -214,6 +225,7 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     )
     generate.add_argument("--new_tokens", type=number, default=32, help="(%(default)s)")
     generate.add_argument("--batch_size", type=number, default=1, help="prompts (%(default)s)")
+    generate.add_argument("--peer", choices=["torch"], help="the same models in transformers")
 
     bench = subjects.add_parser(
         "attention", parents=[debug, rounds], help="what an encoding costs in two blocks"

@@ -1,0 +1,49 @@
+"""The same model opened by transformers: its `generate` is what ours stands against."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from fire_lm.interop.model_files import write_model
+from fire_lm.models import Decoder
+
+NAME = f"transformers {transformers.__version__}, torch {torch.__version__}"
+
+
+class Peer:
+    """A model with its prompts `[B, P]`; calls return the generated ids `[B, T]`."""
+
+    def __init__(self, model: Decoder, params: Any, prompts_BP: np.ndarray, new_tokens: int):
+        torch.set_num_threads(1)
+        context = prompts_BP.shape[1] + new_tokens
+        with tempfile.TemporaryDirectory() as folder:
+            write_model(model, params, context, end=1, folder=Path(folder))
+            self._model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, trust_remote_code=True
+            ).eval()
+        self._prompts = torch.tensor(prompts_BP, dtype=torch.long)
+
+    def call(self, new_tokens: int) -> Callable[[], np.ndarray]:
+        """Reads the prompts and writes `new_tokens`, greedily, never token 0."""
+        config = transformers.GenerationConfig(
+            max_new_tokens=new_tokens, do_sample=False, suppress_tokens=[0], pad_token_id=0
+        )
+
+        def generate() -> np.ndarray:
+            with torch.no_grad():
+                out = self._model.generate(
+                    self._prompts,
+                    attention_mask=torch.ones_like(self._prompts),
+                    generation_config=config,
+                )
+            found: np.ndarray = out[:, self._prompts.shape[1] :].numpy()
+            return found
+
+        return generate

@@ -1,0 +1,51 @@
+"""`fire-lm export`: a trained run as a folder of Hugging Face transformers."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fire_lm.checkpoints import choose_step, restore_params, split_run
+from fire_lm.cli.startup import quiet_libraries
+from fire_lm.errors import UserError
+from fire_lm.evaluation.scoring import abstract_params
+from fire_lm.interop.export import export
+from fire_lm.interop.model_files import has_own_code
+from fire_lm.runs.evaluated import configuration
+from fire_lm.runs.run import Run, open_run
+from fire_lm.sharding import MeshShape, make_mesh
+from fire_lm.storage import in_bucket
+
+
+def run(arguments: argparse.Namespace) -> None:
+    quiet_libraries()
+    if in_bucket(arguments.output):
+        raise UserError("--output must be a local folder: copy it to the bucket afterwards")
+    opened = open_run(arguments.run)
+    config, variant = configuration(arguments, opened.workdir)
+    model, data = config.call("build_decoder"), config.call("pretrain").data
+    step = choose_step(opened.workdir, opened.step)
+    like = abstract_params(model, make_mesh(MeshShape()))
+    params, _ = restore_params(split_run(arguments.run)[0], step, like)
+    about = about_run(opened, step, variant)
+    found = export(model, params, data, Path(arguments.output), about, arguments.context_length)
+    needs = ", opened with trust_remote_code=True" if has_own_code(found) else ""
+    print(f"{arguments.output}: {found.config['architectures'][0]}{needs}, of step {step}")
+
+
+def about_run(run: Run, step: int, variant: str) -> str:
+    """For the model card: what was trained, and the rows of sweeps of this step and variant."""
+    changed = f" as {variant}" if variant else ""
+    lines = [
+        f"# {run.name}, step {step}{changed}",
+        "",
+        f"A decoder with the positional encoding {run.encoding}, trained by fire_lm at length "
+        f"{run.settings.train_length}.",
+    ]
+    rows = [row for row in run.rows().losses if (row.step, row.variant) == (step, variant)]
+    if rows:
+        lines += ["", "| text | protocol | tokens | nats a token |", "|---|---|---|---|"]
+        lines += [
+            f"| {row.dataset} | {row.protocol} | {row.length} | {row.nll:.4f} |" for row in rows
+        ]
+    return "\n".join(lines)

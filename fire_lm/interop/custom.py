@@ -1,0 +1,194 @@
+"""Models for which transformers has no class: settings and arrays of `hub/modeling_fire_lm.py`.
+
+That file knows formulas; whatever follows from the settings of an encoding alone (frequencies,
+slopes, buckets) is worked out here and stored as numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from fire_lm.interop.stock import Arrays, Stock
+from fire_lm.models import Decoder
+from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
+from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.alibi import ALiBi, alibi_slopes
+from fire_lm.positions.angles import pair_frequencies
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.kerple import LARGEST_POWER, SMALLEST, KERPLELog, KERPLEPower
+from fire_lm.positions.learned import Learned
+from fire_lm.positions.nope import NoPE
+from fire_lm.positions.rope import RoPE
+from fire_lm.positions.sandwich import Sandwich, sandwich_frequencies, sandwich_scales
+from fire_lm.positions.sinusoidal import Sinusoidal
+from fire_lm.positions.t5 import T5, bucket_starts
+from fire_lm.positions.xpos import XPos, decay_rates
+
+Settings = dict[str, Any]
+
+
+def custom(model: Decoder, params: Any, context_length: int) -> Stock:
+    """Settings and arrays, float32, of any model with plain positions.
+
+    Args:
+      context_length: that encodings assume which are defined by the length of the input.
+    """
+    size = model.size
+    arrays: Arrays = {"model.embedding.weight": np.asarray(params["embedding"])}
+    arrays |= _norm("model.final_norm", params["final_norm"])
+    turns = len(model.encodings)
+    for turn, encoding in enumerate(model.encodings):
+        layers = layers_of_turn(model, params, turn)
+        for row, index in enumerate(range(turn, size.num_layers, turns)):
+            one = jax.tree.map(lambda leaf: np.asarray(leaf[row]), layers)  # noqa: B023
+            arrays |= _layer(f"model.layers.{index}", one)
+            if "position" in one:
+                own = _learned(encoding, one["position"])
+                arrays |= {f"model.layers.{index}.position.{k}": v for k, v in own.items()}
+        if model.share_position:
+            own = _learned(encoding, jax.tree.map(np.asarray, shared_params(model, params, turn)))
+            arrays |= {f"model.positions.{turn}.{name}": value for name, value in own.items()}
+    settings = [_SETTINGS[type(each)](each, context_length) for each in model.encodings]
+    log_n = model.log_n
+    follows = any(encoding.uses_context_length for encoding in model.encodings)
+    config = {
+        "architectures": ["FireLMForCausalLM"],
+        "model_type": "fire_lm",
+        "auto_map": {
+            "AutoConfig": "configuration_fire_lm.FireLMConfig",
+            "AutoModelForCausalLM": "modeling_fire_lm.FireLMForCausalLM",
+        },
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": size.num_layers,
+        "num_attention_heads": size.num_heads,
+        "head_dim": size.head_dim,
+        "intermediate_size": size.mlp_size,
+        "positions": settings,
+        "share_position": model.share_position,
+        "log_n": None if log_n is None else {"on": log_n.on, "clipped": log_n.clipped},
+        "train_length": model.encodings[0].train_length,
+        "context_length": context_length if follows else None,
+        "tie_word_embeddings": True,
+    }
+    return Stock(config, arrays)
+
+
+def _layer(name: str, layer: Any) -> Arrays:
+    arrays: Arrays = {}
+    for part in ("query", "key", "value", "mlp_in", "mlp_out", "attention_out"):
+        kernel, bias = layer[part]["kernel"], layer[part]["bias"].reshape(-1)
+        weight = np.ascontiguousarray(kernel.reshape(-1, bias.size).T)
+        arrays |= {f"{name}.{part}.weight": weight, f"{name}.{part}.bias": bias}
+    for part in ("attention_norm", "mlp_norm"):
+        arrays |= _norm(f"{name}.{part}", layer[part])
+    return arrays
+
+
+def _norm(name: str, layer: Any) -> Arrays:
+    return {
+        f"{name}.weight": np.asarray(layer["scale"]),
+        f"{name}.bias": np.asarray(layer["bias"]),
+    }
+
+
+def _learned(encoding: PositionalEncoding, params: Any) -> Arrays:
+    """An encoding's own parameters by their names there."""
+    if isinstance(encoding, FIRE):
+        arrays = {
+            f"dense.{index}.{theirs}": params["mlp"][f"dense_{index}"][ours].T.copy()
+            for index in range(len(params["mlp"]))
+            for ours, theirs in (("kernel", "weight"), ("bias", "bias"))
+        }
+        if "L_multiplier" in params:
+            arrays["L"] = np.float32(params["L_multiplier"] * encoding.init_L)
+        return arrays | {name: params[name] for name in ("c", "gamma") if name in params}
+    if isinstance(encoding, KERPLELog | KERPLEPower):
+        most = LARGEST_POWER if isinstance(encoding, KERPLEPower) else None
+        return {
+            "p": np.clip(params["p"], SMALLEST, most),
+            "a": np.clip(params["a"], SMALLEST, None),
+        }
+    return dict(params)
+
+
+def _fire(fire: FIRE, _: int) -> Settings:
+    learned = [
+        *(["c"] if fire.transform == "log" else []),
+        *(["L"] if fire.threshold and fire.learn_L else []),
+        *(["gamma"] if fire.init_gamma is not None else []),
+    ]
+    return {
+        "type": "fire",
+        "hidden_layers": fire.hidden_layers,
+        "width": fire.width,
+        "activation": fire.activation,
+        "final_activation": fire.final_activation,
+        "learned": learned,
+        "L": fire.init_L if fire.threshold else 0.0,
+        "query_index_offset": fire.query_index_offset,
+        "epsilon": fire.epsilon,
+    }
+
+
+def _rope(rope: RoPE, context_length: int) -> Settings:
+    frequency_K, factor = rope.frequencies(context_length)
+    return {
+        "type": "rotary",
+        "frequencies": frequency_K.tolist(),
+        "factor": factor,
+        "interleaved": rope.layout == "interleaved",
+    }
+
+
+def _xpos(xpos: XPos, context_length: int) -> Settings:
+    return {
+        "type": "xpos",
+        "frequencies": pair_frequencies(xpos.head_dim, xpos.base).tolist(),
+        "rates": decay_rates(xpos.head_dim, xpos.scale_base, context_length).tolist(),
+        "centre": context_length // 2,
+    }
+
+
+def _alibi(alibi: ALiBi, context_length: int) -> Settings:
+    slope_N = alibi_slopes(alibi.num_heads)
+    if alibi.interpolate:
+        slope_N = slope_N * min(1.0, alibi.train_length / context_length)
+    return {"type": "linear", "slopes": slope_N.tolist()}
+
+
+def _t5(t5: T5, _: int) -> Settings:
+    return {"type": "buckets", "starts": bucket_starts(t5.num_buckets, t5.max_distance).tolist()}
+
+
+def _sandwich(sandwich: Sandwich, _: int) -> Settings:
+    return {
+        "type": "sandwich",
+        "frequencies": sandwich_frequencies(sandwich.num_terms).tolist(),
+        "scales": sandwich_scales(sandwich.num_heads).tolist(),
+    }
+
+
+def _sinusoidal(waves: Sinusoidal, _: int) -> Settings:
+    return {
+        "type": "waves",
+        "frequencies": pair_frequencies(waves.hidden_size, waves.base).tolist(),
+    }
+
+
+_SETTINGS: dict[type[PositionalEncoding], Callable[..., Settings]] = {
+    NoPE: lambda _, __: {"type": "none"},
+    Learned: lambda learned, _: {"type": "table", "rows": learned.rows},
+    Sinusoidal: _sinusoidal,
+    RoPE: _rope,
+    XPos: _xpos,
+    ALiBi: _alibi,
+    KERPLELog: lambda _, __: {"type": "kerple_log"},
+    KERPLEPower: lambda _, __: {"type": "kerple_power"},
+    T5: _t5,
+    Sandwich: _sandwich,
+    FIRE: _fire,
+}

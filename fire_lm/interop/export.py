@@ -1,0 +1,76 @@
+"""A trained model as a folder of Hugging Face transformers, written without it or torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fire_lm.data import Data
+from fire_lm.data import tokens as vocabulary
+from fire_lm.errors import UserError
+from fire_lm.generation.generate import check_context
+from fire_lm.interop.model_files import has_own_code, write_json, write_model
+from fire_lm.interop.stock import Stock
+from fire_lm.interop.tokenizer import tokenizer_files
+from fire_lm.models import Decoder
+
+_LONGER = 16  # by default: tokens over those of training
+
+
+def export(
+    model: Decoder,
+    params: Any,
+    data: Data,
+    folder: Path,
+    about: str,
+    context_length: int | None = None,
+) -> Stock:
+    """Writes the folder that `AutoModelForCausalLM` and `AutoTokenizer` open.
+
+    A stock class is chosen where one computes the same function; otherwise the folder carries its
+    own code, and is opened with `trust_remote_code=True`.
+
+    Args:
+      folder: is made; must be empty.
+      about: Markdown for the model card: what was trained, and what it scores.
+      context_length: tokens that the model is to reach, where a table or the length of the input
+        limits it: 16 times the training length by default.
+
+    Raises:
+      UserError: the folder is not empty, the encoding cannot reach so far, or positions are drawn
+        anew for each length.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty: name another folder for --output")
+    length = context_length or _LONGER * model.encodings[0].train_length
+    if context_length is not None:
+        check_context(model, length, length)
+    end = vocabulary.end_of_document(data)
+    tokenizer = tokenizer_files(data)
+    found = write_model(model, params, length, end, folder)
+    ids = {"bos_token_id": 0, "eos_token_id": end, "pad_token_id": 0}
+    decoding = {"generation_config.json": {**ids, "suppress_tokens": [0]}}
+    for name, content in (decoding | tokenizer).items():
+        write_json(folder / name, content)
+    (folder / "README.md").write_text(card(about, found))
+    return found
+
+
+def card(about: str, found: Stock) -> str:
+    """What the folder is, and the lines that open it."""
+    more = ", trust_remote_code=True" if has_own_code(found) else ""
+    return f"""{about}
+
+It is a {found.config["architectures"][0]} of transformers:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("."{more})
+tokenizer = AutoTokenizer.from_pretrained("."{more})
+inputs = tokenizer("def main(", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0], skip_special_tokens=True))
+```
+
+Token 0 begins every text (the tokenizer puts it there) and pads; it is never generated.
+"""

@@ -1,0 +1,50 @@
+"""Settings of a fire_lm decoder in Hugging Face transformers."""
+
+from transformers import PretrainedConfig
+
+
+class FireLMConfig(PretrainedConfig):
+    """A pre-norm decoder with any positional encoding of fire_lm.
+
+    Attributes:
+      positions: the encodings that alternate layer by layer, each a dict with its `type` (a key of
+        `POSITIONS` in modeling_fire_lm.py) and its settings.
+      share_position: whether the layers of an encoding share its parameters.
+      log_n: None, or the settings of attention scaled by log n.
+      train_length: in tokens.
+      context_length: the length of the input that encodings assume which are defined by it (dynamic
+        NTK, interpolation with an automatic factor, xPos); None where there is none.
+    """
+
+    model_type = "fire_lm"
+
+    def __init__(
+        self,
+        vocab_size=384,
+        hidden_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        head_dim=32,
+        intermediate_size=384,
+        positions=(),
+        share_position=False,
+        log_n=None,
+        train_length=64,
+        context_length=None,
+        initializer_range=0.02,
+        tie_word_embeddings=True,
+        **kwargs,
+    ):
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.head_dim = head_dim
+        self.intermediate_size = intermediate_size
+        self.positions = list(positions) or [{"type": "none"}]
+        self.share_position = share_position
+        self.log_n = log_n
+        self.train_length = train_length
+        self.context_length = context_length
+        self.initializer_range = initializer_range
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)

@@ -1,0 +1,413 @@
+"""A fire_lm decoder in PyTorch: every positional encoding of the family, self-contained.
+
+Shapes: B batch, T queries, S keys, N heads, H head dim, D model. All maths of positions is float32,
+angles are float64.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .configuration_fire_lm import FireLMConfig
+
+# The position of keys that nobody sees: padding, and slots of a cache that are not written yet.
+UNSEEN = 2**30
+
+
+class Position(nn.Module):
+    """Where a position can enter; nothing by default."""
+
+    def __init__(self, config, settings):
+        super().__init__()
+        self.settings = settings
+        self.num_heads = config.num_attention_heads
+
+    def embed(self, x_BTD, pos_BT):
+        return x_BTD
+
+    def rotate(self, q_BNTH, k_BNTH, pos_BT):
+        return q_BNTH, k_BNTH
+
+    def bias(self, q_pos_BT, k_pos_BS):
+        """`[B, N, T, S]` float32, or None."""
+        return None
+
+
+class Table(Position):
+    """Learned absolute positions."""
+
+    def __init__(self, config, settings):
+        super().__init__(config, settings)
+        self.embedding = nn.Parameter(torch.zeros(settings["rows"], config.hidden_size))
+
+    def embed(self, x_BTD, pos_BT):
+        return x_BTD + self.embedding[pos_BT].to(x_BTD.dtype)
+
+
+class Waves(Position):
+    """Sines and cosines in turn, beside embeddings times sqrt(D) (Vaswani et al., 2017)."""
+
+    def embed(self, x_BTD, pos_BT):
+        angle_BTK = angles(pos_BT, self.settings["frequencies"])
+        waves_BTD = torch.stack([angle_BTK.sin(), angle_BTK.cos()], -1).flatten(-2).float()
+        return (math.sqrt(x_BTD.shape[-1]) * x_BTD.float() + waves_BTD).to(x_BTD.dtype)
+
+
+class Rotary(Position):
+    """RoPE (Su et al., 2021), with the frequencies and the factor of its scaling."""
+
+    def rotate(self, q_BNTH, k_BNTH, pos_BT):
+        angle_BTK = angles(pos_BT, self.settings["frequencies"])
+        factor = self.settings["factor"]
+        cos_BTK, sin_BTK = factor * angle_BTK.cos(), factor * angle_BTK.sin()
+        interleaved = self.settings["interleaved"]
+        return tuple(turned(x, cos_BTK, sin_BTK, interleaved) for x in (q_BNTH, k_BNTH))
+
+
+class XPos(Position):
+    """Rotation and decay (Sun et al., 2022), counted from the middle of the input."""
+
+    def rotate(self, q_BNTH, k_BNTH, pos_BT):
+        angle_BTK = angles(pos_BT, self.settings["frequencies"])
+        decay_BTK = angles(pos_BT - self.settings["centre"], self.settings["rates"])
+        cos_BTK, sin_BTK = angle_BTK.cos(), angle_BTK.sin()
+        q_BTK, k_BTK = (-decay_BTK).exp(), decay_BTK.exp()
+        return (
+            turned(q_BNTH, cos_BTK * q_BTK, sin_BTK * q_BTK, interleaved=True),
+            turned(k_BNTH, cos_BTK * k_BTK, sin_BTK * k_BTK, interleaved=True),
+        )
+
+
+class Linear(Position):
+    """ALiBi (Press et al., 2022): `-slope (i - j)`."""
+
+    def bias(self, q_pos_BT, k_pos_BS):
+        slopes_N = torch.tensor(self.settings["slopes"], device=q_pos_BT.device)
+        return -slopes_N[:, None, None] * distances(q_pos_BT, k_pos_BS)[:, None]
+
+
+class KerpleLog(Position):
+    """`-p log(1 + a d)` (Chi et al., 2022a)."""
+
+    def __init__(self, config, settings):
+        super().__init__(config, settings)
+        self.p = nn.Parameter(torch.ones(self.num_heads))
+        self.a = nn.Parameter(torch.ones(self.num_heads))
+
+    def bias(self, q_pos_BT, k_pos_BS):
+        d_B1TS = distances(q_pos_BT, k_pos_BS)[:, None]
+        p, a = (x.float()[:, None, None] for x in (self.p, self.a))
+        return -p * torch.log1p(a * d_B1TS)
+
+
+class KerplePower(KerpleLog):
+    """`-a d^p`."""
+
+    def bias(self, q_pos_BT, k_pos_BS):
+        d_B1TS = distances(q_pos_BT, k_pos_BS)[:, None]
+        p, a = (x.float()[:, None, None] for x in (self.p, self.a))
+        return -a * d_B1TS**p
+
+
+class Buckets(Position):
+    """T5 (Raffel et al., 2020): a learned bias for each bucket of distances."""
+
+    def __init__(self, config, settings):
+        super().__init__(config, settings)
+        self.table = nn.Parameter(torch.zeros(len(settings["starts"]) + 1, self.num_heads))
+
+    def bias(self, q_pos_BT, k_pos_BS):
+        starts_K = torch.tensor(self.settings["starts"], device=q_pos_BT.device)
+        distance_BTS = (q_pos_BT[:, :, None] - k_pos_BS[:, None, :]).abs()
+        bucket_BTS = torch.searchsorted(starts_K, distance_BTS.contiguous(), right=True)
+        return self.table.float()[bucket_BTS].movedim(-1, 1)
+
+
+class Sandwich(Position):
+    """A sum of cosines of the distance (Chi et al., 2022b)."""
+
+    def bias(self, q_pos_BT, k_pos_BS):
+        distance_BTS = q_pos_BT[:, :, None] - k_pos_BS[:, None, :]
+        sum_BTS = angles(distance_BTS, self.settings["frequencies"]).cos().sum(-1)
+        scales_N = torch.tensor(self.settings["scales"], device=q_pos_BT.device)
+        return scales_N[:, None, None] * sum_BTS[:, None]
+
+
+class Fire(Position):
+    """FIRE (Li et al., 2024, Eq. 4): f(psi(i - j) / psi(max(L, i))), and FIRE-G's length gain."""
+
+    def __init__(self, config, settings):
+        super().__init__(config, settings)
+        widths = [1, *[settings["width"]] * settings["hidden_layers"], self.num_heads]
+        self.dense = nn.ModuleList(
+            nn.Linear(into, out) for into, out in zip(widths, widths[1:], strict=False)
+        )
+        for name in ("c", "L", "gamma"):
+            if name in settings["learned"]:
+                setattr(self, name, nn.Parameter(torch.tensor(1.0)))
+        self.activation = {
+            "relu": F.relu,
+            "gelu": lambda x: F.gelu(x, approximate="tanh"),
+            "gelu_exact": F.gelu,
+        }[settings["activation"]]
+
+    def bias(self, q_pos_BT, k_pos_BS):
+        settings = self.settings
+        i_BT = q_pos_BT.float() + settings["query_index_offset"]
+        threshold = self.L.abs() if hasattr(self, "L") else settings["L"]
+        norm_BT = torch.clamp(i_BT, min=threshold)
+        psi_BTS = self.psi(distances(q_pos_BT, k_pos_BS))
+        x_BTS = psi_BTS / (self.psi(norm_BT) + settings["epsilon"])[:, :, None]
+        hidden = x_BTS[..., None]
+        for index, layer in enumerate(self.dense):
+            hidden = layer(hidden)
+            if index < len(self.dense) - 1 or settings["final_activation"]:
+                hidden = self.activation(hidden)
+        bias_BNTS = hidden.movedim(-1, 1)
+        if hasattr(self, "gamma"):
+            psi_L = self.psi(torch.as_tensor(threshold, device=i_BT.device))
+            gain_BT = (self.psi(norm_BT) / psi_L) ** self.gamma
+            bias_BNTS = gain_BT[:, None, :, None] * bias_BNTS
+        return bias_BNTS
+
+    def psi(self, x):
+        return torch.log1p(self.c.abs() * x) if hasattr(self, "c") else x
+
+
+POSITIONS = {
+    "none": Position,
+    "table": Table,
+    "waves": Waves,
+    "rotary": Rotary,
+    "xpos": XPos,
+    "linear": Linear,
+    "kerple_log": KerpleLog,
+    "kerple_power": KerplePower,
+    "buckets": Buckets,
+    "sandwich": Sandwich,
+    "fire": Fire,
+}
+
+
+def position_for(config, turn):
+    settings = config.positions[turn]
+    return POSITIONS[settings["type"]](config, settings)
+
+
+def angles(pos, frequencies):
+    """`pos * frequency`, float64 `[..., K]`."""
+    return pos.double()[..., None] * torch.tensor(
+        frequencies, dtype=torch.float64, device=pos.device
+    )
+
+
+def distances(q_pos_BT, k_pos_BS):
+    """`|i - j|`, float32 `[B, T, S]`; keys that nobody sees stand where the query is."""
+    distance_BTS = (q_pos_BT[:, :, None] - k_pos_BS[:, None, :]).abs()
+    return torch.where((k_pos_BS == UNSEEN)[:, None, :], 0, distance_BTS).float()
+
+
+def turned(x_BNTH, cos_BTK, sin_BTK, interleaved):
+    """Pairs (a, b) of the first 2K dims become (a cos - b sin, b cos + a sin)."""
+    cos, sin = cos_BTK[:, None].float(), sin_BTK[:, None].float()
+    width = 2 * cos.shape[-1]
+    first, rest = x_BNTH[..., :width].float(), x_BNTH[..., width:]
+    a, b = (first[..., 0::2], first[..., 1::2]) if interleaved else first.chunk(2, -1)
+    pairs = [a * cos - b * sin, b * cos + a * sin]
+    first = torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)
+    return torch.cat([first.to(x_BNTH.dtype), rest], -1)
+
+
+class FireLMLayer(nn.Module):
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+
+    def __init__(self, config, index, position):
+        super().__init__()
+        width, inner = config.hidden_size, config.num_attention_heads * config.head_dim
+        self.index, self.log_n, self.train_length = index, config.log_n, config.train_length
+        self.heads = (config.num_attention_heads, config.head_dim)
+        self.attention_norm = nn.LayerNorm(width, eps=1e-5)
+        self.query, self.key, self.value = (nn.Linear(width, inner) for _ in range(3))
+        self.attention_out = nn.Linear(inner, width)
+        self.mlp_norm = nn.LayerNorm(width, eps=1e-5)
+        self.mlp_in = nn.Linear(width, config.intermediate_size)
+        self.mlp_out = nn.Linear(config.intermediate_size, width)
+        if position is not None:
+            self.position = position
+
+    def forward(self, x_BTD, pos_BT, k_pos_BS, mask_B1TS, cache, position):
+        y_BTD = self.attention_norm(x_BTD)
+        q_BNTH, k_BNTH, v_BNTH = (
+            linear(y_BTD).unflatten(-1, self.heads).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
+        )
+        q_BNTH, k_BNTH = position.rotate(q_BNTH, k_BNTH, pos_BT)
+        if cache is not None:
+            k_BNTH, v_BNTH = cache.update(k_BNTH, v_BNTH, self.index)
+        bias_BNTS = position.bias(pos_BT, k_pos_BS)
+        if self.log_n is not None:
+            factor_BT = self.log_n_factor(mask_B1TS[:, 0].sum(-1))
+            if self.log_n["on"] != "bias":
+                q_BNTH = (q_BNTH.float() * factor_BT[:, None, :, None]).to(q_BNTH.dtype)
+            if self.log_n["on"] != "logits" and bias_BNTS is not None:
+                bias_BNTS = bias_BNTS * factor_BT[:, None, :, None]
+        # Finite: the rows of padding, which see nothing, must not become NaN.
+        bias_BNTS = q_BNTH.new_zeros(()) if bias_BNTS is None else bias_BNTS.to(q_BNTH.dtype)
+        bias_BNTS = torch.where(mask_B1TS, bias_BNTS, torch.finfo(q_BNTH.dtype).min / 2)
+        out_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, attn_mask=bias_BNTS)
+        x_BTD = x_BTD + self.attention_out(out_BNTH.transpose(1, 2).flatten(-2))
+        return x_BTD + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x_BTD)), approximate="tanh"))
+
+    def log_n_factor(self, keys_BT):
+        """log(n) / log(train length) for queries that see n keys (Su, 2021)."""
+        keys_BT = keys_BT.clamp(min=1).float()
+        factor_BT = keys_BT.log() / math.log(self.train_length)
+        if self.log_n["clipped"]:
+            factor_BT = torch.where(keys_BT > self.train_length, factor_BT, 1.0)
+        return factor_BT
+
+
+class FireLMPreTrainedModel(PreTrainedModel):
+    config_class = FireLMConfig
+    base_model_prefix = "model"
+    _no_split_modules = ["FireLMLayer"]
+    _supports_sdpa = True
+    _keep_in_fp32_modules_strict = ["position", "positions"]
+
+
+class FireLMModel(FireLMPreTrainedModel):
+    """Tokens to the hidden state before the head."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        kinds = config.positions
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.share_position:
+            self.positions = nn.ModuleList(position_for(config, turn) for turn in range(len(kinds)))
+        self.layers = nn.ModuleList(
+            FireLMLayer(
+                config,
+                index,
+                None if config.share_position else position_for(config, index % len(kinds)),
+            )
+            for index in range(config.num_hidden_layers)
+        )
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.post_init()
+
+    def position_of(self, index):
+        if self.config.share_position:
+            return self.positions[index % len(self.positions)]
+        return self.layers[index].position
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        use_cache=None,
+        inputs_embeds=None,
+    ):
+        x_BTD = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        batch, length = x_BTD.shape[:2]
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        real_BT = real_tokens(attention_mask, past, length)
+        pos_BT = positions(position_ids, attention_mask, past, batch, length, x_BTD.device)
+        k_pos_BT = pos_BT if real_BT is None else pos_BT.masked_fill(~real_BT, UNSEEN)
+        k_pos_BS = keys_of(past_key_values, k_pos_BT, past)
+        x_BTD = self.position_of(0).embed(x_BTD, pos_BT)
+        mask_B1TS = k_pos_BS[:, None, None, :] <= pos_BT[:, None, :, None]
+        for index, layer in enumerate(self.layers):
+            x_BTD = layer(
+                x_BTD, pos_BT, k_pos_BS, mask_B1TS, past_key_values, self.position_of(index)
+            )
+        return self.final_norm(x_BTD), past_key_values
+
+
+def real_tokens(attention_mask, past, length):
+    """Which of the tokens of this call are no padding, bool `[B, T]`; None if all are."""
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() == 2:
+        return attention_mask[:, past : past + length].bool()
+    # Of a static cache. The last token, which is none of the padding on the left, sees all others.
+    row_BS = attention_mask[:, 0, -1]
+    seen_BS = row_BS if row_BS.dtype == torch.bool else row_BS == 0
+    return seen_BS[:, past : past + length]
+
+
+def positions(position_ids, attention_mask, past, batch, length, device):
+    """`[B, T]`: from 0 at the first token that is no padding."""
+    if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
+        position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + length]
+    if position_ids is None:
+        position_ids = torch.arange(past, past + length, device=device)[None]
+    return position_ids.expand(batch, length)
+
+
+def keys_of(cache, k_pos_BT, past):
+    """Positions `[B, S]` of all keys; those of a cache are kept beside it."""
+    if cache is None:
+        return k_pos_BT
+    slots, _ = cache.get_mask_sizes(k_pos_BT.shape[1], 0)
+    k_pos_BS = k_pos_BT.new_full((k_pos_BT.shape[0], slots), UNSEEN)
+    if past:
+        k_pos_BS[:, :past] = cache.key_positions[:, :past]
+    k_pos_BS[:, past : past + k_pos_BT.shape[1]] = k_pos_BT
+    cache.key_positions = k_pos_BS
+    return k_pos_BS
+
+
+class FireLMForCausalLM(FireLMPreTrainedModel, GenerationMixin):
+    _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = FireLMModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.model.embedding
+
+    def set_input_embeddings(self, value):
+        self.model.embedding = value
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def set_output_embeddings(self, value):
+        self.lm_head = value
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        labels=None,
+        use_cache=None,
+        logits_to_keep=0,
+        **kwargs,
+    ):
+        hidden_BTD, past_key_values = self.model(
+            input_ids, attention_mask, position_ids, past_key_values, use_cache, inputs_embeds
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden_BTD[:, kept])
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(
+                logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100
+            )
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)

@@ -1,0 +1,83 @@
+"""The files of a model that `AutoModelForCausalLM` opens; loads with jax and flax alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fire_lm.errors import UserError
+from fire_lm.interop.custom import custom
+from fire_lm.interop.stock import Arrays, Stock, stock
+from fire_lm.models import Decoder
+from fire_lm.positions.resampling import Resampling
+
+_CODE = ("configuration_fire_lm.py", "modeling_fire_lm.py")
+
+
+def write_model(model: Decoder, params: Any, length: int, end: int, folder: Path) -> Stock:
+    """Writes config.json, model.safetensors, and the code where no stock class will do.
+
+    Args:
+      length: tokens that the model is to reach, where a table or the length of the input limits it.
+      end: the id of the end-of-document token.
+
+    Raises:
+      UserError: positions are drawn anew for each length, or safetensors is not installed.
+    """
+    check_plain_positions(model)
+    found = stock(model, params, length) or custom(model, params, length)
+    config = {
+        **found.config,
+        "bos_token_id": 0,
+        "eos_token_id": end,
+        "pad_token_id": 0,
+        "vocab_size": model.vocab_size,
+        "initializer_range": model.size.init_std,
+        "dtype": "float32",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    if has_own_code(found):
+        for name in _CODE:
+            with resources.as_file(resources.files("fire_lm.interop") / "hub" / name) as path:
+                shutil.copyfile(path, folder / name)
+    write_arrays(folder / "model.safetensors", found.arrays)
+    return found
+
+
+def has_own_code(found: Stock) -> bool:
+    return "auto_map" in found.config
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def check_plain_positions(model: Decoder) -> None:
+    """Raises UserError where positions are not those of the tokens."""
+    positions = model.resampling.evaluation_positions(8)
+    if model.resampling != Resampling() and not np.array_equal(positions, np.arange(8)[None]):
+        raise UserError(
+            "this model is evaluated at resampled positions, which depend on the length of the "
+            "whole input: a folder of transformers cannot say so\nexport it with "
+            "--gin_file=configs/resampling/plain.gin"
+        )
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """A safetensors file, float32.
+
+    Raises:
+      UserError: safetensors is not installed.
+    """
+    try:
+        from safetensors.numpy import save_file
+    except ModuleNotFoundError as error:
+        raise UserError("safetensors is not installed: pip install 'fire-lm[hf]'") from error
+    whole = {name: np.array(array, np.float32, order="C") for name, array in arrays.items()}
+    save_file(whole, path, metadata={"format": "pt"})

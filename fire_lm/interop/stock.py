@@ -1,0 +1,255 @@
+"""Models that a stock class of Hugging Face transformers computes exactly, as its settings and
+arrays.
+
+GPT-2 has our layers, and a table of positions: learned, zeros (no encoding), or waves. GPT-NeoX has
+them with rotary positions. Everything else needs code of its own.
+
+Shapes: V vocabulary, D model, F mlp, N heads, H head dim, L layers, P positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.models import Decoder
+from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.learned import Learned
+from fire_lm.positions.nope import NoPE
+from fire_lm.positions.resampling import Resampling
+from fire_lm.positions.rope import RoPE
+from fire_lm.positions.rope_scaling import Llama3, NTKAware, PositionInterpolation, YaRN
+from fire_lm.positions.sinusoidal import Sinusoidal, sinusoids
+
+Arrays = dict[str, np.ndarray]
+
+
+class Stock(NamedTuple):
+    """Attributes:
+    config: the fields of `config.json`, `architectures` and `model_type` among them.
+    arrays: the state dict, float32; an output table that is tied to the embedding is left out.
+    """
+
+    config: dict[str, Any]
+    arrays: Arrays
+
+
+def stock(model: Decoder, params: Any, positions: int) -> Stock | None:
+    """The same function as a stock class; None if there is none.
+
+    Args:
+      positions: tokens that it is to reach, where the class has a table of them and we have none.
+    """
+    size, encoding = model.size, model.encodings[0]
+    form = _FORMS.get(type(encoding))
+    if (
+        form is None
+        or len(model.encodings) > 1
+        or model.log_n is not None
+        or model.resampling != Resampling()
+        or size.num_heads * size.head_dim != size.hidden_size
+    ):
+        return None
+    return form(model, params, encoding, positions)
+
+
+def _gpt2(model: Decoder, params: Any, table_PD: np.ndarray, scale: float = 1.0) -> Stock:
+    """Embeddings times `scale`, plus rows of a table."""
+    size, layers = model.size, params["layers"]
+    embedding_VD = np.asarray(params["embedding"])
+    arrays = {
+        "transformer.wte.weight": embedding_VD * np.float32(scale),
+        "transformer.wpe.weight": np.asarray(table_PD, np.float32),
+        **_norm("transformer.ln_f", params["final_norm"]),
+    }
+    if scale != 1:
+        arrays["lm_head.weight"] = embedding_VD
+    for index in range(size.num_layers):
+        name = f"transformer.h.{index}"
+        qkv = [_matrix(layers[part], index, 1) for part in ("query", "key", "value")]
+        linears = {
+            "attn.c_attn": tuple(np.concatenate(each, axis=-1) for each in zip(*qkv, strict=True)),
+            "attn.c_proj": _matrix(layers["attention_out"], index, 2),
+            "mlp.c_fc": _matrix(layers["mlp_in"], index, 1),
+            "mlp.c_proj": _matrix(layers["mlp_out"], index, 1),
+        }
+        for part, (weight, bias) in linears.items():
+            arrays |= {f"{name}.{part}.weight": weight, f"{name}.{part}.bias": bias}
+        arrays |= _norm(f"{name}.ln_1", layers["attention_norm"], index)
+        arrays |= _norm(f"{name}.ln_2", layers["mlp_norm"], index)
+    config = {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_positions": len(table_PD),
+        "n_embd": size.hidden_size,
+        "n_layer": size.num_layers,
+        "n_head": size.num_heads,
+        "n_inner": size.mlp_size,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "tie_word_embeddings": scale == 1,
+    }
+    return Stock(config, arrays)
+
+
+def _neox(
+    model: Decoder, params: Any, rope: RoPE, positions: int, rope_parameters: dict[str, Any]
+) -> Stock:
+    size, layers = model.size, params["layers"]
+    arrays = {
+        "gpt_neox.embed_in.weight": np.asarray(params["embedding"]),
+        **_norm("gpt_neox.final_layer_norm", params["final_norm"]),
+    }
+    order_H = _halves(rope)
+    for index in range(size.num_layers):
+        name = f"gpt_neox.layers.{index}"
+        qkv = []
+        for part in ("query", "key", "value"):
+            kernel_DNH = np.asarray(layers[part]["kernel"][index])
+            bias_NH = np.asarray(layers[part]["bias"][index])
+            turned = slice(None) if part == "value" else order_H
+            qkv.append((kernel_DNH[..., turned], bias_NH[..., turned]))
+        # Query, key and value of the first head, then of the next.
+        kernel_DN3H = np.stack([kernel for kernel, _ in qkv], axis=2)
+        bias_N3H = np.stack([bias for _, bias in qkv], axis=1)
+        linears = {
+            "attention.query_key_value": (
+                kernel_DN3H.reshape(size.hidden_size, -1),
+                bias_N3H.reshape(-1),
+            ),
+            "attention.dense": _matrix(layers["attention_out"], index, 2),
+            "mlp.dense_h_to_4h": _matrix(layers["mlp_in"], index, 1),
+            "mlp.dense_4h_to_h": _matrix(layers["mlp_out"], index, 1),
+        }
+        for part, (weight, bias) in linears.items():
+            arrays[f"{name}.{part}.weight"] = np.ascontiguousarray(weight.T)
+            arrays[f"{name}.{part}.bias"] = bias
+        arrays |= _norm(f"{name}.input_layernorm", layers["attention_norm"], index)
+        arrays |= _norm(f"{name}.post_attention_layernorm", layers["mlp_norm"], index)
+    config = {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": size.num_layers,
+        "num_attention_heads": size.num_heads,
+        "intermediate_size": size.mlp_size,
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-5,
+        "use_parallel_residual": False,
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": positions,
+        "rope_parameters": {
+            "rope_theta": rope.base,
+            "partial_rotary_factor": rope.rotary_fraction,
+            **rope_parameters,
+        },
+    }
+    return Stock(config, arrays)
+
+
+def _halves(rope: RoPE) -> np.ndarray:
+    """Dims of a head in the order that pairs k with k + d/2."""
+    order_H = np.arange(rope.head_dim)
+    if rope.layout == "interleaved":
+        turned = order_H[: rope.rotary_width]
+        order_H = np.concatenate([turned[0::2], turned[1::2], order_H[rope.rotary_width :]])
+    return order_H
+
+
+def _matrix(layer: Any, index: int, inputs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weight `[inputs, outputs]` and bias `[outputs]` of a layer in our stack."""
+    kernel, bias = np.asarray(layer["kernel"][index]), np.asarray(layer["bias"][index])
+    return kernel.reshape(math.prod(kernel.shape[:inputs]), -1), bias.reshape(-1)
+
+
+def _norm(name: str, layer: Any, index: int | None = None) -> Arrays:
+    scale, bias = (np.asarray(layer[part]) for part in ("scale", "bias"))
+    if index is not None:
+        scale, bias = scale[index], bias[index]
+    return {f"{name}.weight": scale, f"{name}.bias": bias}
+
+
+def _without_positions(model: Decoder, params: Any, _: NoPE, positions: int) -> Stock:
+    return _gpt2(model, params, np.zeros((positions, model.size.hidden_size), np.float32))
+
+
+def _with_a_table(model: Decoder, params: Any, _: Learned, positions: int) -> Stock:
+    del positions
+    return _gpt2(model, params, np.asarray(params["position"]["embedding"]))
+
+
+def _with_waves(model: Decoder, params: Any, waves: Sinusoidal, positions: int) -> Stock:
+    table_PD = sinusoids(jnp.arange(positions)[None], model.size.hidden_size, waves.base)[0]
+    return _gpt2(model, params, np.asarray(table_PD), math.sqrt(model.size.hidden_size))
+
+
+def _rotary(model: Decoder, params: Any, rope: RoPE, positions: int) -> Stock | None:
+    """Scalings that grow with the input are left out: the keys that transformers caches then stay
+    at the frequencies of a shorter one."""
+    scaling = rope.scaling
+    if scaling is None:
+        return _neox(model, params, rope, positions, {"rope_type": "default"})
+    form = _SCALINGS.get(type(scaling))
+    if form is None or scaling.follows_input:
+        return None
+    parameters = form(scaling, rope)
+    return None if parameters is None else _neox(model, params, rope, positions, parameters)
+
+
+def _linear(scaling: PositionInterpolation, rope: RoPE) -> dict[str, Any]:
+    return {"rope_type": "linear", "factor": scaling.factor}
+
+
+def _ntk(scaling: NTKAware, rope: RoPE) -> dict[str, Any]:
+    assert scaling.factor is not None
+    width = rope.rotary_width
+    return {
+        "rope_type": "default",
+        "rope_theta": rope.base * scaling.factor ** (width / (width - 2)),
+    }
+
+
+def _yarn(scaling: YaRN, rope: RoPE) -> dict[str, Any] | None:
+    if scaling.ramp != "code":
+        return None
+    return {
+        "rope_type": "yarn",
+        "factor": scaling.factor,
+        "beta_fast": scaling.beta_fast,
+        "beta_slow": scaling.beta_slow,
+        "original_max_position_embeddings": rope.train_length,
+    }
+
+
+def _llama3(scaling: Llama3, rope: RoPE) -> dict[str, Any]:
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_frequency_factor,
+        "high_freq_factor": scaling.high_frequency_factor,
+        "original_max_position_embeddings": scaling.original_length or rope.train_length,
+    }
+
+
+_FORMS: dict[type[PositionalEncoding], Callable[..., Stock | None]] = {
+    NoPE: _without_positions,
+    Learned: _with_a_table,
+    Sinusoidal: _with_waves,
+    RoPE: _rotary,
+}
+_SCALINGS: dict[type, Callable[..., dict[str, Any] | None]] = {
+    PositionInterpolation: _linear,
+    NTKAware: _ntk,
+    YaRN: _yarn,
+    Llama3: _llama3,
+}
