@@ -202,11 +202,16 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 
 
 def batch_like(
-    features: Sequence[str], shape: tuple[int, int], mesh: Mesh
+    shape: tuple[int, int], mesh: Mesh, *, packed: bool
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """What `put_batch` makes of int32 rows, without them."""
-    rows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, BATCH))
-    return dict.fromkeys(features, rows)
+    """What `put_batch` makes of a batch of rows of this shape, without them."""
+    dtypes = {"targets": jnp.int32, "weights": jnp.int8}
+    if packed:
+        dtypes["segment_ids"] = jnp.int32
+    layout = NamedSharding(mesh, BATCH)
+    return {
+        name: jax.ShapeDtypeStruct(shape, dtype, sharding=layout) for name, dtype in dtypes.items()
+    }
 
 
 def put_scalar(value: float, mesh: Mesh) -> jax.Array:

@@ -97,7 +97,7 @@ def cloud(tmp_path, monkeypatch):
     """Stand-ins for Google's programs on PATH (tpu_cloud.py)."""
     import tpu_cloud
 
-    monkeypatch.setattr("tpu.calls.pause", lambda seconds: None)
+    monkeypatch.setattr("tpu.commands.pause", lambda seconds: None)
     return tpu_cloud.Cloud(tmp_path, monkeypatch)
 
 

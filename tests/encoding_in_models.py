@@ -168,7 +168,7 @@ def has_explicit_dtypes_and_axes(encoding: PositionalEncoding) -> None:
         params, pos = encoding.prepare(init(encoding)), jnp.arange(4)[None]
         q, k, _ = content(4)
         encoding.embed(params, q.reshape(1, 4, -1), pos)
-        encoding.metrics(params), encoding.scalars(params)
+        encoding.diagnostics(params), encoding.learned_scalars(params)
         logits(encoding, params, q, k, pos[0], pos[0])
         encoding.logit_scale(params, pos)
         if encoding.common_bias(params, 4, 4) is not None:

@@ -22,7 +22,7 @@ def data_dir(tmp_path_factory) -> str:
 def test_the_plain_pipeline_reads_the_same_documents(data_dir):
     """Rows of whole documents: each of its rows is found in the text as we read it."""
     from fire_lm.data.on_the_fly.pipeline import scoring_text
-    from fire_lm.data.on_the_fly.plain import plain_batches
+    from fire_lm.data.on_the_fly.seqio_baseline import plain_batches
 
     whole = scoring_text(TextData(data_dir), length=2, num_sequences=10**6, split="train")
     documents = bytes(whole.targets.astype(np.uint8)).split(b"\x01")

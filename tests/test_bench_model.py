@@ -14,9 +14,9 @@ import pytest
 from etils import epath
 
 from fire_lm import cli
-from fire_lm.bench import asked, machine, model, rounds, tables
+from fire_lm.bench import arguments, machine, model, rounds, tables
 from fire_lm.bench.rounds import Times
-from fire_lm.bench.states import States
+from fire_lm.bench.shared_states import States
 from fire_lm.errors import RunFailed
 from fire_lm.hardware.flops import FLOPS_CONVENTION, flops_per_token
 from fire_lm.results import bench_times
@@ -241,7 +241,7 @@ def test_encodings_share_all_but_their_own():
 
 def test_the_file_reads_back(tmp_path):
     path = tmp_path / "bench.json"
-    asked.write_json(str(path), REPORT)
+    arguments.write_json(str(path), REPORT)
     assert bench_times.read(str(path)) == REPORT
     assert REPORT.where == (
         "2026-11-30, one device of H200, jax 0.10.2; 125m: 12 layers; bfloat16; "

@@ -11,7 +11,7 @@ import fire_lm.data
 from fire_lm.cli import main
 from fire_lm.data import unknown_warning
 from fire_lm.data.spec import CONSTRUCTIONS, TextData
-from fire_lm.evaluation.pieces import count
+from fire_lm.evaluation.measurements import count
 from fire_lm.evaluation.protocols import windows
 
 LENGTHS = (32, 64, 256)

@@ -370,7 +370,7 @@ def test_learned_numbers_are_those_of_the_equation(name, expected):
     moved = {"c": -0.3, "L_multiplier": -1.5, "gamma": -0.7}
     fire = ALL[name].fire
     params = {key: jnp.float32(moved[key]) if key in moved else v for key, v in init(fire).items()}
-    found = fire.scalars(params)
+    found = fire.learned_scalars(params)
     assert list(found) == list(expected)
     for key, value in found.items():
         assert value.shape == () and value.dtype == jnp.float32

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fire_lm.data.spec import text_weights
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.training.optimizer import AdamW
@@ -44,8 +44,8 @@ def three_steps(initial_L: float = 1.0) -> dict[str, list[float]]:
     rng = np.random.Generator(np.random.PCG64(0))
     recorded: dict[str, list[float]] = {"loss": [], "grad_norm": []}
     for _ in range(3):
-        targets = rng.integers(0, 64, (4, 32))  # some zeros: padding
-        state, metrics = step(state, {"targets": jnp.asarray(targets, jnp.int32)})
+        targets = rng.integers(0, 64, (4, 32)).astype(np.int32)  # some zeros: padding
+        state, metrics = step(state, {"targets": targets, "weights": text_weights(targets)})
         for name, values in recorded.items():
             values.append(float(metrics[name]))
     return recorded

@@ -17,7 +17,7 @@ import fire_lm.data
 from fire_lm import sharding
 from fire_lm.data.spec import Construction, ScoringText, TextData
 from fire_lm.errors import UserError
-from fire_lm.evaluation import pieces, scoring
+from fire_lm.evaluation import measurements, scoring
 from fire_lm.evaluation.protocols import windows
 from fire_lm.models import Decoder, build_decoder, size_tiny
 from fire_lm.positions.alibi import ALiBi
@@ -152,7 +152,10 @@ def sweep_on(hosts: int, text: ScoringText, tokens_per_batch: int) -> tuple[np.n
         nll_R = scoring.score(model, small_params(), text, laid, tokens_per_batch, mesh, "a run")[
             :, 0
         ]
-    return nll_R, [given[host] for host in sorted(given)]
+    targets, weights = ([given[host][i::2] for host in sorted(given)] for i in range(2))
+    for target, weight in zip(np.ravel(targets), np.ravel(weights), strict=True):
+        assert weight == (target != 0)
+    return nll_R, targets
 
 
 def check_sweeps(every_hosts: tuple[int, ...]) -> None:
@@ -163,7 +166,7 @@ def check_sweeps(every_hosts: tuple[int, ...]) -> None:
     sequences = targets.reshape(-1, 16)
     expected, _ = sweep_on(1, text, 16 * 48)
     assert (expected[:-2] > 100).all() and (expected[-2:] == 0).all()
-    assert pieces.count(text, windows("full", 16, 32)) == (96, 48 * 32, 50 * 32)
+    assert measurements.count(text, windows("full", 16, 32)) == (96, 48 * 32, 50 * 32)
     # A batch of 48 sequences divides by 1, 2, 3, 4 and 16 hosts; one a host is the least.
     for hosts, tokens_per_batch, batch_size in [
         *((n, 16 * 48, 48) for n in every_hosts),

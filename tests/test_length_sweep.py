@@ -23,7 +23,7 @@ from fire_lm.evaluation import (
     Known,
     LengthSweep,
     Scored,
-    pieces,
+    measurements,
     score_checkpoint,
     scoring,
     text_choice,
@@ -408,9 +408,9 @@ def test_summary_by_hand():
     """Two rows of 4 and 2 tokens: mean 8/6; residuals +-2/3; error sqrt(2 (4/9 + 4/9)) / 6."""
     targets = np.array([[5, 5, 5, 5], [5, 5, 0, 0]], np.int32)
     text = ScoringText(targets, np.array([[3, 0, 3, 4], [1, 0, 0, 0]], np.int32), skipped=0)
-    counts = pieces.count(text, windows("full", 4, 4))
-    assert counts == (2, 6, 11) and pieces.count(text, windows("full", 2, 4))[0] == 3
-    tokens_R = pieces.scored_tokens(text, windows("full", 4, 4))
+    counts = measurements.count(text, windows("full", 4, 4))
+    assert counts == (2, 6, 11) and measurements.count(text, windows("full", 2, 4))[0] == 3
+    tokens_R = measurements.scored_tokens(text, windows("full", 4, 4))
     nll, stderr, perplexity, bits = module.summarize(np.array([6.0, 2.0]), tokens_R, counts)
     assert nll == pytest.approx(4 / 3) and stderr == pytest.approx(2 / 9)
     assert perplexity == pytest.approx(math.exp(4 / 3))
@@ -424,7 +424,7 @@ def test_standard_error_is_that_of_resampled_rows():
     nll_R = tokens_R * random.normal(3, 1, 300)
     targets = (np.arange(64) < tokens_R[:, None]).astype(np.int32)
     text = ScoringText(targets, targets, skipped=0)
-    counts = pieces.count(text, windows("full", 64, 64))
+    counts = measurements.count(text, windows("full", 64, 64))
     stderr = module.summarize(nll_R, tokens_R, counts)[1]
 
     without_R = (nll_R.sum() - nll_R) / (tokens_R.sum() - tokens_R)

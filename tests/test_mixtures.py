@@ -41,7 +41,7 @@ def data_dir(tmp_path_factory) -> str:
 def batches(data: TextData, count: int, seed: int = 3, **changes) -> list[dict[str, np.ndarray]]:
     arguments = dict(length=32, batch_size=8, seed=seed) | changes
     iterator = fire_lm.data.train_iterator(data, **arguments)
-    return [next(iterator) for _ in range(count)]
+    return [{**next(iterator), "skipped": np.array(iterator.skipped)} for _ in range(count)]
 
 
 def share_of_a(found: list[dict[str, np.ndarray]]) -> float:

@@ -144,9 +144,8 @@ def test_no_gradient_of_a_bfloat16_model_is_rounded_to_bfloat16():
     """Neither kernels nor biases, so that the sum over the mesh is float32."""
     model = build_decoder(SMALL, FIRE, 32, train_length=64, dtype="bfloat16")
     targets = jnp.asarray(np.random.default_rng(0).integers(1, 32, (4, 64)), jnp.int32)
-    gradients = jax.jit(
-        jax.grad(lambda p: summed_loss(p, model, targets, jnp.arange(64)[None], 0.0)[0])
-    )(filled(model))
+    given = (model, targets, jnp.ones_like(targets), jnp.arange(64)[None], 0.0)
+    gradients = jax.jit(jax.grad(lambda p: summed_loss(p, *given)[0]))(filled(model))
     for path, leaf in named(gradients).items():
         values = leaf[leaf != 0]  # a ReLU of FIRE may be off everywhere
         rounded = values == values.astype(jnp.bfloat16).astype(jnp.float32)
@@ -171,9 +170,10 @@ def test_an_embedding_with_parameters_must_be_shared():
 def remat_loss_and_gradient(remat: Any, kind: Any, length: int = 64) -> Any:
     model = build_decoder(SMALL, kind, 32, train_length=64, dtype="float32", remat=remat)
     targets = jnp.asarray(np.random.default_rng(0).integers(1, 32, (2, length)), jnp.int32)
+    given = (model, targets, jnp.ones_like(targets), jnp.arange(length)[None], 0.0)
 
     def loss(params: Any) -> jax.Array:
-        return summed_loss(params, model, targets, jnp.arange(length)[None], 0.0)[0] / targets.size
+        return summed_loss(params, *given)[0] / targets.size
 
     compiled = quick_jit(jax.value_and_grad(loss)).lower(shapes(model)).compile()
     return compiled, compiled(filled(model))
@@ -208,7 +208,8 @@ def test_layers_written_out_compute_what_a_loop_does(remat):
         )
 
         def loss(params: Any, model: Any = model) -> jax.Array:
-            return summed_loss(params, model, jnp.asarray(TARGETS), jnp.arange(6)[None], 0.0)[0]
+            targets, weights = jnp.asarray(TARGETS), jnp.asarray(TARGETS != 0)
+            return summed_loss(params, model, targets, weights, jnp.arange(6)[None], 0.0)[0]
 
         compiled = quick_jit(jax.value_and_grad(loss)).lower(shapes(model)).compile()
         assert (" while(" in compiled.as_text()) == scan_layers
@@ -232,26 +233,26 @@ def test_input_is_the_target_shifted_right():
     )
 
 
-def test_loss_is_the_mean_of_what_is_not_padding():
-    """Against numpy on the model's own logits; and what padding predicts does not matter."""
+def test_loss_is_a_sum_over_what_has_weight():
+    """Against numpy on the model's own logits; and what weighs nothing does not matter."""
     model = build_decoder(SMALL, ALiBi, 32, train_length=64, dtype="float32")
     params, targets = filled(model), jnp.asarray(TARGETS)
+    scored = TARGETS != 0
+    scored[0, 1] = False  # a token of text that is read and not scored
 
     def everything(params: Any) -> Any:
         pos = jnp.arange(6)[None]
         logits = model.apply({"params": params}, shift_right(targets), pos)
-        summed = summed_loss(params, model, targets, pos, z_loss=0.5)
+        weights = jnp.asarray(scored.astype(np.int8))
+        summed = summed_loss(params, model, targets, weights, pos, z_loss=0.5)
         return logits, token_losses(model, params, targets, pos), summed
 
-    logits, (nll, log_z, weight), (objective, total) = quick_jit(everything)(params)
+    logits, (nll, log_z), (objective, total) = quick_jit(everything)(params)
     wide = np.asarray(logits, np.float64)
     expected_z = np.log(np.sum(np.exp(wide), axis=-1))
     at_target = np.take_along_axis(wide, TARGETS[:, :, None], axis=-1)[:, :, 0]
     np.testing.assert_allclose(log_z, expected_z, rtol=1e-5)
     np.testing.assert_allclose(nll, expected_z - at_target, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(weight, TARGETS != 0)
-
-    scored = TARGETS != 0
     assert total == pytest.approx(np.sum((expected_z - at_target)[scored]), rel=1e-5)
     assert total != pytest.approx(np.sum(expected_z - at_target), rel=1e-2)
     z_term = 0.5 * np.sum(expected_z[scored] ** 2)

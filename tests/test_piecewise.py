@@ -103,7 +103,7 @@ def test_fire_is_exact_whatever_number_of_hinges_it_is_given(limits, monkeypatch
     causal = np.tri(200, dtype=bool)  # beyond it x is above 1, where the last hinge goes on
     found = np.asarray(fire.bias(params, pos, pos, 200))
     np.testing.assert_allclose(found[..., causal], expected[..., causal], atol=1e-6)
-    told = fire.metrics(params)
+    told = fire.diagnostics(params)
     assert told["fire_kinks"] > 4 and bool(told["fire_dense"]) == (limits[-1] == 4)
 
     def loss(params, bias):

@@ -11,7 +11,7 @@ from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight import bundles
 from fire_lm.preflight.estimate import links_of, seconds_of
 from fire_lm.preflight.hlo import Collective, Program, array_bytes, first_group, split_shape
-from fire_lm.preflight.parts import add, by_part
+from fire_lm.preflight.time_by_module import add, by_part
 
 TEXT = (Path(__file__).parent / "golden" / "small_program.hlo.txt").read_text()
 

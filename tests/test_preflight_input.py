@@ -30,7 +30,7 @@ from fire_lm.generation import Greedy
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.positions.fire import FIRE
 from fire_lm.preflight import bundles, check
-from fire_lm.preflight import fits as fits_of
+from fire_lm.preflight import nearest_fit as fits_of
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.preflight.report import FAILED, OK
 from fire_lm.training.start import check_start

@@ -8,13 +8,13 @@ import pytest
 from test_length_sweep import LONGEST, MODEL, mesh_of, packed_text, params, random_text
 
 from fire_lm.errors import UserError
-from fire_lm.evaluation import pieces, protocols, scoring
+from fire_lm.evaluation import measurements, protocols, scoring
 from fire_lm.evaluation.protocols import named, windows
 from fire_lm.models import token_losses
 
 module = importlib.import_module("fire_lm.evaluation.length_sweep")
 
-LOSSES = jax.jit(lambda *arrays: token_losses(MODEL, *arrays)[::2])
+LOSSES = jax.jit(lambda *arrays: token_losses(MODEL, *arrays)[0])
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def nll_of(targets_T: np.ndarray, segments_T: np.ndarray | None) -> np.ndarray:
     """Nats of each token of one window, alone in its batch; padding 0."""
     rows = [x[None] for x in (targets_T, segments_T) if x is not None]
     pos_T = np.arange(len(targets_T), dtype=np.int32)[None]
-    nll_BT, weight_BT = LOSSES(params(), rows[0], pos_T, *rows[1:])
-    return np.asarray(nll_BT * weight_BT, np.float64)[0]
+    nll_BT = LOSSES(params(), rows[0], pos_T, *rows[1:])
+    return np.where(targets_T == 0, 0.0, np.asarray(nll_BT, np.float64)[0])
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,10 @@ def test_sliding_windows_by_brute_force(length, packed):
             cut = None if segments_T is None else segments_T[part]
             total += nll_of(targets_T[part], cut)[place - (end - length)]
         assert scored_R[row] == pytest.approx(total, rel=1e-5)
-    assert pieces.count(text, laid)[1:] == pieces.count(text, windows("full", 8, LONGEST))[1:]
+    assert (
+        measurements.count(text, laid)[1:]
+        == measurements.count(text, windows("full", 8, LONGEST))[1:]
+    )
 
 
 @pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.ci)])
@@ -76,8 +79,8 @@ def test_every_length_scores_every_token_once(protocol, stride):
         for start, first in zip(laid.starts, laid.scored_from, strict=True):
             scored_T[start + first : start + length] += 1
         assert np.all(scored_T[:LONGEST] == 1), length
-        assert pieces.count(text, laid)[1] == np.count_nonzero(text.targets)
-        assert pieces.count(text, laid)[2] == text.byte_counts.sum()
+        assert measurements.count(text, laid)[1] == np.count_nonzero(text.targets)
+        assert measurements.count(text, laid)[2] == text.byte_counts.sum()
 
 
 @pytest.mark.parametrize("length", [4, LONGEST])
@@ -88,7 +91,7 @@ def test_the_last_tokens_by_brute_force(length, last_4):
     scored_R = scoring.score(MODEL, params(), text, laid, 4 * length, mesh_of(), "run")[:, 0]
     expected_R = [nll_of(row[-length:], None)[-4:].sum() for row in text.targets]
     np.testing.assert_allclose(scored_R, expected_R, rtol=1e-5)
-    sequences, tokens, text_bytes = pieces.count(text, laid)
+    sequences, tokens, text_bytes = measurements.count(text, laid)
     assert tokens == (text.targets[:, -4:] != 0).sum()
     assert text_bytes == text.byte_counts[:, -4:].sum()
     assert sequences == (text.targets[:, -4:] != 0).any(axis=1).sum()

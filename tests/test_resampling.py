@@ -153,7 +153,7 @@ def spied_step(resampling):
     optimizer = AdamW(warmup_steps=0).build(10)
     shapes = jax.eval_shape(functools.partial(init_state, model, optimizer), jax.random.key(0))
     fixed = {"model": model, "optimizer": optimizer, "z_loss": 0.0, "microbatches": 2}
-    batch = {"targets": jnp.ones((4, 8), jnp.int32)}
+    batch = {"targets": jnp.ones((4, 8), jnp.int32), "weights": jnp.ones((4, 8), jnp.int8)}
     step = jax.jit(
         lambda state, seed: train_step(state, batch, seed=seed, **fixed)[0],
         compiler_options={"xla_backend_optimization_level": 0},
@@ -185,12 +185,13 @@ def test_the_seed_is_folded_with_the_step():
             raise Drawn(jax.random.key_data(rng).tolist())
 
     model = SimpleNamespace(resampling=Drawing())
+    batch = dict.fromkeys(("targets", "weights"), jnp.ones((1, 8)))
     fixed = {"optimizer": None, "z_loss": 0.0, "microbatches": 1}
     found = []
     for seed, step in ((3, 0), (3, 1), (4, 0)):
         with pytest.raises(Drawn) as drawn:
             state = TrainState(jnp.int32(step), {}, ())
-            train_step(state, {"targets": jnp.ones((1, 8))}, model=model, seed=seed, **fixed)
+            train_step(state, batch, model=model, seed=seed, **fixed)
         found.append(drawn.value.args[0])
         key = jax.random.fold_in(jax.random.key(seed), step)
         assert found[-1] == jax.random.key_data(key).tolist()

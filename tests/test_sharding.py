@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from sample_run import quick_compiles  # noqa: F401  (a fixture)
 
 from fire_lm import models, positions, sharding
+from fire_lm.data.spec import text_weights
 from fire_lm.errors import UserError
 from fire_lm.hardware import absent_tpu
 from fire_lm.sharding import AXES, MeshShape
@@ -60,12 +61,12 @@ def by_path(tree: Any) -> dict[str, Any]:
 # --- The same numbers on every mesh.
 
 
-def targets(mesh: Mesh) -> jax.Array:
+def text(mesh: Mesh) -> dict[str, jax.Array]:
     """Half of the rows end in padding, so that the devices hold unequal numbers of tokens."""
     rows = np.random.default_rng(0).integers(1, 64, [BATCH, LENGTH], np.int32)
     for row, tokens in enumerate([32, 32, 32, 32, 5, 9, 1, 17]):
         rows[row, tokens:] = 0
-    return sharding.put_batch({"targets": rows}, mesh)["targets"]
+    return sharding.put_batch({"targets": rows, "weights": text_weights(rows)}, mesh)
 
 
 def prepare(mesh: Mesh, microbatches: int) -> tuple[Any, Any]:
@@ -86,8 +87,8 @@ def prepare(mesh: Mesh, microbatches: int) -> tuple[Any, Any]:
     step = functools.partial(
         train_step, model=model, optimizer=optimizer, seed=0, z_loss=1e-3, microbatches=microbatches
     )
-    rows = jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32, sharding=targets(mesh).sharding)
-    return state(jax.random.key(0)), compile_step(step, like, {"targets": rows})
+    batch = sharding.batch_like((BATCH, LENGTH), mesh, packed=False)
+    return state(jax.random.key(0)), compile_step(step, like, batch)
 
 
 def train(mesh: Mesh, microbatches: int = 1) -> dict[str, np.ndarray]:
@@ -95,7 +96,7 @@ def train(mesh: Mesh, microbatches: int = 1) -> dict[str, np.ndarray]:
     state, step = prepare(mesh, microbatches)
     steps = []
     for _ in range(STEPS):
-        state, metrics = jax.block_until_ready(step(state, {"targets": targets(mesh)}))
+        state, metrics = jax.block_until_ready(step(state, text(mesh)))
         steps.append(metrics)
     found = {path: np.asarray(leaf) for path, leaf in by_path(state.params).items()}
     return found | {name: np.array([m[name] for m in steps]) for name in ("loss", "grad_norm")}
@@ -128,12 +129,13 @@ def test_one_device_and_four_compute_the_same(on_one_device, axes, microbatches)
 
 
 def mean_of_means(
-    params: Any, model: Any, targets_BT: jax.Array, pos: Any, z_loss: float, segments: Any
+    params: Any, model: Any, targets: Any, weights: Any, pos: Any, z_loss: float, segments: Any
 ) -> Any:
     """The classic mistake: each shard's mean, averaged as if all shards had as many tokens."""
-    parts = jnp.split(targets_BT, model.activation_sharding.mesh.size)
-    tokens = [jnp.sum(part != 0).astype(jnp.float32) for part in parts]
-    sums = [summed_loss(params, model, part, pos, z_loss) for part in parts]
+    shards = model.activation_sharding.mesh.size
+    parts = list(zip(jnp.split(targets, shards), jnp.split(weights, shards), strict=True))
+    tokens = [jnp.sum(weight).astype(jnp.float32) for _, weight in parts]
+    sums = [summed_loss(params, model, *part, pos, z_loss) for part in parts]
     mean = sum(tokens) / len(parts)
     return tuple(sum(s[i] / n * mean for s, n in zip(sums, tokens, strict=True)) for i in range(2))
 

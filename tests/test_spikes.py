@@ -87,7 +87,10 @@ def step():
     return state, jax.jit(functools.partial(train_step, **fixed))
 
 
-BATCH = {"targets": jnp.arange(1, 33).reshape(2, 16) % 31 + 1}
+BATCH = {
+    "targets": jnp.arange(1, 33).reshape(2, 16) % 31 + 1,
+    "weights": jnp.ones((2, 16), jnp.int8),
+}
 
 
 def leaves(tree):

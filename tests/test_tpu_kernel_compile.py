@@ -134,22 +134,20 @@ model = build_decoder(
 optimizer = AdamW().build(600_000)
 abstract = jax.eval_shape(functools.partial(init_state, model, optimizer), jax.random.key(0))
 state = sharding.with_shardings(abstract, mesh)
-tokens = jax.ShapeDtypeStruct(
-    (int(batch), int(length)), jnp.int32, sharding=NamedSharding(mesh, sharding.BATCH)
-)
+rows = sharding.batch_like((int(batch), int(length)), mesh, packed=False)
 if what == "train":
     compiled = compile_step(
         functools.partial(
             train_step, model=model, optimizer=optimizer, seed=0, z_loss=0.0, microbatches=1
         ),
         state,
-        {"targets": tokens},
+        rows,
     )
     assert "fire_lm_attention_backward" in compiled.as_text()
 else:
     def score(params, tokens):
         return token_losses(model, params, tokens, jnp.arange(int(length))[None])[0]
-    compiled = jax.jit(score).lower(state.params, tokens).compile()
+    compiled = jax.jit(score).lower(state.params, rows["targets"]).compile()
 assert "fire_lm_attention_forward" in compiled.as_text()
 memory = compiled.memory_analysis()
 print("temp", memory.temp_size_in_bytes / 2**30)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from tpu_cloud import EXPERIMENT, GS, WHERE, pretrain, run
 
-from tpu.calls import CallFailed, Calls, Refused
 from tpu.cluster import load
+from tpu.commands import CallFailed, Calls, Refused
 from tpu.job import Job
 from tpu.queued import QueuedResources
 

@@ -190,7 +190,7 @@ def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched)
         saved.append(number)
 
     batches, saves, reporter = mock.MagicMock(), mock.Mock(save=save), mock.Mock(sound=True)
-    batches.__next__.side_effect = lambda: {"skipped": 0}
+    batches.__next__.side_effect = dict
     reporter.counters = {"recent_losses": []}
     saves.reached_preemption.return_value = False
     run = tiny_run(train_steps=6, checkpoints=Checkpointing(save_every=2))

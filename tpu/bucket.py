@@ -9,8 +9,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from fire_lm.errors import UserError
-from tpu.calls import CallFailed, Calls, NotFound
 from tpu.cluster import region_of
+from tpu.commands import CallFailed, Calls, NotFound
 
 # Dollars per GB, rounded from Google's list of 2025: within a continent, and between two.
 _WITHIN, _BETWEEN = 0.02, 0.08

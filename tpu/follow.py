@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fire_lm.errors import Preempted, RunFailed, UserError
-from tpu.calls import CallFailed, NotFound, Refused
+from tpu.commands import CallFailed, NotFound, Refused
 from tpu.host import DIVERGED, STOPPED
 from tpu.job import EARLIER, Job, Place, Stage, State
 

@@ -16,8 +16,8 @@ from ml_collections import ConfigDict
 from fire_lm.errors import UserError
 from tpu import host
 from tpu.bucket import is_there
-from tpu.calls import CallFailed, Calls, NotFound
 from tpu.cluster import slice_of
+from tpu.commands import CallFailed, Calls, NotFound
 from tpu.job import EARLIER, Job, Stage, State
 
 # How GKE names each kind of TPU on its nodes.

@@ -8,7 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from fire_lm.errors import UserError
-from tpu.calls import Calls, NotFound
+from tpu.commands import Calls, NotFound
 
 ROOT = Path(__file__).parent.parent
 

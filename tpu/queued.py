@@ -16,10 +16,10 @@ from ml_collections import ConfigDict
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.hardware.slices import Slice
-from tpu import calls, host
+from tpu import commands, host
 from tpu.bucket import is_there
-from tpu.calls import CallFailed, Calls, NotFound, Refused
 from tpu.cluster import slice_of
+from tpu.commands import CallFailed, Calls, NotFound, Refused
 from tpu.job import EARLIER, Job, Stage, State
 
 _CONTAINER = "fire_lm"
@@ -254,7 +254,7 @@ class QueuedResources:
             except CallFailed:
                 if attempt == _SETUP_TRIES - 1:
                     raise
-                calls.pause(20.0)
+                commands.pause(20.0)
 
 
 def judge(report: Sequence[tuple[str, ...]], expected: int, job: Job) -> State:

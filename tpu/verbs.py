@@ -18,7 +18,7 @@ from fire_lm.errors import Preempted, RunFailed, UserError
 from tpu import bucket, cluster, gke, tables
 from tpu import grid as grids
 from tpu import image as images
-from tpu.calls import CallFailed, Calls
+from tpu.commands import CallFailed, Calls
 from tpu.follow import Follower
 from tpu.job import Job, Place, Stage, check_name
 from tpu.local import LocalJobs

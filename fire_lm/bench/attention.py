@@ -24,7 +24,7 @@ import numpy as np
 
 from fire_lm.attention import Implementation
 from fire_lm.bench import tables
-from fire_lm.bench.asked import check_json, check_names, write_json
+from fire_lm.bench.arguments import check_json, check_names, write_json
 from fire_lm.bench.encodings import ENCODINGS, TRAIN_LENGTH
 from fire_lm.bench.machine import clock, load, machine, say
 from fire_lm.bench.one_attention import accuracy, memory, temp_bytes

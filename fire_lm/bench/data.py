@@ -102,7 +102,7 @@ def contestants(
     data: TextData, blocks: Blocks, length: int
 ) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
     """How each is opened."""
-    from fire_lm.data.on_the_fly.plain import plain_batches
+    from fire_lm.data.on_the_fly.seqio_baseline import plain_batches
 
     settings = {"length": length, "batch_size": BATCH_SIZE, "seed": 0}
     return {

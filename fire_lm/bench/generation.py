@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fire_lm.bench.asked import check_json, check_names, write_json
+from fire_lm.bench.arguments import check_json, check_names, write_json
 from fire_lm.bench.encodings import ENCODINGS
 from fire_lm.bench.machine import clock, load, machine, say
 from fire_lm.bench.model import Setting, decoder, setting_for
 from fire_lm.bench.one_attention import temp_bytes
 from fire_lm.bench.rounds import Times, cost, race
-from fire_lm.bench.states import States
+from fire_lm.bench.shared_states import States
 from fire_lm.bench.tables import columns, machine_text
 from fire_lm.errors import UserError
 from fire_lm.generation import Greedy

@@ -21,12 +21,12 @@ from jax.sharding import Mesh
 from fire_lm import sharding
 from fire_lm.attention import choose_implementation
 from fire_lm.bench import tables
-from fire_lm.bench.asked import check_json, check_names, write_json
+from fire_lm.bench.arguments import check_json, check_names, write_json
 from fire_lm.bench.encodings import ENCODINGS, TRAIN_LENGTH
 from fire_lm.bench.machine import clock, load, machine, say
 from fire_lm.bench.one_attention import temp_bytes
 from fire_lm.bench.rounds import Times, cost, race
-from fire_lm.bench.states import States
+from fire_lm.bench.shared_states import States
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import compile_scoring, sequences_at_a_time
 from fire_lm.hardware.flops import FLOPS_CONVENTION, peak_flops
@@ -162,13 +162,10 @@ def contestant(
 ) -> Contestant:
     mesh, tokens = setting.mesh, setting.tokens_per_batch
     batch_size = sequences_at_a_time(length, tokens, mesh)
-    features = ("targets",)
-    forward = compile_scoring(
-        model, mesh, features=features, length=length, tokens_per_batch=tokens
-    )
+    forward = compile_scoring(model, mesh, packed=False, length=length, tokens_per_batch=tokens)
     train = compile_training(
         *(model, states.optimizer, mesh),
-        features=features,
+        packed=False,
         batch_size=batch_size,
         train_length=length,
         seed=0,
@@ -178,7 +175,7 @@ def contestant(
     )
     shape = (batch_size, length)
     text = np.random.default_rng(length).integers(1, setting.vocab_size, shape, np.int32)
-    batch = sharding.put_batch({"targets": text}, mesh)
+    batch = sharding.put_batch({"targets": text, "weights": np.ones(shape, np.int8)}, mesh)
 
     def update() -> None:
         state, metrics = train(states.of(name), batch)
@@ -187,7 +184,9 @@ def contestant(
 
     return Contestant(
         *(name, length, batch_size, choose_implementation(model.attention, length)),
-        forward=lambda: jax.block_until_ready(forward(states.of(name).params, batch["targets"])),
+        forward=lambda: jax.block_until_ready(
+            forward(states.of(name).params, batch["targets"], batch["weights"])
+        ),
         train=update,
         flops_per_token=model_flops_per_token(model, states.of(name).params, length),
         temp_bytes=(temp_bytes(forward), temp_bytes(train)),

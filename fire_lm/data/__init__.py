@@ -71,11 +71,10 @@ def train_iterator(
         shard_count: usually the number of processes.
 
     Returns:
-        An iterator over dicts of numpy arrays: those of `data.features`, `targets` (0 is padding)
-        and where rows are packed `segment_ids`, int32 [batch_size, length]; and `skipped`, int32
-        scalar: the empty, undecodable or huge documents passed over since the last batch.
-        `get_state()` gives bytes, `set_state(bytes)` continues exactly;
-        with `shared_state` they are the same on all shards, and go on with any number of them.
+        An iterator over dicts of numpy arrays [batch_size, length]: `targets`, int32 (0 is
+        padding); `weights`, int8: what each target counts in the loss; and, where rows are packed,
+        `segment_ids`, int32. `get_state()` gives bytes, and `set_state(bytes)` resumes exactly
+        there; with `shared_state` they are the same on all shards, and serve any number of shards.
 
     Raises:
         UserError: data set or vocabulary missing or unfit, or less text than shards.

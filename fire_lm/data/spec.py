@@ -62,9 +62,9 @@ class TextData:
                 raise UserError(f"TextData.mixture names {name} twice: give it one rate.")
 
     @property
-    def features(self) -> tuple[str, ...]:
-        """The arrays of a batch: `targets`, and `segment_ids` where rows are packed."""
-        return _features(self.construction)
+    def packed(self) -> bool:
+        """Whether a row holds several documents, told apart by `segment_ids`."""
+        return self.construction == "packed"
 
     @property
     def parts(self) -> tuple[TextData, ...]:
@@ -97,9 +97,9 @@ class Blocks:
     construction: Construction = "concat"
 
     @property
-    def features(self) -> tuple[str, ...]:
-        """The arrays of a batch: `targets`, and `segment_ids` where rows are packed."""
-        return _features(self.construction)
+    def packed(self) -> bool:
+        """As `TextData.packed`."""
+        return self.construction == "packed"
 
     @property
     def title(self) -> str:
@@ -115,12 +115,13 @@ class Blocks:
 Data = TextData | Blocks
 
 
-def _features(construction: str) -> tuple[str, ...]:
-    return ("targets", "segment_ids") if construction == "packed" else ("targets",)
-
-
 class NoText(UserError):
     """A split has no row of the length asked for."""
+
+
+def text_weights(targets: np.ndarray) -> np.ndarray:
+    """What each target of text counts, int8, in the shape of `targets`: 1, and 0 for padding."""
+    return (targets != 0).astype(np.int8)
 
 
 def share_unknown(targets: np.ndarray, unknown_id: int | None) -> float:
@@ -135,10 +136,12 @@ class TrainIterator(Protocol):
 
     Attributes:
         shared_state: whether the position is the same on all shards.
+        skipped: documents left out as empty, undecodable or huge on the way to the newest batch.
         on_rows: receives how many rows of how many are read before the first batch.
     """
 
     shared_state: bool
+    skipped: int
     on_rows: Callable[[int, int], None]
 
     @property
@@ -167,3 +170,8 @@ class ScoringText:
     skipped: int
     unknown: float = 0.0
     segment_ids: np.ndarray | None = None
+
+    @property
+    def weights(self) -> np.ndarray:
+        """int8 [n, length]: what each target counts."""
+        return text_weights(self.targets)

@@ -10,7 +10,7 @@ from fire_lm.evaluation.length_sweep import (
     say_once,
     score_checkpoint,
 )
-from fire_lm.evaluation.pieces import Known
+from fire_lm.evaluation.measurements import Known
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
 from fire_lm.evaluation.scoring import compile_scoring, sequences_at_a_time
 

@@ -27,7 +27,14 @@ from jax.sharding import NamedSharding
 from fire_lm import sharding
 from fire_lm.data import Data, ScoringText, dataset_label, unknown_warning
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.evaluation.pieces import Known, Piece, missing, pieces, scored_tokens, unrecorded
+from fire_lm.evaluation.measurements import (
+    Known,
+    Measurement,
+    measurements,
+    missing,
+    scored_tokens,
+    unrecorded,
+)
 from fire_lm.evaluation.position_losses import position_losses, tokens_in_bins
 from fire_lm.evaluation.protocols import check_names, windows
 from fire_lm.evaluation.scoring import read_params, score
@@ -149,55 +156,57 @@ def score_checkpoint(
             )
         text = read_text(part, label, lengths, sweep.tokens, sweep.split)
         wanted = list(
-            pieces(text, where, sweep.protocols, taken, sweep.stride, sweep.position_bins)
+            measurements(text, where, sweep.protocols, taken, sweep.stride, sweep.position_bins)
         )
         say_what_was_left_out(wanted, finished)
         due.append((text, where, list(missing(wanted, finished))))
     for text, where, of_text in due:  # after all of it is known to fit what there is
-        for piece in of_text:
-            if piece.laid is None:
-                on_scored(Scored(None, [], piece.row(NO_NUMBERS)))
+        for measurement in of_text:
+            if measurement.laid is None:
+                on_scored(Scored(None, [], measurement.row(NO_NUMBERS)))
                 continue
-            if piece.place in finished.rows:
+            if measurement.place in finished.rows:
                 say(
-                    f"{run}@{step} at length {piece.length} is scored again, for "
+                    f"{run}@{step} at length {measurement.length} is scored again, for "
                     "position_losses.csv"
                 )
-            bins, batch = piece.bins or 1, sweep.tokens_per_batch
-            nll_RP = score(model, params(), text, piece.laid, batch, device_mesh, run, bins)
-            on_scored(scored(piece, where, text, nll_RP))
+            bins, batch = measurement.bins or 1, sweep.tokens_per_batch
+            nll_RP = score(model, params(), text, measurement.laid, batch, device_mesh, run, bins)
+            on_scored(scored(measurement, where, text, nll_RP))
 
 
 def scored(
-    piece: Piece, where: tuple[str | int, ...], text: ScoringText, nll_RP: np.ndarray
+    measurement: Measurement, where: tuple[str | int, ...], text: ScoringText, nll_RP: np.ndarray
 ) -> Scored:
     """From summed nats of each row of text, in bins of positions.
 
     Raises:
       RunFailed: the loss is not finite.
     """
-    assert piece.laid is not None
-    nll_R, tokens_R = nll_RP.sum(axis=1), scored_tokens(text, piece.laid)
-    row = piece.row(summarize(nll_R, tokens_R, piece.counts))
+    assert measurement.laid is not None
+    nll_R, tokens_R = nll_RP.sum(axis=1), scored_tokens(text, measurement.laid)
+    row = measurement.row(summarize(nll_R, tokens_R, measurement.counts))
     if not math.isfinite(row.nll):
-        raise RunFailed(f"{row.run}@{row.step}: the loss at length {piece.length} is {row.nll}")
+        raise RunFailed(
+            f"{row.run}@{row.step}: the loss at length {measurement.length} is {row.nll}"
+        )
     by_position: list[PositionLoss] = []
-    if piece.bins and not piece.has_positions:
-        tokens_RP = tokens_in_bins(text, piece.laid, piece.bins)
-        by_position = position_losses((*where, piece.length), nll_RP, tokens_RP)
-    return Scored(scored_text(row, piece.text, tokens_R, nll_R), by_position, row)
+    if measurement.bins and not measurement.has_positions:
+        tokens_RP = tokens_in_bins(text, measurement.laid, measurement.bins)
+        by_position = position_losses((*where, measurement.length), nll_RP, tokens_RP)
+    return Scored(scored_text(row, measurement.text, tokens_R, nll_R), by_position, row)
 
 
-def say_what_was_left_out(wanted: Sequence[Piece], finished: Known) -> None:
+def say_what_was_left_out(wanted: Sequence[Measurement], finished: Known) -> None:
     """Older versions scored no part of a row that was shorter than the length."""
-    for piece in wanted:
-        row = finished.rows.get(piece.place)
-        if row is None or not finished.texts.get(piece.place):
+    for measurement in wanted:
+        row = finished.rows.get(measurement.place)
+        if row is None or not finished.texts.get(measurement.place):
             continue
-        if left := piece.counts[1] - row.tokens:
+        if left := measurement.counts[1] - row.tokens:
             say_once(
                 f"{row.run}@{row.step}: {row.protocol} at length {row.length} leaves out {left:,} "
-                f"of {piece.counts[1]:,} tokens, as an older version scored it\n"
+                f"of {measurement.counts[1]:,} tokens, as an older version scored it\n"
                 "to score it whole, delete its line in length_sweep.csv"
             )
 
@@ -232,7 +241,7 @@ def read_text(
     scored = text.targets.size
     if scored < tokens // there * there:
         say(f"the {split} split of {label} has less text: {scored:,} tokens instead of {tokens:,}")
-    if padding := scored - np.count_nonzero(text.targets):
+    if padding := scored - np.count_nonzero(text.weights):
         say(
             f"{padding:,} of the {scored:,} places in the rows of {label} are padding "
             f"({padding / scored:.1%}), which weighs nothing"

@@ -24,15 +24,15 @@ def number_of_bins(length: int, most: int) -> int:
 def tokens_in_bins(text: ScoringText, laid: Windows, bins: int) -> np.ndarray:
     """How many tokens of each row are scored in each bin, `[R, P]`; every bin is of a window, in
     packed rows of each document in it."""
-    targets = laid.of(text.targets)
-    place = np.broadcast_to(np.arange(laid.length), targets.shape)
+    weights = laid.of(text.weights)
+    place = np.broadcast_to(np.arange(laid.length), weights.shape)
     if text.segment_ids is not None:
         segments = laid.of(text.segment_ids)
         starts = np.diff(segments, axis=1, prepend=-1) != 0
         place = place - np.maximum.accumulate(np.where(starts, place, 0), axis=1)
-    row = np.repeat(np.arange(len(text.targets)), targets.size // len(text.targets))
+    row = np.repeat(np.arange(len(text.targets)), weights.size // len(text.targets))
     flat = row * bins + place.ravel() // (laid.length // bins)
-    scored = (targets != 0).ravel()
+    scored = weights.ravel() != 0
     counts = np.bincount(flat[scored], minlength=len(text.targets) * bins)
     return counts.reshape(-1, bins)
 

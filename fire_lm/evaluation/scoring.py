@@ -67,9 +67,8 @@ def score(
     job of several processes, which would have to agree in the middle of a program).
     """
     rows = len(text.targets)
-    from_BT = np.tile(laid.scored_from.astype(np.int32), rows)[:, None]
-    arrays = [laid.of(x) for x in (text.targets, text.segment_ids) if x is not None]
-    arrays = [from_BT, *arrays] if laid.scored_from.any() else arrays
+    arrays = [laid.of(text.targets), laid.of(text.weights) * laid.scored(rows)]
+    arrays += [] if text.segment_ids is None else [laid.of(text.segment_ids)]
     largest = sequences_at_a_time(laid.length, tokens_per_batch, mesh)
     batch_size = min(largest, _fitting.get((laid.length, mesh), largest))
     while True:
@@ -102,10 +101,10 @@ def run_batches(
     name: str,
     bins: int = 1,
 ) -> np.ndarray:
-    """Summed nats `[B, P]` of all sequences of `arrays` (see `scorer`)."""
+    """Summed nats `[B, P]` of all sequences of `arrays`, which are what `scorer` takes."""
     batch_sharding = NamedSharding(mesh, sharding.BATCH)
     sequences = len(arrays[0])
-    summed_nll = scorer(model, length, mesh, masked=arrays[0].shape[1] != length, bins=bins)
+    summed_nll = scorer(model, length, mesh, bins)
     results = []
     progress = Progress(sequences, quiet=jax.process_index() != 0)
     for batch in zip(*(batches(x, batch_size) for x in arrays), strict=True):
@@ -126,25 +125,23 @@ def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.M
 
 @functools.lru_cache(maxsize=64)
 def scorer(
-    model: Decoder, length: int, mesh: jax.sharding.Mesh, masked: bool = False, bins: int = 1
+    model: Decoder, length: int, mesh: jax.sharding.Mesh, bins: int = 1
 ) -> jax.stages.Wrapped:
-    """Jitted: summed nats `[B, P]` of targets `[B, T]`, and of segments if there are any.
+    """Jitted: summed nats `[B, P]` of targets, weights and, where there are any, segments `[B, T]`.
 
-    `masked` takes before them the place from which on each is scored, int32 `[B, 1]`. A token's
-    bin is that of its place in the sequence, in packed rows in its own document. One for all
-    checkpoints of a run, so that it is compiled once.
+    A token's bin is that of its place in the sequence, in packed rows in its own document. One for
+    all checkpoints of a run, so that it is compiled once.
     """
     # Nothing is kept for a backward pass, so a loop costs nothing, and is compiled for each length.
     model = model.clone(scan_layers=True)
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    def summed_nll(params: Any, *arrays: jax.Array) -> jax.Array:
-        targets_BT, *segments = arrays[masked:]
+    def summed_nll(
+        params: Any, targets_BT: jax.Array, weight_BT: jax.Array, *segments: jax.Array
+    ) -> jax.Array:
         pos_BT = model.resampling.evaluation_positions(length)
-        nll_BT, _, weight_BT = token_losses(model, params, targets_BT, pos_BT, *segments)
-        if masked:
-            weight_BT = jnp.where(jnp.arange(length)[None, :] >= arrays[0], weight_BT, 0.0)
-        nll_BT = nll_BT * weight_BT
+        nll_BT, _ = token_losses(model, params, targets_BT, pos_BT, *segments)
+        nll_BT = nll_BT * weight_BT.astype(jnp.float32)
         if not segments or bins == 1:
             return nll_BT.reshape(len(nll_BT), bins, -1).sum(axis=2)
         bin_BT = segment_positions(jnp.arange(length)[None], segments[0]) // (length // bins)
@@ -158,14 +155,14 @@ def compile_scoring(
     model: Decoder,
     mesh: jax.sharding.Mesh,
     *,
-    features: Sequence[str],
+    packed: bool,
     length: int,
     tokens_per_batch: int,
 ) -> jax.stages.Compiled:
     """What `score` runs, for the devices of `mesh`, which need not be of this job."""
     model = model.clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
     batch_size = sequences_at_a_time(length, tokens_per_batch, mesh)
-    rows = sharding.batch_like(features, (batch_size, length), mesh).values()
+    rows = sharding.batch_like((batch_size, length), mesh, packed=packed).values()
     return scorer(model, length, mesh).lower(abstract_params(model, mesh), *rows).compile()
 
 

@@ -63,8 +63,8 @@ def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
         if isinstance(found, ScoringText):
             if len(found.targets) >= min(_FEWEST_ROWS, rows):
                 return found
-            amount = np.count_nonzero(found.targets)
-            if best is None or amount > np.count_nonzero(best.targets):
+            amount = np.count_nonzero(found.weights)
+            if best is None or amount > np.count_nonzero(best.weights):
                 best = found
             if data.construction != "long_documents":
                 # All text there is: only in rows as short as these could there be enough of them.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from fire_lm.attention.cached import CachedKeys
 from fire_lm.models import Decoder
-from fire_lm.models.block import Past, Reading
+from fire_lm.models.decoder_layer import Past, Reading
 
 
 class Cache(NamedTuple):

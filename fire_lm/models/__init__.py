@@ -7,9 +7,9 @@ from fire_lm.models.layouts import constrain_rows
 from fire_lm.models.loss import token_losses
 from fire_lm.models.positions_of_layers import (
     PositionLayer,
+    learned_scalars,
+    position_diagnostics,
     position_layers,
-    position_metrics,
-    position_scalars,
 )
 from fire_lm.models.query_logits import query_logits
 from fire_lm.models.segments import segment_positions
@@ -25,8 +25,8 @@ __all__ = [
     "encoding_names",
     "lengths",
     "position_layers",
-    "position_metrics",
-    "position_scalars",
+    "position_diagnostics",
+    "learned_scalars",
     "query_logits",
     "segment_positions",
     "size_125m",

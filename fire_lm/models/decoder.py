@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from fire_lm.attention import Implementation, announce, choose_implementation
-from fire_lm.attention.kept import KEPT
-from fire_lm.models.block import Block, Group, Kept, LayerNorm, Past, Reading
+from fire_lm.attention.saved_residuals import SAVED
+from fire_lm.models.decoder_layer import DecoderLayer, Kept, LayerGroup, LayerNorm, Past, Reading
 from fire_lm.models.layer_position import (
     Position,
     Shared,
@@ -40,7 +40,7 @@ Remat = Literal["none", "dots", "full"]
 
 
 # What the forward pass of a layer keeps for the backward pass; the rest is computed again.
-_ATTENTION = jax.checkpoint_policies.save_only_these_names(KEPT)
+_ATTENTION = jax.checkpoint_policies.save_only_these_names(SAVED)
 _REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims, _ATTENTION
@@ -156,11 +156,11 @@ class Decoder(nn.Module):
         x_BTD = constrain(x_BTD.astype(self.dtype), self.activation_sharding)
         x_BTD = self.encodings[0].embed(shared[0].params if shared[0] else {}, x_BTD, pos_BT)
 
-        block = Block
+        block = DecoderLayer
         if self.remat != "none":
             # Inside a scan, nothing can be merged across iterations: prevent_cse only costs.
             policy, prevent_cse = _REMAT_POLICIES[self.remat], not self.scan_layers
-            block = nn.remat(Block, policy=policy, prevent_cse=prevent_cse)
+            block = nn.remat(DecoderLayer, policy=policy, prevent_cse=prevent_cse)
         common = (self.log_n, self.attention, self.activation_sharding, context_length, keep)
         blocks = tuple(
             functools.partial(block, self.size, encoding, *common) for encoding in self.encodings
@@ -181,7 +181,7 @@ class Decoder(nn.Module):
             x_BTD, only = layers(x_BTD, reading, shared[0], own)
             kept: Any = (only,)
         else:
-            x_BTD, kept = scan(Group)(blocks, name="layers")(x_BTD, reading, shared, past)
+            x_BTD, kept = scan(LayerGroup)(blocks, name="layers")(x_BTD, reading, shared, past)
         if lengths_B is not None:
             x_BTD = jnp.take_along_axis(x_BTD, lengths_B[:, None, None] - 1, axis=1)
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from fire_lm.attention.kept import KEPT
+from fire_lm.attention.saved_residuals import SAVED
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -56,6 +56,6 @@ def layer_norm(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.A
     x = x_BTD.astype(jnp.float32)
     mean = jnp.mean(x, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
-    mean, scale = (checkpoint_name(y, KEPT) for y in (mean, jax.lax.rsqrt(variance + 1e-5)))
+    mean, scale = (checkpoint_name(y, SAVED) for y in (mean, jax.lax.rsqrt(variance + 1e-5)))
     normalized = (x - mean) * scale
     return (normalized * scale_D[None, None, :] + bias_D[None, None, :]).astype(x_BTD.dtype)

@@ -1,6 +1,6 @@
-"""Next-token loss of rows of tokens, in training and in evaluation.
+"""Next-token losses of rows of tokens, in training and in evaluation.
 
-Token 0 is padding and is never scored. The input is the target shifted right by one, starting
+The input is the target shifted right by one, starting
 with 0. In packed rows each segment is read as a row of its own: it starts with 0 and at the first
 position, and no other segment is seen. B batch, T positions, V vocab.
 """
@@ -30,8 +30,8 @@ def token_losses(
     targets_BT: jax.Array,
     pos_BT: jax.Array,
     segment_BT: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Negative log likelihood in nats, log normaliser, and weight (0 for padding); all `[B, T]`.
+) -> tuple[jax.Array, jax.Array]:
+    """Negative log likelihood in nats and log normaliser of every target, `[B, T]` each.
 
     `pos_BT` `[B or 1, T]` are the positions of what is read, where a row is one segment;
     `segment_BT` int32 `[B, T]` tells the documents of packed rows apart.
@@ -44,4 +44,4 @@ def token_losses(
     # A masked sum, not a gather: it stays local where the vocabulary is split over the mesh.
     is_target_BTV = jnp.arange(logits_BTV.shape[-1])[None, None, :] == targets_BT[:, :, None]
     target_logit_BT = jnp.sum(jnp.where(is_target_BTV, logits_BTV, 0.0), axis=-1)
-    return log_z_BT - target_logit_BT, log_z_BT, (targets_BT != 0).astype(jnp.float32)
+    return log_z_BT - target_logit_BT, log_z_BT

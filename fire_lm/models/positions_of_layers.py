@@ -79,16 +79,16 @@ def position_layers(model: Decoder, params: Any) -> list[PositionLayer]:
     return sorted(found, key=lambda one: one.layer)
 
 
-def position_metrics(model: Decoder, params: Any) -> dict[str, jax.Array]:
+def position_diagnostics(model: Decoder, params: Any) -> dict[str, jax.Array]:
     """What the encodings have to tell of their parameters: the largest of all layers."""
     found: dict[str, list[jax.Array]] = {}
     for _, encoding, stacked in position_stacks(model, params):
-        for name, value_L in (jax.vmap(encoding.metrics)(stacked) if stacked else {}).items():
+        for name, value_L in (jax.vmap(encoding.diagnostics)(stacked) if stacked else {}).items():
             found.setdefault(name, []).append(jnp.max(value_L))
     return {name: functools.reduce(jnp.maximum, values) for name, values in found.items()}
 
 
-def position_scalars(model: Decoder, params: Any) -> dict[str, jax.Array]:
+def learned_scalars(model: Decoder, params: Any) -> dict[str, jax.Array]:
     """The numbers that each layer's encoding learns, as "L/layer_3"; layers from 0.
 
     What layers share is there once, as the first of them.
@@ -97,6 +97,6 @@ def position_scalars(model: Decoder, params: Any) -> dict[str, jax.Array]:
         f"{name}/layer_{layer}": value_L[index]
         for layers, encoding, stacked in position_stacks(model, params)
         if stacked
-        for name, value_L in jax.vmap(encoding.scalars)(stacked).items()
+        for name, value_L in jax.vmap(encoding.learned_scalars)(stacked).items()
         for index, layer in enumerate(layers)
     }

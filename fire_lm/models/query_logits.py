@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from fire_lm.attention import attention_logits
-from fire_lm.models.block import Block, Reading
 from fire_lm.models.decoder import Decoder
+from fire_lm.models.decoder_layer import DecoderLayer, Reading
 from fire_lm.models.layer_position import Position, positioned
 from fire_lm.models.positions_of_layers import layers_of_turn, shared_params
 from fire_lm.models.segments import keys_seen
@@ -64,11 +64,13 @@ def query_logits(
     return logits_BN1S[:, :, 0]
 
 
-def layer_of(model: Decoder, params: Any, layer: int) -> tuple[Block, Params, Position | None]:
+def layer_of(
+    model: Decoder, params: Any, layer: int
+) -> tuple[DecoderLayer, Params, Position | None]:
     """(module, its own parameters, what it shares with other layers)."""
     repetition, turn = divmod(layer, len(model.encodings))
     # One text is too little for a mesh, and kernels cannot be split without one.
-    block = Block(model.size, model.encodings[turn], model.log_n, "blockwise", None)
+    block = DecoderLayer(model.size, model.encodings[turn], model.log_n, "blockwise", None)
     own = jax.tree.map(lambda leaf: leaf[repetition], layers_of_turn(model, params, turn))
     if not model.share_position:
         return block, own, None

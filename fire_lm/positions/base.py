@@ -101,12 +101,12 @@ class PositionalEncoding:
         """
         return params
 
-    def metrics(self, params: Params) -> dict[str, jax.Array]:
+    def diagnostics(self, params: Params) -> dict[str, jax.Array]:
         """Numbers of one layer to watch in training, float32 scalars; the largest counts."""
         del params
         return {}
 
-    def scalars(self, params: Params) -> dict[str, jax.Array]:
+    def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
         """Numbers that a layer learns, float32 scalars by their names in the paper."""
         del params
         return {}

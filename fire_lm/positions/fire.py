@@ -242,7 +242,7 @@ class FIRE(PositionalEncoding):
         f, kinks = hinges(params["mlp"], MAX_KINKS[-1])
         return {**params, "hinges": f, "kinks": kinks}
 
-    def metrics(self, params: Params) -> dict[str, jax.Array]:
+    def diagnostics(self, params: Params) -> dict[str, jax.Array]:
         """The most kinks of f, and whether they were too many, so that f was computed as an MLP."""
         params = self.prepare(params)
         if "kinks" not in params:
@@ -250,7 +250,7 @@ class FIRE(PositionalEncoding):
         kinks = params["kinks"].astype(jnp.float32)
         return {"fire_kinks": kinks, "fire_dense": (kinks > MAX_KINKS[-1]).astype(jnp.float32)}
 
-    def scalars(self, params: Params) -> dict[str, jax.Array]:
+    def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
         """c and L as Eq. 4 has them, positive; gamma of FIRE-G. Only what is learned."""
         learned = {}
         if "c" in params:

@@ -20,7 +20,7 @@ from fire_lm import sharding
 from fire_lm.console import phase
 from fire_lm.errors import FireLMError, UserError, is_of_storage, reason
 from fire_lm.evaluation import LengthSweep
-from fire_lm.preflight import fits
+from fire_lm.preflight import nearest_fit
 from fire_lm.preflight.estimate import Estimate, Generation
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.preflight.report import FAILED, OK, SKIPPED, Check, Report
@@ -103,13 +103,13 @@ def compile_all(
     add(
         STEP,
         functools.partial(compiler.training, train),
-        functools.partial(fits.training, compiler, train),
+        functools.partial(nearest_fit.training, compiler, train),
     )
     for length in lengths:
         add(
             f"sweep at {length}",
             functools.partial(compiler.scoring, score, length),
-            functools.partial(fits.scoring, compiler, score, length),
+            functools.partial(nearest_fit.scoring, compiler, score, length),
         )
     return programs, failures
 
@@ -125,7 +125,7 @@ def compile_generation(
     found = _compiled(
         *(compiler, GENERATION),
         functools.partial(compiler.generation, score, prompts),
-        functools.partial(fits.generation, compiler, score, prompts),
+        functools.partial(nearest_fit.generation, compiler, score, prompts),
         failures,
     )
     if found is not None:

@@ -17,7 +17,7 @@ from typing import Any
 from fire_lm.errors import FireLMError
 from fire_lm.hardware.slices import Chip, Slice
 from fire_lm.preflight.hlo import Collective, Instruction, Program
-from fire_lm.preflight.parts import KERNELS, add, by_part
+from fire_lm.preflight.time_by_module import KERNELS, add, by_part
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,7 @@ class Compiler:
             lambda: compile_scoring(
                 run.model,
                 mesh,
-                features=run.data.features,
+                packed=run.data.packed,
                 length=length,
                 tokens_per_batch=run.tokens_per_batch,
             ),
@@ -168,7 +168,7 @@ class Compiler:
     ) -> Callable[[str, Sequence[str]], float]:
         """Cycles of a chip in a kernel: its cores share the heads."""
         heads = math.ceil(model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores)
-        packed = data is not None and "segment_ids" in data.features
+        packed = data is not None and data.packed
 
         def cycles(kernel: str, instructions: Sequence[str]) -> float:
             if not kernel.startswith(PREFIX):

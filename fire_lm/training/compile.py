@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ def compile_training(
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
     *,
-    features: Sequence[str],
+    packed: bool,
     batch_size: int,
     train_length: int,
     seed: int,
@@ -51,7 +51,7 @@ def compile_training(
         microbatches=microbatches,
     )
     limit = jax.ShapeDtypeStruct((), jnp.float32, sharding=like.step.sharding)
-    batch = sharding.batch_like(features, (batch_size, train_length), mesh)
+    batch = sharding.batch_like((batch_size, train_length), mesh, packed=packed)
     return compile_step(step, like, batch, *spikes.guard(limit))
 
 

@@ -250,12 +250,11 @@ def run_steps(
     for step in range(start + 1, run.train_steps + 1):
         job.goodput.enter(DATA)
         batch = next(batches)
-        skipped = int(batch.pop("skipped"))
         job.goodput.enter(DEVICES)
         limit = run.spikes.skip_above(reporter.counters["recent_losses"])
         guard = run.spikes.guard(sharding.put_scalar(limit, mesh))
         state, metrics = step_fn(state, sharding.put_batch(batch, mesh), *guard)
-        reporter.pending(step, metrics, skipped)
+        reporter.pending(step, metrics, batches.skipped)
         job.watch.finished(step)
         stopping = job.stop.requested or job.checkpoints.reached_preemption(step)
         due = due or step % run.checkpoints.save_every == 0 or step == run.train_steps or stopping

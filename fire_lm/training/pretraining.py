@@ -106,7 +106,7 @@ class Pretraining:
             self.model,
             self.transformation(),
             mesh,
-            features=self.data.features,
+            packed=self.data.packed,
             batch_size=self.batch_size,
             train_length=self.train_length,
             seed=self.seed,

@@ -1,7 +1,8 @@
 """Loss and the training step: pure functions of state and batch.
 
-A batch is `{"targets": int32 [B, T]}`, with `segment_ids` of the same shape where documents are
-packed; token 0 is padding and is never scored. B batch, T positions.
+A batch is `{"targets": int32 [B, T], "weights": int8 [B, T]}`, with `segment_ids` int32 `[B, T]`
+where documents are packed. A weight says what its target counts: 0 leaves it out, as all padding.
+B batch, T positions.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import optax
 from fire_lm.models import (
     Decoder,
     constrain_rows,
-    position_metrics,
-    position_scalars,
+    learned_scalars,
+    position_diagnostics,
     token_losses,
 )
 from fire_lm.training.batch_hash import batch_hash
@@ -48,12 +49,14 @@ def summed_loss(
     params: Any,
     model: Decoder,
     targets_BT: jax.Array,
+    weight_BT: jax.Array,
     pos_BT: jax.Array,
     z_loss: float,
     segment_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(objective, nll), both summed over tokens; the objective adds `z_loss * log(Z)^2`."""
-    nll_BT, log_z_BT, weight_BT = token_losses(model, params, targets_BT, pos_BT, segment_BT)
+    """(objective, nll), weighted sums over tokens; the objective adds `z_loss * log(Z)^2`."""
+    weight_BT = weight_BT.astype(jnp.float32)
+    nll_BT, log_z_BT = token_losses(model, params, targets_BT, pos_BT, segment_BT)
     nll = jnp.sum(nll_BT * weight_BT)
     return nll + z_loss * jnp.sum(jnp.square(log_z_BT) * weight_BT), nll
 
@@ -84,11 +87,11 @@ def train_step(
     or gradient is not finite: then the step alone is counted.
 
     Metrics, float32 scalars: `loss` (nats per token, without z-loss), `grad_norm` (before
-    clipping), `tokens` (scored in this batch), `skipped` (1 if the update was left out; only with
-    `skip_above`), and those of the encoding; `batch_hash`, uint32 [2]; `learned`, a dict of what
-    the encodings learned up to here.
+    clipping), `tokens` (the weights of this batch, summed), `skipped` (1 if the update was left
+    out; only with `skip_above`), and those of the encoding; `batch_hash`, uint32 [2] (of the token
+    ids and segments alone); `learned`, a dict of what the encodings learned up to here.
     """
-    tokens = jnp.sum((batch["targets"] != 0).astype(jnp.float32))
+    tokens = jnp.sum(batch["weights"].astype(jnp.float32))
     rng = jax.random.fold_in(jax.random.key(seed), state.step)  # the same draw after a restart
     pos_BT = model.resampling.training_positions(rng, *batch["targets"].shape)
     if len(pos_BT) > 1:
@@ -98,7 +101,8 @@ def train_step(
     def gradient(part: Batch) -> tuple[jax.Array, Any]:
         own_BT = part.get("positions", pos_BT)
         (_, nll), grads = jax.value_and_grad(summed_loss, has_aux=True)(
-            state.params, model, part["targets"], own_BT, z_loss, part.get("segment_ids")
+            *(state.params, model, part["targets"], part["weights"], own_BT, z_loss),
+            part.get("segment_ids"),
         )
         return nll, grads
 
@@ -117,9 +121,9 @@ def train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = {"loss": nll / divisor, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
-    metrics |= position_metrics(model, state.params)
-    learned = position_scalars(model, state.params)
-    metrics["batch_hash"] = batch_hash(batch)
+    metrics |= position_diagnostics(model, state.params)
+    learned = learned_scalars(model, state.params)
+    metrics["batch_hash"] = batch_hash({k: x_BT for k, x_BT in batch.items() if k != "weights"})
     if skip_above is not None:
         keep = jnp.isfinite(metrics["grad_norm"]) & (metrics["loss"] <= skip_above)
         params, opt_state = jax.tree.map(

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.attention.common_bias import CommonBias
 from fire_lm.attention.dense import BiasFn
-from fire_lm.attention.kept import KEPT
+from fire_lm.attention.saved_residuals import SAVED
 from fire_lm.attention.tpu import forward_pass, scale_queries, with_gradients
 from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS
 
@@ -167,7 +167,7 @@ def _attention_forward(
     usable, inputs = jax.tree.map(lambda x: x.value, (usable, inputs), is_leaf=is_primal)
     scaled = _scaled(inputs)
     out, log_sum = _forward(sharding, blocks, usable, inputs, scaled)
-    out, log_sum = (checkpoint_name(x, KEPT) for x in (out, log_sum))
+    out, log_sum = (checkpoint_name(x, SAVED) for x in (out, log_sum))
     return out, (usable, inputs, mask, scaled, out, log_sum)
 
 

@@ -24,6 +24,7 @@ from fire_lm.data.spec import (
     NoText,
     ScoringText,
     share_unknown,
+    text_weights,
 )
 from fire_lm.errors import UserError
 
@@ -37,6 +38,7 @@ class TrainIterator:
     """Endless batches, the next few of them read ahead by a thread; see `fire_lm.data`."""
 
     shared_state = True
+    skipped = 0  # documents are left out when blocks are written
     # As that of text on the fly; here no row is read before it is needed.
     on_rows: Callable[[int, int], None]
 
@@ -82,7 +84,7 @@ class TrainIterator:
         return self
 
     def __next__(self) -> Batch:
-        """targets, and segment_ids of `packed`: int32 [batch_size, length]; skipped: 0."""
+        """See `fire_lm.data.train_iterator`."""
         while len(self._ahead) < BATCHES_AHEAD:
             first = self._samples + len(self._ahead) * self._global_size
             self._ahead.append(self._reader.submit(self._batch, first))
@@ -129,10 +131,11 @@ class TrainIterator:
             self._planned = self._plan(first)
         rows = self._planned[first]
         starts, stops = self._rows.spans(rows)
-        batch = {"targets": self._stream.read(starts, stops, self._length, TOKENS)}
+        targets = self._stream.read(starts, stops, self._length, TOKENS)
+        batch = {"targets": targets, "weights": text_weights(targets)}
         if self._rows.segmented:
             batch["segment_ids"] = segment_ids(self._rows, starts, stops, self._length)
-        return {**batch, "skipped": np.array(0, np.int32)}
+        return batch
 
     def _plan(self, first: int) -> dict[int, np.ndarray]:
         """The rows of this batch and the next ones, by their first samples: numpy's own cost of

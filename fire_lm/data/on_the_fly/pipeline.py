@@ -31,6 +31,7 @@ from fire_lm.data.spec import (
     ScoringText,
     TextData,
     share_unknown,
+    text_weights,
 )
 from fire_lm.errors import UserError
 
@@ -69,7 +70,7 @@ class TrainIterator:
         self._next: list[dict[str, np.ndarray]] = []  # the next block so far
         self._next_rows = 0
         self._next_start: dict[str, bytes] = {}
-        self._skipped = 0  # not yet reported
+        self.skipped, self._skipped = 0, 0  # of the newest batch; not yet reported
         self._began = False
         # Told of the rows of the first block, which is read before the first batch.
         self.on_rows: Callable[[int, int], None] = lambda done, total: None
@@ -82,7 +83,7 @@ class TrainIterator:
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        """`TextData.features`, and skipped: int32 scalar, documents skipped."""
+        """See `fire_lm.data.train_iterator`."""
         self._begin()
         parts, missing = [], self._batch_size
         while missing:
@@ -93,9 +94,9 @@ class TrainIterator:
             missing -= len(chosen)
             parts.append({name: rows[chosen] for name, rows in self._rows.items()})
             self._read_ahead(self._used)
-        batch = {**_joined(parts), "skipped": np.array(self._skipped, np.int32)}
-        self._skipped = 0
-        return batch
+        self.skipped, self._skipped = self._skipped, 0
+        batch = _joined(parts)
+        return {**batch, "weights": text_weights(batch["targets"])}
 
     def get_state(self) -> bytes:
         """The exact position after the batches handed out so far."""
@@ -215,7 +216,7 @@ class TrainIterator:
             fruitless = 0 if int(group["documents"]) > short else fruitless + skipped + short
             if self._documents and fruitless > 2 * self._documents_of_shard:
                 raise UserError(_nothing_to_read(self._data, "train", self._length, short))
-            self._next.append({name: group[name].numpy() for name in self._data.features})
+            self._next.append({name: group[name].numpy() for name in tasks.features(self._data)})
             self._next_rows += len(self._next[-1]["targets"])
             on_rows(min(rows, self._next_rows), rows)
 
@@ -282,7 +283,7 @@ def scoring_text(
     rows = 0
     try:
         for group in groups.as_numpy_iterator():
-            kept.append({name: group[name] for name in (*data.features, "byte_counts")})
+            kept.append({name: group[name] for name in (*tasks.features(data), "byte_counts")})
             counts = {name: count + int(group[name]) for name, count in counts.items()}
             rows += len(group["targets"])
             if rows >= num_sequences * SCORING_SPREAD:

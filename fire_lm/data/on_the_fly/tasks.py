@@ -233,10 +233,15 @@ def _task(
         source=Source(data, split),
         preprocessors=[preprocessors.Tokenize(vocabulary, byte_counts), *construct],
         output_features=dict.fromkeys(
-            data.features if construct else ("targets",), seqio.Feature(vocabulary, rank=rank)
+            features(data) if construct else ("targets",), seqio.Feature(vocabulary, rank=rank)
         ),
         shuffle_buffer_size=1,  # rows are shuffled in pipeline.py, whose state stays small
     )
+
+
+def features(data: TextData) -> tuple[str, ...]:
+    """The names of the arrays that are read."""
+    return ("targets", "segment_ids") if data.packed else ("targets",)
 
 
 def _mixture(data: TextData, split: str, construct: Preprocessor) -> seqio.Mixture:

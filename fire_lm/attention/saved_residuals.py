@@ -4,4 +4,4 @@ It is the output of an attention kernel with a number for each query and head, w
 forward kernel, and the statistics of a norm, which take passes over all activations.
 """
 
-KEPT = "kept"
+SAVED = "saved"

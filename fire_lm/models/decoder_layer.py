@@ -102,7 +102,7 @@ class Linear(nn.Module):
         return (out + bias[(None,) * (out.ndim - bias.ndim)]).astype(x.dtype)
 
 
-class Block(nn.Module):
+class DecoderLayer(nn.Module):
     """One layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
 
     With `keep` it also returns its keys and values. `context_length` is the length of the whole
@@ -188,7 +188,7 @@ class Block(nn.Module):
         return constrain(x_BTD, self.activation_sharding), kept
 
 
-class Group(nn.Module):
+class LayerGroup(nn.Module):
     """As many layers as there are encodings that take turns, one after the other."""
 
     blocks: tuple[Callable[..., nn.Module], ...]

@@ -1,4 +1,4 @@
-"""What a length sweep scores, piece by piece, how much text each is, and which are missing.
+"""What a length sweep measures, each at one length under one protocol, and what is missing.
 
 Shapes: R rows of text, T tokens.
 """
@@ -21,7 +21,7 @@ from fire_lm.results import SweepRow
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class Measurement:
     """What is scored at one length under one protocol.
 
     Attributes:
@@ -51,14 +51,14 @@ class Piece:
         return SweepRow(*fields)
 
 
-def pieces(
+def measurements(
     text: ScoringText,
     where: tuple[str | int, ...],
     protocols: Sequence[str],
     lengths: Sequence[int],
     stride: int,
     position_bins: int,
-) -> Iterator[Piece]:
+) -> Iterator[Measurement]:
     """All of a text. `where` is the rows' key without protocol and length.
 
     Raises:
@@ -69,7 +69,7 @@ def pieces(
     for protocol, length in itertools.product(protocols, lengths):
         place = (*where, named(protocol, stride), length)
         if length > there:
-            yield Piece(place, None, name, (0, 0, 0))
+            yield Measurement(place, None, name, (0, 0, 0))
             continue
         laid = windows(protocol, length, there, stride)
         counts = count(text, laid)
@@ -81,7 +81,7 @@ def pieces(
             )
         by_position = (protocol, length) == ("full", longest) and position_bins
         bins = number_of_bins(length, position_bins) if by_position else 0
-        yield Piece(place, laid, name, counts, bins)
+        yield Measurement(place, laid, name, counts, bins)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,43 +99,45 @@ class Known:
     positions: Mapping[tuple[str | int, ...], str]
 
 
-def missing(wanted: Iterable[Piece], known: Known) -> Iterator[Piece]:
+def missing(wanted: Iterable[Measurement], known: Known) -> Iterator[Measurement]:
     """What has no row yet, or lacks its losses by position.
 
     Raises:
       UserError: what there is is of another text.
     """
-    for piece in wanted:
-        check_same_text(piece, known)
-        if piece.bins and (*piece.place[:-2], piece.length) in known.positions:
-            piece = dataclasses.replace(piece, has_positions=True)
-        if piece.place not in known.rows or (piece.bins and not piece.has_positions):
-            yield piece
+    for measurement in wanted:
+        check_same_text(measurement, known)
+        if measurement.bins and (*measurement.place[:-2], measurement.length) in known.positions:
+            measurement = dataclasses.replace(measurement, has_positions=True)
+        if measurement.place not in known.rows or (
+            measurement.bins and not measurement.has_positions
+        ):
+            yield measurement
 
 
-def check_same_text(piece: Piece, known: Known) -> None:
+def check_same_text(measurement: Measurement, known: Known) -> None:
     """All rows of a run that are of one name (data set, split, construction) and protocol are of
     one text: its lengths, steps and variants are there to be compared.
 
     Raises:
       UserError: one of them is of another.
     """
-    run, named_so = piece.place[0], piece.place[4:8]
+    run, named_so = measurement.place[0], measurement.place[4:8]
     for key, found in known.texts.items():
-        if (key[0], key[4:8]) == (run, named_so) and found not in ("", piece.text):
+        if (key[0], key[4:8]) == (run, named_so) and found not in ("", measurement.text):
             row = known.rows[key]
             there = f"length_sweep.csv has {run}@{row.step} at length {row.length}"
-            raise UserError(_another_text(there, found, piece))
+            raise UserError(_another_text(there, found, measurement))
     for key, found in known.positions.items():
-        same_name = (key[0], key[4:7]) == (run, piece.place[4:7])
-        if piece.bins and same_name and found not in ("", piece.text):
+        same_name = (key[0], key[4:7]) == (run, measurement.place[4:7])
+        if measurement.bins and same_name and found not in ("", measurement.text):
             there = f"position_losses.csv has {run}@{key[3]} at length {key[7]}"
-            raise UserError(_another_text(there, found, piece))
+            raise UserError(_another_text(there, found, measurement))
 
 
-def _another_text(there: str, found: str, piece: Piece) -> str:
+def _another_text(there: str, found: str, measurement: Measurement) -> str:
     return (
-        f"{there} over another text ({found[:8]}, now {piece.text[:8]}): the two cannot be "
+        f"{there} over another text ({found[:8]}, now {measurement.text[:8]}): the two cannot be "
         "compared\n"
         "length_sweep.tokens and the data choose the text: use the same settings as before, or "
         "move length_sweep.csv, position_losses.csv and scored_text.csv of that run away"
@@ -153,7 +155,7 @@ def unrecorded(where: tuple[str | int, ...], known: Known) -> int:
 
 def count(text: ScoringText, laid: Windows) -> tuple[int, int, int]:
     """(sequences, tokens, bytes) scored; sequences of which nothing is scored do not count."""
-    scored = laid.of(text.targets != 0) & laid.scored(len(text.targets))
+    scored = laid.of(text.weights) * laid.scored(len(text.targets))
     places_T = laid.scored_places(text.targets.shape[1])
     tokens = int(scored_tokens(text, laid).sum())
     text_bytes = int(text.byte_counts[:, places_T].sum(dtype=np.int64))
@@ -163,4 +165,4 @@ def count(text: ScoringText, laid: Windows) -> tuple[int, int, int]:
 def scored_tokens(text: ScoringText, laid: Windows) -> np.ndarray:
     """How many tokens of each row are scored, `[R]`."""
     places_T = laid.scored_places(text.targets.shape[1])
-    return (text.targets[:, places_T] != 0).sum(axis=1)
+    return text.weights[:, places_T].sum(axis=1, dtype=np.int64)
