@@ -1,6 +1,6 @@
 """Properties that every encoding must have: each `has_...` fails on an encoding without it.
 
-Those that need attention or a decoder are in encoding_in_models.py. tests/test_positions.py tries
+Those that need attention or a decoder are in encoding_in_models.py. test_positions.py tries
 them on all files of configs/positions/, and `explain` says in a few lines which one an encoding
 lacks, where, and what to write instead.
 """

@@ -69,6 +69,12 @@ def test_the_top_level_holds_rooms():
     assert len(list(PACKAGE.glob("*.py"))) <= 8
 
 
+def test_tests_lie_in_the_folder_of_what_they_test():
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir()} | {"tpu"}
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert folders and folders <= rooms, folders - rooms
+
+
 def test_the_core_loads_without_gin_seqio_tensorflow():
     core = ("positions", "attention", "models", "bench.attention", "bench.model")
     loaded = imported_by("-c", "import " + ", ".join(f"fire_lm.{name}" for name in core))
