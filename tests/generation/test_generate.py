@@ -10,6 +10,7 @@ from sample_vocabulary import MODEL
 
 import fire_lm
 from fire_lm.cli import main
+from fire_lm.cli.generate import _Terminal
 from fire_lm.data import TextData
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.generation import Beam, Sample
@@ -88,11 +89,17 @@ def test_prompts_of_a_file_resume(workdir, greedy, prompts, tmp_path, capsys, mo
     assert results(output) == whole
     assert "1 of 3 prompts are in" in capsys.readouterr().out
 
+    other = tmp_path / "other.jsonl"
+    other.write_text(prompts.read_text().replace("so they ", "so then "))
+    assert main([*flags, f"--prompts={other}", f"--output={output}"]) == 2
+    assert "the prompt of id 3 is 'so they ' there and 'so then ' now" in capsys.readouterr().err
+    assert results(output) == whole
+
     assert main([*flags, f"--prompts={prompts}", f"--output={output}", "--top_k=2"]) == 2
     assert "holds continuations with decoding = 'greedy', not 'sample-t1-k2'" in (
         capsys.readouterr().err
     )
-    monkeypatch.setattr("sys.stdin", io.StringIO(prompts.read_text()))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(prompts.read_bytes())))
     assert main([*flags, "--prompts=-"]) == 0
     assert {line["id"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())} == (
         whole
@@ -153,12 +160,14 @@ def test_samples_and_beams_from_python(workdir):
     [
         (["--prompt=x", "--beams=2", "--temperature=2"], "--beams searches and --temperature"),
         (["--prompt=x", "--alpha=1"], "give --beams, too"),
-        (["--prompt=x", "--temperature=0"], "temperature is 0: it must be above 0"),
+        (["--prompt=x", "--temperature=0"], "temperature is 0: it must be 1e-6 or more"),
+        (["--prompt=x", "--temperature=1e-39"], "temperature is 1e-39"),
+        (["--prompt=x", "--context_length=99999999"], "exact up to 16,777,216"),
         (["--prompt=x", "--temperature=nan"], "temperature is nan"),
         (["--prompt="], "--prompt is empty"),
         (["--prompt=x", "--stop="], "--stop is empty"),
         (["--prompt=x", "--output=y"], "--output is for the results of --prompts"),
-        (["--prompt=x", "--context_length=3", "--new_tokens=9"], "context_length is 3"),
+        (["--prompt=x", "--context_length=3", "--new_tokens=9"], "context_length=3"),
         (["--prompt=x", "--prompts=y"], "not allowed with"),
         (["--prompts=nowhere.jsonl"], "there is no file nowhere.jsonl"),
         ([], "--prompt"),
@@ -182,7 +191,29 @@ def test_what_is_refused(workdir, capsys, flags, told):
 )
 def test_prompts_that_cannot_be_read(lines, told):
     with pytest.raises(UserError, match=told):
-        read_prompts(lines, "f")
+        read_prompts("\n".join(lines).encode(), "f")
+
+
+def test_prompts_that_are_not_unicode():
+    with pytest.raises(UserError, match="f, line 2: not UTF-8 .* at byte 13"):
+        read_prompts(b'{"prompt": "a"}\n{"prompt": "\xff"}', "f")
+    with pytest.raises(UserError, match="f, line 1: half a surrogate pair"):
+        read_prompts(b'{"prompt": "\\ud800"}', "f")
+
+
+def test_lines_of_prompts_end_at_line_feeds_alone():
+    """JSON leaves the line separators of Unicode as they are, inside a text."""
+    found = read_prompts('{"prompt": "a\u2028b\u0085c"}\r\n{"prompt": "d"}'.encode(), "f")
+    assert [prompt.text for prompt in found] == ["a\u2028b\u0085c", "d"]
+
+
+def test_what_a_stop_string_holds_back(capsys):
+    """A text shorter than the longest stop string is not shown before it is complete."""
+    terminal = _Terminal(["stop"])
+    terminal.show("ab")
+    assert capsys.readouterr().out == ""
+    terminal.show("abcd")
+    assert capsys.readouterr().out == "a"
 
 
 def test_what_the_vocabulary_cannot_express():
@@ -190,6 +221,8 @@ def test_what_the_vocabulary_cannot_express():
     data = TextData("nowhere", vocabulary=MODEL)
     with pytest.raises(UserError, match="cannot express '火' of the prompt '火 f'"):
         Writer(None, {}, data, new_tokens=1).encode("火 f")
+    with pytest.raises(UserError, match="is not valid UTF-8"):
+        Writer(None, {}, data, new_tokens=1).encode("f\udcff")
     with pytest.raises(UserError, match="cannot express '火' of the stop"):
         Writer(None, {}, data, new_tokens=1, stop=("火",))
 

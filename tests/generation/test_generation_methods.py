@@ -110,7 +110,7 @@ def test_a_wide_beam_finds_the_best_of_all_answers(alpha):
         assert found.stopped_BK[example, 0]
 
 
-def plain_beam_search(prompt, beams, alpha, new_tokens):
+def plain_beam_search(prompt, beams, alpha, new_tokens, stops):
     """Wu et al. with the scorer in the place of the model: (score, answer), best first."""
 
     def penalised(score, length):
@@ -123,20 +123,27 @@ def plain_beam_search(prompt, beams, alpha, new_tokens):
             for score, answer in live
             for token in range(1, 6)
         ]
-        candidates = sorted(longer, reverse=True)[: 2 * beams]
-        ended += [(penalised(s, length), a) for s, a in candidates if a[-1] == STOP]
+        candidates = sorted(longer, reverse=True)[: (1 + len(stops)) * beams]
+        ended += [(penalised(s, length), a) for s, a in candidates if a[-1] in stops]
         ended = sorted(ended, reverse=True)[:beams]
-        live = [(s, a) for s, a in candidates if a[-1] != STOP][:beams]
+        live = [(s, a) for s, a in candidates if a[-1] not in stops][:beams]
         if len(ended) == beams and penalised(live[0][0], new_tokens) <= ended[-1][0]:
             break
     return ended or [(penalised(score, new_tokens), answer) for score, answer in live]
 
 
-@pytest.mark.parametrize("beams, alpha", [(2, 0.6), pytest.param(3, 2.0, marks=pytest.mark.ci)])
-def test_a_narrow_beam_is_beam_search_written_plainly(beams, alpha):
-    found = run(Beam(beams, alpha), stop_ids=(STOP,), new_tokens=4)
+@pytest.mark.parametrize(
+    "beams, alpha, stops",
+    [
+        (2, 2.0, (2, 4)),
+        pytest.param(2, 0.6, (STOP,), marks=pytest.mark.ci),
+        pytest.param(3, 2.0, (STOP,), marks=pytest.mark.ci),
+    ],
+)
+def test_a_narrow_beam_is_beam_search_written_plainly(beams, alpha, stops):
+    found = run(Beam(beams, alpha), stop_ids=stops, new_tokens=4)
     for example in range(3):
-        expected = plain_beam_search(prompt_of(example), beams, alpha, 4)
+        expected = plain_beam_search(prompt_of(example), beams, alpha, 4, stops)
         count = len(expected)
         assert [answer_of(found, example, k) for k in range(count)] == [a for _, a in expected]
         np.testing.assert_allclose(
@@ -253,8 +260,14 @@ def test_a_learned_table_that_is_too_short_is_refused():
         generate(model, {}, PROMPTS, LENGTHS, new_tokens=3)
 
 
-def test_nan_is_told():
+@pytest.mark.parametrize("method", [Greedy(), Sample(), Beam(2)], ids=lambda one: one.label)
+def test_nan_is_an_error(method):
     model, params = model_and_params()
     broken = params | {"embedding": params["embedding"] * jnp.nan}
     with pytest.raises(RunFailed, match="NaN"):
-        generate(model, broken, PROMPTS, LENGTHS, new_tokens=3, stop_ids=(STOP,))
+        generate(model, broken, PROMPTS, LENGTHS, new_tokens=3, stop_ids=(STOP,), method=method)
+
+
+def test_tokens_beyond_the_vocabulary_are_refused():
+    with pytest.raises(UserError, match="from 0 to 5, got 6"):
+        run(Greedy(), prompts=np.where(PROMPTS == 4, 6, PROMPTS))
