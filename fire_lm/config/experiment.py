@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fire_lm.config import checks
@@ -215,15 +215,9 @@ class Config:
             return None
         for place in self._program.reach():
             for binding in self._program.bound(place).values():
-                if name in self._chain(binding):
+                if statement in self._program.chain(binding):
                     return as_written(self._values[binding.key])
         return as_written(plain(self._program.expand(statement)))
-
-    def _chain(self, statement: Statement) -> Iterator[str]:
-        """The macros through which `statement` gets its whole value."""
-        while isinstance(statement.node, Macro) and statement.node.name in self._program.macros:
-            yield statement.node.name
-            statement = self._program.macros[statement.node.name]
 
     def leaves(self, root: str) -> dict[Key, tuple[str, Any]]:
         """Every value that `root` reaches, by key: the user's name for it and the value."""

@@ -92,9 +92,23 @@ class Program:
 
     def source(self, statement: Statement) -> Statement:
         """The statement that holds the value: through `= %MACRO`, the innermost macro's own."""
-        while isinstance(statement.node, Macro) and statement.node.name in self.macros:
-            statement = self.macros[statement.node.name]
-        return statement
+        *_, innermost = self.chain(statement)
+        return innermost
+
+    def chain(self, statement: Statement) -> Iterator[Statement]:
+        """`statement`, and each macro in turn from which it takes its whole value.
+
+        Raises:
+          UserError: a macro on the way refers to itself.
+        """
+        passed: set[str] = set()
+        yield statement
+        while isinstance(statement.node, Macro) and (name := statement.node.name) in self.macros:
+            if name in passed:
+                raise UserError(f"{statement.where}: the macro {name} refers to itself.")
+            passed.add(name)
+            statement = self.macros[name]
+            yield statement
 
     def reach(self, roots: Iterable[str] | None = None) -> dict[Place, bool]:
         """Every place reached, in reading order; the value: is it called with nothing passed?

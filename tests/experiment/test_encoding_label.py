@@ -63,3 +63,19 @@ def test_a_saved_configuration_keeps_its_name(tmp_path):
 def test_no_position_is_still_refused_with_the_list():
     with pytest.raises(UserError, match="no positional encoding chosen"):
         label()
+
+
+@pytest.mark.parametrize(
+    "bindings",
+    [
+        ["POSITION=%POSITION"],
+        ["POSITION=%OTHER", "OTHER=%POSITION"],
+        ["POSITION=[@FIRE, %POSITION]"],
+        ["build_decoder.position=%OTHER", "OTHER=%OTHER"],
+    ],
+)
+def test_a_position_that_refers_to_itself_is_told(bindings):
+    """Looking for the value behind the macro must not go round for ever."""
+    with pytest.raises(UserError, match=r"the macro \w+ refers to itself") as caught:
+        label("fire", *bindings)
+    assert len(str(caught.value).splitlines()) == 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from fire_lm import config as gin
+from fire_lm.config import differences
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.models import build_decoder
@@ -221,11 +221,11 @@ def test_a_run_of_before_goes_on_with_one_draw_for_a_batch(tmp_path):
     (tmp_path / "config.gin").write_text(text)
     old = saved_config(tmp_path)
     assert old.call("build_decoder").resampling.draw == "batch"
-    (changed,) = gin.differences(text, new, root="pretrain")
+    (changed,) = differences(text, new, root="pretrain")
     assert str(changed) == "RandomizedPositions.draw: 'batch' -> 'sequence'"
     text = text.replace("evaluation = 'random'", "evaluation = 'plain'")  # as it was saved
     same = load_config([*files, "configs/resampling/randomized.gin"], ["DATA_DIR=data"])
-    assert gin.differences(text, same, root="pretrain") == []
+    assert differences(text, same, root="pretrain") == []
     swept = argparse.Namespace(gin_file=[], bindings=[], gin_search_paths="", imports=[])
     config, variant = configuration(swept, epath.Path(tmp_path))
     assert config.text() == old.text() and variant == ""

@@ -19,9 +19,9 @@ from bucket_faults import Denied, Status
 from jax.experimental import topologies
 from sample_run import command, write_text
 
-from fire_lm import config as gin
 from fire_lm.checkpoints import Checkpointing, Checkpoints, check_arrays
 from fire_lm.cli import main, preflight
+from fire_lm.config import save
 from fire_lm.data import write_blocks
 from fire_lm.data.on_the_fly.tasks import only_data_set
 from fire_lm.errors import RunFailed, UserError
@@ -365,7 +365,7 @@ def trained(data, tmp_path_factory) -> Path:
     """A run directory as training leaves it, but for what its arrays hold."""
     run = tmp_path_factory.mktemp("runs") / "fire"
     config = config_as_trained(data)
-    gin.save(config, str(run))
+    save(config, str(run))
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state_as_trained(data))
     with contextlib.closing(Checkpoints(run, Checkpointing())) as writer:
         writer.save(3, state, b"", {})

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from sample_run import command
 
-from fire_lm import config as gin
 from fire_lm.cli import main
+from fire_lm.config import save
 from fire_lm.experiment import load_config
 from fire_lm.models import changes
 from fire_lm.runs.resuming import compare_with_source, with_kept_lengths
@@ -25,7 +25,7 @@ def source(tmp_path):
 
     def saved(*flags, position="fire", name="source"):
         folder = tmp_path / name
-        gin.save(config_of(tmp_path, folder, *flags, position=position), str(folder))
+        save(config_of(tmp_path, folder, *flags, position=position), str(folder))
         return folder
 
     return saved
