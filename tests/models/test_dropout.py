@@ -1,5 +1,6 @@
 """Dropout: what it drops, where, and that its masks follow seed, step and nothing else."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -110,7 +111,7 @@ def losses(model: Decoder, steps: list[int], **settings: Any) -> list[float]:
         )
     )
     batch = {"targets": TOKENS, "weights": text_weights(TOKENS)}
-    return [float(step(state.replace(step=jnp.int32(s)), batch)[1]["loss"]) for s in steps]
+    return [float(step(dataclasses.replace(state, step=jnp.int32(s)), batch)[1]["loss"]) for s in steps]
 
 
 @pytest.mark.ci
