@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fire_lm.config.syntax import Import, Include, Key, Statement, parse_binding, parse_file
-from fire_lm.config.wording import first_line, nearest
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, first_line, nearest
 
 # Holds `configs/`: the repository in a checkout, the package itself where a wheel is installed.
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]

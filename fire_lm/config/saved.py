@@ -8,8 +8,7 @@ from typing import Any
 
 from fire_lm.config.coercion import same
 from fire_lm.config.experiment import Config
-from fire_lm.config.wording import first_line
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, first_line
 
 
 class _Absent:

@@ -17,10 +17,10 @@ from typing import Any
 
 from gin import config_parser
 
-from fire_lm.config.wording import shown
 from fire_lm.errors import UserError
 
 REQUIRED = "gin.REQUIRED"  # the one macro that gin itself defines
+NO_DICTS = "a value cannot be a dict here; write pairs: (('a', 1), ('b', 2))"
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,13 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Group:
-    """A list, tuple or dict; the items of a dict alternate key, value, key, value."""
+    """A list or a tuple."""
 
     kind: type
     items: tuple[Node, ...]
 
     def __str__(self) -> str:
         items = [str(item) for item in self.items]
-        if self.kind is dict:
-            pairs = zip(items[::2], items[1::2], strict=True)
-            return "{" + ", ".join(f"{k}: {v}" for k, v in pairs) + "}"
         if self.kind is list:
             return "[" + ", ".join(items) + "]"
         return "(" + ", ".join(items) + (",)" if len(items) == 1 else ")")
@@ -125,6 +122,12 @@ def children(node: Node) -> Iterator[Node]:
             yield from children(item)
 
 
+def shown(value: Any) -> str:
+    """`value` on one line of at most 80 characters."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
 class _Delegate(config_parser.ParserDelegate):
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Ref:
         *scope, name = scoped_configurable_name.split("/")
@@ -146,30 +149,29 @@ class _Parser(config_parser.ConfigParser):
         self._seen.append(self._current_token.string)
 
     def parse_value(self) -> Node:
+        if self._current_token.string == "{":
+            self._raise_syntax_error(NO_DICTS)
         start = len(self._seen) - 1
         value = super().parse_value()
         first = self._seen[start]
-        if isinstance(value, list | tuple):
-            node: Node = Group(type(value), tuple(value))
-        elif isinstance(value, dict):
-            node = Group(dict, tuple(part for pair in value.items() for part in pair))
-        elif isinstance(value, Scalar | Group | Ref | Macro):
-            node = value
-        elif isinstance(value, str):
-            node = Scalar(value, value)
-        else:
-            number = next((t for t in self._seen[start + 1 :] if t.strip()), "")
-            node = Scalar(value, "-" + number if first == "-" else first)
-        if first == "-" and not isinstance(node, Scalar):
+        if first == "-" and isinstance(value, Ref | Macro):
             self._raise_syntax_error("A minus needs a number.")  # gin itself drops it from `-%X`
-        return node
+        if isinstance(value, list | tuple):
+            return Group(type(value), tuple(value))
+        if isinstance(value, Scalar | Group | Ref | Macro):
+            return value
+        if isinstance(value, str):
+            return Scalar(value, value)
+        number = next((t for t in self._seen[start + 1 :] if t.strip()), "")
+        return Scalar(value, "-" + number if first == "-" else first)
 
-    def at_end(self) -> bool:
-        """Whether nothing is left, and no comment was skipped (a path may hold a '#')."""
+    def value_alone(self) -> Node | None:
+        """The value if it is all there is, and no comment is skipped (a path may hold a '#')."""
+        node = self.parse_value()
         while self._current_token.type in (tokenize.NEWLINE, tokenize.NL):
             self._advance_one_token()
         at_end = self._current_token.type == tokenize.ENDMARKER
-        return at_end and not any(token.startswith("#") for token in self._seen)
+        return node if at_end and not any(t.startswith("#") for t in self._seen) else None
 
 
 _UNREADABLE: tuple[type[Exception], ...] = (
@@ -184,18 +186,29 @@ _UNREADABLE: tuple[type[Exception], ...] = (
 )
 
 
+def read_value(text: str) -> Node | None:
+    """The value that the whole of `text` is in gin; None if it is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # an invalid escape in a string is an error
+            return _Parser(text).value_alone()
+    except _UNREADABLE:
+        return None
+
+
 def parse_file(text: str, name: str) -> list[Statement | Include | Import]:
     """The statements of one gin file, in order. UserError with `name:line` if it is unreadable."""
     found: list[Statement | Include | Import] = []
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # an invalid escape in a string is an error
+            warnings.simplefilter("error")
             for statement in _Parser(text):
                 location = getattr(statement, "location", None)
                 where = f"{name}:{location.line_num if location else 0}"
                 if isinstance(statement, config_parser.IncludeStatement):
                     found.append(Include(statement.filename, where))
                 elif isinstance(statement, config_parser.ImportStatement):
+                    _check_import(statement, where)
                     found.append(Import(statement.module, where))
                 elif isinstance(statement, config_parser.BindingStatement):
                     key = _key(statement.scope, statement.selector, statement.arg_name)
@@ -229,21 +242,25 @@ _NUMBERS = re.compile(r"[-\d][-+\w.]*(\s*,\s*[-\d][-+\w.]*)+")
 def _command_line_value(raw: str, where: str) -> Node:
     if _NUMBERS.fullmatch(raw):  # 512,1024: a shell would trip over brackets
         raw = f"({raw})"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            parser = _Parser(raw)
-            node = parser.parse_value()
-            if parser.at_end():
-                return node
-    except _UNREADABLE:
-        pass
+    if (node := read_value(raw)) is not None:
+        return node
+    if raw[0] == "{":
+        raise UserError(f"{where}: {NO_DICTS}.")
     if raw[0] in "@%([{'\"" or raw[-1] in "'\"":
         raise UserError(
             f"{where}: cannot read the value; check its quotes and brackets "
             f"(a string that has such characters at its ends goes in quotes)."
         )
     return Scalar(raw, raw)
+
+
+def _check_import(statement: config_parser.ImportStatement, where: str) -> None:
+    """Gin's other forms of import give names to modules, and names have no module path here."""
+    if statement.alias or statement.module.startswith("__gin__"):
+        raise UserError(
+            f"{where}: names have no module path here, remove `as` and `from __gin__`; `import "
+            "my_package.my_encoding` makes the dataclasses of a module known."
+        )
 
 
 def _key(scope: str, configurable: str, parameter: str) -> Key:
