@@ -135,13 +135,10 @@ class Fitter:
 
 def _is_a(given: type | None, kind: Any) -> bool:
     """Whether a `given` may stand for a `kind`, as far as the classes are known."""
-    if (
-        given is None
-        or not inspect.isclass(kind)
-        or kind is Any
-        or getattr(kind, "_is_protocol", False)
-    ):
+    if kind is Any or getattr(kind, "_is_protocol", False):  # most protocols cannot be asked
         return True
+    if given is None or not inspect.isclass(kind):
+        return inspect.isclass(kind)
     return issubclass(given, kind) or (given, kind) == (int, float)
 
 

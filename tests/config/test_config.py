@@ -217,6 +217,8 @@ def test_values_fit_the_annotation(annotation, text, expected, through_macro):
         (FIRE, "3", "expects FIRE, got 3."),
         (RoPE, "@FIRE()", "expects RoPE, got @FIRE()."),
         (int, "@FIRE()", "expects int, got @FIRE()."),
+        (Literal["a"], "@FIRE()", "expects one of 'a', got @FIRE()."),
+        (Literal["a"], "@f()", "expects one of 'a', got @f()."),
         (dict[str, int], "3", "expects dict, got 3."),
         (Any, "{'a': 'b'}", "a value cannot be a dict here; write pairs: (('a', 1), ('b', 2))."),
         (Any, "[{1: 2}]", "cannot read the value"),
