@@ -27,10 +27,9 @@ def check_names(program: Program) -> None:
         _check_key(statement, program)
         for node in children(statement.node):
             if isinstance(node, Ref) and node.name not in program.configurables:
-                name = node.name.rpartition(".")[2]  # gin knows @module.Name, too
                 raise UserError(
                     f"{statement.where}: {statement.key} refers to {node}, which does not exist."
-                    + did_you_mean(name, program.configurables, prefix="@")
+                    + did_you_mean(_bare(node.name, program), program.configurables, prefix="@")
                 )
 
 
@@ -42,8 +41,7 @@ def _check_key(statement: Statement, program: Program) -> None:
         keys = {str(s.key) for s in program.statements} - {str(key)}
         near = nearest(str(key), keys, cutoff=0.85)  # TRAIN.STEPS for TRAIN_STEPS
         hint = f" Did you mean {near}?" if near else ""
-        name = key.configurable.rpartition(".")[2]
-        hint = hint or did_you_mean(name, program.configurables)
+        hint = hint or did_you_mean(_bare(key.configurable, program), program.configurables)
         raise UserError(f"{statement.where}: there is no configurable {key.configurable}.{hint}")
     known = program.parameters(key.configurable)
     if key.parameter not in known:
@@ -51,6 +49,12 @@ def _check_key(statement: Statement, program: Program) -> None:
             f"{statement.where}: {key.configurable} has no parameter {key.parameter}."
             + did_you_mean(key.parameter, known)
         )
+
+
+def _bare(name: str, program: Program) -> str:
+    """A name without the path of its module, as gin knows it: FIRE for positions.FIRE."""
+    last = name.rpartition(".")[2]
+    return last if last in program.configurables else name
 
 
 def check_macros(program: Program) -> None:

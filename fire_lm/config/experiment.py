@@ -73,7 +73,7 @@ class Config:
 
     def __init__(self, program: Program, *, strict: bool = True) -> None:
         """`strict=False` is for a saved text of older code: what does not fit stays as it is."""
-        self._program = program
+        self.program = program
         self._strict = strict
         self._fitter = Fitter(program.configurables)
         self._values = {key: self._fit(binding) for key, binding in program.bindings.items()}
@@ -85,8 +85,8 @@ class Config:
     __hash__ = None  # type: ignore[assignment]
 
     def _fit(self, statement: Statement) -> Any:
-        node = self._program.expand(statement)
-        parameters = self._program.parameters(statement.key.configurable)
+        node = self.program.expand(statement)
+        parameters = self.program.parameters(statement.key.configurable)
         if is_required(node):
             return NO_VALUE
         if statement.key.parameter not in parameters:  # of older code
@@ -96,7 +96,7 @@ class Config:
         except Misfit as misfit:
             if not self._strict:
                 return plain(node)
-            source = self._program.source(statement)
+            source = self.program.source(statement)
             wanted = f"{statement.key} expects"
             if source is not statement:
                 wanted = f"{source.key} feeds {statement.key}, which expects"
@@ -109,9 +109,9 @@ class Config:
         """Of each parameter: the statement that binds it, if one does; its value or NO_VALUE."""
         unbound: dict[str, tuple[Statement | None, Any]] = {
             name: (None, parameter.default)
-            for name, parameter in self._program.parameters(place.name).items()
+            for name, parameter in self.program.parameters(place.name).items()
         }
-        bound = {name: (s, self._values[s.key]) for name, s in self.bound(place).items()}
+        bound = {name: (s, self._values[s.key]) for name, s in self.program.bound(place).items()}
         return unbound | bound
 
     # Calling.
@@ -127,10 +127,10 @@ class Config:
 
     def check_complete(self, root: str, given: Mapping[str, Any] | None = None) -> None:
         """Raises UserError if something that `root` needs has no value, nor is in `given`."""
-        if root not in self._program.roots:
-            raise ValueError(f"{root!r} is no root; roots are {self._program.roots}")
+        if root not in self.program.roots:
+            raise ValueError(f"{root!r} is no root; roots are {self.program.roots}")
         self._check(Place((), root), given or {}, heed_files=True)
-        for place, called in self._program.reach([root]).items():
+        for place, called in self.program.reach([root]).items():
             if called:
                 self._check(place, {}, heed_files=True)
 
@@ -139,7 +139,7 @@ class Config:
 
         A command-line binding that the caller overrules is a UserError.
         """
-        target = self.target(place)
+        target = self.program.configurables[place.name]
         try:
             given = {**inspect.signature(target).bind_partial(*args, **kwargs).arguments, **kwargs}
         except TypeError:  # the call below will say it better
@@ -155,10 +155,10 @@ class Config:
     def _check(self, place: Place, given: Mapping[str, Any], heed_files: bool) -> None:
         """Every parameter must have a value, and no binding may disagree with what the caller
         passes, unless it repeats the default; one in a file may, without `heed_files`."""
-        parameters = self._program.parameters(place.name)
+        parameters = self.program.parameters(place.name)
         for name, (statement, value) in self._settings(place).items():
             if value is NO_VALUE and name not in given:
-                source = self._program.source(statement) if statement else None
+                source = self.program.source(statement) if statement else None
                 key, where = (
                     (source.key, f"{source.where}: ") if source else (key_of(place, name), "")
                 )
@@ -176,7 +176,7 @@ class Config:
         """`value` with references made into callables, or called; containers are fresh."""
 
         def follow(ref: Ref) -> Any:
-            made = self._callable(self._program.target(ref, place))
+            made = self._callable(self.program.target(ref, place))
             return made() if ref.call else made
 
         return _replaced(value, follow)
@@ -188,7 +188,7 @@ class Config:
         """
         if place not in self._callables:
 
-            @functools.wraps(self.target(place), updated=())
+            @functools.wraps(self.program.configurables[place.name], updated=())
             def configured(*args: Any, **kwargs: Any) -> Any:
                 return self.call_place(place, args, kwargs)
 
@@ -202,22 +202,22 @@ class Config:
 
         A reference is given as its text, '@FIRE'.
         """
-        macro = self._program.macros.get(name)
+        macro = self.program.macros.get(name)
         if macro is None:
             return None
-        for place in self._program.reach():
+        for place in self.program.reach():
             for binding, value in self._settings(place).values():
-                if binding and value is not NO_VALUE and macro in self._program.chain(binding):
+                if binding and value is not NO_VALUE and macro in self.program.chain(binding):
                     return _replaced(value, str)
-        return _replaced(plain(self._program.expand(macro)), str)
+        return _replaced(plain(self.program.expand(macro)), str)
 
     def leaves(self, root: str) -> dict[Key, tuple[str, Any]]:
         """Every value that `root` reaches, by key: the user's name for it and the value."""
         found = {}
-        for place in self._program.reach([root]):
+        for place in self.program.reach([root]):
             for name, (statement, value) in self._settings(place).items():
                 key = key_of(place, name)
-                label = self._program.source(statement).key if statement else key
+                label = self.program.source(statement).key if statement else key
                 if value is not NO_VALUE:
                     found[key] = (str(label), _replaced(value, str))
         return found
@@ -227,18 +227,6 @@ class Config:
         settings = self._settings(Place((), root)).items()
         return {name: _replaced(v, str) for name, (_, v) in settings if v is not NO_VALUE}
 
-    def places(self, root: str) -> set[Place]:
-        """Every configurable that `root` reaches, with its scope."""
-        return set(self._program.reach([root]))
-
-    def bound(self, place: Place) -> dict[str, Statement]:
-        """The statement that binds each bound parameter of a configurable."""
-        return self._program.bound(place)
-
-    def target(self, place: Place) -> Configurable:
-        """The function or class that a place names."""
-        return self._program.configurables[place.name]
-
     def with_values(self, values: Mapping[Key, Any], where: str) -> Config:
         """This configuration with other values of some parameters; `where` names their origin.
 
@@ -247,7 +235,7 @@ class Config:
         statements = [
             Statement(key, Scalar(value, str(value)), where, False) for key, value in values.items()
         ]
-        return Config(_with(self._program, statements), strict=self._strict)
+        return Config(_with(self.program, statements), strict=self._strict)
 
     def as_saved(self) -> Config:
         """What this configuration meant when it was saved, by older code perhaps.
@@ -257,32 +245,32 @@ class Config:
         """
         older = {
             key_of(place, name): value
-            for place in self._program.reach()
-            for name, value in getattr(self.target(place), "older_defaults", {}).items()
-            if name not in self.bound(place)
+            for place in self.program.reach()
+            for name, value in getattr(
+                self.program.configurables[place.name], "older_defaults", {}
+            ).items()
+            if name not in self.program.bound(place)
         }
         return self.with_values(older, "an older version") if older else self
 
     def idle(self, name: str) -> dict[str, tuple[str, Any]]:
         """Where a configurable that no verb reaches is given what: parameter -> (where, value)."""
-        if any(place.name == name for place in self._program.reach()):
+        if any(place.name == name for place in self.program.reach()):
             return {}
         return {
             key.parameter: (statement.where, _replaced(self._values[key], str))
-            for key, statement in self._program.bindings.items()
+            for key, statement in self.program.bindings.items()
             if key.configurable == name
         }
 
     def resolve_text(self, text: str) -> Config:
         """Another configuration of the same experiment, from a saved text; not checked."""
         statements = [s for s in parse_file(text, "saved config") if isinstance(s, Statement)]
-        return Config(
-            dataclasses.replace(self._program, statements=tuple(statements)), strict=False
-        )
+        return Config(dataclasses.replace(self.program, statements=tuple(statements)), strict=False)
 
     def text(self) -> str:
         """gin text that loads, alone, into an equal Config; the same for equal configurations."""
-        return printed(self._program, self._fitter)
+        return printed(self.program, self._fitter)
 
 
 def _replaced(value: Any, change: Callable[[Ref], Any]) -> Any:

@@ -71,25 +71,36 @@ class Program:
 
     def expand(self, statement: Statement) -> Node:
         """The value of `statement` with every macro but gin.REQUIRED replaced by its value."""
-        return self._expand(statement.node, statement, ())
+        return self._expand(statement.node, (statement,))
 
-    def _expand(self, node: Node, used_by: Statement, inside: tuple[str, ...]) -> Node:
+    def _expand(self, node: Node, chain: tuple[Statement, ...]) -> Node:
         if isinstance(node, Group):
-            items = tuple(self._expand(item, used_by, inside) for item in node.items)
-            return Group(node.kind, items)
+            return Group(node.kind, tuple(self._expand(item, chain) for item in node.items))
         if not isinstance(node, Macro) or node.name == REQUIRED:
             return node
-        if node.name in inside:
-            raise UserError(f"{used_by.where}: the macro {node.name} refers to itself.")
-        if node.name not in self.macros:
-            if node.name in self.hints:
-                raise UserError(self.hints[node.name])
-            raise UserError(
-                f"{used_by.where}: {used_by.key} uses %{node.name}, which nothing sets."
-                + did_you_mean(node.name, self.macros)
-            )
-        value = self.macros[node.name]
-        return self._expand(value.node, value, (*inside, node.name))
+        macro = self._follow(node, chain)
+        return self._expand(macro.node, (*chain, macro))
+
+    def _follow(self, macro: Macro, chain: tuple[Statement, ...]) -> Statement:
+        """What sets a macro that the last of `chain` mentions, which set each other's values."""
+        user = chain[-1]
+        if macro.name in self.macros:
+            if self.macros[macro.name] in chain:
+                raise UserError(f"{user.where}: the macro {macro.name} refers to itself.")
+            return self.macros[macro.name]
+        if macro.name in self.hints:
+            raise UserError(self.hints[macro.name])
+        raise UserError(
+            f"{user.where}: {user.key} uses %{macro.name}, which nothing sets."
+            + did_you_mean(macro.name, self.macros)
+        )
+
+    def chain(self, statement: Statement) -> tuple[Statement, ...]:
+        """`statement`, and each macro in turn from which it takes its whole value."""
+        found = (statement,)
+        while isinstance(node := found[-1].node, Macro) and node.name in self.macros:
+            found = (*found, self._follow(node, found))
+        return found
 
     def target(self, reference: Ref, place: Place) -> Place:
         """What a reference in a value of `place` leads to."""
@@ -97,23 +108,7 @@ class Program:
 
     def source(self, statement: Statement) -> Statement:
         """The statement that holds the value: through `= %MACRO`, the innermost macro's own."""
-        *_, innermost = self.chain(statement)
-        return innermost
-
-    def chain(self, statement: Statement) -> Iterator[Statement]:
-        """`statement`, and each macro in turn from which it takes its whole value.
-
-        Raises:
-          UserError: a macro on the way refers to itself.
-        """
-        passed: set[str] = set()
-        yield statement
-        while isinstance(statement.node, Macro) and (name := statement.node.name) in self.macros:
-            if name in passed:
-                raise UserError(f"{statement.where}: the macro {name} refers to itself.")
-            passed.add(name)
-            statement = self.macros[name]
-            yield statement
+        return self.chain(statement)[-1]
 
     def nodes(self, values: Iterable[Node], overridden: bool = False) -> Iterator[Node]:
         """Every node in `values` and in the macros they mention, in reading order, a macro once.

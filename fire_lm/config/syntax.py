@@ -13,7 +13,7 @@ import tokenize
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gin import config_parser
 
@@ -59,8 +59,6 @@ class Ref:
     def __str__(self) -> str:
         return "@" + "/".join((*self.scope, self.name)) + ("()" if self.call else "")
 
-    __repr__ = __str__
-
 
 @dataclass(frozen=True)
 class Macro:
@@ -99,17 +97,10 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Import:
-    """`import package.module`: its dataclasses can be named from here on, in every file."""
+class Directive:
+    """`include 'file.gin'`, or `import package.module`, whose dataclasses any file may name."""
 
-    module: str
-    where: str
-
-
-@dataclass(frozen=True)
-class Include:
-    """`include 'name'` in a file."""
-
+    keyword: Literal["include", "import"]
     name: str
     where: str
 
@@ -153,17 +144,16 @@ class _Parser(config_parser.ConfigParser):
             self._raise_syntax_error(NO_DICTS)
         start = len(self._seen) - 1
         value = super().parse_value()
-        first = self._seen[start]
-        if first == "-" and isinstance(value, Ref | Macro):
+        written = [token for token in self._seen[start:] if token.strip()]
+        if isinstance(value, Ref | Macro) and written[0] == "-":
             self._raise_syntax_error("A minus needs a number.")  # gin itself drops it from `-%X`
         if isinstance(value, list | tuple):
             return Group(type(value), tuple(value))
-        if isinstance(value, Scalar | Group | Ref | Macro):
+        if isinstance(value, Node):
             return value
         if isinstance(value, str):
             return Scalar(value, value)
-        number = next((t for t in self._seen[start + 1 :] if t.strip()), "")
-        return Scalar(value, "-" + number if first == "-" else first)
+        return Scalar(value, "".join(written[: 2 if written[0] == "-" else 1]))
 
     def value_alone(self) -> Node | None:
         """The value if it is all there is, and no comment is skipped (a path may hold a '#')."""
@@ -174,48 +164,43 @@ class _Parser(config_parser.ConfigParser):
         return node if at_end and not any(t.startswith("#") for t in self._seen) else None
 
 
-_UNREADABLE: tuple[type[Exception], ...] = (
-    SyntaxError,
-    tokenize.TokenError,
-    ValueError,
-    TypeError,
-    Warning,
-    StopIteration,
-    RecursionError,
-    MemoryError,
-)
-
-
 def read_value(text: str) -> Node | None:
     """The value that the whole of `text` is in gin; None if it is none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # an invalid escape in a string is an error
             return _Parser(text).value_alone()
-    except _UNREADABLE:
+    except Exception:  # whatever tokenize, literal_eval and gin raise of it
         return None
 
 
-def parse_file(text: str, name: str) -> list[Statement | Include | Import]:
+def parse_file(text: str, name: str) -> list[Statement | Directive]:
     """The statements of one gin file, in order. UserError with `name:line` if it is unreadable."""
-    found: list[Statement | Include | Import] = []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            for statement in _Parser(text):
-                location = getattr(statement, "location", None)
-                where = f"{name}:{location.line_num if location else 0}"
-                if isinstance(statement, config_parser.IncludeStatement):
-                    found.append(Include(statement.filename, where))
-                elif isinstance(statement, config_parser.ImportStatement):
-                    _check_import(statement, where)
-                    found.append(Import(statement.module, where))
-                elif isinstance(statement, config_parser.BindingStatement):
-                    key = _key(statement.scope, statement.selector, statement.arg_name)
-                    found.append(Statement(key, statement.value, where, False))
-    except _UNREADABLE as error:
+            found = list(_Parser(text))
+    except Exception as error:
         raise UserError(_unreadable(error, text, name)) from None
-    return found
+    return [
+        _statement(one, f"{name}:{one.location.line_num}")
+        for one in found
+        if not isinstance(one, config_parser.BlockDeclaration)  # its bindings come one by one
+    ]
+
+
+def _statement(found: Any, where: str) -> Statement | Directive:
+    if isinstance(found, config_parser.BindingStatement):
+        key = _key(found.scope, found.selector, found.arg_name)
+        return Statement(key, found.value, where, False)
+    if isinstance(found, config_parser.IncludeStatement):
+        return Directive("include", found.filename, where)
+    if found.alias or found.module.startswith("__gin__"):
+        raise UserError(
+            f"{where}: names have no module path here, remove `as` and `from __gin__`; `import "
+            "my_package.my_encoding` makes the dataclasses of a module known."
+        )
+    return Directive("import", found.module, where)
 
 
 def parse_binding(text: str) -> Statement:
@@ -252,15 +237,6 @@ def _command_line_value(raw: str, where: str) -> Node:
             f"(a string that has such characters at its ends goes in quotes)."
         )
     return Scalar(raw, raw)
-
-
-def _check_import(statement: config_parser.ImportStatement, where: str) -> None:
-    """Gin's other forms of import give names to modules, and names have no module path here."""
-    if statement.alias or statement.module.startswith("__gin__"):
-        raise UserError(
-            f"{where}: names have no module path here, remove `as` and `from __gin__`; `import "
-            "my_package.my_encoding` makes the dataclasses of a module known."
-        )
 
 
 def _key(scope: str, configurable: str, parameter: str) -> Key:
