@@ -97,7 +97,7 @@ class Program:
 
     def chain(self, statement: Statement) -> tuple[Statement, ...]:
         """`statement`, and each macro in turn from which it takes its whole value."""
-        found = (statement,)
+        found: tuple[Statement, ...] = (statement,)
         while isinstance(node := found[-1].node, Macro) and node.name in self.macros:
             found = (*found, self._follow(node, found))
         return found
