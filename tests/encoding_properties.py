@@ -81,7 +81,7 @@ def largest_error(found: Any, expected: Any, floor: float = 0.0) -> float:
 
 
 def has_translation_invariance(encoding: PositionalEncoding) -> None:
-    """All positions moved by 1024, beyond every threshold; of embeddings as they reach layers.
+    """All positions moved by 16384, beyond every threshold; of embeddings as they reach layers.
 
     Way out: an encoding that sees more than differences of positions says so in its class,
     `translation_invariant = False`; one that does not leaves that line out.
@@ -93,7 +93,7 @@ def has_translation_invariance(encoding: PositionalEncoding) -> None:
         q = embedded_BTD.reshape(1, LENGTH, SIZE.num_heads, SIZE.head_dim)
         return logits(encoding, params, q, q, pos, pos)
 
-    here, there = at(np.arange(LENGTH)), at(np.arange(LENGTH) + 1024)
+    here, there = at(np.arange(LENGTH)), at(np.arange(LENGTH) + 16384)
     np.testing.assert_allclose(here, there, rtol=0, atol=1e-3)
 
 

@@ -248,9 +248,8 @@ def test_a_wrong_table_is_seen(table, index):
     assert float(jnp.max(jnp.abs(right - ours))) > 1e-3
 
 
-@pytest.mark.parametrize(
-    "name, width", [pytest.param("fire", 64, marks=pytest.mark.ci), ("nope", 128)]
-)
+@pytest.mark.parametrize("name, width", [("fire", 64), ("nope", 128)])
+@pytest.mark.ci
 def test_bfloat16(name, width):
     """Products round their operands, and sums are float32, as in dense attention."""
     encoding = encoding_of(name, width)
@@ -410,7 +409,7 @@ def test_a_tpu_runs_what_mosaic_compiles_and_a_cpu_the_same_step_by_step(platfor
     assert ("tpu_custom_call" in text) == compiled
 
 
-@pytest.mark.parametrize("order", ["by_query", "by_key"])
+@pytest.mark.parametrize("order", [pytest.param("by_query", marks=pytest.mark.ci), "by_key"])
 def test_live_segments_hold_those_of_every_value(order):
     """And far from the diagonal no more than a few."""
     blocks = Blocks(256, 1, 1024)
@@ -532,6 +531,7 @@ def test_tables_that_all_layers_share_are_built_once_a_step():
     assert len(each) > 1
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name, packed", [("kerple", False), pytest.param("fire_g", True, marks=pytest.mark.ci)]
 )

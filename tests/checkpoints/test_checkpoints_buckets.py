@@ -126,6 +126,7 @@ def test_a_refused_save_fails_within_seconds_with_its_cause(bucket: Bucket, caps
     assert "Event loop is closed" not in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_faults_that_pass_change_nothing(bucket: Bucket):
     bucket.faults = [Status(status=503, chance=0.02), Cut(chance=0.02), LostAnswer(chance=0.02)]
     save(bucket, 1, 2, keep_last=1)

@@ -99,7 +99,13 @@ def reference_nll(text: ScoringText, length: int, pos: Any = None) -> np.ndarray
 
 @pytest.mark.parametrize(
     "length, axes",
-    [(8, {}), (LONGEST, {}), (8, {"data": 4}), (LONGEST, {"fsdp": 2, "tensor": 2})],
+    [
+        (8, {}),
+        *(
+            pytest.param(*case, marks=pytest.mark.ci)
+            for case in ((LONGEST, {}), (8, {"data": 4}), (LONGEST, {"fsdp": 2, "tensor": 2}))
+        ),
+    ],
 )
 def test_score_is_the_loss_of_each_part_alone(length, axes):
     """On one device and on four. 7 rows in batches of 4, so that the last batch is filled up; rows
@@ -237,6 +243,7 @@ def sweep(monkeypatch) -> Sweep:
     return sweep
 
 
+@pytest.mark.ci
 def test_every_length_scores_the_same_text(sweep, monkeypatch):
     """Shown with a model that ignores its input: its loss, error and budget are equal at every
     length, and are what numpy makes of the same tokens. (The text itself: 32 whole rows.)"""

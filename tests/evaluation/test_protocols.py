@@ -34,7 +34,11 @@ def nll_of(targets_T: np.ndarray, segments_T: np.ndarray | None) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "length, packed",
-    [(8, False), pytest.param(16, True, marks=pytest.mark.ci), (LONGEST, True)],
+    [
+        (8, False),
+        pytest.param(16, True, marks=pytest.mark.ci),
+        pytest.param(LONGEST, True, marks=pytest.mark.ci),
+    ],
 )
 def test_sliding_windows_by_brute_force(length, packed):
     """Each token once: with the window's context that ends nearest after it."""
@@ -83,7 +87,7 @@ def test_every_length_scores_every_token_once(protocol, stride):
         assert measurements.count(text, laid)[2] == text.byte_counts.sum()
 
 
-@pytest.mark.parametrize("length", [4, LONGEST])
+@pytest.mark.parametrize("length", [4, pytest.param(LONGEST, marks=pytest.mark.ci)])
 def test_the_last_tokens_by_brute_force(length, last_4):
     """The same four of each row at every length."""
     text = random_text(5)
@@ -124,6 +128,7 @@ def test_one_device_and_four_agree():
     np.testing.assert_allclose(four, one, rtol=1e-5)
 
 
+@pytest.mark.ci
 def test_a_batch_that_is_too_much_is_halved(monkeypatch, capsys):
     text, laid = random_text(6), windows("full", 8, LONGEST)
     run_batches, tried = scoring.run_batches, []

@@ -8,6 +8,7 @@ from fire_lm.errors import UserError
 from fire_lm.models import ModelSize, build_decoder, changes, variant
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
+from fire_lm.positions.learned import Learned
 from fire_lm.positions.log_n import LogN
 from fire_lm.positions.nope import NoPE
 from fire_lm.positions.resampling import RandomizedPositions
@@ -19,7 +20,8 @@ SIZE = ModelSize(4, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_s
 
 def build(kind=RoPE, log_n=None, size=SIZE, **settings):
     kinds = kind if isinstance(kind, tuple) else functools.partial(kind, **settings)
-    return build_decoder(size, kinds, 32, 64, log_n=log_n)
+    share = kind is Learned
+    return build_decoder(size, kinds, 32, 64, log_n=log_n, share_position=share)
 
 
 SCALED = functools.partial(RoPE, scaling=YaRN())
@@ -34,6 +36,7 @@ SCALED = functools.partial(RoPE, scaling=YaRN())
         (build(scaling=YaRN(4.0)), build(scaling=YaRN(4.0)), ""),
         (build(scaling=YaRN(4.0)), build(), "no_scaling"),
         (build(ALiBi), build(ALiBi, interpolate=True), "interpolate"),
+        (build(Learned), build(Learned, interpolation=4.0), "interpolation-4"),
         (build(FIRE), build(FIRE, log_n=LogN(clipped=True, on="bias")), "log_n-clipped-bias"),
         (build(), build(log_n=LogN(), scaling=YaRN(4.0)), "log_n+yarn-4x"),
         (build(), build(log_n=LogN(clipped=True)), "log_n-clipped"),

@@ -100,6 +100,22 @@ def test_positions_beyond_the_table_are_refused_and_never_anothers_row():
     np.testing.assert_array_equal(clamped[0, 1], params["embedding"][63])
 
 
+def test_an_interpolated_table():
+    """numpy's interpolation of each column; the last row is that of the last learned position."""
+    longer = Learned(**SIZE, interpolation=2.5)
+    params, x = LEARNED.init(jax.random.key(0)), embeddings(158)
+    assert longer.rows == 158 and longer.init(jax.random.key(0)).keys() == params.keys()
+    longer.check_length(158, 158)
+    table = np.asarray(params["embedding"], np.float64)
+    expected = np.stack(
+        [np.interp(np.arange(158) / 2.5, np.arange(64), column) for column in table.T], axis=1
+    )
+    added = longer.embed(params, x, jnp.arange(158)[None]) - x
+    np.testing.assert_allclose(added[0], expected, atol=1e-7)
+    with pytest.raises(UserError, match="159 is beyond the 158"):
+        longer.check_length(159, 159)
+
+
 def test_a_table_has_no_rows_between_integers():
     assert LEARNED.integer_positions and not SINUSOIDAL.integer_positions
     with pytest.raises(UserError, match="integer"):
@@ -112,6 +128,7 @@ def test_a_table_has_no_rows_between_integers():
         (Sinusoidal, {"hidden_size": 25}, "hidden_size 25 must be even"),
         (Sinusoidal, {"base": 0.5}, "Sinusoidal.base"),
         (Learned, {"max_length": 0}, "Learned.max_length"),
+        (Learned, {"interpolation": 0.5}, "Learned.interpolation is 0.5"),
     ],
 )
 def test_settings_that_make_no_sense(kind, changed, match):

@@ -56,7 +56,12 @@ def test_randomized_positions_are_a_sorted_sample_without_replacement():
 
 
 @pytest.mark.parametrize(
-    "kind", [RandomizedPositions, ExponentialPositions, functools.partial(BetaPositions, 512)]
+    "kind",
+    [
+        RandomizedPositions,
+        pytest.param(ExponentialPositions, marks=pytest.mark.ci),
+        pytest.param(functools.partial(BetaPositions, 512), marks=pytest.mark.ci),
+    ],
 )
 def test_sequences_have_draws_of_their_own_or_share_one(kind):
     """A sequence's does not depend on how many there are; the shared one is that of older runs."""

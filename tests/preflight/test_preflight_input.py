@@ -377,6 +377,7 @@ def as_trained(data: Path, run: Path, *changes: str) -> tuple[str, str]:
     return outcomes(config_as_trained(data, *changes), str(run))["checkpoint"]
 
 
+@pytest.mark.ci
 def test_a_run_goes_on_where_it_is(data, trained):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*") if path.is_file()}
     assert as_trained(data, trained) == (OK, "goes on from step 3")
@@ -407,6 +408,7 @@ def test_a_checkpoint_of_another_model(change, told, data, trained, tmp_path):
     assert as_trained(data, run)[0] == OK
 
 
+@pytest.mark.ci
 def test_a_checkpoint_of_another_type(data, trained):
     like = state_as_trained(data)
     check_arrays(trained, 3, like)
@@ -448,6 +450,7 @@ class Twin(FIRE):
     """Another encoding whose parameters have the same names and shapes."""
 
 
+@pytest.mark.ci
 def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data, trained):
     """Training does the same, which test_family.py shows in the ci tier."""
     run = config_as_trained(data).call("pretrain")
@@ -466,12 +469,14 @@ def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data, tra
     assert fresh and all(path.startswith("layers/position/") for path in fresh)
 
 
+@pytest.mark.ci
 def test_a_run_to_start_from_without_checkpoints(data, trained, tmp_path):
     shutil.copy(trained / "config.gin", tmp_path)
     found, said = outcomes(config_as_trained(data, f"INIT_FROM={tmp_path}"))["INIT_FROM"]
     assert found == FAILED and "holds no complete checkpoint" in said, said
 
 
+@pytest.mark.ci
 def test_a_run_that_goes_on_starts_from_nowhere(data, trained, tmp_path):
     config = config_as_trained(data, f"INIT_FROM={tmp_path / 'gone'}")
     assert outcomes(config, str(trained))["INIT_FROM"] == (

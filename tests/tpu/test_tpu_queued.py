@@ -76,6 +76,7 @@ def test_flags_come_to_the_host_as_they_were_given(cloud):
     ]
 
 
+@pytest.mark.ci
 def test_a_preempted_run_is_asked_for_again_and_goes_on(cloud, capsys):
     cloud.plan(
         states=[["ACTIVE", "ACTIVE", "SUSPENDED"], ["WAITING_FOR_RESOURCES", "ACTIVE"]],
@@ -91,6 +92,7 @@ def test_a_preempted_run_is_asked_for_again_and_goes_on(cloud, capsys):
     assert not cloud.left()
 
 
+@pytest.mark.ci
 def test_it_is_not_asked_for_more_often_than_retries(cloud, capsys):
     cloud.plan(states=[["SUSPENDED"]] * 9)
     assert pretrain() == 1
@@ -145,7 +147,7 @@ def test_a_job_that_failed_is_told_and_its_tpus_given_back(cloud, capsys, code, 
     assert len(started(cloud)) == 1 and cloud.left() == (["fire-125m"] if code == 5 else [])
 
 
-@pytest.mark.parametrize("code", [3, 137])
+@pytest.mark.parametrize("code", [3, pytest.param(137, marks=pytest.mark.ci)])
 def test_one_that_was_killed_from_outside_starts_again(cloud, code):
     """By its host, which was started anew."""
     cloud.plan(containers=[["running", f"exited:{code}"], ["running", "exited:0"]])
@@ -153,6 +155,7 @@ def test_one_that_was_killed_from_outside_starts_again(cloud, code):
     assert len(started(cloud)) == 2 and len(cloud.calls("queued-resources", "create")) == 1
 
 
+@pytest.mark.ci
 def test_kept_tpus_serve_the_same_command_again(cloud, capsys):
     cloud.plan(containers=[["running", "exited:1"], ["running", "exited:0"]])
     assert pretrain("--keep") == 1
@@ -161,6 +164,7 @@ def test_kept_tpus_serve_the_same_command_again(cloud, capsys):
     assert len(cloud.calls("queued-resources", "create")) == 1 and not cloud.left()
 
 
+@pytest.mark.ci
 def test_stopped_it_has_saved_and_goes_on_by_the_same_command(cloud, capsys):
     cloud.plan(containers=[["running"], ["running", "exited:0"]])
     assert pretrain("--detach") == 0
@@ -252,6 +256,7 @@ def test_what_is_missing_is_told_and_nothing_is_left(cloud, capsys, plan, words)
     assert not cloud.left()
 
 
+@pytest.mark.ci
 def test_a_bucket_far_away_is_told_with_what_it_costs(cloud, capsys):
     cloud.plan(buckets={"my-bucket": "EUROPE-WEST4"})
     assert pretrain("--dry_run") == 0
@@ -285,18 +290,27 @@ def test_a_path_that_still_needs_the_name_of_a_bucket_is_refused(cloud, capsys):
 @pytest.mark.parametrize(
     "words",
     [
-        "ERROR: (gcloud.x) There was a problem refreshing your current auth tokens: no route",
-        "ERROR: (gcloud.x) RESOURCE_EXHAUSTED: Quota exceeded for 'Requests per minute'",
-        "ERROR: (gcloud.x) PERMISSION_DENIED: for a moment",
+        "There was a problem refreshing your current auth tokens: no route",
+        *(
+            pytest.param(words, marks=pytest.mark.ci)
+            for words in (
+                "RESOURCE_EXHAUSTED: Quota exceeded for 'Requests per minute'",
+                "PERMISSION_DENIED: for a moment",
+            )
+        ),
     ],
 )
 def test_trouble_under_way_does_not_end_the_follower(cloud, capsys, words):
     """Calls 1 to 10 come before the job runs; then TPUs are there."""
-    cloud.plan(fails=[""] * 16 + [words] * 3, containers=[["running"] * 8 + ["exited:0"]])
+    cloud.plan(
+        fails=[""] * 16 + [f"ERROR: (gcloud.x) {words}"] * 3,
+        containers=[["running"] * 8 + ["exited:0"]],
+    )
     assert pretrain() == 0
     assert "trying again: " in capsys.readouterr().out and not cloud.left()
 
 
+@pytest.mark.ci
 def test_whatever_ends_the_follower_it_says_what_goes_on(cloud, capsys):
     cloud.plan(fails=[""] * 16 + ["ERROR: gcloud crashed"] * 99, containers=[["running"]])
     assert pretrain() == 1
@@ -306,6 +320,7 @@ def test_whatever_ends_the_follower_it_says_what_goes_on(cloud, capsys):
     assert cloud.left() == ["fire-125m"]
 
 
+@pytest.mark.ci
 def test_tpus_that_cannot_be_given_back_are_told_loudly(cloud, capsys, monkeypatch):
     def refuse(self, name):
         raise Refused("403: not yours")
@@ -319,7 +334,9 @@ def test_tpus_that_cannot_be_given_back_are_told_loudly(cloud, capsys, monkeypat
     assert pretrain() == 0 and not cloud.left(), "the same command tries again"
 
 
-@pytest.mark.parametrize("step", ["create", "launch", "delete"])
+@pytest.mark.parametrize(
+    "step", ["launch", *(pytest.param(step, marks=pytest.mark.ci) for step in ("create", "delete"))]
+)
 def test_ctrl_c_says_what_goes_on(cloud, capsys, monkeypatch, step):
     """Also where it may only be that something has been made, or is there still."""
     whole = getattr(QueuedResources, step)
@@ -337,6 +354,7 @@ def test_ctrl_c_says_what_goes_on(cloud, capsys, monkeypatch, step):
     assert pretrain() == 0 and not cloud.left()
 
 
+@pytest.mark.ci
 def test_an_answer_to_delete_that_gets_lost(cloud, capsys, monkeypatch):
     """Of TPUs that were taken away: they are asked for again, by us and not by 'somebody'."""
     cloud.plan(states=[["ACTIVE", "SUSPENDED"], ["ACTIVE"]])
@@ -353,6 +371,7 @@ def test_an_answer_to_delete_that_gets_lost(cloud, capsys, monkeypatch):
     assert len(cloud.calls("queued-resources", "create")) == 2
 
 
+@pytest.mark.ci
 def test_deleted_and_at_once_asked_for_again(cloud):
     cloud.plan(states=[["DELETING"], ["ACTIVE"]])
     assert run("create", "fire-125m") == 0
@@ -369,7 +388,7 @@ def test_deleted_and_at_once_asked_for_again(cloud):
     assert len(cloud.calls("queued-resources", "create")) == 2 and not cloud.left()
 
 
-@pytest.mark.parametrize("code", [2, 4])
+@pytest.mark.parametrize("code", [2, pytest.param(4, marks=pytest.mark.ci)])
 def test_what_would_fail_again_is_not_started_again_by_the_same_command(cloud, capsys, code):
     """It ended while nobody followed: told, and given back; then it may begin afresh."""
     cloud.plan(containers=[["running"] * 2 + [f"exited:{code}"], ["running", "exited:0"]])
@@ -408,6 +427,7 @@ def test_preflight_stands_before_the_booking(cloud, capsys, monkeypatch):
     assert not cloud.left()
 
 
+@pytest.mark.ci
 def test_what_somebody_deleted_is_not_booked_again(cloud, capsys):
     cloud.plan(containers=[["running"]])
     look, looks = QueuedResources.look, iter(range(99))
@@ -424,6 +444,7 @@ def test_what_somebody_deleted_is_not_booked_again(cloud, capsys):
     assert len(cloud.calls("queued-resources", "create")) == 1 and not cloud.left()
 
 
+@pytest.mark.ci
 def test_a_job_that_only_its_ssh_fails_is_left_alone(cloud, capsys):
     """Its metrics move: it is well, whatever is between it and us."""
     cloud.plan(containers=[["running"]])
@@ -443,6 +464,7 @@ def test_several_hosts_need_a_key_in_ssh_agent(cloud, capsys):
     assert "ssh-agent holds no key" in capsys.readouterr().err and not cloud.calls("create")
 
 
+@pytest.mark.ci
 def test_a_network_that_fails_for_a_while_is_waited_for(cloud, capsys):
     cloud.plan(fails=[""] * 5 + ["ERROR: gcloud crashed (ConnectionError): no route to host"] * 3)
     assert pretrain() == 0

@@ -84,6 +84,7 @@ def test_training_learns(finished):
     assert losses[-1] < losses[0] - 2
 
 
+@pytest.mark.ci
 def test_again_does_nothing_and_more_steps_go_on(copy, data_dir):
     before = (copy / "metrics.jsonl").read_bytes()
     assert main(command(data_dir, copy)) == 0
@@ -121,6 +122,7 @@ def test_fewer_steps_are_another_configuration(copy, data_dir, capsys):
 # --- Stopped, resumed.
 
 
+@pytest.mark.ci
 def test_sigterm_saves_and_the_same_command_resumes(
     finished, data_dir, tmp_path, monkeypatch, capsys
 ):
@@ -228,6 +230,7 @@ def test_a_run_directory_that_is_gone_stops_the_run(data_dir, tmp_path, monkeypa
     assert main(command(data_dir, tmp_path / "renamed")) == 0
 
 
+@pytest.mark.ci
 def test_updates_left_out_are_bounded(copy, data_dir, capsys):
     bindings = ["AdamW.learning_rate=1e30", "TRAIN_STEPS=20", "Spikes.skips_allowed=3"]
     bindings += ["Checkpointing.save_every=1", "Checkpointing.keep_last=1"]
@@ -249,6 +252,7 @@ def test_updates_left_out_are_bounded(copy, data_dir, capsys):
     assert available_steps(copy) == [STEPS + 1], "no broken state takes the place of a sound one"
 
 
+@pytest.mark.ci
 def test_a_damaged_checkpoint_is_left_for_the_one_before(finished, data_dir, tmp_path, capsys):
     """Through the command, to the same bits."""
     run = Path(shutil.copytree(finished, tmp_path / "run"))
@@ -438,6 +442,7 @@ def test_a_second_writer_is_refused(data_dir, finished, capsys):
 # --- From another run.
 
 
+@pytest.mark.ci
 def test_init_from_takes_the_parameters_alone(finished, data_dir, tmp_path):
     """One step at learning rate 0 leaves the parameters as they came."""
     bindings = ["AdamW.learning_rate=0.0", "AdamW.warmup_steps=0", "TRAIN_STEPS=1"]
@@ -463,6 +468,7 @@ def test_a_run_resumes_without_the_run_that_it_started_from(finished, data_dir, 
     assert logged(tmp_path / "new")[-1]["step"] == STEPS + 1
 
 
+@pytest.mark.ci
 def test_skipped_documents_are_counted_in_the_metrics(tmp_path):
     """Empty and undecodable ones, also over a restart; a corpus of ours would not hold them."""
     text = b"fire and rope are positions, so they say. " * 4

@@ -86,6 +86,7 @@ def test_a_step_that_takes_too_long_ends_the_process(tmp_path):
     assert "in stand_still" in (tmp_path / "stacks_0000.txt").read_text()
 
 
+@pytest.mark.ci
 def test_a_slow_step_within_the_limit_is_left_alone(tmp_path):
     (process,) = start(tmp_path, 6, "slow", 1)
     output, errors = process.communicate(timeout=60)
