@@ -111,7 +111,9 @@ def losses(model: Decoder, steps: list[int], **settings: Any) -> list[float]:
         )
     )
     batch = {"targets": TOKENS, "weights": text_weights(TOKENS)}
-    return [float(step(dataclasses.replace(state, step=jnp.int32(s)), batch)[1]["loss"]) for s in steps]
+    return [
+        float(step(dataclasses.replace(state, step=jnp.int32(s)), batch)[1]["loss"]) for s in steps
+    ]
 
 
 @pytest.mark.ci
