@@ -6,7 +6,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_generation import configured, filled
+from sample_decoders import configured, filled
 
 from fire_lm import cli
 from fire_lm.bench import generation, load_peer, rounds
