@@ -125,6 +125,7 @@ def killed_and_whole(
     """Kills a run at random, in between while it saves; then once a SIGTERM; then to its end."""
     steps = 100 * (kills + while_saving) + 100
     bindings = [f"TRAIN_STEPS={steps}", f"TextData.construction={construction}"]
+    bindings += ["build_decoder.dropout=0.1", "build_decoder.attention_dropout=0.1"]
     more = [f"--gin.{binding}" for binding in [*bindings, "Checkpointing.save_every=16"]]
     # At the same time, watched by a clock of our own.
     spawned = time.monotonic()
