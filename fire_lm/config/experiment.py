@@ -212,10 +212,14 @@ class Config:
         return _replaced(plain(self.program.expand(macro)), str)
 
     def leaves(self, root: str) -> dict[Key, tuple[str, Any]]:
-        """Every value that `root` reaches, by key: the user's name for it and the value."""
+        """Every value that `root` reaches, by key: the user's name for it and the value.
+
+        Of each configurable, its defaults come first.
+        """
         found = {}
         for place in self.program.reach([root]):
-            for name, (statement, value) in self._settings(place).items():
+            settings = self._settings(place).items()
+            for name, (statement, value) in sorted(settings, key=lambda s: s[1][0] is not None):
                 key = key_of(place, name)
                 label = self.program.source(statement).key if statement else key
                 if value is not NO_VALUE:
