@@ -164,11 +164,11 @@ class Decoder(nn.Module):
         if rates[0]:
             x_BTD = drop(x_BTD, rates[0], self.make_rng(DROPOUT))
 
-        block = DecoderLayer
+        one = DecoderLayer
         if self.remat != "none":
             # Inside a scan, nothing can be merged across iterations: prevent_cse only costs.
             policy, prevent_cse = _REMAT_POLICIES[self.remat], not self.scan_layers
-            block = nn.remat(DecoderLayer, policy=policy, prevent_cse=prevent_cse)
+            one = nn.remat(DecoderLayer, policy=policy, prevent_cse=prevent_cse)
         common = (
             self.log_n,
             self.attention,
@@ -177,26 +177,25 @@ class Decoder(nn.Module):
             keep,
             *rates,
         )
-        blocks = tuple(
-            functools.partial(block, self.size, encoding, *common) for encoding in self.encodings
+        turns = tuple(
+            functools.partial(one, self.size, encoding, *common) for encoding in self.encodings
         )
-        alone = len(blocks) == 1  # spares the checkpoint a level of names
         scan = functools.partial(
             nn.scan,
             variable_axes={"params": 0},
             split_rngs={"params": True, DROPOUT: True},
             in_axes=(nn.broadcast, nn.broadcast, 0),
-            length=self.size.num_layers // len(blocks),
+            length=self.size.num_layers // len(turns),
             unroll=1 if self.scan_layers else self.size.num_layers,
         )
         reading = Reading(pos_BT, segment_BT, seen_BT, past_pos_BS)
-        if alone:
-            layers = scan(block)(self.size, self.encodings[0], *common, name="layers")
+        if len(turns) == 1:  # without a group: parameters lie one level of names higher
+            layers = scan(one)(self.size, self.encodings[0], *common, name="layers")
             own = None if past is None else past[0]
             x_BTD, only = layers(x_BTD, reading, shared[0], own)
             kept: Any = (only,)
         else:
-            x_BTD, kept = scan(LayerGroup)(blocks, name="layers")(x_BTD, reading, shared, past)
+            x_BTD, kept = scan(LayerGroup)(turns, name="layers")(x_BTD, reading, shared, past)
         if lengths_B is not None:
             x_BTD = jnp.take_along_axis(x_BTD, lengths_B[:, None, None] - 1, axis=1)
 

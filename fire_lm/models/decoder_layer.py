@@ -131,7 +131,6 @@ class DecoderLayer(nn.Module):
         encoding, log_n = self.encoding, self.log_n
         pos_BT, segment_BT = reading.pos_BT, reading.segment_BT
         length = x_BTD.shape[1]
-        alone = shared is None  # with parameters of its own
         if shared is not None:
             params, tables = shared
         elif past is not None:
@@ -190,7 +189,7 @@ class DecoderLayer(nn.Module):
         mlp_in = Linear("BTD,DF->BTF", (size.mlp_size,), size.init_std, name="mlp_in")
         mlp_out = Linear("BTF,FD->BTD", width, residual_std, name="mlp_out")
         x_BTD = x_BTD + self._dropped(mlp_out(nn.gelu(mlp_in(y_BTD), approximate=True)))
-        kept = Kept(k_BTNH, v_BTNH, params if alone else {}) if self.keep else None
+        kept = Kept(k_BTNH, v_BTNH, params if shared is None else {}) if self.keep else None
         return constrain(x_BTD, self.activation_sharding), kept
 
     def _dropped(self, x_BTD: jax.Array) -> jax.Array:
@@ -200,7 +199,7 @@ class DecoderLayer(nn.Module):
 class LayerGroup(nn.Module):
     """As many layers as there are encodings that take turns, one after the other."""
 
-    blocks: tuple[Callable[..., nn.Module], ...]
+    turns: tuple[Callable[..., nn.Module], ...]
 
     @nn.compact
     def __call__(
@@ -211,8 +210,8 @@ class LayerGroup(nn.Module):
         past: tuple[Past, ...] | None,
     ) -> tuple[jax.Array, tuple[Kept | None, ...]]:
         kept = []
-        for index, (block, params) in enumerate(zip(self.blocks, shared, strict=True)):
+        for index, (layer, params) in enumerate(zip(self.turns, shared, strict=True)):
             own = None if past is None else past[index]
-            x_BTD, keys = block(name=f"block_{index}")(x_BTD, reading, params, own)
+            x_BTD, keys = layer(name=f"block_{index}")(x_BTD, reading, params, own)
             kept.append(keys)
         return x_BTD, tuple(kept)

@@ -1,8 +1,9 @@
 """Next-token losses of rows of tokens, in training and in evaluation.
 
-The input is the target shifted right by one, starting
-with 0. In packed rows each segment is read as a row of its own: it starts with 0 and at the first
-position, and no other segment is seen. B batch, T positions, V vocab.
+The input is the target shifted right by one, starting with 0. In packed rows each segment is read
+as a row of its own: it starts with 0 and at the first position, and no other segment is seen.
+
+Shapes: B batch, T positions, V vocab.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import optax
 from fire_lm.models import (
     Decoder,
     constrain_rows,
-    learned_scalars,
+    learned_scalars_by_layer,
     position_diagnostics,
     token_losses,
 )
@@ -130,7 +130,7 @@ def train_step(
     params = optax.apply_updates(state.params, updates)
     metrics = {"loss": nll / divisor, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
     metrics |= position_diagnostics(model, state.params)
-    learned = learned_scalars(model, state.params)
+    learned = learned_scalars_by_layer(model, state.params)
     metrics["batch_hash"] = batch_hash({k: x_BT for k, x_BT in batch.items() if k != "weights"})
     if skip_above is not None:
         keep = jnp.isfinite(metrics["grad_norm"]) & (metrics["loss"] <= skip_above)
