@@ -69,7 +69,8 @@ def perform(parsed: argparse.Namespace) -> None:
     if parsed.verb == "bench":
         module = importlib.import_module("fire_lm.bench")
     else:
-        module = importlib.import_module(f"fire_lm.cli.{parsed.verb}")
+        name = "import_" if parsed.verb == "import" else parsed.verb
+        module = importlib.import_module(f"fire_lm.cli.{name}")
     module.run(parsed)
 
 

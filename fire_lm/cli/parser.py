@@ -40,6 +40,15 @@ _REPORT: dict[str, Any] = {
     "  fire-lm report runs/quickstart\n"
     "  fire-lm report runs/fire --against=runs/rope --output=report",
 }
+_IMPORT: dict[str, Any] = {
+    "description": "Writes a model of Hugging Face as a run directory with a checkpoint at step\n"
+    "0, which sweep, generate and INIT_FROM read as they read others: GPT-2 of any size, or a\n"
+    "folder of `fire-lm export`.",
+    "epilog": "example:\n"
+    "  fire-lm import --from=gpt2 --output=runs/gpt2\n"
+    "  fire-lm pretrain --gin_file=configs/runs/gpt2_new_positions.gin \\\n"
+    "    --gin_file=configs/positions/fire.gin --workdir=runs/gpt2_fire",
+}
 _GENERATE: dict[str, Any] = {
     "description": "Continues a prompt, or each prompt of a file, with a trained model: greedily,\n"
     "by sampling (--temperature, --top_k, --top_p, --samples), or by beam search (--beams).",
@@ -140,6 +149,14 @@ def build_parser() -> argparse.ArgumentParser:
         type=number,
         help="tokens to reach, where an encoding depends on it (16 times those of training)",
     )
+
+    imported = verbs.add_parser(
+        "import", parents=[gin, debug], help="a folder of transformers as a run", **_IMPORT
+    )
+    imported.add_argument(
+        "--from", required=True, dest="source", metavar="DIR", help="GPT-2, or of `fire-lm export`"
+    )
+    imported.add_argument("--output", required=True, metavar="RUN", help="a new run directory")
 
     report = verbs.add_parser(
         "report", parents=[debug], help="a page of tables and figures", **_REPORT

@@ -13,6 +13,9 @@ from fire_lm.interop.stock import Stock
 from fire_lm.interop.tokenizer import tokenizer_files
 from fire_lm.models import Decoder
 
+# The field of config.json with the lines of the run's configuration, for `fire-lm import`. A model
+# that transformers has loaded and saved again still has it.
+CONFIGURATION = "fire_lm_configuration"
 _LONGER = 16  # by default: tokens over those of training
 
 
@@ -23,6 +26,7 @@ def export(
     folder: Path,
     about: str,
     context_length: int | None = None,
+    configuration: str | None = None,
 ) -> Stock:
     """Writes the folder that `AutoModelForCausalLM` and `AutoTokenizer` open.
 
@@ -34,6 +38,8 @@ def export(
       about: Markdown for the model card: what was trained, and what it scores.
       context_length: tokens that the model is to reach, where a table or the length of the input
         limits it: 16 times the training length by default.
+      configuration: of the run as it is exported, in gin; without it, the folder cannot be
+        imported again.
 
     Raises:
       UserError: the folder is not empty, the encoding cannot reach so far, or positions are drawn
@@ -47,7 +53,8 @@ def export(
     ids = {"bos_token_id": 0, "eos_token_id": end, "pad_token_id": 0}
     decoding = {"generation_config.json": {**ids, "suppress_tokens": [0]}}
     with new_folder(folder) as unfinished:
-        found = write_model(model, params, length, end, unfinished)
+        lines = {CONFIGURATION: configuration.splitlines()} if configuration else {}
+        found = write_model(model, params, length, end, unfinished, lines)
         for name, content in (decoding | tokenizer).items():
             write_json(unfinished / name, content)
         (unfinished / "README.md").write_text(card(about, found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,20 @@ from fire_lm.positions.resampling import Resampling
 _CODE = ("configuration_fire_lm.py", "modeling_fire_lm.py")
 
 
-def write_model(model: Decoder, params: Any, length: int, end: int, folder: Path) -> Stock:
+def write_model(
+    model: Decoder,
+    params: Any,
+    length: int,
+    end: int,
+    folder: Path,
+    more: Mapping[str, Any] | None = None,
+) -> Stock:
     """Writes config.json, model.safetensors, and the code where no stock class will do.
 
     Args:
       length: tokens that the model is to reach, where a table or the length of the input limits it.
       end: the id of the end-of-document token.
+      more: fields of config.json that no class of transformers reads.
 
     Raises:
       UserError: positions are drawn anew for each length, or safetensors is not installed.
@@ -42,6 +50,7 @@ def write_model(model: Decoder, params: Any, length: int, end: int, folder: Path
         "vocab_size": model.vocab_size,
         "initializer_range": model.size.init_std,
         "dtype": "float32",
+        **(more or {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)

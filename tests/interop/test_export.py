@@ -172,7 +172,8 @@ def lossless(tmp_path_factory):
 )
 def test_tokenizers_agree(kind, request):
     tokenizers = pytest.importorskip("tokenizers")
-    vocabulary = {"bytes": "bytes", "unigram": MODEL}.get(kind) or request.getfixturevalue("merges")
+    known = {"bytes": "bytes", "unigram": MODEL}
+    vocabulary = known.get(kind) or request.getfixturevalue({"bpe": "merges"}.get(kind, kind))
     data = TextData("nowhere", vocabulary=vocabulary)
     built = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_files(data)["tokenizer.json"]))
     for text in TEXTS:
