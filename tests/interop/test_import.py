@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gin_files import NAMES
+from gin_files import CLASSES, NAMES
 from safetensors.numpy import load_file, save_file
 from sample_decoders import configured, filled
 from sample_run import command, write_text
@@ -187,10 +187,17 @@ CASES = [
     ("fire", "build_decoder.share_position = True"),
     ("fire", "FIRE.init_L = 3.7"),
 ]
+ONE_OF_A_CLASS = [
+    pytest.param(
+        case,
+        marks=pytest.mark.ci if case[0] in CLASSES else pytest.mark.slow,
+        id=" ".join(case),
+    )
+    for case in CASES
+]
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("case", CASES, ids=" ".join)
+@pytest.mark.parametrize("case", ONE_OF_A_CLASS)
 def test_an_export_comes_back(case, tmp_path):
     """In all bits; KERPLE's parameters as far as the model reads them."""
     model = configured(*case)
