@@ -1,4 +1,4 @@
-"""Deliberately broken encodings: each lacks one property that tests/test_positions.py checks.
+"""Deliberately broken encodings: each lacks one property that test_positions.py checks.
 
 Some that are sound, for what they declare; and one that does nothing but write down what it is
 asked.

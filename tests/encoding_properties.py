@@ -1,6 +1,6 @@
 """Properties that every encoding must have: each `has_...` fails on an encoding without it.
 
-Those that need attention or a decoder are in encoding_in_models.py. tests/test_positions.py tries
+Those that need attention or a decoder are in encoding_in_models.py. test_positions.py tries
 them on all files of configs/positions/, and `explain` says in a few lines which one an encoding
 lacks, where, and what to write instead.
 """
@@ -81,7 +81,7 @@ def largest_error(found: Any, expected: Any, floor: float = 0.0) -> float:
 
 
 def has_translation_invariance(encoding: PositionalEncoding) -> None:
-    """All positions moved by 1024, beyond every threshold; of embeddings as they reach layers.
+    """All positions moved by 16384, beyond every threshold; of embeddings as they reach layers.
 
     Way out: an encoding that sees more than differences of positions says so in its class,
     `translation_invariant = False`; one that does not leaves that line out.
@@ -93,7 +93,7 @@ def has_translation_invariance(encoding: PositionalEncoding) -> None:
         q = embedded_BTD.reshape(1, LENGTH, SIZE.num_heads, SIZE.head_dim)
         return logits(encoding, params, q, q, pos, pos)
 
-    here, there = at(np.arange(LENGTH)), at(np.arange(LENGTH) + 1024)
+    here, there = at(np.arange(LENGTH)), at(np.arange(LENGTH) + 16384)
     np.testing.assert_allclose(here, there, rtol=0, atol=1e-3)
 
 

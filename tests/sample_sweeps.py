@@ -14,7 +14,7 @@ import pytest
 from sample_results import facts
 
 from fire_lm import cli, experiment
-from fire_lm import config as gin
+from fire_lm.config import Config
 from fire_lm.data import Data, ScoringText
 from fire_lm.errors import FireLMError
 from fire_lm.evaluation import text_choice
@@ -44,7 +44,7 @@ RUNS = {"fire": ("fire", 0), "rope": ("rope", 0), "fire-1": ("fire", 1)}
 
 
 @functools.cache
-def load(*given: Any) -> gin.Config:
+def load(*given: Any) -> Config:
     return LOAD_CONFIG(*given)
 
 

@@ -69,6 +69,17 @@ def test_the_top_level_holds_rooms():
     assert len(list(PACKAGE.glob("*.py"))) <= 8
 
 
+def test_tests_lie_in_the_folder_of_what_they_test():
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir()} | {"tpu"}
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert folders and folders <= rooms, folders - rooms
+
+
+def test_no_test_file_is_long():
+    files = (ROOT / "tests").rglob("*.py")
+    assert not [path for path in files if len(path.read_text().splitlines()) > 400]
+
+
 def test_the_core_loads_without_gin_seqio_tensorflow():
     core = ("positions", "attention", "models", "bench.attention", "bench.model")
     loaded = imported_by("-c", "import " + ", ".join(f"fire_lm.{name}" for name in core))

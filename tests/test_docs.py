@@ -145,7 +145,7 @@ def test_a_wrong_command_is_found(tmp_path):
 
 def python_blocks() -> list[tuple[str, str]]:
     """Page and code, but for the file that the reader writes (tests/test_readme.py runs it) and
-    the run that it opens (tests/test_open_run.py)."""
+    the run that it opens (tests/runs/test_open_run.py)."""
     return [
         (of_page(page), code)
         for page in PAGES

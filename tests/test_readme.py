@@ -131,7 +131,7 @@ def test_the_new_encoding_needs_two_files_to_train_sweep_and_be_tested(tmp_path)
     assert re.findall(r",full,(\d+),", table) == ["64", "1024"]
 
     assert walk.test == ["scripts/test", "--encoding", "recency"]
-    code, output = checkout.pytest(*walk.test[1:], "tests/test_positions.py")
+    code, output = checkout.pytest(*walk.test[1:], "tests/positions/test_positions.py")
     assert code == 0 and passed(output) >= 10, output
     # scripts/test begins with these two.
     for arguments in (["format", "--check"], ["check"]):
@@ -154,7 +154,9 @@ def test_the_property_tests_find_what_is_wrong_with_a_new_encoding(tmp_path):
     broken = "distance(q_pos_BT.astype(jnp.bfloat16), k_pos_BS.astype(jnp.bfloat16))"
     path, gin = walk.files
     checkout.write({path: walk.code.replace(good, broken), gin: walk.gin})
-    code, output = checkout.pytest("-k", "recency and all_bits", "tests/test_positions.py")
+    code, output = checkout.pytest(
+        "-k", "recency and all_bits", "tests/positions/test_positions.py"
+    )
     assert code == 1 and "recency lacks the property has_all_bits_of_positions" in output, output
     assert "compute with positions in float32" in output and "Traceback" not in output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from fire_lm.console import Progress
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.generation import Beam, Greedy, Method, Sample
+from fire_lm.generation.generate import check_context
 from fire_lm.processes import by_first, initialize_distributed
 from fire_lm.runs.continuations import Writer
 from fire_lm.runs.evaluated import configuration
@@ -38,11 +40,27 @@ def run(arguments: argparse.Namespace) -> None:
     quiet_libraries()
     method = method_of(arguments)
     initialize_distributed()
-    writer, about = writer_of(arguments, method)
+    if arguments.prompt is not None and arguments.output:
+        raise UserError("--output is for the results of --prompts; one --prompt is printed")
+    prompts = prompts_of(arguments)
+    opened = opened_by(arguments, method)
+    encoded = [(prompt, _encoded(opened.writer, prompt)) for prompt in prompts]
+    longest = max(len(ids) for _, ids in encoded) + arguments.new_tokens
+    context_length = arguments.context_length or longest
+    if context_length < longest:
+        raise UserError(f"--context_length={context_length}: prompt and new tokens have {longest}")
+    check_context(opened.writer.model, longest, context_length)
     if arguments.prompt is not None:
-        continue_one(writer, arguments)
+        continue_one(opened.restored(), encoded[0][1], context_length)
     else:
-        continue_all(writer, arguments, about)
+        continue_all(opened, arguments, encoded, context_length)
+
+
+def prompts_of(arguments: argparse.Namespace) -> list[Prompt]:
+    """Returns those of --prompts, or the one of --prompt, on every process."""
+    if arguments.prompt is not None:
+        return [Prompt("--prompt", arguments.prompt, 0)]  # number 0: from no file
+    return [Prompt(*fields) for fields in by_first(lambda: _fields(arguments.prompts))]
 
 
 def method_of(arguments: argparse.Namespace) -> Method:
@@ -64,19 +82,38 @@ def method_of(arguments: argparse.Namespace) -> Method:
     return Beam(arguments.beams, **({} if arguments.alpha is None else {"alpha": arguments.alpha}))
 
 
-def writer_of(arguments: argparse.Namespace, method: Method) -> tuple[Writer, dict[str, Any]]:
-    """The run's model with the settings of the command, and what results say of them."""
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A run with the settings of the command.
+
+    Attributes:
+      writer: without parameters: wrong settings and prompts are refused before they are read.
+      about: what results say of the settings.
+    """
+
+    writer: Writer
+    folder: str
+    step: int
+    about: dict[str, Any]
+
+    def restored(self) -> Writer:
+        """Returns the writer with the parameters of the checkpoint."""
+        assert self.writer.mesh is not None
+        like = decoding_layout(parameter_shapes(self.writer.model), self.writer.mesh)
+        params, _ = restore_params(self.folder, self.step, like)
+        return dataclasses.replace(self.writer, params=params)
+
+
+def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
     opened = open_run(arguments.run)
     folder, _ = split_run(arguments.run)
     config, variant = configuration(arguments, opened.workdir)
     model, data = config.call("build_decoder"), config.call("pretrain").data
     step = by_first(lambda: choose_step(opened.workdir, opened.step))
-    mesh = make_mesh(MeshShape())
-    params, _ = restore_params(folder, step, decoding_layout(parameter_shapes(model), mesh))
     writer = Writer(
-        *(model, params, data, arguments.new_tokens, method, tuple(arguments.stop)),
+        *(model, {}, data, arguments.new_tokens, method, tuple(arguments.stop)),
         seed=arguments.seed,
-        mesh=mesh,
+        mesh=make_mesh(MeshShape()),
     )
     about = {
         "run": opened.name,
@@ -88,18 +125,16 @@ def writer_of(arguments: argparse.Namespace, method: Method) -> tuple[Writer, di
     }
     if isinstance(method, Sample):
         about |= {"samples": method.samples, "seed": arguments.seed}
-    return writer, about
+    return Opened(writer, folder, step, about)
 
 
-def continue_one(writer: Writer, arguments: argparse.Namespace) -> None:
-    """The text appears as it is written; several continuations when all are there."""
-    if arguments.output:
-        raise UserError("--output is for the results of --prompts; one --prompt is printed")
-    ids, terminal = writer.encode(arguments.prompt), _Terminal(writer.stop)
+def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:
+    """Prints one continuation as it is written; several ones when all are complete."""
+    terminal = _Terminal(writer.stop)
     alone = writer.method.continuations == 1 and not isinstance(writer.method, Beam)
     start = time.monotonic()
     show = terminal.show if alone and jax.process_index() == 0 else None
-    found = writer.continue_prompts([ids], [0], arguments.context_length, show)[0]
+    found = writer.continue_prompts([ids], [0], context_length, show)[0]
     if jax.process_index():
         return
     for number, one in enumerate(found, 1):
@@ -120,7 +155,7 @@ class _Terminal:
         self._shown, self._held = "", max((len(one) - 1 for one in stop), default=0)
 
     def show(self, text: str) -> None:
-        text = text[: len(text) - self._held].rstrip("\N{REPLACEMENT CHARACTER}")
+        text = text[: max(0, len(text) - self._held)].rstrip("\N{REPLACEMENT CHARACTER}")
         if text.startswith(self._shown):
             print(text[len(self._shown) :], end="", flush=True)
             self._shown = text
@@ -129,25 +164,30 @@ class _Terminal:
         print(text[len(self._shown) :] if text.startswith(self._shown) else f"\n{text}")
 
 
-def continue_all(writer: Writer, arguments: argparse.Namespace, about: dict[str, Any]) -> None:
+def continue_all(
+    opened: Opened,
+    arguments: argparse.Namespace,
+    encoded: Sequence[tuple[Prompt, np.ndarray]],
+    context_length: int,
+) -> None:
     """Writes a line of results for each prompt that is not in --output yet."""
-    prompts = [Prompt(*fields) for fields in by_first(lambda: _fields(arguments.prompts))]
-    encoded = [(prompt, _encoded(writer, prompt)) for prompt in prompts]
-    longest = max(len(ids) for _, ids in encoded)
-    context_length = arguments.context_length or longest + writer.new_tokens
-    about = about | {"context_length": context_length}
+    about = opened.about | {"context_length": context_length}
     output = place(arguments.output) if arguments.output else None
-    there = set(by_first(lambda: sorted(finished(output, about), key=str)) if output else [])
+    prompts = [prompt for prompt, _ in encoded]
+    there = set(by_first(lambda: finished(output, about, prompts)) if output else [])
     left = [one for one in encoded if one[0].id not in there]
     if there:
         print(f"{len(encoded) - len(left)} of {len(encoded)} prompts are in {output} already")
+    if not left:
+        return
+    writer = opened.restored()
     quiet = output is None or jax.process_index() != 0
     progress, start, tokens = Progress(len(left), quiet=quiet), time.monotonic(), 0
     done = 0
     with _lines_to(arguments.output) as write:
         for batch in continued(writer, left, arguments.batch_size, context_length):
             for prompt, found in batch:
-                write(result_line(prompt, about, found))
+                write(result_line(prompt, about, found).encode())
                 tokens += sum(len(one.tokens) for one in found)
             done += len(batch)
             rate = tokens / (time.monotonic() - start)
@@ -158,12 +198,12 @@ def continue_all(writer: Writer, arguments: argparse.Namespace, about: dict[str,
 def _fields(name: str) -> list[list[Any]]:
     """The fields of the prompts, as JSON."""
     if name == "-":
-        found = read_prompts(sys.stdin, "standard input")
+        found = read_prompts(sys.stdin.buffer.read(), "standard input")
     else:
         content = read_bytes(place(name))
         if content is None:
             raise UserError(f"--prompts: there is no file {name}")
-        found = read_prompts(content.decode(errors="replace").splitlines(), name)
+        found = read_prompts(content, name)
     return [[prompt.id, prompt.text, prompt.number] for prompt in found]
 
 
@@ -171,19 +211,20 @@ def _encoded(writer: Writer, prompt: Prompt) -> np.ndarray:
     try:
         return writer.encode(prompt.text)
     except UserError as error:
-        raise UserError(f"prompt {prompt.id!r}: {error}") from None
+        raise UserError(f"prompt {prompt.id!r}: {error}" if prompt.number else error) from None
 
 
 @contextmanager
 def _lines_to(output: str | None) -> Iterator[Any]:
-    """A function that writes a line of results, on process 0."""
-    if jax.process_index():
-        yield lambda line: None
-    elif output is None:
-        yield lambda line: print(line, end="", flush=True)
-    else:
-        file: Appended = append_to(output, whole_lines, in_parts=False)
-        try:
-            yield lambda line: file.append(line.encode())
-        finally:
+    """Yields a function that writes a line of results, in bytes, on process 0."""
+    if output is None:
+        first = jax.process_index() == 0
+        yield lambda line: print(line.decode(), end="", flush=True) if first else None
+        return
+    files: list[Appended] = []  # one on process 0, none on the others
+    by_first(lambda: files.append(append_to(output, whole_lines, in_parts=False)))
+    try:
+        yield files[0].append if files else lambda line: None
+    finally:
+        for file in files:
             file.close()

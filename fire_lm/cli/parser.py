@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import unicodedata
 from typing import Any, NoReturn
 
 from fire_lm import __version__
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, nearest
 
 # Of bench/encodings.py, which is not imported for --help.
 _BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
@@ -69,8 +68,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if wrong := re.search(r"(\w+): invalid choice: '(.*?)' \(choose from (.*)\)", message):
             known = [name.strip(" '") for name in wrong[3].split(",")]
-            if near := difflib.get_close_matches(wrong[2], known, 1):
-                raise UserError(f"there is no {wrong[1]} {wrong[2]!r}: did you mean {near[0]}?")
+            if near := nearest(wrong[2], known):
+                raise UserError(f"there is no {wrong[1]} {wrong[2]!r}: did you mean {near}?")
         raise UserError(f"{message}\n`{self.prog} --help` lists what there is")
 
 

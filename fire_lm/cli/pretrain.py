@@ -7,10 +7,10 @@ import argparse
 import jax
 from etils import epath
 
-from fire_lm import config as gin
 from fire_lm import training
 from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.cli.startup import quiet_libraries
+from fire_lm.config import Config, save
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import check_blocks, check_settings, label_in, load_config
 from fire_lm.processes import initialize_distributed
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def start_run(
-    config: gin.Config, arguments: argparse.Namespace, speaks: bool, kept: bool = False
+    config: Config, arguments: argparse.Namespace, speaks: bool, kept: bool = False
 ) -> None:
     """`kept`: whether `config` has lengths of the model that it goes on from."""
     check_not_imported(arguments.workdir)
@@ -74,8 +74,8 @@ def start_run(
         once_held=lambda: check_same_experiment(
             config, arguments.workdir, arguments.allow_config_change
         ),
-        before_first_step=lambda: gin.save(config, arguments.workdir) if speaks else None,
+        before_first_step=lambda: save(config, arguments.workdir) if speaks else None,
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
     )
     if speaks and newest_config(arguments.workdir) is None:  # of a finished run, moved away
-        gin.save(config, arguments.workdir)
+        save(config, arguments.workdir)

@@ -8,7 +8,7 @@ from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import UserError
 
 # Another name whenever the same documents become other tokens or byte counts, so that older sets
-# are refused. tests/test_blocks_writing.py holds what this one gives.
+# are refused. tests/data/test_blocks_writing.py holds what this one gives.
 PREPROCESSING = (
     f"skip documents that are empty, undecodable or over {LONGEST_DOCUMENT:,} bytes, "
     "append end of document; 1"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fire_lm import config as gin
 from fire_lm import evaluation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, split_run
+from fire_lm.config import Config, load
 from fire_lm.data import Blocks, TextData
 from fire_lm.errors import UserError
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
@@ -29,7 +29,7 @@ def load_config(
     bindings: Sequence[str] = (),
     search_paths: str = "",
     imports: Sequence[str] = (),
-) -> gin.Config:
+) -> Config:
     """The experiment. Every verb knows all configurables, so that one set of files serves them
     all, and a binding is unused only if no verb could use it."""
     configurables: list[Callable[..., Any]] = [
@@ -51,7 +51,7 @@ def load_config(
     for folder in folders:
         if not place(folder).is_dir():
             raise UserError(f"--gin_search_paths: there is no folder {folder}")
-    config = gin.load(
+    config = load(
         gin_files,
         bindings,
         folders,
@@ -68,12 +68,12 @@ def load_config(
     return config
 
 
-def label_in(config: gin.Config) -> str:
+def label_in(config: Config) -> str:
     """What tables call the encoding of a run."""
     return str(config.macro("ENCODING"))
 
 
-def check_blocks(config: gin.Config) -> None:
+def check_blocks(config: Config) -> None:
     """Refuses what a file says of `TextData` where blocks are read, which would not heed it."""
     idle = config.idle("TextData")
     where, mixture = idle.get("mixture", ("", ()))
@@ -91,7 +91,7 @@ def check_blocks(config: gin.Config) -> None:
         )
 
 
-def check_settings(config: gin.Config) -> None:
+def check_settings(config: Config) -> None:
     """Refuses what no run and no sweep could do, in a dry run as in others."""
     if config.macro("DATA_DIR") == "":
         raise UserError("DATA_DIR is empty: give the folder of the data set")

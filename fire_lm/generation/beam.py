@@ -1,6 +1,6 @@
-"""Beam search (Wu et al., 2016), with 2K candidates a step so that K live ones always remain.
+"""Beam search (Wu et al., 2016), with so many candidates a step that K live ones always remain.
 
-Shapes: B examples, K beams, C candidates (2K), T new tokens, V vocabulary.
+Shapes: B examples, K beams, C candidates, T new tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -44,12 +44,18 @@ def _taken(beams: _Beams, place_BK: jax.Array) -> _Beams:
     )
 
 
-def _candidates(live: _Beams, logits_BKV: jax.Array, index: jax.Array) -> tuple[_Beams, jax.Array]:
-    """The 2K likeliest of the live beams with one more token, and the beam each comes from."""
+def _candidates(
+    live: _Beams, logits_BKV: jax.Array, index: jax.Array, stops: int
+) -> tuple[_Beams, jax.Array]:
+    """The likeliest extensions of the live beams by one token, and the beam that each extends.
+
+    Each beam has at most `stops` extensions that end it. With K more candidates than that, K of
+    them stay live.
+    """
     batch, count, size = logits_BKV.shape
     logprobs_BKV = jax.nn.log_softmax(logits_BKV, axis=-1)
     score_BKV = live.score_BK[..., None] + allowed(logprobs_BKV)
-    most = min(2 * count, count * size)
+    most = min((1 + stops) * count, count * size)
     score_BC, place_BC = jax.lax.top_k(score_BKV.reshape(batch, -1), most)
     parent_BC, token_BC = place_BC // size, (place_BC % size).astype(jnp.int32)
     logprob_BC = jnp.take_along_axis(logprobs_BKV.reshape(batch, -1), place_BC, axis=1)
@@ -80,7 +86,9 @@ def beam_search(
     batch, count = logits_BV.shape[0], method.beams
 
     def extend(state: _State) -> _State:
-        found, parent_BC = _candidates(state.live, state.logits_BKV, state.step)
+        found, parent_BC = _candidates(
+            state.live, state.logits_BKV, state.step, max(1, len(stop_ids))
+        )
         ended_BC = is_stop(found.tokens_BKT[:, :, state.step], stop_ids)
         total_BC = found.score_BK
         live, place_BK = _best(
@@ -116,14 +124,14 @@ def beam_search(
     with jax.named_scope(TOKENS):
         state = jax.lax.while_loop(can_improve, one_more, extend(state))
     live = state.live._replace(score_BK=state.live.score_BK / method.penalty(new_tokens))
-    any_B = jnp.max(state.finished.score_BK, axis=1) > -jnp.inf
+    any_B = jnp.any(~jnp.isneginf(state.finished.score_BK), axis=1)
     result = _Beams(
         *(
             jnp.where(any_B.reshape(-1, *[1] * (ended.ndim - 1)), ended, unfinished)
             for ended, unfinished in zip(state.finished, live, strict=True)
         )
     )
-    there_BK = result.score_BK > -jnp.inf
+    there_BK = ~jnp.isneginf(result.score_BK)  # a score of NaN must reach the caller
     tokens_BKT = jnp.where(there_BK[..., None], result.tokens_BKT, 0)
     logprobs_BKT = jnp.where(there_BK[..., None], result.logprobs_BKT, 0.0)
     return Continued(tokens_BKT, logprobs_BKT, result.score_BK, any_B[:, None] & there_BK)

@@ -26,6 +26,8 @@ from fire_lm.generation.programs import (
 from fire_lm.models import Decoder
 from fire_lm.sharding import BATCH
 
+_LONGEST = 2**24
+
 
 class Generated(NamedTuple):
     """Continuations of prompts, on the host.
@@ -137,6 +139,11 @@ def check_prompts(
             f"lengths of prompts are from 1 (the first token, 0) to {prompts_BP.shape[1]}, got "
             f"{lengths_B.min()} to {lengths_B.max()}"
         )
+    if prompts_BP.min() < 0 or prompts_BP.max() >= model.vocab_size:
+        raise UserError(
+            f"tokens of prompts are from 0 to {model.vocab_size - 1}, got "
+            f"{prompts_BP.min() if prompts_BP.min() < 0 else prompts_BP.max()}"
+        )
     needed = int(lengths_B.max()) + new_tokens
     context = needed if context_length is None else context_length
     if context < needed:
@@ -147,6 +154,11 @@ def check_prompts(
 
 def check_context(model: Decoder, needed: int, context_length: int) -> None:
     """Raises UserError if the model cannot read `needed` tokens of an input of `context_length`."""
+    if context_length > _LONGEST:
+        raise UserError(
+            f"the input has {context_length:,} tokens: positions are computed in float32, which "
+            f"is exact up to {_LONGEST:,}"
+        )
     last = int(model.resampling.evaluation_positions(context_length)[0, needed - 1])
     for encoding in model.encodings:
         encoding.check_length(last + 1, context_length)

@@ -52,8 +52,10 @@ class Sample:
     samples: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise UserError(f"temperature is {self.temperature:g}: it must be above 0 (or Greedy)")
+        if not 1e-6 <= self.temperature < math.inf:  # below it logits overflow float32
+            raise UserError(
+                f"temperature is {self.temperature:g}: it must be 1e-6 or more (or Greedy)"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}: it must be 1 or more")
         if not 0 < self.top_p <= 1:

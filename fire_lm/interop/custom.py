@@ -112,6 +112,8 @@ def _learned(encoding: PositionalEncoding, params: Any) -> Arrays:
             "p": np.clip(params["p"], SMALLEST, most),
             "a": np.clip(params["a"], SMALLEST, None),
         }
+    if isinstance(encoding, Learned):
+        return {"embedding": np.asarray(encoding.table(params))}
     return dict(params)
 
 

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from fire_lm import config as gin
 from fire_lm.checkpoints import Checkpointing, Checkpoints, checkpoint_directory
+from fire_lm.config import Config, save
 from fire_lm.data.hub_vocabulary import EXPORTED
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
@@ -49,7 +49,7 @@ class Imported(NamedTuple):
     told: what the user should know of them.
     """
 
-    config: gin.Config
+    config: Config
     params: Any
     told: str
 
@@ -140,7 +140,7 @@ def write_run(found: Imported, workdir: str) -> None:
     try:
         with contextlib.closing(Checkpoints(folder, Checkpointing(failures_allowed=0))) as saved:
             saved.save(0, {"params": params}, b"", {}, shared_position=True)
-        gin.save(found.config, epath.Path(folder))
+        save(found.config, epath.Path(folder))
     except BaseException:
         with contextlib.suppress(OSError):
             checkpoint_directory(folder).rmtree()  # else it would be in the way of the next try

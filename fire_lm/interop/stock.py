@@ -183,9 +183,9 @@ def _without_positions(model: Decoder, params: Any, _: NoPE, positions: int) -> 
     return _gpt2(model, params, np.zeros((positions, model.size.hidden_size), np.float32))
 
 
-def _with_a_table(model: Decoder, params: Any, _: Learned, positions: int) -> Stock:
+def _with_a_table(model: Decoder, params: Any, learned: Learned, positions: int) -> Stock:
     del positions
-    return _gpt2(model, params, np.asarray(params["position"]["embedding"]))
+    return _gpt2(model, params, np.asarray(learned.table(params["position"])))
 
 
 def _with_waves(model: Decoder, params: Any, waves: Sinusoidal, positions: int) -> Stock:

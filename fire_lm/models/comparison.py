@@ -105,4 +105,6 @@ def _labels(changed: dict[str, Any], trained: Decoder) -> list[str]:
 def _label(field: str, value: Any) -> str:
     if value is True:
         return field
-    return f"no_{field}" if value in (None, False) else str(value)
+    if value is None or value is False:
+        return f"no_{field}"
+    return f"{field}-{value:g}" if isinstance(value, int | float) else str(value)

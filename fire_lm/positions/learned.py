@@ -6,10 +6,12 @@ Source: Gehring et al. (2017); initialised as GPT-2's, N(0, 0.02).
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fire_lm.errors import UserError
 from fire_lm.positions.base import Params, PositionalEncoding
@@ -25,34 +27,59 @@ class Learned(PositionalEncoding):
 
     Attributes:
       max_length: rows of the table; None: the training length.
+      interpolation: a factor of at least 1 by which positions are divided at evaluation, so that
+        the table of a trained model reaches inputs that are so many times as long; rows between
+        two learned ones are interpolated linearly. None: positions as they are.
     """
 
     translation_invariant: ClassVar[bool] = False
     integer_positions: ClassVar[bool] = True
     length_fields: ClassVar[tuple[str, ...]] = ("max_length",)
+    evaluation_fields: ClassVar[tuple[str, ...]] = ("interpolation",)
 
     max_length: int | None = None
+    interpolation: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_length is not None and self.max_length < 1:
             raise UserError(f"Learned.max_length is {self.max_length}: it must be 1 or more")
+        if self.interpolation is not None and not 1 <= self.interpolation < math.inf:
+            raise UserError(
+                f"Learned.interpolation is {self.interpolation}: it must be 1 or more, and finite"
+            )
+
+    @property
+    def learned_rows(self) -> int:
+        """The number of rows that are parameters."""
+        return self.train_length if self.max_length is None else self.max_length
 
     @property
     def rows(self) -> int:
         """The number of positions that it knows."""
-        return self.train_length if self.max_length is None else self.max_length
+        return math.floor((self.learned_rows - 1) * (self.interpolation or 1.0)) + 1
+
+    def table(self, params: Params) -> jax.Array:
+        """The row of each position that it knows, float32 `[rows, D]`."""
+        learned = params["embedding"]
+        if self.interpolation is None:
+            return learned
+        place_P = np.arange(self.rows) / self.interpolation
+        below_P = np.floor(place_P).astype(np.int32)
+        above_P = np.minimum(below_P + 1, self.learned_rows - 1)
+        share_P1 = (place_P - below_P).astype(np.float32)[:, None]
+        return (1 - share_P1) * learned[below_P] + share_P1 * learned[above_P]
 
     def check_length(self, length: int, context_length: int) -> None:
         del context_length
         if length > self.rows:
             raise UserError(
                 f"length {length} is beyond the {self.rows} positions that this encoding has "
-                "learned.\nUse shorter inputs, or train with Learned.max_length = "
-                f"{length} or more."
+                "learned.\nUse shorter inputs, train with Learned.max_length = "
+                f"{length} or more, or evaluate with a Learned.interpolation."
             )
 
     def init(self, rng: jax.Array) -> Params:
-        shape = (self.rows, self.hidden_size)
+        shape = (self.learned_rows, self.hidden_size)
         return {"embedding": 0.02 * jax.random.normal(rng, shape, jnp.float32)}
 
     def embed(self, params: Params, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
@@ -62,7 +89,7 @@ class Learned(PositionalEncoding):
                 "(resampling) need an encoding that is a function of them."
             )
         rows_BTD = (
-            params["embedding"]
+            self.table(params)
             .at[pos_BT]
             .get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from fire_lm import config as gin
+from fire_lm.config import Config
 from fire_lm.results.folder import Setting
 
 # Of a run's settings, by the beginning of their names, those that change no number, or say where
@@ -17,7 +17,7 @@ _IDLE = (
 )
 
 
-def differing(configs: dict[str, gin.Config]) -> list[Setting]:
+def differing(configs: dict[str, Config]) -> list[Setting]:
     """The settings that are not the same in all runs that have them, as gin would print them.
 
     By parameter: one run may bind it by a macro, another itself.
@@ -36,7 +36,7 @@ def differing(configs: dict[str, gin.Config]) -> list[Setting]:
     ]
 
 
-def arm_names(configs: dict[str, gin.Config], settings: Sequence[Setting]) -> dict[str, str]:
+def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[str, str]:
     """The encoding, and where runs of one encoding differ by more than seeds, also by what.
 
     Two runs of one seed, such as a run and its copy, are no two draws of anything: they are told

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from etils import epath
 
-from fire_lm import config as gin
+from fire_lm.config import Config
 from fire_lm.data import Data, TextData, dataset_label
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
@@ -120,7 +120,7 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
     return joined([results, *probes])
 
 
-def _of_run(workdir: epath.Path, config: gin.Config, arm: str) -> Results:
+def _of_run(workdir: epath.Path, config: Config, arm: str) -> Results:
     run, encoding = workdir.name, label_in(config)
     lines, own = logged_steps(workdir), read_own(workdir, encoding)
     if own.problem:
@@ -179,7 +179,7 @@ def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | Non
     return TrainingPoint(run, encoding, line["step"], int(tokens), *map(float, rest))
 
 
-def _facts(workdir: epath.Path, config: gin.Config, arm: str, step: int) -> RunFacts:
+def _facts(workdir: epath.Path, config: Config, arm: str, step: int) -> RunFacts:
     model = config.call("build_decoder")
     counts = count_parameters(parameter_shapes(model))
     began = starts(str(workdir))

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fire_lm import config as gin
 from fire_lm import reporting
+from fire_lm.config import Config
 from fire_lm.experiment import label_in, load_config
 from fire_lm.reporting import published
 from fire_lm.results import read_own, read_rows
@@ -45,13 +45,13 @@ class Experiment:
         return self == other
 
 
-def experiment(config: gin.Config) -> Experiment:
+def experiment(config: Config) -> Experiment:
     model = config.call("build_decoder")
     encoding, length = config.macro("ENCODING"), config.macro("TRAIN_LENGTH")
     return Experiment(encoding, model.size, model.vocab_size, length, _text(config))
 
 
-def _text(config: gin.Config) -> str | None:
+def _text(config: Config) -> str | None:
     """'c4' of c4/en:3.1.0 and c4_en:1.0.0; all of a mixture."""
     found = {
         key.parameter: value
@@ -73,7 +73,7 @@ def row_at(model: str, scale: str) -> Experiment:
     return experiment(load_config(files))
 
 
-def row_of(config: gin.Config) -> tuple[str, str] | None:
+def row_of(config: Config) -> tuple[str, str] | None:
     """The model of configs/paper/ that a configuration trains, and the scale; None for another.
 
     At a scale of one size, where base and large are the same, it is the base model.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 
-from fire_lm import config as gin
 from fire_lm.checkpoints import available_steps
+from fire_lm.config import Config
 from fire_lm.data import scoring_text
 from fire_lm.errors import FireLMError, RunFailed
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
@@ -21,7 +21,7 @@ from fire_lm.sharding import MeshShape, make_mesh
 
 def probed_arm(
     workdirs: Sequence[epath.Path],
-    configs: dict[str, gin.Config],
+    configs: dict[str, Config],
     results: Results,
     before: Results,
 ) -> Results:
@@ -34,7 +34,7 @@ def probed_arm(
     return Results()
 
 
-def _probed(workdir: epath.Path, config: gin.Config, results: Results, before: Results) -> Results:
+def _probed(workdir: epath.Path, config: Config, results: Results, before: Results) -> Results:
     """Biases and scores of the checkpoint that was scored, or the newest.
 
     Raises:
@@ -73,7 +73,7 @@ def _trained(results: Results, run: str) -> set[TrainingPoint]:
     return {point for point in results.training if point.run == run}
 
 
-def _text(config: gin.Config, length: int) -> np.ndarray:
+def _text(config: Config, length: int) -> np.ndarray:
     """A row of held-out text, int32 `[length]`."""
     data = config.call("pretrain").data.parts[0]
     return scoring_text(data, length=length, num_sequences=1).targets[0]

@@ -27,7 +27,8 @@ class Continuation:
 
     Attributes:
       text: of the tokens, cut before the first stop string.
-      tokens: generated ids, the end-of-document token included.
+      tokens: generated ids, the end-of-document token included; with those of the stop string and
+        what the model wrote after it, which `text` lacks.
       logprobs: natural logarithms of their probabilities under the model.
       score: the sum of `logprobs`; of a beam divided by its length penalty.
       ended: by "end of document", "stop string", or "length" (`new_tokens` were not enough).
@@ -79,6 +80,8 @@ class Writer:
         """
         if not prompt:
             raise UserError("the prompt is empty: it must have one character or more")
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise UserError(f"the prompt {prompt[:40]!a} is not valid UTF-8: convert it")
         if lacking := vocabulary.unknown(self.data, prompt):
             raise UserError(
                 f"the vocabulary {self.data.vocabulary} cannot express {lacking!r} of the prompt "

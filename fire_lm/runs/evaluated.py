@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from fire_lm import config as gin
 from fire_lm import models
+from fire_lm.config import Config
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.runs.saved import newest_config, saved_config
@@ -19,7 +19,7 @@ def configuration(
     workdir: epath.Path,
     files: Sequence[str] = (),
     bindings: Sequence[str] = (),
-) -> tuple[gin.Config, str]:
+) -> tuple[Config, str]:
     """The run's own configuration with what was asked for, and the name of what that changes."""
     trained = saved_config(workdir)
     config = load_config(
@@ -31,7 +31,7 @@ def configuration(
     return config, variant_of(trained, config, workdir)
 
 
-def variant_of(trained: gin.Config, asked: gin.Config, workdir: epath.Path) -> str:
+def variant_of(trained: Config, asked: Config, workdir: epath.Path) -> str:
     """What is asked of the trained model at evaluation alone, by its name in the table."""
     if trained.macro("ENCODING") != asked.macro("ENCODING"):
         raise UserError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fire_lm import config as gin
+from fire_lm.config import Config
 from fire_lm.config.program import Place, key_of
 from fire_lm.config.syntax import Key, Macro
 
@@ -23,23 +23,24 @@ _TOLD = Key((), MODEL, "train_length")
 _FOLLOWS = Macro("TRAIN_LENGTH")  # as configs/base.gin binds it
 
 
-def open_lengths(config: gin.Config) -> list[Key]:
+def open_lengths(config: Config) -> list[Key]:
     """The parameters of the model that follow from TRAIN_LENGTH, as nothing else binds them.
 
     A binding on the command line is the user's, also if it says `%TRAIN_LENGTH`.
     """
     found = []
-    for place in config.places(MODEL):
-        bound = config.bound(place)
-        fields = getattr(config.target(place), "length_fields", ())
+    program = config.program
+    for place in program.reach([MODEL]):
+        bound = program.bound(place)
+        fields = getattr(program.configurables[place.name], "length_fields", ())
         found += [key_of(place, field) for field in fields if field not in bound]
-    told = config.bound(Place((), MODEL)).get(_TOLD.parameter)
+    told = program.bound(Place((), MODEL)).get(_TOLD.parameter)
     if told is None or (told.node == _FOLLOWS and not told.from_command_line):
         found.append(_TOLD)
     return found
 
 
-def kept_lengths(config: gin.Config, trained: gin.Config) -> dict[Key, Any]:
+def kept_lengths(config: Config, trained: Config) -> dict[Key, Any]:
     """What `config` is to take from the configuration of the model that it goes on from.
 
     Values that it has anyway, and those that the other derived too, are left out.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,18 +28,31 @@ class Prompt:
     number: int
 
 
-def read_prompts(lines: Iterable[str], name: str) -> list[Prompt]:
-    """The prompts of the file `name`; blank lines are skipped.
+def read_prompts(content: bytes, name: str) -> list[Prompt]:
+    """Returns the prompts of the file `name`; blank lines are skipped.
+
+    Lines end at line feeds alone: JSON may hold the other line separators of Unicode as they are.
 
     Raises:
-      UserError: a line is not as it must be, an id is there twice, or there is no prompt.
+      UserError: a line is malformed or not UTF-8, two lines have the same id, or there is no
+        prompt.
     """
     found: dict[str | int, Prompt] = {}
-    for number, line in enumerate(lines, 1):
+    for number, raw in enumerate(content.split(b"\n"), 1):
+        try:
+            line = raw.decode()
+        except UnicodeDecodeError as error:
+            raise UserError(f"{name}, line {number}: not UTF-8 ({error.reason} at byte "
+                            f"{error.start + 1}): convert the file")  from None  # fmt: skip
         if not line.strip():
             continue
         try:
             fields = json.loads(line)
+            json.dumps(fields, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{name}, line {number}: half a surrogate pair, which is no character: remove it"
+            ) from None
         except ValueError:
             fields = None
         text = fields.get("prompt") if isinstance(fields, dict) else None
@@ -58,27 +71,38 @@ def read_prompts(lines: Iterable[str], name: str) -> list[Prompt]:
     return list(found.values())
 
 
-def finished(path: epath.Path, made: Mapping[str, Any]) -> set[str | int]:
-    """The ids of an earlier output whose lines were `made` the same way.
+def finished(
+    path: epath.Path, made: Mapping[str, Any], prompts: Sequence[Prompt]
+) -> list[str | int]:
+    """Returns the ids of the `prompts` whose results an earlier command has written to `path`.
 
     Raises:
-      UserError: a line is no result, or was made otherwise.
+      UserError: a line is not a result, was not `made` the same way, or continues another prompt
+        under the same id.
     """
-    ids = set()
+    texts, ids = {prompt.id: prompt.text for prompt in prompts}, []
     for number, line in enumerate(whole_lines(read_bytes(path) or b"").splitlines(), 1):
         try:
             fields = json.loads(line)
-            ids.add(fields["id"])
+            key, text = fields["id"], fields["prompt"]
+            there = key in texts
         except (ValueError, KeyError, TypeError):
             raise UserError(
                 f"{path}, line {number}: no result of fire-lm generate\ngive another --output"
             ) from None
-        for key, value in made.items():
-            if fields.get(key) != value:
+        for name, value in made.items():
+            if fields.get(name) != value:
                 raise UserError(
-                    f"{path} holds continuations with {key} = {fields.get(key)!r}, not "
+                    f"{path} holds continuations with {name} = {fields.get(name)!r}, not "
                     f"{value!r}: give another --output"
                 )
+        if there and text != texts[key]:
+            raise UserError(
+                f"{path}, line {number}: the prompt of id {key!r} is {text[:40]!r} there and "
+                f"{texts[key][:40]!r} now: give another --output"
+            )
+        if there:
+            ids.append(key)
     return ids
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fire_lm import config as gin
 from fire_lm import models
 from fire_lm.checkpoints import available_steps, split_run
+from fire_lm.config import ABSENT, Config, differences
 from fire_lm.errors import UserError
 from fire_lm.runs.kept_lengths import kept_lengths, open_lengths
 from fire_lm.runs.saved import damaged, model_of_run, newest_config, saved_config
@@ -20,7 +20,7 @@ def check_not_imported(workdir: str) -> None:
         )
 
 
-def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) -> None:
+def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> None:
     """Refuses a workdir of another experiment; training longer is the same experiment."""
     saved = newest_config(workdir)
     if saved is None:
@@ -30,16 +30,16 @@ def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) 
         return
     try:
         old = saved.read_bytes().decode("utf-8-sig")
-        differences = gin.differences(old, config, root="pretrain")
+        differing = differences(old, config, root="pretrain")
     except UnicodeError:
         raise damaged(saved, "it is not UTF-8 text") from None
     except UserError as error:
         raise damaged(saved, str(error)) from error
-    if lacking := [str(one.name) for one in differences if one.old is gin.ABSENT]:
+    if lacking := [str(one.name) for one in differing if one.old is ABSENT]:
         raise damaged(saved, f"it does not say {', '.join(lacking[:3])}")
     changed = [
         str(difference)
-        for difference in differences
+        for difference in differing
         if difference.name not in ("TRAIN_STEPS", "PRETRAINING_STEPS", "pretrain.train_steps")
         or difference.new <= difference.old
     ]
@@ -50,7 +50,7 @@ def check_same_experiment(config: gin.Config, workdir: str, allow_change: bool) 
         )
 
 
-def check_same_encoding(config: gin.Config, workdir: str) -> None:
+def check_same_encoding(config: Config, workdir: str) -> None:
     """No setting makes the state of one encoding that of another, even under the same names."""
     old, new = (model_of_run(workdir), config.call("build_decoder"))
     names = [models.encoding_names(model) for model in (old, new)]
@@ -61,7 +61,7 @@ def check_same_encoding(config: gin.Config, workdir: str) -> None:
         )
 
 
-def with_kept_lengths(config: gin.Config, workdir: str, allow_change: bool) -> gin.Config:
+def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Config:
     """`config` with the lengths that its model keeps of the one it goes on from (kept_lengths.py).
 
     That is the model of INIT_FROM, unless the run directory has one already: such a run, which may

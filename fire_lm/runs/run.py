@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from fire_lm import config as gin
 from fire_lm.checkpoints import available_steps, choose_step, restore_params, split_run
+from fire_lm.config import Config
 from fire_lm.data import Data
 from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
@@ -44,7 +44,7 @@ class Run:
         return self.workdir.name
 
     @functools.cached_property
-    def config(self) -> gin.Config:
+    def config(self) -> Config:
         """The configuration of its latest start."""
         return saved_config(self.workdir)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from fire_lm import config as gin
 from fire_lm import models
+from fire_lm.config import Config
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.results import ranked_steps, read_own
@@ -31,7 +31,7 @@ def newest_config(
     return found[max(found)] if found else None
 
 
-def saved_config(workdir: str | epath.Path) -> gin.Config:
+def saved_config(workdir: str | epath.Path) -> Config:
     """The configuration of a run's latest start.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 
 from etils import epath
 
-from fire_lm import config as gin
+from fire_lm.config import Config, UnusedBinding
 from fire_lm.data import dataset_label, quick_splits
 from fire_lm.errors import UserError
 from fire_lm.evaluation import LengthSweep, say_once
@@ -33,7 +33,7 @@ class Setting:
     """
 
     also: str
-    config: gin.Config
+    config: Config
     variant: str
 
     @functools.cached_property
@@ -86,7 +86,7 @@ def resolved(
         files, bindings = flags_of(also)
         try:
             one = Setting(also, *configuration(arguments, workdir, files, bindings))
-        except gin.UnusedBinding as error:
+        except UnusedBinding as error:
             idle[also] = str(error)
             continue
         check_settings(one.config)

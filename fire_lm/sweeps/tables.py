@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from fire_lm import config as gin
+from fire_lm.config import Config
 from fire_lm.experiment import label_in
 from fire_lm.reporting.arms import arm_names, differing
 from fire_lm.reporting.length_sweep import sweep_text, write_figure
@@ -35,7 +35,7 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
     rows: list[SweepRow] = []
     texts: list[ScoredText] = []
     positions: list[PositionLoss] = []
-    configs: dict[str, gin.Config] = {}
+    configs: dict[str, Config] = {}
     for name in dict.fromkeys(name for name, _ in checkpoints):
         config = saved_config(place(name))
         own = read_own(place(name), label_in(config))
@@ -57,7 +57,7 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
 
 
 def as_results(
-    rows: Sequence[SweepRow], texts: Sequence[ScoredText], configs: Mapping[str, gin.Config]
+    rows: Sequence[SweepRow], texts: Sequence[ScoredText], configs: Mapping[str, Config]
 ) -> Results:
     """As a report has them: runs that differ by their seed alone are an arm, of each step its
     own."""

@@ -1,0 +1,1 @@
+"""Tasks with answers, which a model is trained on and scored by."""

@@ -1,0 +1,41 @@
+"""Binary Multiplication (context-sensitive), lowest bit first (2207.02098)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fire_lm.tasks.synthetic.binary import (
+    END,
+    SEPARATOR,
+    lone_number,
+    low_first,
+    number,
+    two_numbers,
+)
+from fire_lm.tasks.synthetic.task import Sample, Task, terminated
+
+
+@dataclasses.dataclass(frozen=True)
+class BinaryMultiplication(Task):
+    """Two numbers with a 2 between them; their product, a 2, zeros. All lowest bit first.
+
+    Below three symbols there is one number, and the answer is a zero less than it has bits.
+    """
+
+    input_symbols = 3
+    answer_symbols = 3
+    terminator = END
+
+    def answer_length(self, length: int) -> int:
+        return length
+
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        if length < 3:
+            string, product = lone_number(rng, length), np.zeros(length - 1, np.int64)
+        else:
+            first, second = two_numbers(rng, length)
+            string = np.concatenate([first, [SEPARATOR], second])
+            product = low_first(number(first) * number(second))
+        return Sample(string, terminated(product, END, length))

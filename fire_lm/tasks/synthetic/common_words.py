@@ -1,0 +1,58 @@
+"""Common words extraction (RULER, 2404.06654): the words that occur more often than others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fire_lm.tasks.synthetic.haystack import distinct_words, symbols_of
+from fire_lm.tasks.synthetic.task import Sample, Task
+
+_QUESTION = b"The most common words are "
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonWords(Task):
+    """At most `length` bytes: a list of words, few of them common, and a question.
+
+    As many uncommon words as fit. The answer is the common words in the order in which they first
+    occur. Words are random letters.
+
+    Attributes:
+        common: words to find.
+        times, other_times: how often a common and an uncommon word occurs.
+        letters: of a word.
+    """
+
+    common: int = 10
+    times: int = 30
+    other_times: int = 3
+    letters: int = 5
+    input_symbols = 256
+    answer_symbols = 62  # digits and letters
+
+    @property
+    def shortest(self) -> int:
+        occurrences = self.common * self.times + self.other_times
+        return occurrences * (self.letters + 1) + len(_QUESTION)
+
+    def _others(self, length: int) -> int:
+        room = (length - len(_QUESTION)) // (self.letters + 1) - self.common * self.times
+        return room // self.other_times
+
+    def input_length(self, length: int) -> int:
+        occurrences = self.common * self.times + self._others(length) * self.other_times
+        return occurrences * (self.letters + 1) + len(_QUESTION)
+
+    def answer_length(self, length: int) -> int:
+        return self.common * self.letters
+
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        others = self._others(length)
+        words = distinct_words(rng, self.common + others, self.letters)
+        counts = [self.times] * self.common + [self.other_times] * others
+        order = rng.permutation(np.repeat(np.arange(len(words)), counts)).tolist()
+        text = b"".join(words[word] + b" " for word in order) + _QUESTION
+        found = [word for word in dict.fromkeys(order) if word < self.common]
+        return Sample(symbols_of(text), symbols_of(b"".join(words[word] for word in found)))

@@ -1,0 +1,29 @@
+"""Compute Sqrt (context-sensitive): the whole part of a square root, in binary (2207.02098)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from fire_lm.tasks.synthetic.binary import low_first, number, positive_bits
+from fire_lm.tasks.synthetic.task import Sample, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputeSqrt(Task):
+    """A number from 1 to 2^n - 1, highest bit first; its root in half as many bits, rounded up."""
+
+    input_symbols = 2
+    answer_symbols = 2
+
+    def answer_length(self, length: int) -> int:
+        return (length + 1) // 2
+
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        drawn = positive_bits(rng, length)
+        answer = np.zeros(self.answer_length(length), np.int64)
+        root = low_first(math.isqrt(number(drawn)))
+        answer[: len(root)] = root
+        return Sample(drawn[::-1], answer[::-1])

@@ -1,0 +1,35 @@
+"""Cycle Navigation (regular): where a walk on a circle of five places ends (2207.02098)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fire_lm.tasks.synthetic.task import Sample, Task, Variant
+
+# What the symbols 0, 1, 2 move by: in the benchmark's code, and in the order that its text names.
+MOVES: dict[Variant, tuple[int, int, int]] = {"code": (-1, 0, 1), "text": (0, 1, -1)}
+
+
+@dataclasses.dataclass(frozen=True)
+class CycleNavigation(Task):
+    """The sum of n moves, modulo `places`.
+
+    Attributes:
+        places: on the circle.
+        variant: which symbol stands for which move; the texts of both are equal but for labels.
+    """
+
+    places: int = 5
+    variant: Variant = "code"
+    input_symbols = 3
+
+    @property
+    def answer_symbols(self) -> int:
+        return self.places
+
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        string = rng.integers(0, 3, length)
+        moves = np.array(MOVES[self.variant])[string]
+        return Sample(string, np.sum(moves, keepdims=True) % self.places)

@@ -1,0 +1,69 @@
+"""Decimal addition with reversed digits and index hints (Zhou et al. 2024, 2402.09371)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fire_lm.errors import UserError
+from fire_lm.tasks.synthetic.task import Sample, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class DecimalAddition(Task):
+    """Two numbers of `length` digits, and their sum in one digit more.
+
+    A hint stands before each digit and says which place it is of: with n + 1 places, consecutive
+    hints from a random first one, the highest place first. The sum's highest digit may be 0; that
+    of a number is not, unless it is its only one. Symbols are digits, hints, and +.
+
+    Attributes:
+        hints: how many there are to draw from, at least one more than digits; 0 goes without.
+        lowest_first: whether numbers are written from the lowest digit to the highest.
+    """
+
+    hints: int = 102
+    lowest_first: bool = True
+
+    def __post_init__(self) -> None:
+        if self.hints < 0 or self.hints == 1:
+            raise UserError(f"DecimalAddition.hints is {self.hints}: it is 0, or 2 and more")
+
+    @property
+    def input_symbols(self) -> int:
+        return 11 + self.hints
+
+    @property
+    def answer_symbols(self) -> int:
+        return 10 + self.hints
+
+    @property
+    def longest(self) -> int | None:
+        return self.hints - 1 if self.hints else None
+
+    def _width(self, digits: int) -> int:
+        return 2 * digits if self.hints else digits
+
+    def input_length(self, length: int) -> int:
+        return 2 * self._width(length) + 1
+
+    def answer_length(self, length: int) -> int:
+        return self._width(length + 1)
+
+    def _written(self, value: int, digits: int, first_hint: int) -> np.ndarray:
+        """A number in so many digits; its lowest place has hint `first_hint + length`."""
+        shown = np.array([int(digit) for digit in f"{value:0{digits}d}"], np.int64)
+        if self.hints:
+            shown = np.stack([10 + first_hint + np.arange(digits), shown], axis=1)
+        return (shown[::-1] if self.lowest_first else shown).ravel()
+
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        digits = rng.integers(0, 10, (2, length))
+        if length > 1:
+            digits[:, 0] = rng.integers(1, 10, 2)
+        a, b = (int("".join(map(str, row))) for row in digits.tolist())
+        hint = int(rng.integers(self.hints - length)) if self.hints else 0
+        numbers = (self._written(value, length, hint + 1) for value in (a, b))
+        inputs = np.concatenate([next(numbers), [10 + self.hints], next(numbers)])
+        return Sample(inputs, self._written(a + b, length + 1, hint))

@@ -1,0 +1,60 @@
+"""Frequent words extraction (RULER, 2404.06654): the three most frequent of Zipf's words."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fire_lm.tasks.synthetic.haystack import distinct_words, symbols_of
+from fire_lm.tasks.synthetic.task import Sample, Task
+
+_QUESTION = b"The three most frequent words are "
+ASKED = 3
+_FEWEST = 48  # words, so that the first four differ in frequency at RULER's exponent
+
+
+@dataclasses.dataclass(frozen=True)
+class FrequentWords(Task):
+    """At most `length` bytes: words in random order, and a question.
+
+    Of N words the k-th most frequent occurs floor(N k^-exponent / Z) times, where Z is the sum of
+    k^-exponent up to N; words that occur once fill the rest. The answer is the first three by
+    frequency. (RULER has a first word besides, '...', that it does not ask for.)
+
+    Attributes:
+        exponent: of Zipf's law.
+        letters: of a word.
+    """
+
+    exponent: float = 2.0
+    letters: int = 6
+    input_symbols = 256
+    answer_symbols = 62  # digits and letters
+
+    @property
+    def shortest(self) -> int:
+        return _FEWEST * (self.letters + 1) + len(_QUESTION)
+
+    def _words(self, length: int) -> int:
+        return (length - len(_QUESTION)) // (self.letters + 1)
+
+    def input_length(self, length: int) -> int:
+        return self._words(length) * (self.letters + 1) + len(_QUESTION)
+
+    def answer_length(self, length: int) -> int:
+        return ASKED * self.letters
+
+    def counts(self, words: int) -> np.ndarray:
+        """int [k]: how often each word occurs, in falling order; their sum is `words`."""
+        shares = np.arange(1, words + 1) ** -self.exponent
+        counts = np.floor(words * shares / shares.sum()).astype(np.int64)
+        counts = counts[counts > 0]
+        return np.append(counts, np.ones(words - counts.sum(), np.int64))
+
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        counts = self.counts(self._words(length))
+        words = distinct_words(rng, len(counts), self.letters)
+        order = rng.permutation(np.repeat(np.arange(len(counts)), counts)).tolist()
+        text = b"".join(words[word] + b" " for word in order) + _QUESTION
+        return Sample(symbols_of(text), symbols_of(b"".join(words[:ASKED])))

@@ -1,0 +1,97 @@
+"""Prompts made of text: sentences hidden in noise, or in a local file; a symbol is a byte."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from fire_lm.errors import UserError
+
+# Bytes by symbol: digits, then letters, so that answers need few symbols; then all others.
+DIGITS, CAPITALS, LETTERS = (
+    b"0123456789",
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    b"abcdefghijklmnopqrstuvwxyz",
+)
+_FIRST = DIGITS + CAPITALS + LETTERS
+BYTES = _FIRST + bytes(byte for byte in range(256) if byte not in _FIRST)
+_SYMBOL = np.argsort(np.frombuffer(BYTES, np.uint8))
+
+# The filler of Mohtashami and Jaggi 2023 (2305.16300), which RULER uses as well.
+NOISE = (
+    b"The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+)
+
+
+def symbols_of(text: bytes) -> np.ndarray:
+    """int [n]: the symbol of each byte."""
+    return _SYMBOL[np.frombuffer(text, np.uint8)].astype(np.int64)
+
+
+def text_of(symbols: np.ndarray) -> bytes:
+    """The bytes of symbols, the inverse of `symbols_of`."""
+    return np.frombuffer(BYTES, np.uint8)[symbols].tobytes()
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            text = file.read()
+    except OSError as error:
+        raise UserError(f"text: cannot read {path}: {error.strerror}") from error
+    if not text:
+        raise UserError(f"text: {path} is empty")
+    return text
+
+
+def filler(rng: np.random.Generator, path: str, size: int) -> bytes:
+    """`size` bytes: the noise sentences from the first on, or a file from a random place on.
+
+    Either is repeated where it is shorter.
+    """
+    text = _read(path) if path else NOISE
+    start = int(rng.integers(len(text))) if path else 0
+    return (text[start:] + text * (size // len(text) + 1))[:size]
+
+
+def prompt(
+    rng: np.random.Generator, path: str, needles: Sequence[bytes], question: bytes, size: int
+) -> bytes:
+    """`size` bytes: filler with the needles in this order at random places, then the question.
+
+    A needle stands at the beginning, the end, or behind a space of the filler; the places are
+    uniform among these.
+    """
+    hay = filler(rng, path, size - len(question) - sum(map(len, needles)))
+    gaps = np.flatnonzero(np.frombuffer(hay, np.uint8) == ord(" ")) + 1
+    places = np.unique(np.concatenate([[0], gaps, [len(hay)]]))
+    cuts = np.sort(rng.choice(places, len(needles))).tolist()
+    parts = [hay[a:b] for a, b in zip([0, *cuts], [*cuts, len(hay)], strict=True)]
+    hidden = [part + needle for part, needle in zip(parts, [*needles, question], strict=True)]
+    return b"".join(hidden)
+
+
+def random_bytes(rng: np.random.Generator, alphabet: bytes, size: int) -> bytes:
+    """A word of so many letters of the alphabet."""
+    return rng.choice(np.frombuffer(alphabet, np.uint8), size).tobytes()
+
+
+def distinct_words(
+    rng: np.random.Generator, count: int, size: int, alphabet: bytes = LETTERS
+) -> list[bytes]:
+    """`count` different words of `size` letters, in random order.
+
+    Raises:
+        UserError: there are not so many.
+    """
+    if count > len(alphabet) ** size // 2:
+        raise UserError(
+            f"there are too few words of {size} letters to draw {count}: use longer ones"
+        )
+    words: dict[bytes, None] = {}
+    while len(words) < count:
+        words[random_bytes(rng, alphabet, size)] = None
+    return list(words)

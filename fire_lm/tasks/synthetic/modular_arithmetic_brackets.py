@@ -1,0 +1,64 @@
+"""Modular Arithmetic with brackets (deterministic context-free), modulo 5 (2207.02098)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fire_lm.tasks.synthetic.task import Sample, Task, encoded
+
+OPERATORS = "+-*"
+
+
+def bracketed(
+    rng: np.random.Generator, length: int, modulus: int, operators: str
+) -> tuple[str, int]:
+    """A random expression of `length` characters and its value modulo `modulus`.
+
+    Up to four characters it is d, -d, (d) or (-d); else (L op R), where the length of L is uniform
+    from 1 to length - 4. Values up to 10 are one digit.
+    """
+    if length < 5:
+        digit = int(rng.integers(modulus))
+        written = ("", "{}", "-{}", "({})", "(-{})")[length].format(digit)
+        return written, digit if length % 2 else -digit % modulus
+    left_length = int(rng.integers(1, length - 3))
+    left, a = bracketed(rng, left_length, modulus, operators)
+    right, b = bracketed(rng, length - 3 - left_length, modulus, operators)
+    operator = operators[int(rng.integers(len(operators)))]
+    value = a + b if operator == "+" else a - b if operator == "-" else a * b
+    return f"({left}{operator}{right})", value % modulus
+
+
+def digits_of(modulus: int) -> str:
+    """The characters of the numbers below the modulus."""
+    return "0123456789"[:modulus]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModularArithmeticBrackets(Task):
+    """The value of an expression in brackets.
+
+    Symbols are the digits, then + - * ( ) and an x, which the benchmark has and never draws here.
+
+    Attributes:
+        modulus: at most 10.
+        multiply: whether * occurs, as in the benchmark's code.
+    """
+
+    modulus: int = 5
+    multiply: bool = True
+
+    @property
+    def input_symbols(self) -> int:
+        return self.modulus + 6
+
+    @property
+    def answer_symbols(self) -> int:
+        return self.modulus
+
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        operators = OPERATORS if self.multiply else OPERATORS[:2]
+        text, value = bracketed(rng, length, self.modulus, operators)
+        return Sample(encoded(text, digits_of(self.modulus) + "+-*()x"), np.array([value]))

@@ -1,0 +1,21 @@
+"""Parity Check (regular): whether the number of ones is odd (2207.02098, 2305.16843)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fire_lm.tasks.synthetic.task import Sample, Task, bits
+
+
+@dataclasses.dataclass(frozen=True)
+class ParityCheck(Task):
+    """The sum of n bits, modulo 2."""
+
+    input_symbols = 2
+    answer_symbols = 2
+
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        string = bits(rng, length)
+        return Sample(string, np.sum(string, keepdims=True) % 2)

@@ -1,0 +1,44 @@
+"""Passkey retrieval (Mohtashami and Jaggi 2023, 2305.16300): a number hidden in noise."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fire_lm.tasks.synthetic.haystack import DIGITS, prompt, random_bytes, symbols_of
+from fire_lm.tasks.synthetic.task import Sample, Task
+
+QUESTION = b"What is the pass key? The pass key is "
+
+
+@dataclasses.dataclass(frozen=True)
+class Passkey(Task):
+    """`length` bytes of text that name a number once and then ask for it.
+
+    The source draws the number from 1 to 50,000; here all have as many digits.
+
+    Attributes:
+        text: a local file to hide it in; '' takes noise sentences.
+        digits: of the number, the first of them any.
+    """
+
+    text: str = ""
+    digits: int = 5
+    input_symbols = 256
+    answer_symbols = 10
+
+    def _needle(self, key: bytes) -> bytes:
+        return b"The pass key is %s. Remember it. %s is the pass key. " % (key, key)
+
+    @property
+    def shortest(self) -> int:
+        return len(QUESTION) + len(self._needle(b"0" * self.digits))
+
+    def answer_length(self, length: int) -> int:
+        return self.digits
+
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        key = random_bytes(rng, DIGITS, self.digits)
+        asked = prompt(rng, self.text, [self._needle(key)], QUESTION, length)
+        return Sample(symbols_of(asked), symbols_of(key))

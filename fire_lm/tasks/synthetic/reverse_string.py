@@ -1,0 +1,24 @@
+"""Reverse String (deterministic context-free; 2207.02098)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fire_lm.tasks.synthetic.task import Sample, Task, bits
+
+
+@dataclasses.dataclass(frozen=True)
+class ReverseString(Task):
+    """n bits, from the last to the first."""
+
+    input_symbols = 2
+    answer_symbols = 2
+
+    def answer_length(self, length: int) -> int:
+        return length
+
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        string = bits(rng, length)
+        return Sample(string, string[::-1])

@@ -1,0 +1,133 @@
+"""Accuracy of answers: of symbols, and of whole answers; the benchmark's score; baselines."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from fire_lm.errors import UserError
+from fire_lm.tasks.synthetic.exercises import fixed_samples
+from fire_lm.tasks.synthetic.task import Task
+
+# The lengths whose mean is the benchmark's score (Ruoss et al. 2023). Its example leaves out 41.
+FIRST_SCORED, LAST_SCORED = 41, 500
+
+# Percent that the best constant answer scores, at length 40 or the shortest that a task has: of
+# 20,000 exercises where the rule does not give it. Below this, a model has learned nothing.
+MOST_FREQUENT = {
+    "EvenPairs": 50.0,
+    "ParityCheck": 50.0,
+    "CycleNavigation": 20.0,
+    "ModularArithmetic": 20.3,
+    "ModularArithmeticBrackets": 28.9,
+    "ReverseString": 50.0,
+    "SolveEquation": 20.4,
+    "StackManipulation": 48.2,
+    "BinaryAddition": 49.8,
+    "BinaryMultiplication": 48.9,
+    "ComputeSqrt": 52.5,
+    "DuplicateString": 50.0,
+    "MissingDuplicateString": 50.0,
+    "OddsFirst": 50.0,
+    "BucketSort": 20.0,
+    "DecimalAddition": 5.6,
+    "Recall": 0.2,
+    "FlipFlop": 50.0,
+    "Passkey": 10.0,
+    "Needles": 10.0,
+    "VariableTracking": 3.8,
+    "CommonWords": 3.8,
+    "FrequentWords": 3.8,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """Counts over answers, which add up whichever batches they were counted in.
+
+    Attributes:
+        sequences, whole: answers; those that are right in every symbol that counts.
+        symbols, right: symbols that count; those of them that are right.
+        symbols_squared, right_squared, product: sums over answers of symbols^2, right^2 and
+            symbols * right, for the standard error.
+    """
+
+    sequences: int = 0
+    whole: int = 0
+    symbols: int = 0
+    right: int = 0
+    symbols_squared: int = 0
+    right_squared: int = 0
+    product: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        mine, others = dataclasses.astuple(self), dataclasses.astuple(other)
+        return Tally(*(a + b for a, b in zip(mine, others, strict=True)))
+
+    @property
+    def accuracy(self) -> float:
+        """Percent of the symbols that count."""
+        return 100 * self.right / self.symbols
+
+    @property
+    def whole_accuracy(self) -> float:
+        """Percent of the answers."""
+        return 100 * self.whole / self.sequences
+
+    @property
+    def stderr(self) -> float:
+        """Standard error of `accuracy`, in percent: of a ratio of sums over answers."""
+        share = self.right / self.symbols
+        squares = self.right_squared - 2 * share * self.product + share**2 * self.symbols_squared
+        spread = max(0.0, squares) * self.sequences / max(1, self.sequences - 1)
+        return 100 * math.sqrt(spread) / self.symbols
+
+
+def tally(task: Task, truth: np.ndarray, given: np.ndarray) -> Tally:
+    """Counts of answers `given`, int [B, m], against the right ones, int [B, m]."""
+    counts = task.counted(truth)
+    right = (truth == given) & counts
+    of_answer, right_of_answer = counts.sum(axis=1), right.sum(axis=1)
+    return Tally(
+        sequences=len(truth),
+        whole=int(np.sum(right_of_answer == of_answer)),
+        symbols=int(of_answer.sum()),
+        right=int(right_of_answer.sum()),
+        symbols_squared=int(np.sum(of_answer**2)),
+        right_squared=int(np.sum(right_of_answer**2)),
+        product=int(np.sum(of_answer * right_of_answer)),
+    )
+
+
+def score(
+    accuracies: Mapping[int, float], first: int = FIRST_SCORED, last: int = LAST_SCORED
+) -> float:
+    """The benchmark's score: the mean accuracy over the lengths from `first` to `last` at hand.
+
+    Raises:
+        UserError: there is none.
+    """
+    scored = [accuracy for length, accuracy in accuracies.items() if first <= length <= last]
+    if not scored:
+        raise UserError(f"no length from {first} to {last} was scored, so there is no mean of them")
+    return math.fsum(scored) / len(scored)
+
+
+def chance(task: Task) -> float:
+    """Percent that random answers get: every symbol is as likely as the others."""
+    return 100 / task.answer_symbols
+
+
+def most_frequent(task: Task, length: int, seed: int, sequences: int) -> tuple[int, float]:
+    """The symbol that is the best constant answer, and its accuracy in percent, on test exercises.
+
+    What a model scores that knows how answers look and reads no input.
+    """
+    truth = np.stack([s.answer for s in fixed_samples(task, length, seed, range(sequences))])
+    symbols = truth[task.counted(truth)]
+    counts = np.bincount(symbols, minlength=task.answer_symbols)
+    best = int(np.argmax(counts))
+    return best, 100 * int(counts[best]) / len(symbols)

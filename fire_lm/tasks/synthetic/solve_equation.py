@@ -1,0 +1,48 @@
+"""Solve Equation (deterministic context-free): the unknown of an equation modulo 5 (2207.02098)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fire_lm.tasks.synthetic.modular_arithmetic_brackets import OPERATORS, bracketed, digits_of
+from fire_lm.tasks.synthetic.task import Sample, Task, Variant, encoded
+
+
+@dataclasses.dataclass(frozen=True)
+class SolveEquation(Task):
+    """A bracketed expression in which x hides one digit, and its value; the answer is x.
+
+    Below three symbols there is no equation: input and answer are zeros.
+
+    Attributes:
+        modulus: at most 10.
+        variant: 'code' has + and - alone, so that the solution is unique; 'text' also has *, and
+            the answer is the digit that was hidden, which need not be the only solution.
+    """
+
+    modulus: int = 5
+    variant: Variant = "code"
+
+    @property
+    def input_symbols(self) -> int:
+        return self.modulus + (6 if self.variant == "code" else 7)
+
+    @property
+    def answer_symbols(self) -> int:
+        return self.modulus
+
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        if length < 3:
+            return Sample(np.zeros(length, np.int64), np.zeros(1, np.int64))
+        operators = OPERATORS[:2] if self.variant == "code" else OPERATORS
+        text, value = bracketed(rng, length - 2, self.modulus, operators)
+        # The first digit from a random place on, around the end: so a digit behind many
+        # brackets is hidden more often than others, as in the benchmark.
+        place = int(rng.integers(len(text)))
+        while not text[place].isdigit():
+            place = (place + 1) % len(text)
+        equation = f"{text[:place]}x{text[place + 1 :]}={value}"
+        alphabet = digits_of(self.modulus) + "+-()x=*"
+        return Sample(encoded(equation, alphabet), np.array([int(text[place])]))

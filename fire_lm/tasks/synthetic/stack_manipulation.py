@@ -1,0 +1,44 @@
+"""Stack Manipulation (deterministic context-free): a stack after some actions (2207.02098)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fire_lm.tasks.synthetic.task import Sample, Task, Variant, bits, terminated
+
+POP, PUSH_0, PUSH_1, END = 2, 3, 4, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class StackManipulation(Task):
+    """A stack from bottom to top, then actions; the answer is the stack that they leave.
+
+    The initial stack has 1 to n - 1 elements, uniformly; POP on an empty stack does nothing. The
+    answer ends with a 2 and is filled with zeros. A single symbol is a stack without actions.
+
+    Attributes:
+        variant: the answer goes from top to bottom in the code, from bottom to top in the text.
+    """
+
+    variant: Variant = "code"
+    input_symbols = 5
+    answer_symbols = 3
+    terminator = END
+
+    def answer_length(self, length: int) -> int:
+        return length + 1
+
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        height = int(rng.integers(1, length)) if length > 1 else 1
+        initial = bits(rng, height)
+        actions = rng.integers(POP, PUSH_1 + 1, length - height)
+        stack = initial.tolist()
+        for action in actions.tolist():
+            if action != POP:
+                stack.append(action - PUSH_0)
+            elif stack:
+                stack.pop()
+        shown = np.array(stack[::-1] if self.variant == "code" else stack, np.int64)
+        return Sample(np.concatenate([initial, actions]), terminated(shown, END, length + 1))

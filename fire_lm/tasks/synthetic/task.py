@@ -1,0 +1,116 @@
+"""What a synthetic task is: a rule that makes an input and its answer from random numbers."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from fire_lm.errors import UserError
+
+# Where a benchmark's code and its text differ, the task has a field of this type.
+Variant = Literal["code", "text"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One exercise, in symbols.
+
+    Attributes:
+        inputs: int [n], each from 0 to `Task.input_symbols - 1`.
+        answer: int [m], each from 0 to `Task.answer_symbols - 1`.
+        queries: int [m], input symbols that ask for one answer symbol each, or None where the
+            input as a whole asks.
+    """
+
+    inputs: np.ndarray
+    answer: np.ndarray
+    queries: np.ndarray | None = None
+
+
+class Task(abc.ABC):
+    """A rule of exercises; each task is a frozen dataclass in a file of its own.
+
+    A symbol that occurs in inputs and in answers has the same number in both. Properties that do
+    not depend on a field are plain class attributes of the task: `input_symbols = 2`.
+    """
+
+    @property
+    @abc.abstractmethod
+    def input_symbols(self) -> int:
+        """How many symbols inputs are made of."""
+
+    @property
+    @abc.abstractmethod
+    def answer_symbols(self) -> int:
+        """How many symbols answers are made of."""
+
+    @property
+    def terminator(self) -> int | None:
+        """The answer symbol after which an answer does not count, where there is one."""
+        return None
+
+    @property
+    def shortest(self) -> int:
+        """The smallest length that the rule is defined for."""
+        return 1
+
+    @property
+    def longest(self) -> int | None:
+        """The greatest length that the rule is defined for, where there is one."""
+        return None
+
+    @abc.abstractmethod
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        """An exercise of this length; a function of the state of `rng` and the length alone."""
+
+    def input_length(self, length: int) -> int:
+        """Symbols of an input of this length."""
+        return length
+
+    def answer_length(self, length: int) -> int:
+        """Symbols of the answer to an input of this length."""
+        return 1
+
+    def counted(self, answer: np.ndarray) -> np.ndarray:
+        """bool [..., m]: which symbols of answers [..., m] count in the accuracy.
+
+        All of them, or those up to and including the first terminator.
+        """
+        if self.terminator is None:
+            return np.ones(answer.shape, bool)
+        ended = np.cumsum(answer == self.terminator, axis=-1)
+        return (ended == 0) | ((ended == 1) & (answer == self.terminator))
+
+    def check_length(self, length: int) -> None:
+        """Refuses a length that the rule is not defined for.
+
+        Raises:
+            UserError: `length` is below `shortest` or above `longest`.
+        """
+        if length < self.shortest or (self.longest is not None and length > self.longest):
+            limit = "" if self.longest is None else f", at most {self.longest}"
+            raise UserError(
+                f"{type(self).__name__} has no exercise of length {length}: "
+                f"it is at least {self.shortest}{limit}"
+            )
+
+
+def bits(rng: np.random.Generator, count: int) -> np.ndarray:
+    """int [count]: fair bits."""
+    return rng.integers(0, 2, count)
+
+
+def terminated(result: np.ndarray, terminator: int, width: int) -> np.ndarray:
+    """int [width]: the result, the terminator, zeros."""
+    answer = np.zeros(width, np.int64)
+    answer[: len(result)] = result
+    answer[len(result)] = terminator
+    return answer
+
+
+def encoded(text: str, alphabet: str) -> np.ndarray:
+    """int [n]: the place of each character in the alphabet."""
+    return np.array([alphabet.index(character) for character in text], np.int64)

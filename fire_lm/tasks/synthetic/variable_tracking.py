@@ -1,0 +1,62 @@
+"""Variable tracking (RULER, 2404.06654): all names of a value, through chains of assignments."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from fire_lm.tasks.synthetic.haystack import (
+    CAPITALS,
+    DIGITS,
+    distinct_words,
+    prompt,
+    symbols_of,
+)
+from fire_lm.tasks.synthetic.task import Sample, Task
+
+_QUESTION = b"The variables that are assigned the value %s are "
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableTracking(Task):
+    """`length` bytes of text with assignments; the answer is the names of one value, in order.
+
+    Attributes:
+        hops: assignments of a chain after its first; each copies the variable before it.
+        chains: of which the first is asked for.
+        text: a local file to hide them in; '' takes noise sentences.
+        letters, digits: of a name, of a value.
+    """
+
+    hops: int = 4
+    chains: int = 1
+    text: str = ""
+    letters: int = 5
+    digits: int = 5
+    input_symbols = 256
+    answer_symbols = 36  # digits and capital letters
+
+    @property
+    def shortest(self) -> int:
+        first = len(b"VAR  = . ") + self.letters + self.digits
+        copy = len(b"VAR  = VAR . ") + 2 * self.letters
+        return self.chains * (first + self.hops * copy) + len(_QUESTION % b"") + self.digits
+
+    def answer_length(self, length: int) -> int:
+        return (self.hops + 1) * self.letters
+
+    def sample(self, rng: np.random.Generator, length: int) -> Sample:
+        size = self.hops + 1
+        names = distinct_words(rng, self.chains * size, self.letters, CAPITALS)
+        values = distinct_words(rng, self.chains, self.digits, DIGITS)
+        # Chains are mixed at random; within each, an assignment follows the one that it copies.
+        order = rng.permutation(np.repeat(np.arange(self.chains), size)).tolist()
+        done, lines = [0] * self.chains, []
+        for chain in order:
+            at = chain * size + done[chain]
+            source = b"VAR " + names[at - 1] if done[chain] else values[chain]
+            lines.append(b"VAR %s = %s. " % (names[at], source))
+            done[chain] += 1
+        asked = prompt(rng, self.text, lines, _QUESTION % values[0], length)
+        return Sample(symbols_of(asked), symbols_of(b"".join(names[:size])))

@@ -1,0 +1,222 @@
+"""The TPU kernels, step by step on a CPU, against dense attention.
+
+On a CPU every step of the grid runs as the TPU would run it, but for what only the compiler can
+refuse: `test_tpu_kernel_compile.py` asks it.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from sample_attention import (
+    ENCODINGS,
+    LENGTH,
+    WIDTH,
+    assert_close,
+    by_dense,
+    by_kernel,
+    content,
+    documents,
+    encoding_of,
+    fire_tables,
+    opposite,
+    outputs_and_gradients,
+    restarting,
+)
+
+from fire_lm.attention import CommonBias
+from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, live_segments, skew, tiles
+from fire_lm.errors import UserError
+from fire_lm.positions.fire import FIRE
+
+IN_CI = ("alibi", "sandwich", "kerple", "t5")  # the same kernels as with FIRE, or parts of them
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.ci if name in IN_CI else ()) for name in ENCODINGS],
+)
+def test_kernels_are_dense_attention(name):
+    """Outputs to 1e-5 and all gradients to 1e-4, in float32; some with documents and scales."""
+    encoding = encoding_of(name)
+    params = encoding.init(jax.random.key(1))
+    packed = name in ("nope", "t5", "fire_g")
+    segment = documents() if packed else None
+    scale = jnp.linspace(0.5, 1.5, LENGTH)[None] if packed else None
+    pos = restarting(documents()) if name == "fire_g" else None
+
+    def kernel(params: Any, x: jax.Array, scale: Any) -> jax.Array:
+        tables = encoding.common_bias(params, LENGTH, LENGTH)
+        return by_kernel(tables, x, scale, segment, pos)
+
+    def dense(params: Any, x: jax.Array, scale: Any) -> jax.Array:
+        bias = functools.partial(encoding.bias, params, context_length=LENGTH)
+        return by_dense(lambda q, k: bias(q, k), x, scale, segment, pos)
+
+    (ours, out), (wanted, oracle) = (
+        outputs_and_gradients(function, params, content(), scale) for function in (kernel, dense)
+    )
+    np.testing.assert_allclose(out, oracle, atol=1e-5)
+    assert_close(ours, wanted, 1e-4)
+    if isinstance(encoding, FIRE):
+        for leaf, gradient in scalar_gradients(encoding, params, scale, segment, pos).items():
+            assert float(ours[0][leaf]) == pytest.approx(gradient, rel=1e-3), leaf
+
+
+def scalar_gradients(
+    encoding: FIRE, params: Any, scale: Any, segment: Any, pos: Any
+) -> dict[str, float]:
+    """d loss / d c, L's multiplier and gamma: attention with Eq. 4 in numpy float64, and central
+    differences. What the kernel and dense attention both had wrong would be seen."""
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    q, k, v, weights = np.asarray(content(), np.float64)
+    place = np.arange(LENGTH)[None] if pos is None else np.asarray(pos)
+    distance = np.abs(place[:, :, None] - place[:, None, :])
+    seen = np.tri(LENGTH, dtype=bool)[None]
+    if segment is not None:
+        seen = seen & (np.asarray(segment)[:, :, None] == np.asarray(segment)[:, None, :])
+    logits = np.einsum("btnh,bsnh->btsn", q, k) / np.sqrt(WIDTH)
+    bias_scale = np.ones(1)
+    if scale is not None:
+        logits *= np.asarray(scale)[:, :, None, None]
+        bias_scale = np.asarray(opposite(scale))[:, :, None, None]
+
+    def loss(leaves: Any) -> float:
+        def psi(x: Any) -> Any:
+            return np.log1p(np.abs(leaves["c"]) * x)
+
+        L = np.abs(leaves["L_multiplier"] * encoding.init_L)
+        row = psi(np.maximum(place, L))
+        x = (psi(distance) / (row + encoding.epsilon)[:, :, None])[..., None]
+        for layer in range(encoding.hidden_layers + 1):
+            dense = leaves["mlp"][f"dense_{layer}"]
+            x = (np.maximum(x, 0) if layer else x) @ dense["kernel"] + dense["bias"]
+        gain = (row / psi(L)) ** leaves.get("gamma", 0)
+        biased = np.where(
+            seen[..., None], logits + bias_scale * gain[:, :, None, None] * x, -np.inf
+        )
+        shares = np.exp(biased - np.max(biased, axis=2, keepdims=True))
+        shares /= np.sum(shares, axis=2, keepdims=True)
+        return float(np.sum(np.einsum("btsn,bsnh->btnh", shares, v) * weights))
+
+    h = 1e-6
+    return {
+        leaf: (loss({**exact, leaf: exact[leaf] + h}) - loss({**exact, leaf: exact[leaf] - h}))
+        / (2 * h)
+        for leaf in ("c", "L_multiplier", "gamma")
+        if leaf in exact
+    }
+
+
+@pytest.mark.ci
+def test_gradients_reach_every_table():
+    """Against those of the tables as a function of positions; all of them, and a few alone."""
+    tables = fire_tables()
+    floats = {name: getattr(tables, name) for name in CommonBias._fields if name != "exact"}
+    del floats["kink_K"]  # its gradient is that of the offsets: the bias is continuous
+
+    def of(attention: Any, names: tuple[str, ...]) -> Any:
+        def function(chosen: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+            return attention(tables._replace(**chosen), x)
+
+        chosen = {name: floats[name] for name in names}
+        return outputs_and_gradients(function, chosen, content())
+
+    everything = of(by_dense, tuple(floats))
+    for names in (tuple(floats), ("row_P", "slope_KN")):
+        (ours, _), out = of(by_kernel, names)
+        np.testing.assert_allclose(out, everything[1], atol=1e-5)
+        assert_close(ours, {name: everything[0][0][name] for name in names}, 1e-4)
+
+
+@pytest.mark.parametrize(
+    "table, index",
+    [("slab_MP", (0, 5)), ("row_P", (200,)), ("gain_P", (299,)), ("slope_KN", (0, 1))],
+)
+def test_a_wrong_table_is_seen(table, index):
+    """The comparisons above are not blind to them. (Equal offsets of all keys change nothing.)"""
+    tables, x = fire_tables(), content()
+    wrong = tables._replace(**{table: getattr(tables, table).at[index].add(0.5)})
+    attention = jax.jit(by_kernel)
+    right, ours = (attention(bias, x) for bias in (tables, wrong))
+    assert float(jnp.max(jnp.abs(right - ours))) > 1e-3
+
+
+@pytest.mark.parametrize("name, width", [("fire", 64), ("nope", 128)])
+@pytest.mark.ci
+def test_bfloat16(name, width):
+    """Products round their operands, and sums are float32, as in dense attention."""
+    encoding = encoding_of(name, width)
+    params = encoding.init(jax.random.key(1))
+
+    def kernel(params: Any, x: jax.Array) -> jax.Array:
+        return by_kernel(encoding.common_bias(params, LENGTH, LENGTH), x)
+
+    def dense(params: Any, x: jax.Array) -> jax.Array:
+        bias = functools.partial(encoding.bias, params, context_length=LENGTH)
+        return by_dense(lambda q, k: bias(q, k), x)
+
+    half = content(width=width, dtype=jnp.bfloat16)
+    ours, out = outputs_and_gradients(kernel, params, half)
+    assert out.dtype == jnp.bfloat16 and ours[1].dtype == jnp.bfloat16
+    wanted, oracle = outputs_and_gradients(dense, params, half.astype(jnp.float32))
+    np.testing.assert_allclose(out.astype(jnp.float32), oracle, atol=4e-2)
+    assert_close(ours[1], wanted[1], 4e-2)
+    # Of parameters all together: that to the last offsets is 0 but for rounding.
+    error = optax.tree.norm(jax.tree.map(jnp.subtract, ours[0], wanted[0]))
+    assert error <= 6e-2 * optax.tree.norm(wanted[0])
+
+
+def test_blocks():
+    """As few tokens as the length allows, as many sequences as fit; what does not is told."""
+    half = jnp.dtype(jnp.bfloat16)
+    assert choose_blocks(2048, 8, 64, half, None) == Blocks(512, 8, 2048)
+    assert choose_blocks(2048, 6, 128, half, None) == Blocks(512, 3, 2048)
+    assert choose_blocks(600, 1, 64, half, None) == Blocks(384, 1, 768)
+    assert choose_blocks(1, 7, 64, half, None) == Blocks(128, 7, 128)
+    with pytest.raises(UserError, match="needs .* MiB for a block of 1024 of .* of 768 fits"):
+        choose_blocks(2048, 2, 64, half, 1024)
+    assert choose_blocks(2048, 2, 64, half, 768) == Blocks(768, 2, 2304)
+    with pytest.raises(UserError, match="of 1000000 tokens .*: choose implementation 'blockwise'"):
+        choose_blocks(1_000_000, 1, 64, half, None)
+    with pytest.raises(UserError, match="100 tokens, not a multiple of 128"):
+        choose_blocks(2048, 2, 64, half, 100)
+    with pytest.raises(UserError, match="head dim of 64 or 128, not 80"):
+        choose_blocks(2048, 2, 80, half, None)
+    with pytest.raises(UserError, match="bfloat16 or float32, not float16"):
+        choose_blocks(2048, 2, 64, jnp.dtype(jnp.float16), None)
+
+
+def test_skew():
+    slab = np.random.default_rng(0).normal(size=(2, 256)).astype(np.float32)
+    skewed = np.asarray(skew(jnp.asarray(slab)))
+    row, place = np.indices((128, 256))
+    wanted = np.where(place >= row, slab[:, np.maximum(place - row, 0)], 0)
+    np.testing.assert_array_equal(skewed, wanted)
+
+
+@pytest.mark.parametrize("order", [pytest.param("by_query", marks=pytest.mark.ci), "by_key"])
+def test_live_segments_hold_those_of_every_value(order):
+    """And far from the diagonal no more than a few."""
+    blocks = Blocks(256, 1, 1024)
+    tables = fire_tables(1024)
+    bounds = (tables.slab_MP[0], tables.row_P, tables.kink_K, tables.slope_KN)
+    live = np.asarray(live_segments(*bounds, blocks, order))
+    row, slab = np.asarray(tables.row_P), np.asarray(tables.slab_MP[0])
+    for tile, (query_block, key_block) in enumerate(tiles(blocks, order).T):
+        for part in range(4):
+            query = query_block * 256 + part // 2 * 128 + np.arange(128)[None]
+            key = key_block * 256 + part % 2 * 128 + np.arange(128)[:, None]
+            seen = query >= key
+            x = np.where(seen, slab[np.maximum(query - key, 0)] * row[query], np.nan)
+            segment = np.searchsorted(np.asarray(tables.kink_K), x[seen])
+            first, last = live[tile, 0, 2 * part : 2 * part + 2]
+            assert 0 <= first <= last <= tables.kink_K.size and (last - first) % 2 == 0
+            if segment.size:
+                assert first <= segment.min() and segment.max() <= last
+    far = np.flatnonzero(np.subtract(*tiles(blocks, order)) == 3)
+    assert np.max(live[far, 0, 1::2] - live[far, 0, ::2]) <= 4

@@ -1,0 +1,92 @@
+"""`fire-lm bench generate`: the real programs side by side, what is left out, bad usage."""
+
+import json
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sample_decoders import configured, filled
+
+from fire_lm import cli
+from fire_lm.bench import generation, load_peer, rounds
+from fire_lm.errors import UserError
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(rounds, "SHORTEST_SECONDS", 0.0)
+
+
+@pytest.mark.ci
+def test_the_real_programs(hasty, tmp_path, capsys):
+    """NoPE is there although it was not asked for; a learned table has 2048 rows."""
+    path = tmp_path / "bench.json"
+    asked = ["--size=tiny", "--lengths=64,2047", "--encodings=learned", "--new_tokens=3"]
+    found = generation.bench(
+        cli.parse(["bench", "generate", *asked, "--rounds=2", f"--json={path}"])
+    )
+    assert [(row.encoding, row.length) for row in found.rows] == [
+        *(("nope", 64), ("learned", 64), ("nope", 2047))
+    ]
+    assert [told.partition(":")[0] for told in found.left_out] == ["learned at 2047"]
+    for row in found.rows:
+        assert row.cache_bytes == 2 * 3 * (row.length + 3) * 96 * 4  # of 3 layers, float32
+        for cost in (row.prefill, row.token):
+            assert cost.seconds == min(cost.rounds_s) > 0 and len(cost.rounds_s) == 2
+            assert row.encoding == "learned" or cost.x_nope == 1
+    longest = found.rows[-1]
+    assert longest.token.temp_bytes is not None
+    assert longest.token.temp_bytes < longest.cache_bytes  # no second cache
+    assert capsys.readouterr().out == generation.text(found) + "\n"
+    assert json.loads(path.read_text())["rows"][1]["encoding"] == "learned"
+
+
+@pytest.mark.ci
+def test_transformers_generates_the_same(hasty, capsys):
+    """With torch and transformers installed; a stock class and our own."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    asked = ["--size=tiny", "--lengths=32", "--encodings=fire", "--new_tokens=4", "--peer=torch"]
+    peer = load_peer("torch", "transformers_peer")
+    found = generation.bench(cli.parse(["bench", "generate", *asked, "--rounds=1"]), peer)
+    assert [(row.encoding, row.same_tokens) for row in found.peers] == [("nope", 4), ("fire", 4)]
+    assert all(row.prefill > 0 and row.token > 0 for row in found.peers)
+    assert "4 of 4" in capsys.readouterr().out
+
+
+@pytest.mark.ci
+def test_the_peer_writes_behind_the_end_of_a_document():
+    """Of a model that writes nothing but end-of-document tokens."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    model = configured("nope")
+    params = filled(model)
+    bias = 100 * params["embedding"][1]
+    params["final_norm"] = {"scale": jnp.zeros_like(bias), "bias": bias}
+    peer = load_peer("torch", "transformers_peer").Peer(model, params, np.full((2, 5), 3), 4)
+    np.testing.assert_array_equal(peer.call(4)(), np.ones((2, 4)))
+
+
+def test_a_peer_that_is_not_installed(monkeypatch):
+    monkeypatch.delitem(sys.modules, "fire_lm.bench.transformers_peer", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match="not installed here"):
+        load_peer("torch", "transformers_peer")
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--encodings=fire,alibbi"], "did you mean alibi?"),
+        (["--lengths="], "--lengths: name at least one"),
+        (["--new_tokens=1"], "--new_tokens: the first comes with the prompt"),
+        (["--json=no/such/folder/x.json"], "no/such/folder"),
+    ],
+)
+def test_bad_usage_is_told(monkeypatch, arguments, told, capsys):
+    monkeypatch.setattr("fire_lm.bench.bind", lambda cores: None)
+    monkeypatch.setattr("fire_lm.bench.ask_for_one_thread", lambda: None)
+    assert cli.main(["bench", "generate", *arguments]) == 2
+    message = capsys.readouterr().err
+    assert told in message and len(message.strip().splitlines()) <= 3

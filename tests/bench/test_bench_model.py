@@ -1,0 +1,296 @@
+"""`fire-lm bench model`: the real programs side by side, what is left out, its file read back."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+from fire_lm import cli
+from fire_lm.bench import arguments, machine, model, rounds, tables
+from fire_lm.bench.rounds import Times
+from fire_lm.bench.shared_states import States
+from fire_lm.errors import RunFailed
+from fire_lm.hardware.flops import FLOPS_CONVENTION, flops_per_token
+from fire_lm.results import bench_times
+from fire_lm.results.bench_times import (
+    Cost,
+    Machine,
+    ModelRow,
+    ModelTimes,
+)
+from fire_lm.training import AdamW
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = {"apache_beam", "gin", "matplotlib", "seqio", "tensorboard", "tensorflow",
+         "tensorflow_datasets", "torch"}  # fmt: skip
+
+
+def a_cost(seconds: float) -> Cost:
+    return Cost(seconds, seconds, 1.0, seconds / 2, None, [seconds])
+
+
+def a_row(encoding: str, length: int, mfu: float | None) -> ModelRow:
+    return ModelRow(encoding, length, 4, "dense", a_cost(2.0), a_cost(4.0), 1234.5, mfu)
+
+
+REPORT = ModelTimes(
+    benchmark="model",
+    machine=Machine("2026-11-30", "H200", "gpu", "wall", [0, 1], 0.5, {"jax": "0.10.2"}),
+    size="125m",
+    vocab_size=32_128,
+    dtype="bfloat16",
+    tokens_per_batch=8192,
+    model="125m: 12 layers; bfloat16",
+    flops_convention=FLOPS_CONVENTION,
+    rows=[a_row(name, length, 0.25) for length in (512, 1024) for name in ("nope", "fire")],
+    left_out=["learned at 4096: too long"],
+)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(rounds, "SHORTEST_SECONDS", 0.0)
+
+
+def check_rows(report: ModelTimes, encodings: list[str], lengths: list[int], tokens: int) -> None:
+    found = [(row.length, row.encoding) for row in report.rows]
+    assert found == [(length, name) for length in lengths for name in encodings]
+    for row in report.rows:
+        nope = next(r for r in report.rows if (r.encoding, r.length) == ("nope", row.length))
+        assert row.batch == tokens // row.length and row.mfu is None
+        assert row.tokens_per_second == row.batch * row.length / row.train.seconds
+        for cost, base in ((row.forward, nope.forward), (row.train, nope.train)):
+            assert cost.seconds == min(cost.rounds_s) > 0
+            assert cost.x_nope == cost.seconds / base.seconds
+            assert cost.temp_bytes is not None and cost.temp_bytes > 0
+    assert {row.train.x_nope for row in report.rows if row.encoding == "nope"} == {1}
+
+
+@pytest.mark.ci
+def test_the_real_programs(hasty, tmp_path, capsys):
+    """The quick one; nope is there although it was not asked for."""
+    path = tmp_path / "bench.json"
+    asked_for = ["--size=tiny", "--lengths=16", "--encodings=", "--tokens_per_batch=40"]
+    report = model.bench(cli.parse(["bench", "model", *asked_for, "--rounds=1", f"--json={path}"]))
+    check_rows(report, ["nope"], [16], 40)
+    assert report.machine.clock == "CPU" and report.dtype == "float32"
+    assert report.rows[0].attention == "dense"
+    shown = capsys.readouterr()
+    assert shown.out == tables.model_text(report) + "\n" and "MFU" not in shown.out
+    assert "round 1 of 1: nope 16 train" in shown.err
+    assert bench_times.read(epath.Path(path)) == report
+
+
+# In a process that has no heavy package, the whole command.
+_ALONE = f"""
+import importlib.abc, sys
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {HEAVY!r}:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Blocked())
+from fire_lm.bench import rounds
+rounds.SHORTEST_SECONDS = 0.0
+from fire_lm.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_the_whole_command_with_jax_flax_and_optax_alone(tmp_path):
+    path = tmp_path / "bench.json"
+    asked_for = ["--size=tiny", "--lengths=64,128", "--encodings=fire,alibi", "--rounds=1"]
+    done = subprocess.run(
+        [sys.executable, "-c", _ALONE, "bench", "model", *asked_for]
+        + ["--tokens_per_batch=256", f"--json={path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    report = bench_times.read(path)
+    check_rows(report, ["nope", "fire", "alibi"], [64, 128], 256)
+    assert [row.attention for row in report.rows] == ["dense"] * 3 + ["blockwise"] * 3
+    assert done.stdout == tables.model_text(report) + "\n"
+    assert len(report.machine.cores) <= 1  # none where the system does not say
+    for row in report.rows:
+        assert f"warm-up: {row.encoding} {row.length} train" in done.stderr
+
+
+def stand_in(monkeypatch) -> None:
+    """Contestants that need no compiler and take no time."""
+
+    class NoStates:
+        def __init__(self, *args: Any):
+            pass
+
+        def add(self, *args: Any) -> None:
+            pass
+
+    def contestant(name, decoder, length, setting, states) -> model.Contestant:
+        return model.Contestant(name, length, 1, "dense", bool, bool, 1.0, (None, None))
+
+    monkeypatch.setattr(model, "States", NoStates)
+    monkeypatch.setattr(model, "contestant", contestant)
+    monkeypatch.setattr(
+        model, "race", lambda calls, *args: {name: Times([2.0], [2.0]) for name in calls}
+    )
+
+
+def test_what_an_encoding_cannot_take_is_left_out_and_said(monkeypatch, capsys):
+    """A learned table has 2048 rows."""
+    stand_in(monkeypatch)
+    lengths = "--lengths=2048,4096,8192,2048"
+    arguments = cli.parse(["bench", "model", "--size=tiny", "--encodings=learned", lengths])
+    report = model.bench(arguments)
+    found = [(row.encoding, row.length) for row in report.rows]
+    assert found == [("nope", 2048), ("learned", 2048), ("nope", 4096), ("nope", 8192)]
+    assert [told.partition(":")[0] for told in report.left_out] == [
+        "learned at 4096",
+        "learned at 8192",
+    ]
+    shown = capsys.readouterr().out
+    for told in report.left_out:
+        assert f"left out: {told}\n" in shown and "2048 positions" in told
+
+
+def test_a_device_that_is_too_small_is_told(monkeypatch, capsys):
+    def race(*args: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    stand_in(monkeypatch)
+    monkeypatch.setattr(model, "race", race)
+    with pytest.raises(RunFailed, match="lower --tokens_per_batch"):
+        model.bench(cli.parse(["bench", "model", "--size=tiny", "--lengths=64"]))
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--encodings=fire,alibbi"], "did you mean alibi?"),
+        (["--lengths="], "--lengths: name at least one"),
+        (["--lengths=512,0"], "'0' is not a whole number"),
+        (["--size=125"], "did you mean 125m?"),
+        (["--tokens_per_batch=0"], "'0' is not a whole number"),
+        (["--json=no/such/folder/x.json"], "no/such/folder"),
+        (["--length=5"], "did you mean --lengths?"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_bad_usage_is_told_in_a_line_or_two(monkeypatch, arguments, told, capsys):
+    monkeypatch.setattr("fire_lm.bench.bind", lambda cores: None)
+    monkeypatch.setattr("fire_lm.bench.ask_for_one_thread", lambda: None)
+    assert cli.main(["bench", "model", *arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("\nfire-lm: ") and told in message
+    assert len(message.strip().splitlines()) <= 3 and "Traceback" not in message
+
+
+def test_utilisation_is_flops_over_the_peak():
+    """100k tokens a second of a model of 125M without attention: 75 of 989 TFLOP/s."""
+    flops = flops_per_token(125_000_000, 12, 768, 0)
+    found = model.utilisation(1e5, flops, "NVIDIA H200")
+    assert found == pytest.approx(6 * 125e6 * 1e5 / 989e12)
+    assert model.utilisation(1e5, flops, "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "clock", "dtype", "tokens", "processor"),
+    [
+        ("cpu", "CPU", "float32", model.TOKENS_ON_CPU, "some CPU"),
+        ("gpu", "wall", "bfloat16", model.TOKENS, "NVIDIA H200"),
+    ],
+)
+def test_each_backend_has_its_measure(backend, clock, dtype, tokens, processor, monkeypatch):
+    """An accelerator computes while the process waits: its clock is the wall's."""
+    device = SimpleNamespace(platform=backend, device_kind="NVIDIA H200")
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    setting = model.setting_for("tiny", None)
+    assert (setting.dtype, setting.tokens_per_batch) == (dtype, tokens)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(machine, "cpu_model", lambda: "some CPU")
+    found = machine.machine(0.5, {})
+    assert (found.backend, found.clock, found.processor) == (backend, clock, processor)
+
+
+def test_encodings_share_all_but_their_own():
+    setting = model.setting_for("tiny", 64)
+    states = States(AdamW().build(1000), setting.mesh)
+    for name in ("nope", "learned"):
+        states.add(name, model.decoder(name, setting))
+    nope, learned = states.of("nope"), states.of("learned")
+    shared = dict(learned.params)
+    own = shared.pop("position")
+    assert jax.tree.all(jax.tree.map(lambda a, b: a is b, shared, nope.params))
+    states.replace("nope", jax.tree.map(lambda x: x + 1 if x.dtype == np.float32 else x, nope))
+    after = states.of("learned")
+    assert after.params["position"]["embedding"] is own["embedding"]
+    np.testing.assert_array_equal(after.params["embedding"], shared["embedding"] + 1)
+    states.add("learned", model.decoder("learned", setting))  # again, which changes nothing
+    assert states.of("learned").params["embedding"] is after.params["embedding"]
+
+
+def test_the_file_reads_back(tmp_path):
+    path = tmp_path / "bench.json"
+    arguments.write_json(str(path), REPORT)
+    assert bench_times.read(str(path)) == REPORT
+    assert REPORT.where == (
+        "2026-11-30, one device of H200, jax 0.10.2; 125m: 12 layers; bfloat16; "
+        "wall time, least of 1 rounds"
+    )
+    text = tables.model_text(REPORT)
+    assert f"MFU: FLOPs of a token = {FLOPS_CONVENTION}" in text and "25.0%" in text
+    assert text.count("\nlength ") == 2
+    assert text.endswith("left out: learned at 4096: too long")
+
+
+def _without(*names: str) -> str:
+    """The file, without what these lead to."""
+    data = json.loads(json.dumps(dataclasses.asdict(REPORT)))
+    at = data
+    for name in names[:-1]:
+        at = at[int(name)] if name.isdigit() else at[name]
+    del at[names[-1]]
+    return json.dumps(data)
+
+
+WHOLE = json.dumps(dataclasses.asdict(REPORT))
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("", "damaged"),
+        (WHOLE[:-40], "damaged"),
+        (WHOLE.replace("1234.5", '"fast"'), '"fast" is no float'),
+        (WHOLE.replace("[4.0]", "4.0"), "4.0 is no list"),
+        (WHOLE.replace('"cores": [0, 1]', '"cores": [0, true]'), "true is no int"),
+        (_without("rows", "0", "forward", "x_nope"), "Cost without x_nope"),
+        (_without("machine", "date"), "Machine without date"),
+        (_without("machine", "versions", "jax"), "are missing"),
+        (_without("benchmark"), "is not what"),
+        ('{"description": "two blocks", "rows": []}', "is not what"),
+        ("[1, 2]", "is not what"),
+    ],
+)
+def test_what_is_damaged_or_foreign_is_told(text, told, tmp_path):
+    path = tmp_path / "bench.json"
+    path.write_text(text)
+    with pytest.raises(RunFailed, match=told) as raised:
+        bench_times.read(path)
+    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_newer_file_with_more_in_it_is_read(tmp_path):
+    path = tmp_path / "bench.json"
+    path.write_text(WHOLE.replace('"benchmark"', '"more": 1, "benchmark"', 1))
+    assert bench_times.read(path) == REPORT

@@ -1,0 +1,282 @@
+"""Blocks on the disk: what is written, what an interruption leaves, and damage that is told."""
+
+import functools
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample_blocks import SPACES, TRICKY, all_rows, blocks, data_dir, whole
+from sample_vocabulary import MODEL
+
+from fire_lm import cli
+from fire_lm.data import (
+    Blocks,
+    TextData,
+    unknown_share,
+    vocabulary_size,
+    write_blocks,
+)
+from fire_lm.data import stores as storage
+from fire_lm.data.blocks import manifest as manifests
+from fire_lm.data.blocks import writer
+from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
+from fire_lm.errors import RunFailed, UserError
+
+__all__ = ["data_dir", "whole", "blocks"]  # fixtures
+
+
+WRITTEN = len(TRICKY) - 3
+
+
+def stream_of(output: Path, array: str, split: str = "train") -> np.ndarray:
+    stream = Stream(str(output), open_set(str(output), ""), split)
+    everything = np.array([0]), np.array([stream.tokens])
+    return stream.read(*everything, stream.tokens, array)[0]
+
+
+@pytest.mark.parametrize("vocabulary", ["bytes", MODEL])
+def test_documents_come_back_with_their_bytes(data_dir, tmp_path, vocabulary):
+    manifest = write_blocks(TextData(data_dir, vocabulary=vocabulary), str(tmp_path / "out"))
+    tokens, counts = (stream_of(tmp_path / "out", array) for array in (TOKENS, BYTE_COUNTS))
+    ends = np.flatnonzero(tokens == 1) + 1
+    sizes = [int(part.sum()) for part in np.split(counts, ends)[:-1]]
+    texts = [text for name, text in TRICKY.items() if name not in ("empty", "blank", "not UTF-8")]
+    assert sorted(sizes) == sorted(map(len, texts)), "bytes of each document"
+    assert counts.max() >= SPACES or vocabulary == "bytes"
+    (part,) = manifest.splits["train"]
+    assert (part.documents, part.skipped, len(sizes)) == (len(TRICKY), 3, WRITTEN)
+    assert (part.tokens, part.bytes) == (len(tokens), sum(sizes))
+    if vocabulary == "bytes":
+        found = [bytes((document[:-1] - 3).astype(np.uint8)) for document in np.split(tokens, ends)]
+        assert sorted(found[:-1]) == sorted(texts)
+
+
+def test_a_wide_vocabulary_has_wide_tokens():
+    identity = manifests.Identity("", "", "", "", 2**16, None, documents_per_group=1)
+    wider = manifests.Identity("", "", "", "", 2**16 + 1, None, documents_per_group=1)
+    assert (identity.token_dtype, wider.token_dtype) == (np.uint16, np.uint32)
+
+
+def test_the_preprocessing_is_the_one_that_its_name_says(data_dir, tmp_path):
+    """If this fails, the same text has become other tokens: rename identity.PREPROCESSING, so
+    that sets written before are refused, and only then write the new digest here."""
+    digest = hashlib.sha256()
+    for number, vocabulary in enumerate(("bytes", MODEL)):
+        output = tmp_path / str(number)
+        write_blocks(TextData(data_dir, vocabulary=vocabulary), str(output), splits=["train"])
+        for array in (TOKENS, BYTE_COUNTS):
+            digest.update(stream_of(output, array).tobytes())
+    named = (manifests.PREPROCESSING, digest.hexdigest()[:16])
+    assert named == (
+        "skip documents that are empty, undecodable or over 16,777,216 bytes, "
+        "append end of document; 1",
+        "c176dbfc6fe3dc80",
+    )
+
+
+def test_any_local_name_will_do(blocks, tmp_path):
+    """Those that mean something in an address too."""
+    odd = tmp_path / "100%41 #1?x=a b&c"
+    blocks.rename(odd)
+    assert all_rows(odd).any()
+    storage.write_bytes(str(odd / "a %42.txt"), b"text")
+    assert (odd / "a %42.txt").read_bytes() == b"text"
+    assert storage.read_bytes(str(odd / "a %42.txt")) == b"text"
+    writing = storage.ArrayWriter(str(odd / "array #2"), np.dtype(np.int64), compress=True)
+    writing.append(np.arange(3))
+    writing.close()
+    read = storage.open_array(str(odd / "array #2"), np.dtype(np.int64), 3, compress=True)
+    assert (odd / "array #2").is_dir() and read.read().result().tolist() == [0, 1, 2]
+
+
+def test_names_are_from_here_or_from_the_top(blocks, monkeypatch):
+    monkeypatch.chdir(blocks)
+    held = (blocks / "manifest.json").read_bytes()
+    assert storage.read_bytes("manifest.json") == storage.read_bytes("./manifest.json") == held
+    assert storage.read_bytes("/no such file.json") is None
+
+
+def test_a_mixture_is_refused(data_dir, tmp_path):
+    data = TextData(data_dir, mixture=(("c4/en:3.1.0", 1.0), ("other:1.0.0", 1.0)))
+    with pytest.raises(UserError, match="(?s)hold one data set.*once for each"):
+        write_blocks(data, str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_tokens_are_counted_and_told(tmp_path, capsys):
+    from fire_lm.data.corpora import c4_writer
+
+    texts = {f"text {n}": b"{ some words } ~ " * 9 + b"%d" % n for n in range(20)}
+    c4_writer.write(tmp_path / "text", {"train": texts, "validation": {"x": b"some words"}})
+    output = tmp_path / "out"
+    data_dir = f"--data_dir={tmp_path / 'text'}"
+    command = ["corpus", "blocks", data_dir, f"--vocabulary={MODEL}", f"--output={output}"]
+    assert cli.main([*command, "--parts=2"]) == 0
+    unknown = stream_of(output, TOKENS) == 2  # of this model
+    blocks = Blocks(str(output), MODEL)
+    share = unknown_share(blocks, "train")
+    assert share == unknown.mean() > 0.05
+    assert unknown_share(blocks, "validation") == 0.0
+    said = capsys.readouterr().out
+    assert f"{share:.1%} of the train tokens of c4/en:3.1.0 are unknown to the vocabulary" in said
+    assert said.count("warning: ") == 1
+    with pytest.raises(UserError, match="have no split 'test'"):
+        unknown_share(blocks, "test")
+
+
+def test_parts_are_those_of_the_source_and_lose_nothing(data_dir, whole, tmp_path):
+    manifest = write_blocks(TextData(data_dir), str(tmp_path / "out"), parts=3)
+    assert [len(parts) for parts in manifest.splits.values()] == [3, 3]
+
+    def documents(output):
+        tokens = stream_of(output, TOKENS)
+        return sorted(part.tobytes() for part in np.split(tokens, np.flatnonzero(tokens == 1) + 1))
+
+    assert documents(tmp_path / "out") == documents(whole)
+
+
+def test_writing_again_does_nothing(blocks, data_dir):
+    before = {path: path.stat().st_mtime_ns for path in blocks.rglob("*") if path.is_file()}
+    write_blocks(TextData(data_dir), str(blocks))
+    assert before == {path: path.stat().st_mtime_ns for path in blocks.rglob("*") if path.is_file()}
+
+
+@pytest.mark.ci
+def test_an_interrupted_writing_goes_on_with_the_next_part(data_dir, tmp_path, monkeypatch):
+    output, write_arrays = tmp_path / "out", writer._write_arrays
+    wrote = []
+
+    def write(job, progress, dies_at=None):
+        wrote.append((job.split, job.index))
+        if len(wrote) == dies_at:
+            write_arrays(job, lambda documents: 1 / 0)  # after the first group
+        return write_arrays(job, progress)
+
+    monkeypatch.setattr(writer, "_write_arrays", functools.partial(write, dies_at=3))
+    with pytest.raises(ZeroDivisionError):
+        write_blocks(TextData(data_dir), str(output), parts=4)
+    with pytest.raises(UserError, match="No blocks in .*written last"):
+        all_rows(output)
+    monkeypatch.setattr(writer, "_write_arrays", write)
+    write_blocks(TextData(data_dir), str(output), parts=4)
+    rest = [("train", 2), ("train", 3), *(("validation", index) for index in range(4))]
+    assert wrote == [("train", 0), ("train", 1), ("train", 2), *rest]
+    write_blocks(TextData(data_dir), str(tmp_path / "at_once"), parts=4)
+    assert np.array_equal(stream_of(output, TOKENS), stream_of(tmp_path / "at_once", TOKENS))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_short_source_leaves_no_part_that_hinders_the_next_try(data_dir, tmp_path, parts):
+    source = Path(shutil.copytree(data_dir, tmp_path / "text"))
+    file = sorted(source.glob("c4/en/3.1.0/c4-train.tfrecord*"))[1]
+    whole = file.read_bytes()
+    file.write_bytes(b"")
+    data, output = TextData(str(source)), str(tmp_path / "out")
+    with pytest.raises(RunFailed, match="Reading c4/en:3.1.0 .* contained only"):
+        write_blocks(data, output, parts=parts)
+    file.write_bytes(whole)
+    manifest = write_blocks(data, output, parts=parts)
+    assert sum(part.documents for part in manifest.splits["train"]) == len(TRICKY)
+
+
+@pytest.mark.ci
+def test_parts_of_another_number_of_documents_are_told(data_dir, tmp_path):
+    """As an earlier version left them that read a damaged source to its end."""
+    output = tmp_path / "out"
+    write_blocks(TextData(data_dir), str(output), parts=2)
+    (output / "manifest.json").unlink()
+    part = str(output / "train" / "00001-of-00002" / "part.json")
+    content = manifests.read_json(part)
+    assert content is not None
+    content["part"]["documents"] -= 1
+    manifests.write_json(part, content)
+    with pytest.raises(RunFailed, match=f"(?s)holds {len(TRICKY) - 1} documents.*Remove") as told:
+        write_blocks(TextData(data_dir), str(output), parts=2)
+    assert "goes on" not in str(told.value)
+    shutil.rmtree(output / "train")
+    write_blocks(TextData(data_dir), str(output), parts=2)
+
+
+def test_a_split_can_be_added(data_dir, tmp_path):
+    output = str(tmp_path / "out")
+    write_blocks(TextData(data_dir), output, splits=["validation"])
+    before = open_set(output, "").splits
+    write_blocks(TextData(data_dir), output, splits=["train"])
+    manifest = open_set(output, "")
+    assert set(manifest.splits) == {"train", "validation"}
+    assert manifest.splits["validation"] == before["validation"]
+
+
+def other_text(folder: Path) -> str:
+    from fire_lm.data.corpora import c4_writer
+
+    c4_writer.write(folder, {split: {"x": b"Another text."} for split in ("train", "validation")})
+    return str(folder)
+
+
+def test_other_blocks_are_never_overwritten(blocks, data_dir, tmp_path):
+    def files():
+        return {path: path.read_bytes() for path in blocks.rglob("*") if path.is_file()}
+
+    before = files()
+    for data, parts, complaint in (
+        (TextData(data_dir, vocabulary=MODEL), None, "holds other blocks: vocabulary"),
+        (TextData(other_text(tmp_path / "other")), None, "written from another text"),
+        (TextData(data_dir), 2, r"in 1 part\(s\), not in 2"),
+    ):
+        with pytest.raises(UserError, match=complaint):
+            write_blocks(data, str(blocks), parts=parts)
+    (blocks / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds notes.txt, which"):
+        write_blocks(TextData(data_dir), str(blocks))
+    (blocks / "notes.txt").unlink()
+    assert files() == before
+
+
+def test_the_vocabulary_is_known_by_its_content(data_dir, tmp_path):
+    write_blocks(TextData(data_dir, vocabulary=MODEL), str(tmp_path / "out"), splits=["train"])
+    moved = shutil.copy(MODEL, tmp_path / "renamed.model")
+    data = Blocks(str(tmp_path / "out"), str(moved))
+    assert vocabulary_size(data) == open_set(data.path, "").identity.vocabulary_size
+    with open(moved, "ab") as file:
+        file.write(b" ")
+    with pytest.raises(UserError, match="another SHA-256"):
+        vocabulary_size(data)
+
+
+def test_the_command(data_dir, tmp_path, capsys):
+    output = tmp_path / "out"
+    command = ["corpus", "blocks", f"--data_dir={data_dir}", f"--output={output}"]
+    assert cli.main([*command, "--splits=train", "--parts=2"]) == 0
+    said = capsys.readouterr().out
+    assert f"[{'#' * 20}] {len(TRICKY)}/{len(TRICKY)}  documents" in said
+    assert f"train: {len(TRICKY)} documents (3 of them empty, undecodable or huge)" in said
+    assert f"--gin_file=configs/data/blocks.gin --gin.DATA_DIR={output}" in said
+    assert list(json.loads((output / "manifest.json").read_text())["splits"]) == ["train"]
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        (["blocks", "--data_dir=x"], "are required: --output"),
+        (["--data_dir=x", "--output=y"], "unknown argument --output"),
+        (["--data_dir=x", "--parts=2"], "unknown argument --parts"),
+        (["blocks", "--data_dir=x", "--output=y", "--parts=0"], "not a whole number of 1"),
+        (["blocks", "--data_dir=x", "--output=y", "--runner_options=--a=1"], "say which --runner"),
+        (["blocks", "--data_dir=nowhere", "--output=y"], "No data set c4/en:3.1.0 in"),
+        (
+            ["blocks", "--data_dir=nowhere", "--output=y", "--vocabulary=gone"],
+            "No data set|not fou",
+        ),
+    ],
+)
+def test_a_command_that_cannot_work(arguments, complaint, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["corpus", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert any(part in said for part in complaint.split("|")), said
+    assert len(said.strip().splitlines()) <= 3 and not list(tmp_path.iterdir())

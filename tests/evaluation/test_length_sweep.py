@@ -1,0 +1,196 @@
+"""The length sweep: same text at every length, the right loss, its error, and its result file.
+
+Synthetic text and tiny models; `test_cli.py` has the sweep of real runs.
+"""
+
+import dataclasses
+import importlib.util
+import math
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from sample_scoring import (
+    LONGEST,
+    MODEL,
+    VOCAB,
+    full,
+    mesh_of,
+    module,
+    packed_text,
+    params,
+    random_text,
+)
+
+from fire_lm import sharding
+from fire_lm.data import ScoringText, TextData
+from fire_lm.data.corpora.embedded import split_of, write_corpus
+from fire_lm.evaluation import (
+    Known,
+    LengthSweep,
+    measurements,
+    score_checkpoint,
+    scoring,
+    text_choice,
+)
+from fire_lm.evaluation.protocols import windows
+from fire_lm.positions.resampling import RandomizedPositions
+
+
+def reference_nll(text: ScoringText, length: int, pos: Any = None) -> np.ndarray:
+    """Summed nats of each row in float64, where other tokens stand in for the padding."""
+    targets_BT = text.targets.reshape(-1, length)
+    scored_BT = targets_BT != 0
+    filled_BT = np.where(scored_BT, targets_BT, np.arange(1, length + 1) % (VOCAB - 1) + 1)
+    inputs_BT = np.concatenate([np.zeros((len(filled_BT), 1)), filled_BT[:, :-1]], axis=1)
+    pos_BT = np.arange(length, dtype=np.int32)[None] if pos is None else pos[None]
+    logits = jax.jit(MODEL.apply)({"params": params()}, inputs_BT.astype(np.int32), pos_BT)
+    logits_BTV = np.asarray(logits, np.float64)
+    log_z_BT = np.log(np.exp(logits_BTV).sum(axis=2))
+    target_BT = np.take_along_axis(logits_BTV, filled_BT[:, :, None], axis=2)[:, :, 0]
+    return ((log_z_BT - target_BT) * scored_BT).reshape(len(text.targets), -1).sum(axis=1)
+
+
+@pytest.mark.parametrize(
+    "length, axes",
+    [
+        (8, {}),
+        *(
+            pytest.param(*case, marks=pytest.mark.ci)
+            for case in ((LONGEST, {}), (8, {"data": 4}), (LONGEST, {"fsdp": 2, "tensor": 2}))
+        ),
+    ],
+)
+def test_score_is_the_loss_of_each_part_alone(length, axes):
+    """On one device and on four. 7 rows in batches of 4, so that the last batch is filled up; rows
+    are padded too, and padding costs nothing."""
+    text = random_text(7)
+    mesh = mesh_of(**axes)
+    placed = jax.device_put(params(), sharding.tree_shardings(params(), mesh))
+    activations = jax.sharding.NamedSharding(mesh, sharding.ACTIVATIONS)
+    model = MODEL.clone(activation_sharding=activations)
+    scored_R = scoring.score(model, placed, text, full(length), 4 * length, mesh, "run")[:, 0]
+    np.testing.assert_allclose(scored_R, reference_nll(text, length), rtol=1e-5)
+    other_length = LONGEST + 8 - length
+    assert not np.allclose(scored_R, reference_nll(text, other_length), rtol=1e-3)
+
+
+@pytest.mark.ci
+def test_tokens_stand_where_the_model_evaluates_them():
+    """Evenly over 8 times the length, as RandomizedPositions.evaluation = 'even' says."""
+    text, mesh = random_text(5), mesh_of()
+    model = MODEL.clone(resampling=RandomizedPositions(8 * LONGEST, "even"))
+    scored_R = scoring.score(model, params(), text, full(LONGEST), 4 * LONGEST, mesh, "run")[:, 0]
+    even = np.arange(LONGEST) * (8 * LONGEST - 1) // (LONGEST - 1)
+    np.testing.assert_allclose(scored_R, reference_nll(text, LONGEST, even), rtol=1e-5)
+    assert not np.allclose(scored_R, reference_nll(text, LONGEST), rtol=1e-4)
+
+
+def test_padding_is_counted(monkeypatch, capsys):
+    """Where there is any; the table has no column for it."""
+    targets = np.ones((5, 40), np.int32)
+    for padding, told in (
+        (0, ""),
+        (30, "30 of the 200 places in the rows of mine are padding (15.0%)"),
+    ):
+        targets.ravel()[:padding] = 0
+        text = ScoringText(targets, targets, skipped=0)
+        monkeypatch.setattr(text_choice, "read_scoring_text", lambda *_, text=text, **__: text)
+        module.read_text(TextData("here"), "mine", (40,), 200, "validation")
+        said = capsys.readouterr().out
+        assert said.startswith(told) and said.count("\n") == bool(told)
+
+
+@pytest.mark.parametrize("length", [8, pytest.param(LONGEST, marks=pytest.mark.ci)])
+def test_packed_rows_score_each_document_alone(length):
+    """What of a document lies in a part of a row is scored as a row of its own."""
+    text = packed_text()
+    assert text.segment_ids is not None
+    rows, pieces = [], []
+    parts = zip(text.targets.reshape(-1, length), text.segment_ids.reshape(-1, length), strict=True)
+    for number, (targets, segments) in enumerate(parts):
+        for segment in set(segments[segments != 0]):
+            piece = targets[segments == segment]
+            pieces.append(np.pad(piece, (0, length - len(piece))))
+            rows.append(number * length // LONGEST)
+    alone = dataclasses.replace(text, targets=np.array(pieces), segment_ids=None)
+    expected_R = np.bincount(rows, reference_nll(alone, length), minlength=len(text.targets))
+    scored_R, blind_R = (
+        scoring.score(MODEL, params(), rows, full(length), 4 * length, mesh_of(), "run")[:, 0]
+        for rows in (text, dataclasses.replace(text, segment_ids=None))
+    )
+    np.testing.assert_allclose(scored_R, expected_R, rtol=1e-5)
+    assert not np.allclose(blind_R, expected_R, rtol=1e-3)
+
+
+def test_summary_by_hand():
+    """Two rows of 4 and 2 tokens: mean 8/6; residuals +-2/3; error sqrt(2 (4/9 + 4/9)) / 6."""
+    targets = np.array([[5, 5, 5, 5], [5, 5, 0, 0]], np.int32)
+    text = ScoringText(targets, np.array([[3, 0, 3, 4], [1, 0, 0, 0]], np.int32), skipped=0)
+    counts = measurements.count(text, windows("full", 4, 4))
+    assert counts == (2, 6, 11) and measurements.count(text, windows("full", 2, 4))[0] == 3
+    tokens_R = measurements.scored_tokens(text, windows("full", 4, 4))
+    nll, stderr, perplexity, bits = module.summarize(np.array([6.0, 2.0]), tokens_R, counts)
+    assert nll == pytest.approx(4 / 3) and stderr == pytest.approx(2 / 9)
+    assert perplexity == pytest.approx(math.exp(4 / 3))
+    assert bits == pytest.approx(8 / math.log(2) / 11)
+
+
+def test_standard_error_is_that_of_resampled_rows():
+    """Rows of unequal length whose tokens go together (an error over tokens would be 5x less)."""
+    random = np.random.default_rng(0)
+    tokens_R = random.integers(1, 65, 300)
+    nll_R = tokens_R * random.normal(3, 1, 300)
+    targets = (np.arange(64) < tokens_R[:, None]).astype(np.int32)
+    text = ScoringText(targets, targets, skipped=0)
+    counts = measurements.count(text, windows("full", 64, 64))
+    stderr = module.summarize(nll_R, tokens_R, counts)[1]
+
+    without_R = (nll_R.sum() - nll_R) / (tokens_R.sum() - tokens_R)
+    jackknife = math.sqrt(299 * without_R.var())
+    chosen = random.integers(0, 300, (4000, 300))
+    bootstrap = (nll_R[chosen].sum(axis=1) / tokens_R[chosen].sum(axis=1)).std()
+    assert stderr == pytest.approx(jackknife, rel=0.02)
+    assert stderr == pytest.approx(bootstrap, rel=0.06)
+
+
+@pytest.mark.ci
+# SWIG's types warn as sentencepiece is first imported; as an error it crashes the interpreter.
+@pytest.mark.filterwarnings("ignore:builtin type :DeprecationWarning")
+def test_bytes_are_those_of_the_text_not_of_the_tokens(tmp_path, monkeypatch):
+    """SentencePiece, every document scored: the bytes are the documents' own, to the byte."""
+    words = "Bäume Häuser größer   \t straßen über 東京 naïve\n".split(" ")
+    random = np.random.default_rng(0)
+    documents = [(f"doc/{i}", " ".join(random.choice(words, 80)).encode()) for i in range(60)]
+    data_dir = str(tmp_path / "data")
+    write_corpus(data_dir, documents, lambda _: None)
+    held_out = sum(len(text) for path, text in documents if split_of(path) == "validation")
+    seqio = pathlib.Path(importlib.util.find_spec("seqio").origin).parent
+    spm = seqio / "test_data" / "sentencepiece" / "sentencepiece.model"
+    monkeypatch.setattr(module, "read_params", lambda *_: None)
+    monkeypatch.setattr(module, "score", lambda *given: given[2].targets.sum(1, keepdims=True) / 9)
+    rows = []
+    data = TextData(data_dir, vocabulary=str(spm), construction="cut")
+    score_checkpoint(
+        LengthSweep(MODEL, "fire", data, lengths=(16, 64), position_bins=1),
+        "",
+        1,
+        run="run",
+        variant="",
+        finished=Known({}, {}, {}),
+        on_scored=lambda scored: rows.append(scored.row),
+    )
+    assert len(rows) == 2
+    for row in rows:
+        assert row.bytes == held_out > row.tokens > 0
+        assert row.bits_per_byte == pytest.approx(row.nll * row.tokens / math.log(2) / held_out)
+        assert row.perplexity == pytest.approx(math.exp(row.nll))
+        assert (row.dataset, row.construction, row.protocol) == ("embedded", "cut", "full")
+
+
+@pytest.fixture
+def path(tmp_path) -> epath.Path:
+    return epath.Path(tmp_path) / "length_sweep.csv"

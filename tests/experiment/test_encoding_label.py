@@ -1,0 +1,81 @@
+"""The name of a run in tables follows from its encoding, unless a configuration sets it."""
+
+import pytest
+
+from fire_lm.errors import UserError
+from fire_lm.experiment import load_config
+
+RUN = "configs/runs/quickstart.gin"
+
+
+def label(*arguments: str) -> str:
+    """ENCODING, for names of files in configs/positions (or paths) and bindings NAME=VALUE."""
+    names = [argument for argument in arguments if "=" not in argument]
+    files = [name if "/" in name else f"configs/positions/{name}.gin" for name in names]
+    bindings = [argument for argument in arguments if "=" in argument]
+    return str(load_config([RUN, *files], bindings).macro("ENCODING"))
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["fire", "POSITION=@RoPE"], "rope"),
+        (["fire", "POSITION=@FIRE"], "fire"),
+        (["fire", "build_decoder.position=@RoPE"], "rope"),
+        (["POSITION=@RoPE"], "rope"),
+        (["rope_yarn", "POSITION=@NoPE"], "nope"),
+        (["fire", "POSITION=@RoPE", "RoPE.base=500000.0"], "rope_base_500k"),
+        # A schedule, with the settings that the file gave to its parts.
+        (["fire", "POSITION=[@FIRE, @NoPE]"], "fire+nope"),
+        (["fire_g", "POSITION=[@FIRE, @NoPE]"], "fire_g+nope"),
+        (["fire", "POSITION=[@FIRE, @RoPE]"], "fire_and_rope"),
+        (["fire", "POSITION=[@FIRE, @FIRE, @NoPE]"], "2xfire+nope"),
+        # No file of configs/positions/ describes it: KERPLE's parameters are shared there.
+        (["fire", "POSITION=@KERPLELog"], "KERPLELog"),
+    ],
+)
+def test_another_position_takes_the_name_of_its_encoding(arguments, expected):
+    assert label(*arguments) == expected
+
+
+def test_a_name_that_was_set_on_purpose_stays(tmp_path):
+    assert label("fire", "POSITION=@RoPE", "ENCODING=mine") == "mine"
+    assert label("fire", "FIRE.hidden_layers=1", "ENCODING=fire_small") == "fire_small"
+    mine = tmp_path / "mine.gin"
+    mine.write_text(
+        "include 'configs/positions/fire.gin'\nENCODING = 'mine'\nPOSITION = [@FIRE, @NoPE]\n"
+    )
+    assert label(str(mine)) == "mine"
+    mine.write_text("include 'configs/positions/fire.gin'\nPOSITION = [@FIRE, @NoPE]\n")
+    assert label(str(mine)) == "fire+nope"
+
+
+def test_a_saved_configuration_keeps_its_name(tmp_path):
+    """Rows of old runs were written under the name that was saved with them."""
+    saved = tmp_path / "config.gin"
+    saved.write_text(
+        load_config([RUN, "configs/positions/fire.gin"], ["POSITION=@RoPE", "ENCODING=fire"]).text()
+    )
+    assert load_config([str(saved)]).macro("ENCODING") == "fire"
+    assert load_config([str(saved)], ["TRAIN_STEPS=7"]).macro("ENCODING") == "fire"
+
+
+def test_no_position_is_still_refused_with_the_list():
+    with pytest.raises(UserError, match="no positional encoding chosen"):
+        label()
+
+
+@pytest.mark.parametrize(
+    "bindings",
+    [
+        ["POSITION=%POSITION"],
+        ["POSITION=%OTHER", "OTHER=%POSITION"],
+        ["POSITION=[@FIRE, %POSITION]"],
+        ["build_decoder.position=%OTHER", "OTHER=%OTHER"],
+    ],
+)
+def test_a_position_that_refers_to_itself_is_told(bindings):
+    """Looking for the value behind the macro must not go round for ever."""
+    with pytest.raises(UserError, match=r"the macro \w+ refers to itself") as caught:
+        label("fire", *bindings)
+    assert len(str(caught.value).splitlines()) == 1

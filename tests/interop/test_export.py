@@ -1,0 +1,209 @@
+"""`fire-lm export`: what the folder holds; test_transformers.py opens it."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from gin_files import NAMES
+from safetensors.numpy import load_file
+from sample_decoders import configured, filled
+from sample_run import command, write_text
+from sample_vocabulary import MODEL
+from sentencepiece import SentencePieceTrainer
+
+from fire_lm.cli import main
+from fire_lm.data import TextData
+from fire_lm.data.tokens import decode, encode
+from fire_lm.errors import UserError
+from fire_lm.interop.custom import custom
+from fire_lm.interop.export import export
+from fire_lm.interop.stock import stock
+from fire_lm.interop.tokenizer import tokenizer_files
+
+DATA = TextData("nowhere", vocabulary="bytes")
+CONTEXT = 40
+GPT2 = {"learned", "nope", "sinusoidal"}
+# The scalings whose factor follows the input have a stock class once it is bound.
+NEOX = {"rope", "rope_base_500k", "rope_interleaved", "rope_llama3", "rope_partial"}
+FIXED = {
+    "rope_pi": "PositionInterpolation.factor = 4.0",
+    "rope_ntk": "NTKAware.factor = 4.0",
+    "rope_yarn": "YaRN.factor = 4.0",
+}
+
+
+def exported(folder, *case, context=CONTEXT):
+    model = configured(*case)
+    params = filled(model)
+    found = export(model, params, DATA, folder, f"# {case[0]}", context)
+    return model, params, found
+
+
+def test_a_folder_of_a_custom_model(tmp_path):
+    model, params, found = exported(tmp_path / "fire", "fire")
+    config = json.loads((tmp_path / "fire/config.json").read_text())
+    assert config["vocab_size"] == 32 and config["eos_token_id"] == 1
+    assert config["positions"][0]["type"] == "fire" and config["positions"][0]["L"] == 4.0
+    for name in ("configuration_fire_lm.py", "modeling_fire_lm.py"):
+        assert config["auto_map"] and (tmp_path / "fire" / name).read_text()
+    arrays = load_file(tmp_path / "fire/model.safetensors")
+    assert arrays.keys() == found.arrays.keys()
+    layers = params["layers"]
+    np.testing.assert_array_equal(
+        arrays["model.layers.2.query.weight"], layers["query"]["kernel"][2].reshape(48, 48).T
+    )
+    # L = |m * init_L| of the last layer; a scalar stays one.
+    L = arrays["model.layers.3.position.L"]
+    np.testing.assert_allclose(L, layers["position"]["L_multiplier"][3] * 4.0)
+    assert L.shape == () and arrays["model.embedding.weight"].shape == (32, 48)
+    assert "trust_remote_code=True" in (tmp_path / "fire/README.md").read_text()
+    assert model.size.num_layers == config["num_hidden_layers"]
+
+
+def test_a_folder_of_a_stock_model(tmp_path):
+    _, params, found = exported(tmp_path / "rope", "rope")
+    config = json.loads((tmp_path / "rope/config.json").read_text())
+    assert config["architectures"] == ["GPTNeoXForCausalLM"] and "auto_map" not in config
+    assert not list((tmp_path / "rope").glob("*.py"))
+    assert config["rope_parameters"]["rope_theta"] == 10_000
+    qkv = found.arrays["gpt_neox.layers.1.attention.query_key_value.weight"]
+    key = params["layers"]["key"]["kernel"][1]  # of the second head, after its query
+    np.testing.assert_array_equal(qkv[3 * 8 + 8 : 3 * 8 + 16], key[:, 1].T)
+
+
+@pytest.mark.parametrize(
+    "case, told",
+    [
+        (("sinusoidal", "resampling/even"), "configs/resampling/plain.gin"),
+        (("learned",), "beyond the 64 positions"),
+    ],
+)
+def test_what_cannot_be_exported(case, told, tmp_path):
+    with pytest.raises(UserError, match=told):
+        exported(tmp_path / "model", *case, context=100)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not empty"):
+        exported(tmp_path, "fire")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_failed_export_leaves_nothing_in_the_way(tmp_path, monkeypatch):
+    """The full disk of a first try, the missing safetensors of a second."""
+
+    def full(*_, **__):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("safetensors.numpy.save_file", full)
+        with pytest.raises(OSError, match="no space left"):
+            exported(tmp_path / "model", "fire")
+    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "safetensors.numpy", None)
+        with pytest.raises(UserError, match="safetensors is not installed"):
+            exported(tmp_path / "model", "fire")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".model.unfinished").mkdir()  # of a kill
+    (tmp_path / "model").mkdir()
+    exported(tmp_path / "model", "fire")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", NAMES)
+def test_stock_classes_are_taken_where_they_are_exact(name):
+    model = configured(name, *([FIXED[name]] if name in FIXED else []))
+    params = filled(model)
+    found = stock(model, params, CONTEXT)
+    expected = "gpt2" if name in GPT2 else "gpt_neox" if name in NEOX | set(FIXED) else None
+    assert (found and found.config["model_type"]) == expected
+    assert custom(model, params, CONTEXT).arrays  # every encoding has a custom form
+
+
+def test_bytes_as_a_tokenizer():
+    """Of byte b, written as GPT-2 writes it, the id b + 3."""
+    vocab = tokenizer_files(DATA)["tokenizer.json"]["model"]["vocab"]
+    assert vocab["A"] == ord("A") + 3 and vocab["\u0120"] == ord(" ") + 3
+    assert sorted(vocab.values()) == list(range(259))
+
+
+TEXTS = ("def main(", "the cat  sat", " so they", "caf\u00e9 \u706b", "\\frac{1}{2}\n\tx", "a")
+
+
+@pytest.fixture(scope="module")
+def merges(tmp_path_factory):
+    """A BPE vocabulary with bytes for what it does not know, as Mistral's."""
+    prefix = tmp_path_factory.mktemp("vocabulary") / "bpe"
+    lines = [f"def main(self, {word}): return the {word} that sat" for word in TEXTS[:3]] * 30
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_prefix=str(prefix),
+        model_type="bpe",
+        vocab_size=330,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+    )
+    return f"{prefix}.model"
+
+
+@pytest.fixture(scope="module")
+def lossless(tmp_path_factory):
+    """A vocabulary of `fire-lm corpus vocab`."""
+    folder = tmp_path_factory.mktemp("lossless")
+    write_text(folder / "text")
+    output = str(folder / "vocabulary.model")
+    arguments = [f"--data_dir={folder / 'text'}", f"--output={output}", "--size=290"]
+    assert main(["corpus", "vocab", *arguments]) == 0
+    return output
+
+
+@pytest.mark.parametrize(
+    "kind", ["bytes", "unigram", "bpe", pytest.param("lossless", marks=pytest.mark.ci)]
+)
+def test_tokenizers_agree(kind, request):
+    tokenizers = pytest.importorskip("tokenizers")
+    known = {"bytes": "bytes", "unigram": MODEL}
+    vocabulary = known.get(kind) or request.getfixturevalue({"bpe": "merges"}.get(kind, kind))
+    data = TextData("nowhere", vocabulary=vocabulary)
+    built = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_files(data)["tokenizer.json"]))
+    for text in TEXTS:
+        ids = encode(data, text)
+        assert built.encode(text).ids == [0, *ids], text
+        if kind != "unigram":  # which writes what it does not know otherwise
+            assert built.decode([int(one) for one in ids]) == decode(data, ids)
+
+
+def test_pieces_that_are_merged(merges):
+    """A piece can be made of two that are made before it."""
+    model = tokenizer_files(TextData("nowhere", vocabulary=merges))["tokenizer.json"]["model"]
+    made = ["".join(pair) for pair in model["merges"]]
+    assert model["byte_fallback"] and len(made) > 20
+    for piece in set(made):
+        pairs = [pair for pair in model["merges"] if "".join(pair) == piece]
+        before = set(made[: made.index(piece)]) | {one for one in model["vocab"] if len(one) == 1}
+        assert any(before.issuperset(pair) for pair in pairs), piece
+
+
+@pytest.mark.ci
+def test_the_command(tmp_path, capsys):
+    run = tmp_path / "runs/fire"
+    assert main(command(write_text(tmp_path / "text"), run, position="fire")) == 0
+    assert main(["export", f"{run}@10", f"--output={tmp_path / 'hf'}"]) == 0
+    assert "FireLMForCausalLM, opened with trust_remote_code=True, of step 10" in (
+        capsys.readouterr().out
+    )
+    assert "# fire, step 10" in (tmp_path / "hf/README.md").read_text()
+    assert main(["export", str(run), f"--output={tmp_path / 'hf'}"]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert main(["export", str(run), "--output=gs://bucket/hf"]) == 2
+    assert "must be a local folder" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""What a sweep may change about a trained model, and how the table names it."""
+
+import functools
+
+import pytest
+
+from fire_lm.errors import UserError
+from fire_lm.models import ModelSize, build_decoder, changes, variant
+from fire_lm.positions.alibi import ALiBi
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.learned import Learned
+from fire_lm.positions.log_n import LogN
+from fire_lm.positions.nope import NoPE
+from fire_lm.positions.resampling import RandomizedPositions
+from fire_lm.positions.rope import RoPE
+from fire_lm.positions.rope_scaling import PositionInterpolation, YaRN
+
+SIZE = ModelSize(4, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
+
+
+def build(kind=RoPE, log_n=None, size=SIZE, **settings):
+    kinds = kind if isinstance(kind, tuple) else functools.partial(kind, **settings)
+    share = kind is Learned
+    return build_decoder(size, kinds, 32, 64, log_n=log_n, share_position=share)
+
+
+SCALED = functools.partial(RoPE, scaling=YaRN())
+
+
+@pytest.mark.parametrize(
+    "trained, asked, name",
+    [
+        (build(), build(), ""),
+        (build(), build(scaling=YaRN(4.0)), "yarn-4x"),
+        (build(), build(scaling=PositionInterpolation()), "pi"),
+        (build(scaling=YaRN(4.0)), build(scaling=YaRN(4.0)), ""),
+        (build(scaling=YaRN(4.0)), build(), "no_scaling"),
+        (build(ALiBi), build(ALiBi, interpolate=True), "interpolate"),
+        (build(Learned), build(Learned, interpolation=4.0), "interpolation-4"),
+        (build(FIRE), build(FIRE, log_n=LogN(clipped=True, on="bias")), "log_n-clipped-bias"),
+        (build(), build(log_n=LogN(), scaling=YaRN(4.0)), "log_n+yarn-4x"),
+        (build(), build(log_n=LogN(clipped=True)), "log_n-clipped"),
+        (build((RoPE, NoPE)), build((SCALED, NoPE)), "yarn"),
+        (build((RoPE, RoPE)), build((SCALED, SCALED)), "yarn"),
+        (build((RoPE, RoPE)), build((SCALED, RoPE)), "position[0]:yarn"),
+        (build((RoPE, RoPE)), build((RoPE, SCALED)), "position[1]:yarn"),
+    ],
+)
+def test_variants_are_named_by_what_they_change(trained, asked, name):
+    assert variant(trained, asked) == name
+
+
+def test_resampling_may_be_evaluated_otherwise():
+    def build(evaluation):
+        resampling = RandomizedPositions(512, evaluation)
+        return build_decoder(SIZE, FIRE, 32, 64, resampling=resampling)
+
+    assert variant(build("plain"), build("even")) == "even"
+    with pytest.raises(UserError, match="resampling Resampling -> RandomizedPositions"):
+        variant(build_decoder(SIZE, FIRE, 32, 64), build("plain"))
+
+
+@pytest.mark.parametrize(
+    "trained, asked, told",
+    [
+        (build(), build(base=5e5), "position.base 10000.0 -> 500000.0"),
+        (build(), build(FIRE), "position RoPE -> FIRE"),
+        (build(), build((RoPE, NoPE)), "position RoPE -> None"),
+        (build(FIRE), build(FIRE, init_L=32.0), "position.init_L 16.0 -> 32.0"),
+        (build(), build(size=ModelSize(2, 32, 4, 8, 64, 0.3)), "num_layers 4 -> 2"),
+    ],
+)
+def test_another_model_is_refused(trained, asked, told):
+    with pytest.raises(UserError, match=told):
+        variant(trained, asked)
+
+
+def test_changes_are_those_of_settings_that_decide_numbers():
+    fast = build_decoder(SIZE, RoPE, 32, 64, remat="full", attention="blockwise")
+    assert changes(build(), fast) == {}
+    assert changes(build(), build(base=5e5)) == {"position.base": (1e4, 5e5)}

@@ -1,0 +1,270 @@
+"""Positions drawn anew: their distribution, what training and evaluation are given, refusals."""
+
+import argparse
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from fire_lm.config import differences
+from fire_lm.errors import UserError
+from fire_lm.experiment import load_config
+from fire_lm.models import build_decoder
+from fire_lm.models.sizes import ModelSize
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.learned import Learned
+from fire_lm.positions.resampling import (
+    BetaPositions,
+    ExponentialPositions,
+    RandomizedPositions,
+    Resampling,
+)
+from fire_lm.positions.t5 import T5
+from fire_lm.runs.saved import saved_config
+from fire_lm.sweeps.settings import configuration
+from fire_lm.training.optimizer import AdamW
+from fire_lm.training.step import TrainState, init_state, train_step
+
+SIZE = ModelSize(2, hidden_size=32, num_heads=4, head_dim=8, mlp_size=64, init_std=0.3)
+
+
+def draws(resampling, length, number=400):
+    """Those of as many sequences of a step."""
+    return np.asarray(resampling.training_positions(jax.random.key(0), number, length))
+
+
+def test_without_resampling_positions_count():
+    plain = np.arange(7)[None]
+    np.testing.assert_array_equal(Resampling().training_positions(jax.random.key(0), 3, 7), plain)
+    np.testing.assert_array_equal(Resampling().evaluation_positions(7), plain)
+
+
+def test_randomized_positions_are_a_sorted_sample_without_replacement():
+    """Each position of 0 ... 19 equally often; the means are those of order statistics."""
+    drawn = draws(RandomizedPositions(max_length=20), 5, 4000)
+    assert drawn.dtype == np.int32 and np.all(np.diff(drawn, axis=1) > 0)
+    counts = np.bincount(drawn.ravel(), minlength=20) / 4000
+    np.testing.assert_allclose(counts, 5 / 20, atol=0.03)
+    assert len(counts) == 20
+    np.testing.assert_allclose(drawn.mean(axis=0), np.arange(1, 6) * 21 / 6 - 1, atol=0.2)
+    whole = draws(RandomizedPositions(max_length=5), 5, 3)
+    np.testing.assert_array_equal(whole, np.arange(5)[None].repeat(3, axis=0))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        RandomizedPositions,
+        pytest.param(ExponentialPositions, marks=pytest.mark.ci),
+        pytest.param(functools.partial(BetaPositions, 512), marks=pytest.mark.ci),
+    ],
+)
+def test_sequences_have_draws_of_their_own_or_share_one(kind):
+    """A sequence's does not depend on how many there are; the shared one is that of older runs."""
+    key = jax.random.key(1)
+    own, fewer = (kind().training_positions(key, number, 6) for number in (4, 3))
+    assert len(np.unique(own, axis=0)) == 4
+    np.testing.assert_array_equal(own[:3], fewer)
+    shared = kind(draw="batch").training_positions(key, 4, 6)
+    assert shared.shape == (1, 6) and np.all(np.diff(shared) > 0)
+    if kind is RandomizedPositions:
+        expected = jnp.sort(jax.random.permutation(key, 8192)[:6])[None]
+        np.testing.assert_array_equal(shared, expected)
+
+
+def test_evaluation_of_randomized_positions():
+    plain, even, random = (
+        np.asarray(RandomizedPositions(100, mode).evaluation_positions(12))[0]
+        for mode in ("plain", "even", "random")
+    )
+    np.testing.assert_array_equal(plain, np.arange(12))
+    np.testing.assert_array_equal(even, np.arange(12) * 9)
+    assert np.all(np.diff(random) > 0) and random[-1] < 100 and np.ptp(np.diff(random)) > 0
+    by_default = RandomizedPositions(100).evaluation_positions(12)[0]
+    np.testing.assert_array_equal(by_default, random)  # as Ruoss et al., who know no other
+    for length in (99, 100):
+        crowded = np.asarray(RandomizedPositions(100, "even").evaluation_positions(length))[0]
+        assert np.all(np.diff(crowded) > 0) and crowded[-1] == 99
+
+
+@pytest.mark.parametrize(
+    "max_length, length", [(32_768, 32_767), (65_536, 65_535), (131_072, 130_940), (8, 1)]
+)
+def test_no_two_tokens_stand_on_one_even_position(max_length, length):
+    """They would see each other's target. Rounded floats do tie."""
+    even = np.asarray(RandomizedPositions(max_length, "even").evaluation_positions(length))[0]
+    assert np.all(np.diff(even) > 0) and even[-1] == (max_length - 1 if length > 1 else 0)
+    tied = np.round(np.linspace(0, max_length - 1, length, dtype=np.float32))
+    assert length == 1 or np.any(np.diff(tied) == 0)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "resampling",
+    [RandomizedPositions(50), ExponentialPositions(), BetaPositions(50)],
+    ids=lambda resampling: type(resampling).__name__,
+)
+def test_no_token_sees_a_later_one(resampling):
+    """Changing the last token changes its logits alone; two tokens on one position would leak."""
+    model = build_decoder(SIZE, FIRE, 32, 8, dtype="float32", resampling=resampling)
+    tokens = jnp.arange(1, 9)[None]
+    pos = resampling.training_positions(jax.random.key(1), 1, 8)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, pos)["params"]
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)
+    apply = jax.jit(model.apply, compiler_options={"xla_backend_optimization_level": 0})
+
+    def changed(pos):
+        outs = [apply({"params": params}, t, pos) for t in (tokens, tokens.at[0, -1].set(20))]
+        return np.max(np.abs(outs[0] - outs[1]), axis=(0, 2)) > 0
+
+    np.testing.assert_array_equal(changed(pos), np.arange(8) == 7)
+    tied = pos.at[0, 6].set(pos[0, 7])
+    assert changed(tied)[6]
+
+
+@pytest.mark.parametrize("resampling", [ExponentialPositions(), BetaPositions(512, 2.0)])
+def test_equal_mean_positions_extend_as_far_as_the_sequence_on_average(resampling):
+    drawn = draws(resampling, 65, 4000)
+    extent = drawn[:, -1].astype(np.float64)
+    assert drawn.dtype == np.float32 and np.all(np.diff(drawn, axis=1) > 0)
+    np.testing.assert_allclose(drawn, np.linspace(0, 1, 65) * extent[:, None], rtol=1e-5)
+    # Standard deviations of an exponential, and of 512 Beta(2, 2 (512 / 65 - 1)).
+    a, b = 2.0, 2.0 * (512 / 65 - 1)
+    deviation = {
+        ExponentialPositions: 65.0,
+        BetaPositions: 512 * np.sqrt(a * b / (a + b) ** 2 / (a + b + 1)),
+    }[type(resampling)]
+    assert extent.mean() == pytest.approx(65, abs=4 * deviation / np.sqrt(4000))
+    assert extent.std() == pytest.approx(deviation, rel=0.1)
+    np.testing.assert_array_equal(resampling.evaluation_positions(9), np.arange(9)[None])
+
+
+@functools.cache
+def spied_step(resampling):
+    """A training step (state, seed) -> state, and the list of positions that its encoding saw."""
+    seen = []
+
+    class Spy(FIRE):
+        def bias(self, params, q_pos_BT, k_pos_BS, context_length):
+            jax.debug.callback(lambda pos: seen.append(np.asarray(pos)), q_pos_BT)
+            return super().bias(params, q_pos_BT, k_pos_BS, context_length)
+
+    model = build_decoder(SIZE, Spy, 32, 8, dtype="float32", resampling=resampling)
+    optimizer = AdamW(warmup_steps=0).build(10)
+    shapes = jax.eval_shape(functools.partial(init_state, model, optimizer), jax.random.key(0))
+    fixed = {"model": model, "optimizer": optimizer, "z_loss": 0.0, "microbatches": 2}
+    batch = {"targets": jnp.ones((4, 8), jnp.int32), "weights": jnp.ones((4, 8), jnp.int8)}
+    step = jax.jit(
+        lambda state, seed: train_step(state, batch, seed=seed, **fixed)[0],
+        compiler_options={"xla_backend_optimization_level": 0},
+    )
+    return step, jax.tree.map(jnp.zeros_like, shapes), seen
+
+
+def positions_of_steps(resampling, seed, steps):
+    """The positions `[B or 1, T]` of both microbatches in each of the first training steps."""
+    step, state, seen = spied_step(resampling)
+    found = []
+    for _ in range(steps):
+        seen.clear()
+        state = step(state, seed)
+        jax.effects_barrier()
+        found.append(np.unique(np.concatenate(seen), axis=0))
+    return found
+
+
+def test_the_seed_is_folded_with_the_step():
+    """Quick; below, what comes of it is seen in the attention of a compiled step."""
+
+    class Drawn(Exception):
+        pass
+
+    class Drawing(Resampling):
+        def training_positions(self, rng, batch_size, length):
+            assert batch_size == 1
+            raise Drawn(jax.random.key_data(rng).tolist())
+
+    model = SimpleNamespace(resampling=Drawing())
+    batch = dict.fromkeys(("targets", "weights"), jnp.ones((1, 8)))
+    fixed = {"optimizer": None, "z_loss": 0.0, "microbatches": 1}
+    found = []
+    for seed, step in ((3, 0), (3, 1), (4, 0)):
+        with pytest.raises(Drawn) as drawn:
+            state = TrainState(jnp.int32(step), {}, ())
+            train_step(state, batch, model=model, seed=seed, **fixed)
+        found.append(drawn.value.args[0])
+        key = jax.random.fold_in(jax.random.key(seed), step)
+        assert found[-1] == jax.random.key_data(key).tolist()
+    assert found[0] != found[1] and found[0] != found[2]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("draw, rows", [("sequence", 4), ("batch", 1)])
+def test_a_step_draws_for_each_sequence_or_once_and_the_next_step_anew(draw, rows):
+    """Of seed and step alone, so that a restart repeats it; over both microbatches."""
+    resampling = RandomizedPositions(50, draw=draw)
+    first, second = positions_of_steps(resampling, seed=3, steps=2)
+    assert first.shape == second.shape == (rows, 8)
+    assert np.any(first != second) and np.any(first != np.arange(8))
+    np.testing.assert_array_equal(first, positions_of_steps(resampling, 3, 1)[0])
+    assert np.any(first != positions_of_steps(resampling, 4, 1)[0])
+    rng = jax.random.fold_in(jax.random.key(3), 0)
+    expected = np.unique(resampling.training_positions(rng, 4, 8), axis=0)
+    np.testing.assert_array_equal(first, expected)
+
+
+def test_a_run_of_before_goes_on_with_one_draw_for_a_batch(tmp_path):
+    """Its configuration binds no `draw`; nor is its sweep another variant."""
+    files = [f"configs/{name}.gin" for name in ("runs/quickstart", "positions/fire")]
+    new = load_config([*files, "configs/resampling/random.gin"], ["DATA_DIR=data"])
+    text = new.text().replace("RandomizedPositions.draw = 'sequence'\n", "")
+    (tmp_path / "config.gin").write_text(text)
+    old = saved_config(tmp_path)
+    assert old.call("build_decoder").resampling.draw == "batch"
+    (changed,) = differences(text, new, root="pretrain")
+    assert str(changed) == "RandomizedPositions.draw: 'batch' -> 'sequence'"
+    text = text.replace("evaluation = 'random'", "evaluation = 'plain'")  # as it was saved
+    same = load_config([*files, "configs/resampling/randomized.gin"], ["DATA_DIR=data"])
+    assert differences(text, same, root="pretrain") == []
+    swept = argparse.Namespace(gin_file=[], bindings=[], gin_search_paths="", imports=[])
+    config, variant = configuration(swept, epath.Path(tmp_path))
+    assert config.text() == old.text() and variant == ""
+    swept.gin_file = ["configs/resampling/even.gin"]
+    assert configuration(swept, epath.Path(tmp_path))[1] == "even"
+
+
+def test_files_of_resampling_say_what_they_are_called():
+    files = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
+
+    def resampling(name):
+        config = load_config([*files, f"configs/resampling/{name}.gin"], ["DATA_DIR=data"])
+        return config.call("build_decoder").resampling
+
+    for name in ("random", "even", "plain"):
+        assert resampling(name) == RandomizedPositions(8192, name)
+    assert resampling("randomized") == RandomizedPositions(8192, "plain", draw="batch")
+
+
+@pytest.mark.parametrize("kind", [T5, Learned])
+@pytest.mark.parametrize("resampling", [ExponentialPositions(), BetaPositions()])
+def test_tables_and_buckets_refuse_positions_between_integers(kind, resampling):
+    with pytest.raises(UserError, match=f"between integers, which {kind.__name__} cannot encode"):
+        build_decoder(SIZE, kind, 32, 8, resampling=resampling, share_position=True)
+
+
+def test_a_table_must_hold_all_positions_that_are_drawn():
+    with pytest.raises(UserError, match="Learned.max_length"):
+        build_decoder(SIZE, Learned, 32, 8, resampling=RandomizedPositions(50), share_position=True)
+
+
+def test_a_range_shorter_than_the_sequence_is_refused():
+    for resampling in (RandomizedPositions(7), BetaPositions(8)):
+        with pytest.raises(UserError, match=f"{type(resampling).__name__}.max_length is"):
+            build_decoder(SIZE, FIRE, 32, 8, resampling=resampling)
+    with pytest.raises(UserError, match="too few positions for 12 tokens"):
+        RandomizedPositions(8, "even").evaluation_positions(12)

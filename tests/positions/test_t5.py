@@ -1,0 +1,178 @@
+"""T5's bias against its formula in numpy, and its buckets against those of transformers."""
+
+import math
+from collections.abc import Sequence
+
+import golden_numbers as golden
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fire_lm.errors import UserError
+from fire_lm.positions.t5 import T5, _looked_up, _multiplied, bucket_starts
+
+HEADS = 12
+SIZES = [(64, 128), (32, 128), (16, 20), (2, 2), (8, 1000)]
+# First query and number of queries; keys are some of all before the last query.
+BLOCKS = [(0, 1), (0, 2), (0, 17), (0, 512), (8192, 64), (131_072, 64)]
+
+
+def bucket(distance: int, num_buckets: int, max_distance: int) -> int:
+    """The formula, with its logarithms."""
+    exact = num_buckets // 2
+    if distance < exact:
+        return distance
+    ratio = math.log(distance / exact) / math.log(max_distance / exact)
+    return min(num_buckets - 1, exact + int(ratio * (num_buckets - exact)))
+
+
+def t5(num_buckets: int = 64, max_distance: int = 128) -> T5:
+    return T5(HEADS, 8, 64, 96, num_buckets, max_distance)
+
+
+def block(first: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    q_pos = first + np.arange(length)
+    far = np.linspace(0, first, 50).astype(int)
+    return q_pos, np.unique(np.concatenate([far, q_pos, np.maximum(q_pos - 130, 0)]))
+
+
+@pytest.mark.parametrize("num_buckets, max_distance", SIZES)
+def test_buckets_are_the_formula(num_buckets, max_distance):
+    distance = np.arange(3 * max_distance)
+    starts = bucket_starts(num_buckets, max_distance)
+    ours = np.sum(distance[:, None] >= starts, axis=1)
+    formula = [bucket(d, num_buckets, max_distance) for d in distance]
+    np.testing.assert_array_equal(ours, formula)
+    assert starts.shape == (num_buckets - 1,) and np.all(np.diff(starts) >= 0)
+    if num_buckets > 2:  # the starts of half as many buckets are others
+        fewer = np.sum(distance[:, None] >= bucket_starts(num_buckets - 2, max_distance), axis=1)
+        assert np.any(fewer != formula)
+
+
+def test_last_buckets_start_where_they_are_known_to():
+    """All 64 buckets are in use, and 113 is where 32 end: not at max_distance."""
+    assert bucket_starts(64, 128)[-1] == 123 and np.all(np.diff(bucket_starts(64, 128)) > 0)
+    assert bucket_starts(32, 128)[-1] == 113
+
+
+def transformers_buckets(num_buckets: int, max_distance: int) -> list[int]:
+    """Of the distances up to three times `max_distance`, where transformers is installed."""
+    torch = pytest.importorskip("torch")
+    modeling = pytest.importorskip("transformers.models.t5.modeling_t5")
+    numbers = modeling.T5Attention._relative_position_bucket(
+        -torch.arange(3 * max_distance)[None],
+        bidirectional=False,
+        num_buckets=num_buckets,
+        max_distance=max_distance,
+    )
+    return numbers[0].tolist()
+
+
+def first_of_each(numbers: Sequence[int]) -> dict[str, int]:
+    """The smallest distance of each bucket that has any."""
+    return {str(number): list(numbers).index(number) for number in sorted(set(numbers))}
+
+
+@pytest.mark.parametrize("num_buckets, max_distance", SIZES)
+def test_buckets_are_those_of_transformers(num_buckets, max_distance):
+    """As its code gave them, for all distances: they only grow."""
+    kept = golden.of("transformers_t5.json")[f"{num_buckets} buckets to {max_distance}"]
+    distance = np.arange(3 * max_distance)
+    ours = np.sum(distance[:, None] >= bucket_starts(num_buckets, max_distance), axis=1)
+    assert np.all(np.diff(ours) >= 0) and first_of_each(ours.tolist()) == kept
+
+
+def test_transformers_still_has_these_buckets():
+    """UPDATE_GOLDEN=1, with torch and transformers installed, writes what the test above reads."""
+    found = {}
+    for num_buckets, max_distance in SIZES:
+        numbers = transformers_buckets(num_buckets, max_distance)
+        assert numbers == sorted(numbers)
+        found[f"{num_buckets} buckets to {max_distance}"] = first_of_each(numbers)
+    assert golden.updated("transformers_t5.json", found, "torch", "transformers") == found
+
+
+@pytest.mark.parametrize("first, length", BLOCKS)
+def test_values_are_the_tables(first, length):
+    """To the last bit: the product with 0s and 1s picks a number and does not round it."""
+    q_pos, k_pos = block(first, length)
+    params = t5().init(jax.random.key(0))
+    ours = t5().bias(params, jnp.asarray(q_pos)[None], jnp.asarray(k_pos)[None], 64)[0]
+    distance = q_pos[:, None] - k_pos
+    numbers = np.vectorize(lambda d: bucket(abs(d), 64, 128))(distance)
+    expected = np.moveaxis(np.asarray(params["table"])[numbers], -1, 0)
+    np.testing.assert_array_equal(ours, expected)
+    if length > 1:
+        assert np.any(ours != np.roll(expected, 1, axis=-1))
+
+
+def test_gradient_to_the_table_is_the_sum_over_its_bucket():
+    q_pos, k_pos = block(100, 130)
+    params = t5().init(jax.random.key(0))
+    weights = np.random.default_rng(0).normal(size=(HEADS, len(q_pos), len(k_pos)))
+
+    def total(params):
+        bias = t5().bias(params, jnp.asarray(q_pos)[None], jnp.asarray(k_pos)[None], 64)
+        return jnp.sum(bias[0] * jnp.float32(weights))
+
+    ours = jax.grad(total)(params)["table"]
+    numbers = np.vectorize(lambda d: bucket(abs(d), 64, 128))(q_pos[:, None] - k_pos)
+    expected = np.zeros((64, HEADS))
+    np.add.at(expected, numbers, np.moveaxis(weights, 0, -1))
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * np.max(np.abs(expected)))
+    assert np.all(expected != 0)
+
+
+@pytest.mark.parametrize("branch", [_looked_up, _multiplied])
+@pytest.mark.parametrize(
+    "num_buckets, max_distance",
+    [size if size in SIZES[:2] else pytest.param(*size, marks=pytest.mark.ci) for size in SIZES],
+)
+def test_both_branches_at_every_edge_of_a_bucket(num_buckets, max_distance, branch):
+    """`bias` runs only one of them here: the other one is for TPUs and GPUs."""
+    starts = bucket_starts(num_buckets, max_distance)
+    far = [3 * max_distance, 2**30]
+    distance = np.unique(np.concatenate([[0], starts - 1, starts, starts + 1, far])).astype(int)
+    numbers = [bucket(d, num_buckets, max_distance) for d in distance]
+    table, weights = np.random.default_rng(0).normal(size=(2, num_buckets + len(distance), HEADS))
+    table, weights = np.float32(table[:num_buckets]), np.float32(weights[: len(distance)])
+
+    def values(table):
+        return branch(table, jnp.int32(distance)[None, None], starts_K=starts)[0, :, 0].T
+
+    np.testing.assert_array_equal(values(table), table[numbers])
+    gradient = jax.grad(lambda table: jnp.sum(values(table) * weights))(jnp.asarray(table))
+    expected = np.zeros((num_buckets, HEADS))
+    np.add.at(expected, numbers, weights)
+    np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("platform, gathers", [("cpu", True), ("tpu", False), ("cuda", False)])
+def test_each_platform_gets_its_branch(platform, gathers):
+    """A gather is quick on CPUs alone; the program is lowered, not compiled."""
+    pos, params = jnp.arange(9)[None], t5().init(jax.random.key(0))
+    traced = jax.jit(lambda params: t5().bias(params, pos, pos, 64)).trace(params)
+    program = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert ("gather" in program, "dot_general" in program) == (gathers, not gathers)
+
+
+def test_table_starts_as_in_t5x():
+    """Uniform with variance 2 / (buckets + heads)."""
+    tables = np.stack([t5().init(jax.random.key(seed))["table"] for seed in range(16)])
+    assert tables.shape == (16, 64, HEADS) and tables.dtype == np.float32
+    assert np.var(tables) == pytest.approx(2 / (64 + HEADS), rel=0.03)
+    assert np.max(np.abs(tables)) == pytest.approx((6 / (64 + HEADS)) ** 0.5, rel=0.01)
+    assert abs(np.mean(tables)) < 0.01
+
+
+def test_mistakes_are_told():
+    for wrong in (0, 1, 33):
+        with pytest.raises(UserError, match=r"T5\.num_buckets"):
+            t5(num_buckets=wrong)
+    with pytest.raises(UserError, match=r"T5\.max_distance"):
+        t5(64, 32)
+    params = t5(64, 33).init(jax.random.key(0))
+    fractions = jnp.linspace(0, 1, 3)[None]
+    with pytest.raises(UserError, match="integer"):
+        t5().bias(params, fractions, fractions, 64)

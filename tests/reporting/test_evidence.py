@@ -1,0 +1,173 @@
+"""Our own results (fire_lm/reporting/evidence): what the documentation shows of them is drawn from
+them."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from fire_lm.cli import main
+from fire_lm.results import bench_times, read_rows
+from fire_lm.results.folder import read_results
+
+ROOT = Path(__file__).resolve().parents[2]
+MINI = ROOT / "fire_lm" / "reporting" / "evidence" / "mini"
+ENCODINGS = {"fire", "fire_s", "fire_g", "rope", "alibi", "kerple_log", "t5", "nope", "learned"}
+FIGURE = "losses_embedded_validation_concat.svg"
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+COMMAND = "fire-lm report fire_lm/reporting/evidence/mini"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    assert main(["report", str(MINI), f"--output={folder}"]) == 0
+    return folder
+
+
+def table_of(markdown: str) -> str:
+    """Loss against length."""
+    section = markdown.split("\n## Loss against length")[1].split("\n## ")[0]
+    return "\n".join(line for line in section.splitlines() if line.startswith("|"))
+
+
+def test_the_documentation_has_the_table_and_the_figure_of_the_evidence(report):
+    table, page = table_of((report / "report.md").read_text()), (DOCS / "results.md").read_text()
+    assert len(table.splitlines()) == 2 + len(ENCODINGS)
+    again = f"`{COMMAND} --output=DIR` draws it again: copy it from DIR"
+    assert table in page, f"the table of docs/results.md is not the evidence's; {again}/report.md"
+    assert (report / FIGURE).read_bytes() == (MINI / FIGURE).read_bytes(), f"{again}/{FIGURE}"
+    assert f"(../fire_lm/reporting/evidence/mini/{FIGURE})" in page and COMMAND in page
+    assert table.replace("1.8", "1.9", 1) not in page
+
+    readme = README.read_text()
+    shown = [line for line in readme.splitlines() if line.startswith("|") and "±" in line]
+    lines = table.splitlines()
+    assert [line for line in lines if line in [*lines[:2], *shown]] == [*lines[:2], *shown]
+    assert "\n".join([*lines[:2], *shown]) in readme and len(shown) == 5
+    assert f"(fire_lm/reporting/evidence/mini/{FIGURE})" in readme
+
+
+def test_the_documentation_counts_pairs_as_the_report_does(report):
+    found = re.findall(
+        r"^At x([124]) of .*? order: (\d+)\..*?Welch's t test at 5 % \((\d+)\)",
+        (report / "report.md").read_text(),
+        flags=re.MULTILINE,
+    )
+    assert [length for length, _, _ in found] == ["1", "2", "4"]
+    agree, unclear = ([int(line[column]) for line in found] for column in (1, 2))
+    page = " ".join((DOCS / "results.md").read_text().split())
+    assert (
+        f"Of the 21 pairs of the seven encodings that are also in the paper's Table 4 (Table 2 for "
+        f"FIRE-S), {agree[0]} are in the paper's order at the training length, {agree[1]} at twice "
+        f"that length and {agree[2]} at four times. Our seeds cannot tell {min(unclear)} to "
+        f"{max(unclear)} of the pairs apart"
+    ) in page
+
+
+def warm_start_rows() -> dict[str, list[str]]:
+    """Of each arm, "mean (least-largest)" over its seeds, in the order of lengths."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for row in read_rows(MINI.parent / "warm_start.csv"):
+        lengths = found.setdefault(row.run.rpartition("-")[0], {})
+        lengths.setdefault(row.length, []).append(row.nll)
+    return {
+        arm: [
+            f"{statistics.fmean(values):.3f} ({min(values):.3f}-{max(values):.3f})"
+            for _, values in sorted(lengths.items())
+        ]
+        for arm, lengths in found.items()
+    }
+
+
+def test_the_documentation_has_the_warm_starts_of_the_evidence():
+    names = {
+        "fire": "`fire`",
+        "fire_from_kerple": "`fire_from_kerple`",
+        "fire_from_alibi": "`fire_from_alibi`",
+        "fire_g_from_kerple": "`fire_from_kerple`, init_gamma 1",
+        "fire_g": "`fire_g`",
+        "kerple_log": "`kerple_log`",
+        "kerple_per_layer": "`kerple_log`, one set a layer",
+    }
+    page, rows = (DOCS / "results.md").read_text().replace("**", ""), warm_start_rows()
+    assert rows.keys() == names.keys()
+    for arm, cells in rows.items():
+        assert len(cells) == 5
+        assert f"| {names[arm]} | {' | '.join(cells)} |" in page, arm
+
+
+def test_every_arm_has_the_same_seeds_text_and_lengths():
+    rows = read_rows(MINI / "length_sweep.csv")
+    assert {row.encoding for row in rows} == ENCODINGS
+    for encoding in ENCODINGS:
+        own = [row for row in rows if row.encoding == encoding]
+        assert len({row.run for row in own}) == 3 and {row.step for row in own} == {1000}
+        lengths = {64} if encoding == "learned" else {64, 128, 256, 512, 1024}
+        assert {row.length for row in own} == lengths
+    assert len({(row.tokens, row.bytes, row.dataset, row.protocol) for row in rows}) == 1
+
+
+def test_every_arm_had_the_same_search():
+    """Of the learning rate, on another seed; the best at the training length was taken."""
+    searched = {}
+    for row in read_rows(MINI / "search.csv"):
+        assert (row.length, row.step) == (64, 1000)
+        searched.setdefault(row.encoding, {})[row.run.rpartition("rate-")[2]] = row.nll
+    assert set(searched) == ENCODINGS
+    for encoding, losses in searched.items():
+        assert set(losses) == {"2e-3", "4e-3", "8e-3"}, encoding
+    results = read_results(epath.Path(MINI))
+    encoding_of = {run.run: run.encoding for run in results.runs}
+    chosen = {
+        encoding_of[setting.run]: setting.value
+        for setting in results.settings
+        if setting.name == "AdamW.learning_rate"
+    }
+    for encoding, losses in searched.items():
+        best = min(losses, key=lambda rate: losses[rate])
+        assert float(chosen[encoding]) == float(best), encoding
+
+
+def test_the_documentation_has_the_times_of_the_evidence():
+    times = bench_times.read(epath.Path(MINI.parent) / "bench_model.json")
+    page = (DOCS / "performance.md").read_text()
+    names = {"nope": "NoPE (4.5 s; 18.5 s)", "alibi": "ALiBi", "t5": "T5", "rope": "RoPE",
+             "kerple_log": "KERPLE (log)", "fire_s": "FIRE-S", "fire": "FIRE"}  # fmt: skip
+    assert {row.encoding for row in times.rows} == set(names)
+    for row in times.rows:
+        told = f"{row.forward.x_nope:.2f} | {row.train.x_nope:.2f} | {row.tokens_per_second:.0f}"
+        assert f"| {names[row.encoding]} | {told} |" in page
+
+
+def test_the_documentation_has_the_times_of_generation():
+    found = json.loads((MINI.parent / "bench_generate.json").read_text())
+    page = (DOCS / "performance.md").read_text()
+    for row in found["rows"]:
+        prefill, token = row["prefill"], row["token"]
+        told = f"| {row['encoding']} | {prefill['x_nope']:.2f} | {1e3 * token['seconds']:.1f} | "
+        assert told + f"{token['x_nope']:.2f} |" in page
+    assert {(row["length"], row["cache_bytes"] >> 20) for row in found["rows"]} == {(2048, 146)}
+
+
+@pytest.mark.ci
+def test_times_are_said_to_be_of_other_runs_unless_they_are_asked_for(report, tmp_path):
+    whose = "Not of these runs: fire_lm's own times."
+    assert whose in (report / "report.md").read_text()
+    bench = MINI.parent / "bench_model.json"
+    assert main(["report", str(MINI), f"--output={tmp_path}", f"--bench={bench}"]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert whose not in text and "5251.7 ms, x1.17" in text
+    assert not (tmp_path / "forward_time.svg").exists(), "of one length there is no line"
+    times = json.loads(bench.read_text())
+    for row in list(times["rows"]):
+        times["rows"].append({**row, "length": 2 * row["length"]})
+    (tmp_path / "two.json").write_text(json.dumps(times))
+    two = tmp_path / "two"
+    assert main(["report", str(MINI), f"--output={two}", f"--bench={tmp_path / 'two.json'}"]) == 0
+    assert "2048 to 4096 tokens" in (two / "report.md").read_text()
+    assert (two / "forward_time.svg").exists()

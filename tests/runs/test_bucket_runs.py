@@ -1,0 +1,268 @@
+"""Whole runs in a bucket by the real command line, held against the same runs on a disk."""
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from bucket import UNSET, Bucket
+from bucket_faults import Cut, Denied, OneWriteASecond, Slow, Status
+from sample_run import (
+    command,
+    logged,
+    quick_compiles,  # noqa: F401  (a fixture)
+    saved_state,
+    write_text,
+)
+from started_together import finish, start_together
+
+from fire_lm.checkpoints import Checkpointing, Checkpoints, available_steps
+from fire_lm.cli import main
+from fire_lm.reporting.gather import gather
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 240  # seconds
+SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
+pytestmark = pytest.mark.ci
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "data")
+
+
+def arguments(data_dir: Path, workdir: Path | str, steps: int) -> list[str]:
+    return command(data_dir, workdir, f"--gin.TRAIN_STEPS={steps}")
+
+
+@pytest.fixture(scope="module")
+def local(data_dir, tmp_path_factory):
+    """The run on a disk: 20 steps, then 40, and its sweeps."""
+    workdir = tmp_path_factory.mktemp("local") / "fire"
+    for steps in (20, 40):
+        assert main(arguments(data_dir, workdir, steps)) == 0
+    assert main(["sweep", str(workdir), *SWEEP, "--follow"]) == 0
+    return workdir
+
+
+def copied(bucket: Bucket, folder: Path) -> Path:
+    """The run of a bucket on the disk, as `gcloud storage cp -r` leaves it."""
+    for name, content in bucket.objects.items():
+        if not name.endswith("/"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    return folder / "runs" / "fire"
+
+
+def assert_same_run(found: Path, expected: Path, steps: int) -> None:
+    assert [row["step"] for row in logged(found)] == list(range(1, steps + 1))
+    assert logged(found) == logged(expected)
+    states = [saved_state(workdir, steps) for workdir in (found, expected)]
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[1].items():
+        np.testing.assert_array_equal(states[0][name], value, err_msg=name)
+
+
+def assert_same_table(found: str, expected: str) -> None:
+    """Numbers to 1e-6: four devices of a CPU do not always add in one order."""
+    tables = [[line.split(",") for line in text.splitlines()] for text in (found, expected)]
+    assert [len(row) for row in tables[0]] == [len(row) for row in tables[1]]
+    for ours, theirs in zip(sum(tables[0], []), sum(tables[1], []), strict=True):
+        assert ours == theirs or float(ours) == pytest.approx(float(theirs), rel=1e-6)
+
+
+def test_a_run_under_faults_equals_one_on_a_disk(data_dir, local, bucket, tmp_path, capfd):
+    workdir = bucket.url("runs/fire")
+    bucket.faults = [Status(status=503, chance=0.05), Cut(chance=0.02)]
+    for steps in (20, 40):
+        assert main(arguments(data_dir, workdir, steps)) == 0
+    assert main(["sweep", workdir, *SWEEP]) == 0  # the newest checkpoint
+    assert main(["sweep", workdir, *SWEEP, "--follow"]) == 0  # and the others
+    bucket.faults = []
+    assert main(["report", workdir]) == 0
+    printed = capfd.readouterr()
+    for noise in ("Event loop is closed", "Traceback", "cudart", "oneDNN", "absl::InitializeLog"):
+        assert noise not in printed.out + printed.err
+
+    with bucket.counting() as counted:
+        gather([workdir], with_probes=False)
+    assert counted.count() <= 40, counted.operations()
+    found = copied(bucket, tmp_path)
+    assert_same_run(found, local, 40)
+    for name in ("length_sweep.csv", "position_losses.csv"):
+        assert_same_table((found / name).read_text(), (local / name).read_text())
+    assert (found / "length_sweep.png").stat().st_size and (found / "report/index.html").exists()
+    assert main(["sweep", str(found), *SWEEP]) == 0  # a copy is a run
+
+
+@contextlib.contextmanager
+def started(bucket: Bucket, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "fire_lm", *arguments],
+        cwd=ROOT,
+        env=bucket.child_environment(JAX_DISABLE_MOST_OPTIMIZATIONS="1"),  # as in this process
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(process: subprocess.Popen[str], reached: Callable[[], object]) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while not reached():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < give_up
+        time.sleep(0.002)
+
+
+def ended(bucket: Bucket, step: int) -> bool:
+    return f"runs/fire/checkpoints/{step}/manifest.sha256" in bucket.objects
+
+
+def unfinished(bucket: Bucket) -> set[int]:
+    """Steps whose save has begun and not ended."""
+    names = (re.match(r"runs/fire/checkpoints/(\d+)/", name) for name in bucket.objects)
+    return {step for name in names if name and not ended(bucket, step := int(name[1]))}
+
+
+def test_a_run_that_is_killed_in_a_save_and_terminated_ends_as_if_never(data_dir, tmp_path):
+    def command_of(workdir: Path | str) -> list[str]:
+        return [*arguments(data_dir, workdir, 150), "--gin.Checkpointing.save_every=15"]
+
+    with Bucket() as bucket:
+        command = command_of(bucket.url("runs/fire"))
+        # Its last request is held back, so that the signal comes in the save on any machine.
+        bucket.faults = [Slow(seconds=5.0, match="30.manifest")]
+        with started(bucket, command) as process:
+            wait_for(process, lambda: bucket.held)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert unfinished(bucket) == {30}
+        bucket.faults = [Slow(seconds=5.0, match="60.manifest")]
+        with started(bucket, command) as process:
+            wait_for(process, lambda: any("60" in request for request in bucket.held))
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 3 and "the same command resumes" in errors, errors
+        assert "runs/fire/.lock" not in bucket.objects and not unfinished(bucket)
+        with started(bucket, command) as process:
+            _, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, errors
+        found = copied(bucket, tmp_path)
+    assert main(command_of(tmp_path / "whole")) == 0
+    assert_same_run(found, tmp_path / "whole", 150)
+
+
+def test_two_processes_save_and_resume_in_a_bucket(data_dir, tmp_path, monkeypatch):
+    with Bucket(faults=[OneWriteASecond()]) as bucket:
+        run_together(data_dir, tmp_path / "whole", 12)
+        for name in UNSET:
+            monkeypatch.delenv(name, raising=False)
+        # With delays, as objects may be written once a second.
+        for name, value in bucket.environment(retry_ms=200).items():
+            monkeypatch.setenv(name, value)
+        run_together(data_dir, bucket.url("runs/fire"), 12)
+        for name in bucket.objects:
+            if "/checkpoints/12/" in name:
+                bucket.delete(name)
+        run_together(data_dir, bucket.url("runs/fire"), 12)
+        found = copied(bucket, tmp_path)
+    columns = ("step", "tokens", "loss", "grad_norm", "batch_hash")
+    assert len(logged(found)) == 12
+    for ours, theirs in zip(logged(found), logged(tmp_path / "whole"), strict=True):
+        assert {n: ours[n] for n in columns} == {n: theirs[n] for n in columns}
+
+
+def run_together(data_dir: Path, workdir: Path | str, steps: int) -> None:
+    saves = "--gin.Checkpointing.save_every=6"
+    processes = start_together([*arguments(data_dir, workdir, steps), saves], 2)
+    for process, output in zip(processes, finish(processes), strict=True):
+        assert process.returncode == 0, output[-3000:]
+
+
+LEASED = """
+import contextlib, json, sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from fire_lm.checkpoints import Checkpointing, Checkpoints, writer
+from fire_lm.processes import initialize_distributed
+from fire_lm.storage import objects
+from fire_lm.training.lock import only_writer
+
+initialize_distributed()
+run, leads = sys.argv[1], jax.process_index() == 0
+split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+ones = jax.make_array_from_process_local_data(split, np.ones(1, np.float32))
+fingerprints = writer.fingerprints
+
+def taken_over(tree):
+    if leads:
+        facts = {"id": "later", "host": "elsewhere", "process": 1, "machine": "other"}
+        objects.write(run + "/.lock", json.dumps(facts).encode())
+    return fingerprints(tree)
+
+with only_writer(run) as still_ours:
+    saves = Checkpoints(run, Checkpointing(keep_last=2), still_ours=still_ours)
+    print("resumes from", saves.recover(), flush=True)
+    for step in (20, 30, 40):
+        if step == 40:
+            writer.fingerprints = taken_over
+        saves.save(step, {"ones": ones}, b"place", {}, shared_position=True)
+        saves.settle()
+        print("after", step, saves._failure, flush=True)
+print("end", flush=True)
+"""
+
+
+def test_two_processes_wait_for_the_lease_share_a_refusal_and_end_with_the_lease(bucket):
+    """The earlier job, still alive, ends its save of step 12 while they wait for it. Their own save
+    of 20 is refused to process 0 alone; during that of 40 a later job takes the run over."""
+    run = bucket.url("run")
+    with contextlib.closing(Checkpoints(run, Checkpointing())) as earlier:
+        for step in (6, 12):
+            earlier.save(step, {"ones": jnp.ones(2)}, b"place", {}, shared_position=True)
+    manifest = "run/checkpoints/12/manifest.sha256"
+    held = bucket.objects[manifest]
+    bucket.delete(manifest)
+    facts = {
+        "id": "earlier",
+        "host": "old-host",
+        "process": 1,
+        "machine": "other",
+        "signed": time.time(),
+    }
+    bucket.put("run/.lock", json.dumps(facts).encode())
+    bucket.faults = [Denied(prefix="run/checkpoints/20", to="writes")]
+    with bucket.counting() as counted:
+        processes = start_together(["-c", LEASED, run], 2, module=())
+        with contextlib.ExitStack() as ends:
+            for process in processes:
+                ends.callback(process.kill)
+            wait_for(processes[0], lambda: counted.count("^GET .*lock") > 1)
+            time.sleep(3)  # as long as a process that did not wait would need
+            assert counted.count("checkpoints") == 0
+            bucket.put(manifest, held)
+            bucket.delete("run/.lock")
+            outputs = finish(processes, PATIENCE)
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output
+        assert "resumes from 12" in output
+        assert re.search("after 20 checkpoint 20 of .*loopback does not have", output), output
+        assert "after 30 checkpoint 20" in output
+        assert re.search("after 40 checkpoint 40 of .* taken over: stopped", output)
+    assert "is held by process 1 on old-host" in outputs[0]
+    assert available_steps(run) == [12, 30], "40 is left to the later job"
+    assert any("/checkpoints/40/" in name for name in bucket.objects)
+    assert json.loads(bucket.objects["run/.lock"])["id"] == "later"

@@ -1,0 +1,142 @@
+"""A run that goes on at another length keeps what its encoding derived from the first one.
+
+All of it by the command line: configurations are saved and resolved, nothing is trained.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sample_run import command
+
+from fire_lm.cli import main
+from fire_lm.config import save
+from fire_lm.experiment import load_config
+from fire_lm.models import changes
+from fire_lm.runs.resuming import compare_with_source, with_kept_lengths
+from fire_lm.runs.saved import saved_config
+
+SHORT, LONG = 32, 128
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Saves the configuration of a run of SHORT tokens under some flags; returns its directory."""
+
+    def saved(*flags, position="fire", name="source"):
+        folder = tmp_path / name
+        save(config_of(tmp_path, folder, *flags, position=position), str(folder))
+        return folder
+
+    return saved
+
+
+def config_of(tmp_path, workdir, *flags, position="fire"):
+    words = command(tmp_path, workdir, *flags, position=position)
+    files = [word.removeprefix("--gin_file=") for word in words if word.startswith("--gin_file=")]
+    return load_config(files, [word[6:] for word in words if word.startswith("--gin.")])
+
+
+def started(tmp_path, *flags, position="fire", workdir="new", allow_change=False):
+    """The model of a run of LONG tokens, as it starts."""
+    flags = (f"--gin.TRAIN_LENGTH={LONG}", *flags)
+    asked = config_of(tmp_path, tmp_path / workdir, *flags, position=position)
+    settled = with_kept_lengths(asked, str(tmp_path / workdir), allow_change)
+    return settled.call("build_decoder")
+
+
+CASES = {
+    "fire": (),
+    "fire_from_kerple": (),
+    "alibi_pi": (),
+    "rope_yarn": (),
+    "rope_llama3": (),
+    "rope_dynamic_ntk": (),
+    "nope": ("--gin_file=configs/log_n/training.gin",),
+}
+IN_CI = ("fire_from_kerple", "rope_llama3", "rope_dynamic_ntk")  # as the others of their class
+
+
+@pytest.mark.parametrize(
+    "position",
+    [pytest.param(name, marks=pytest.mark.ci if name in IN_CI else ()) for name in CASES],
+)
+def test_the_biases_at_step_0_are_those_of_the_source(position, source, tmp_path):
+    """At the length of the second run, and with the parameters of the first."""
+    trained = source(*CASES[position], position=position)
+    flags = (*CASES[position], f"--gin.INIT_FROM={trained}")
+    new = started(tmp_path, *flags, position=position)
+    old = saved_config(trained).call("build_decoder")
+    assert changes(old, new) == {}
+    assert changes(old, started(tmp_path, *CASES[position], position=position)) != {}
+    params = old.encodings[0].init(jax.random.key(0))
+    wanted, found = (acts(model.encodings[0], params) for model in (old, new))
+    jax.tree.map(np.testing.assert_array_equal, wanted, found)
+
+
+def acts(encoding, params):
+    """Bias and rotation of a whole input of LONG tokens."""
+    pos = jnp.arange(LONG)[None]
+    x = jnp.ones((1, LONG, encoding.num_heads, encoding.head_dim))
+    turned = encoding.rotate(params, x, x, pos, pos, LONG)
+    return turned, encoding.bias(params, pos, pos, LONG)
+
+
+def test_a_dry_run_resolves_and_names_what_is_kept(source, tmp_path, capsys):
+    trained = source("--gin.FIRE.init_L=12")
+    flags = (f"--gin.TRAIN_LENGTH={LONG}", f"--gin.INIT_FROM={trained}")
+    assert main(command(tmp_path, tmp_path / "new", "--dry_run", *flags)) == 0
+    told = capsys.readouterr().out
+    assert "\nFIRE.init_L = 12" in told and f"\nbuild_decoder.train_length = {SHORT}\n" in told
+    assert "\npretrain.train_length = %TRAIN_LENGTH\n" in told
+    gone = (flags[0], f"--gin.INIT_FROM={tmp_path / 'gone'}")
+    assert main(command(tmp_path, tmp_path / "new", "--dry_run", *gone)) == 0
+    assert "gone holds no run (no config.gin); shown as if" in capsys.readouterr().out
+
+
+def test_the_comparison_names_what_is_kept(source, tmp_path):
+    old, new = (SHORT, LONG)
+    trained = saved_config(source()).call("build_decoder")
+    kept = started(tmp_path, f"--gin.INIT_FROM={tmp_path / 'source'}")
+    assert compare_with_source(kept, trained, "runs/a", kept=True) == (
+        "model against runs/a: the same; kept from that run: position.train_length 32, "
+        "position.init_L 8.0"
+    )
+    moved = compare_with_source(started(tmp_path), trained, "runs/a", kept=False)
+    assert f"position.init_L {old / 4} -> {new / 4}" in moved and "kept" not in moved
+
+
+@pytest.mark.parametrize(
+    "binding, init_L",
+    [("FIRE.init_L=5", 5), ("build_decoder.train_length=%TRAIN_LENGTH", LONG / 4)],
+)
+def test_what_is_bound_explicitly_is_not_kept(binding, init_L, source, tmp_path):
+    new = started(tmp_path, f"--gin.INIT_FROM={source()}", f"--gin.{binding}")
+    assert new.encodings[0].init_L == init_L
+
+
+def test_a_fresh_encoding_follows_its_own_length(source, tmp_path):
+    """Finetuned across encodings, it has learned nothing yet."""
+    new = started(tmp_path, f"--gin.INIT_FROM={source(position='rope')}")
+    assert new.encodings[0].init_L == LONG / 4
+
+
+def test_run_directories_keep_their_meaning(source, tmp_path):
+    """One that continued another before lengths were kept, and goes on without that other; and one
+    that goes on at another length itself."""
+    start = f"--gin.INIT_FROM={tmp_path / 'gone'}"
+    source(f"--gin.TRAIN_LENGTH={LONG}", start, name="old")
+    assert started(tmp_path, start, workdir="old").encodings[0].init_L == LONG / 4
+    source(name="own")
+    assert started(tmp_path, workdir="own").encodings[0].init_L == LONG / 4  # which is refused
+    assert started(tmp_path, workdir="own", allow_change=True).encodings[0].init_L == SHORT / 4
+
+
+def test_a_table_of_positions_keeps_its_length(source, tmp_path, capsys):
+    start = f"--gin.INIT_FROM={source(position='learned')}"
+    words = command(
+        *(tmp_path, tmp_path / "new", "--dry_run", f"--gin.TRAIN_LENGTH={LONG}", start),
+        position="learned",
+    )
+    assert main(words) == 2
+    assert f"length {LONG} is beyond the {SHORT} positions" in capsys.readouterr().err

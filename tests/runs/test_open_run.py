@@ -1,0 +1,94 @@
+"""`fire_lm.open_run`: a trained run from Python."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sample_run import STEPS, command, write_text
+from sample_vocabulary import MODEL
+
+import fire_lm
+from fire_lm.cli import main
+from fire_lm.data import Blocks, TextData
+from fire_lm.data.tokens import decode, encode
+from fire_lm.errors import UserError
+from fire_lm.evaluation import LengthSweep
+from fire_lm.models import token_losses
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    text = write_text(folder / "text")
+    assert main(command(text, folder / "rope", position="rope")) == 0
+    return folder / "rope"
+
+
+def test_the_example_of_the_documentation(workdir):
+    """docs/python.md, with this run: the loss by hand is that of the library."""
+    page = (Path(__file__).parents[2] / "docs/python.md").read_text()
+    example = re.search("```python\n(.*?)```", page, re.DOTALL)
+    assert example
+    names: dict[str, Any] = {}
+    exec(example[1].replace("runs/quickstart/fire", str(workdir)), names)
+    run, model, params = names["run"], names["model"], names["params"]
+    logits, positions = names["logits"], names["positions"]
+    text = run.encode("def main():")
+    assert logits.shape == (1, len(text) + 1, model.vocab_size)
+    log_p = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+    by_hand = -np.take_along_axis(np.asarray(log_p[0, :-1]), text[:, None], axis=1)[:, 0]
+    theirs = token_losses(model, params, text[None], positions[:, :-1])[0][0]
+    np.testing.assert_allclose(by_hand, theirs, rtol=1e-5)
+
+
+def test_what_a_run_says_of_itself(workdir):
+    run = fire_lm.open_run(f"{workdir}@5")
+    assert (run.name, run.encoding, run.step, run.steps) == ("rope", "rope", 5, [5, 10, STEPS])
+    assert run.settings.train_steps == STEPS and isinstance(run.data, TextData)
+    assert isinstance(run.config.call("length_sweep"), LengthSweep)
+    assert run.metrics()[-1]["step"] == STEPS and not run.rows().losses and run.writer == ""
+    newest = fire_lm.open_run(str(workdir)).restore()[1]["embedding"]
+    assert not np.array_equal(run.restore()[1]["embedding"], newest), "another step"
+
+
+@pytest.mark.parametrize("name, told", [("nowhere", "holds no run"), ("x@y", "a step number")])
+def test_there_is_no_run(tmp_path, name, told):
+    with pytest.raises(UserError, match=told):
+        fire_lm.open_run(str(tmp_path / name))
+
+
+def test_a_step_that_is_not_there(workdir):
+    with pytest.raises(UserError, match=r"has no checkpoint 7, only \[5, 10, 12\]"):
+        fire_lm.open_run(f"{workdir}@7").restore()
+
+
+def test_who_is_training_it(workdir):
+    from fire_lm.training.lock import only_writer
+
+    run = fire_lm.open_run(str(workdir))
+    with only_writer(str(workdir)):
+        assert run.writer.startswith("process ")
+    assert run.writer == ""
+
+
+@pytest.mark.parametrize("text", ["", "fire and rope", "naïve – 火", " two  spaces\n"])
+@pytest.mark.parametrize("vocabulary", ["bytes", MODEL])
+def test_ids_are_those_of_training(text, vocabulary):
+    from fire_lm.data import vocabularies
+
+    data = TextData("", vocabulary=vocabulary)
+    ids = encode(data, text)
+    assert ids.dtype == np.int32
+    assert ids.tolist() == list(vocabularies.load(vocabulary).encode(text))
+    if vocabulary == "bytes":
+        assert decode(data, [0, *ids, 1]) == text
+
+
+@pytest.mark.parametrize(
+    "vocabulary, told", [("", "set Blocks.vocabulary"), ("nowhere.model", "no vocabulary file")]
+)
+def test_a_vocabulary_that_is_not_there(vocabulary, told):
+    with pytest.raises(UserError, match=told):
+        encode(Blocks("blocks", vocabulary=vocabulary), "text")

@@ -1,0 +1,35 @@
+"""Small decoders of every configuration under configs/positions, with parameters that matter."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gin_files import CONFIGS
+
+from fire_lm.config.program import Place
+from fire_lm.experiment import load_config
+from fire_lm.models import Decoder, ModelSize
+
+SIZE = ModelSize(4, hidden_size=48, num_heads=6, head_dim=8, mlp_size=48, init_std=0.3)
+TRAINED = 16
+
+
+@functools.cache
+def configured(name: str, *more: str, dtype: str = "float32") -> Decoder:
+    """The decoder that configs/positions/NAME.gin gives, small; `more` are files or bindings."""
+    files = ["runs/quickstart", f"positions/{name}", *(f for f in more if "=" not in f)]
+    bindings = [b for b in more if "=" in b]
+    bindings += ["Learned.max_length = 64"] if name == "learned" else []
+    config = load_config([str(CONFIGS / f"{file}.gin") for file in files], bindings)
+    changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": TRAINED}
+    return config.call_place(Place((), "build_decoder"), (), changed | {"dtype": dtype})
+
+
+def filled(model: Decoder) -> Any:
+    """Parameters of a size at which every hook matters."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.float32(rng.normal(0, 0.3, leaf.shape)), shapes)

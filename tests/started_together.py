@@ -1,0 +1,57 @@
+"""Processes of one job on this machine, which find one another as the hosts of a pod do."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def start_together(
+    arguments: list[str], processes: int, module: tuple[str, ...] = ("-m", "fire_lm")
+) -> list[subprocess.Popen[str]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
+    return [
+        subprocess.Popen(
+            [sys.executable, *module, *arguments],
+            cwd=ROOT,
+            env=environment | {"JAX_PROCESS_ID": str(index)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(processes)
+    ]
+
+
+def finish(started: list[subprocess.Popen[str]], seconds: float = 300) -> list[str]:
+    """Their outputs, once all have ended."""
+    try:
+        return [process.communicate(timeout=seconds)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+
+
+def run_together(arguments: list[str], processes: int) -> None:
+    started = start_together(arguments, processes)
+    outputs = finish(started)
+    for process, output in zip(started, outputs, strict=True):
+        assert process.returncode == 0, output[-3000:]
+    assert ["loss" in output for output in outputs] == [True] + [False] * (processes - 1)
+
+
+def wait_for_step(workdir: Path, step: int, started: list[subprocess.Popen[str]]) -> None:
+    file = workdir / "metrics.jsonl"
+    give_up = time.monotonic() + 240
+    while not (file.exists() and f'"step": {step},' in file.read_text()):
+        assert time.monotonic() < give_up
+        assert all(process.poll() is None for process in started), finish(started)
+        time.sleep(0.01)

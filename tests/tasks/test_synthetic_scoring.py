@@ -1,0 +1,102 @@
+"""What perfect, random and constant answers score, for each task."""
+
+import numpy as np
+import pytest
+
+from fire_lm.errors import UserError
+from fire_lm.tasks import synthetic
+from fire_lm.tasks.synthetic import layouts, scoring
+from fire_lm.tasks.synthetic.exercises import fixed_samples
+
+ALL = pytest.mark.parametrize("task", synthetic.TASKS)
+
+
+def length_of(task):
+    return max(task.shortest, 20)
+
+
+def truths(task, count):
+    samples = fixed_samples(task, length_of(task), seed=4, rows=range(count))
+    return np.stack([sample.answer for sample in samples])
+
+
+@ALL
+def test_perfect_answers_score_100(task):
+    task = task()
+    truth = truths(task, 5)
+    found = scoring.tally(task, truth, truth)
+    assert found.accuracy == found.whole_accuracy == 100 and found.stderr == 0
+    broken = truth.copy()
+    broken[0, 0] = (broken[0, 0] + 1) % task.answer_symbols
+    found = scoring.tally(task, truth, broken)
+    assert found.accuracy < 100 and found.whole_accuracy == 80 and found.stderr > 0
+
+
+@ALL
+def test_random_answers_score_chance(task):
+    task = task()
+    truth = np.tile(truths(task, 100), (20, 1))
+    given = np.random.default_rng(0).integers(0, task.answer_symbols, truth.shape)
+    found = scoring.tally(task, truth, given)
+    share = scoring.chance(task) / 100
+    assert share == pytest.approx(1 / task.answer_symbols)
+    error = 100 * np.sqrt(share * (1 - share) / found.symbols)
+    assert abs(found.accuracy - 100 * share) < 4.5 * error
+    # Symbols are independent here, so the error of the ratio is that of a binomial.
+    assert 0.7 * error < found.stderr < 1.4 * error
+
+
+@ALL
+def test_the_most_frequent_symbol_scores_what_the_table_says(task):
+    """The symbol is found in some exercises and answered to others, with another seed."""
+    length = max(40, task().shortest)
+    symbol, _ = scoring.most_frequent(task(), length, seed=0, sequences=300)
+    samples = fixed_samples(task(), length, seed=1, rows=range(300))
+    truth = np.stack([sample.answer for sample in samples])
+    found = scoring.tally(task(), truth, np.full(truth.shape, symbol))
+    assert abs(found.accuracy - scoring.MOST_FREQUENT[task.__name__]) < max(4.5 * found.stderr, 0.5)
+
+
+def test_symbols_after_the_terminator_do_not_count():
+    task = synthetic.BinaryAddition()
+    truth = np.array([[1, 0, 2, 0, 0], [2, 0, 0, 0, 0]])
+    given = np.array([[1, 1, 2, 9, 9], [2, 1, 1, 1, 1]])
+    found = scoring.tally(task, truth, given)
+    assert (found.symbols, found.right, found.whole, found.sequences) == (4, 3, 1, 2)
+
+
+def test_tallies_add_up_whatever_the_batches():
+    task = synthetic.BinaryMultiplication()
+    truth = truths(task, 60)
+    given = np.random.default_rng(1).integers(0, 3, truth.shape)
+    whole = scoring.tally(task, truth, given)
+    for size in (1, 7, 60):
+        parts = [
+            scoring.tally(task, truth[i : i + size], given[i : i + size])
+            for i in range(0, 60, size)
+        ]
+        assert sum(parts, scoring.Tally()) == whole
+
+
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
+def test_accuracy_does_not_depend_on_padding(layout):
+    task, length = synthetic.StackManipulation(), 13
+    samples = fixed_samples(task, length, seed=0, rows=range(9))
+    truth = np.stack([sample.answer for sample in samples])
+    tallies = set()
+    for width in (40, 64, 500):
+        said = layouts.lay_out(task, layout, samples, width).targets.copy()
+        said[::2] = 2  # as a model might, everywhere in every other row
+        if layout == "autoregressive":
+            said = said[:, task.input_length(length) + 1 :]
+        tallies.add(scoring.tally(task, truth, layouts.answers(task, layout, said, length)))
+    assert len(tallies) == 1 and 0 < tallies.pop().accuracy < 100
+
+
+def test_the_score_is_the_mean_from_41_to_500():
+    accuracies = {n: 100.0 if n <= 40 else 50.0 for n in range(1, 501)}
+    assert scoring.score(accuracies) == 50.0
+    assert scoring.score(accuracies, first=1, last=50) == 90.0
+    assert scoring.score({40: 0.0, 41: 60.0, 500: 70.0, 501: 0.0}) == 65.0
+    with pytest.raises(UserError, match="no length from 41 to 500"):
+        scoring.score({40: 1.0})

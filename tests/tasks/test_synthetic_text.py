@@ -1,0 +1,103 @@
+"""Retrieval from text: what a reader of the prompt would answer is the answer."""
+
+import collections
+import re
+
+import pytest
+
+from fire_lm.errors import UserError
+from fire_lm.tasks import synthetic
+from fire_lm.tasks.synthetic import haystack
+from fire_lm.tasks.synthetic.exercises import fixed_samples
+
+COUNTING = {"common": 3, "times": 4, "other_times": 2}
+
+
+def read(task, extra, count=3):
+    """(prompt, answer) as text, of the shortest exercises and of longer ones."""
+    for length in (task.shortest, *(task.shortest + more for more in extra)):
+        for sample in fixed_samples(task, length, seed=2, rows=range(count)):
+            assert len(sample.inputs) == task.input_length(length) <= length
+            assert len(sample.answer) == task.answer_length(length)
+            assert sample.answer.max() < task.answer_symbols
+            prompt, answer = (haystack.text_of(part) for part in (sample.inputs, sample.answer))
+            yield prompt.decode(), answer.decode()
+
+
+def test_symbols_are_bytes_with_the_digits_first():
+    assert sorted(haystack.BYTES) == list(range(256))
+    every = bytes(range(256))
+    assert haystack.text_of(haystack.symbols_of(every)) == every
+    assert haystack.symbols_of(b"0189").tolist() == [0, 1, 8, 9]
+
+
+def test_passkey():
+    for prompt, answer in read(synthetic.Passkey(), (1, 64, 901)):
+        assert re.findall(r"The pass key is (\d{5})\.", prompt) == [answer]
+        assert prompt.endswith("The pass key is ")
+        noise = re.sub(r"The pass key is \d.*?is the pass key\. |What is.*", "", prompt)
+        assert haystack.NOISE.decode() * 20 == noise + (haystack.NOISE.decode() * 20)[len(noise) :]
+
+
+@pytest.mark.parametrize("keys, values, queries", [(1, 1, 1), (4, 1, 1), (1, 4, 1), (4, 2, 3)])
+def test_needles(keys, values, queries):
+    for prompt, answer in read(synthetic.Needles(keys, values, queries), (1, 333)):
+        numbers = collections.defaultdict(list)
+        for word, number in re.findall(r"numbers for (\w+) is: (\d{7})\.", prompt):
+            numbers[word].append(number)
+        assert len(numbers) == keys and all(len(found) == values for found in numbers.values())
+        asked = re.search(r"numbers for ([\w, ]+)\? They are $", prompt)[1].split(", ")
+        assert len(asked) == queries
+        assert answer == "".join("".join(numbers[word]) for word in asked)
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+def test_variable_tracking(chains):
+    for prompt, answer in read(synthetic.VariableTracking(hops=3, chains=chains), (1, 333)):
+        memory = {}
+        for name, source in re.findall(r"VAR (\w+) = (?:VAR )?(\w+)\.", prompt):
+            memory[name] = memory.get(source, source)  # a name is assigned before it is copied
+        asked = re.search(r"value (\d+) are $", prompt)[1]
+        assert len(memory) == 4 * chains
+        assert answer == "".join(name for name, value in memory.items() if value == asked)
+
+
+def test_common_words():
+    for prompt, answer in read(synthetic.CommonWords(**COUNTING), (1, 333)):
+        words = prompt.removesuffix("The most common words are ").split()
+        counts = collections.Counter(words)
+        assert sorted(set(counts.values())) == [2, 4]
+        assert answer == "".join(word for word in counts if counts[word] == 4) and len(answer) == 15
+
+
+def test_frequent_words():
+    for prompt, answer in read(synthetic.FrequentWords(), (1, 333, 3000)):
+        words = prompt.removesuffix("The three most frequent words are ").split()
+        ranked = collections.Counter(words).most_common()
+        assert answer == "".join(word for word, _ in ranked[:3])
+        assert ranked[0][1] > ranked[1][1] > ranked[2][1] > ranked[3][1]
+
+
+def test_a_local_file_is_the_haystack(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("one two three four five six seven ")
+    for prompt, _ in read(synthetic.Passkey(text=str(path)), (200,)):
+        rest = re.sub(r"The pass key is \d.*?is the pass key\. |What is.*", "", prompt)
+        assert rest in path.read_text() * 20
+    with pytest.raises(UserError, match="cannot read .*nowhere"):
+        list(read(synthetic.Passkey(text=str(tmp_path / "nowhere")), (1,)))
+
+
+def test_a_prompt_that_holds_no_needle_is_refused():
+    task = synthetic.Passkey()
+    with pytest.raises(UserError, match=f"Passkey has no exercise of length {task.shortest - 1}"):
+        fixed_samples(task, task.shortest - 1, seed=0, rows=range(1))
+
+
+def test_needles_stand_at_every_depth():
+    task = synthetic.Passkey()
+    samples = fixed_samples(task, 1000, seed=0, rows=range(400))
+    places = [haystack.text_of(sample.inputs).index(b"The pass key") for sample in samples]
+    room = 1000 - task.shortest  # of the filler, the place behind its end included
+    fifths = collections.Counter(min(5 * place // room, 4) for place in places)
+    assert set(fifths) == set(range(5)) and min(fifths.values()) > 50

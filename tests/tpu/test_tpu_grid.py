@@ -1,0 +1,155 @@
+"""A grid on this machine: real arms, killed midway, finished by the same command."""
+
+import csv
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sample_run import command, write_text
+
+from fire_lm.errors import Preempted, RunFailed, UserError
+from tpu.grid import Arm, arms
+from tpu.grid import run as run_grid
+from tpu.job import Job
+from tpu.local import LocalJobs
+
+ROOT = Path(__file__).resolve().parents[2]
+ARMS = {f"{position}-seed{seed}" for position in ("fire", "alibi") for seed in (0, 1)}
+
+
+def grid(data_dir: Path, output: Path) -> subprocess.Popen[str]:
+    flags = [
+        flag
+        for flag in command(data_dir, output)[1:]
+        if not flag.startswith(("--workdir", "--gin_file=configs/positions"))
+    ]
+    bindings = [
+        "EVAL_LENGTHS=32,64",
+        "length_sweep.tokens=2048",
+        "length_sweep.tokens_per_batch=2048",
+    ]
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tpu", "grid", "mini", "--local", f"--output={output}"),
+            *("--positions=fire,alibi", "--seeds=0,1", "--at_once=2", *flags),
+            *(f"--gin.{binding}" for binding in bindings),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def done(output: Path) -> set[str]:
+    return {mark.parent.parent.name for mark in output.glob("*/logs/done-*")}
+
+
+def starts(output: Path) -> dict[str, int]:
+    """How often each arm's commands were started and ended: each leaves its log."""
+    return {arm: len(list((output / arm / "logs").glob("*.txt"))) for arm in ARMS}
+
+
+@pytest.mark.ci
+def test_killed_midway_it_finishes_on_the_second_call(tmp_path):
+    data_dir, output = write_text(tmp_path / "text"), tmp_path / "mini"
+    with grid(data_dir, output) as first:
+        deadline = time.monotonic() + 600
+        # An arm is done and the next one trains: 2 of 4 are under way.
+        while not done(output) or len(list(output.glob("*/metrics.jsonl"))) < 3:
+            assert first.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        first.kill()
+        first.wait(120)
+        before, began = done(output), starts(output)
+    assert before and before != ARMS
+    with grid(data_dir, output) as second:
+        assert second.stdout is not None
+        said = second.stdout.read()
+        assert second.wait(600) == 0, said
+    assert done(output) == ARMS
+    assert {arm: starts(output)[arm] for arm in before} == {arm: began[arm] for arm in before}
+    with (output / "length_sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["run"], row["length"]) for row in rows} == {
+        (arm, length) for arm in ARMS for length in ("32", "64")
+    }
+    assert (output / "length_sweep.png").stat().st_size > 10_000
+    for arm in ARMS:
+        assert f"{arm}: done" in said
+        assert any(line.startswith(f"{arm} ") and " step " in line for line in said.splitlines())
+
+
+def job(folder: Path, *program: str) -> Job:
+    return Job("arm", ((sys.executable, "-c", "\n".join(program)),), str(folder))
+
+
+@pytest.mark.parametrize(
+    "code, error, words",
+    [
+        (2, UserError, "a mistake of its configuration: fire-lm: no such"),
+        (1, RunFailed, "exit code 1: fire-lm: no such"),
+    ],
+)
+def test_what_becomes_of_a_job_here(tmp_path, code, error, words):
+    log = tmp_path / "logs" / "arm.txt"
+    failing = job(tmp_path, "import sys", "print('fire-lm: no such')", f"sys.exit({code})")
+    with pytest.raises(error, match=words) as raised:
+        LocalJobs(restarts=0).run(failing, log)
+    assert str(log) in str(raised.value)
+    whole = job(tmp_path, "print('well')")
+    LocalJobs(restarts=0).run(whole, log)
+    assert Path(whole.mark).exists() and not Path(failing.mark).exists()
+
+
+def test_stopped_jobs_save_and_no_more_begin(tmp_path):
+    jobs, ready = LocalJobs(), tmp_path / "ready"
+    waiting = job(
+        tmp_path,
+        "import pathlib, signal, sys, time",
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))",
+        f"pathlib.Path({str(ready)!r}).touch()",
+        "time.sleep(60)",
+    )
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            jobs.run(waiting, tmp_path / "arm.txt")
+        except Preempted as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while not ready.exists():
+        time.sleep(0.01)
+    jobs.stop()
+    thread.join(30)
+    assert not thread.is_alive() and "arm was stopped" in str(raised[0])
+    with pytest.raises(Preempted, match="was not started"):
+        jobs.run(waiting, tmp_path / "arm.txt")
+
+
+def test_an_arm_that_fails_leaves_the_others_going(capsys):
+    chosen = arms(["fire", "rope"], [0, 1], {})
+
+    def run_arm(arm: Arm) -> None:
+        if arm.name == "fire-seed1":
+            raise RunFailed("out of luck")
+
+    with pytest.raises(RunFailed, match="1 of 4 arms failed\nfire-seed1: out of luck"):
+        run_grid(
+            chosen,
+            run_arm,
+            is_done=lambda arm: arm.name == "rope-seed1",
+            progress=lambda arm: "step 7",
+            at_once=2,
+            stop=lambda: None,
+        )
+    said = capsys.readouterr().out
+    assert "fire-seed1  FAILED    step 7" in said and "rope-seed0  done      step 7" in said

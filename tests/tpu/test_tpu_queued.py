@@ -1,0 +1,286 @@
+"""Jobs on queued resources, against stand-ins for gcloud and for docker on the hosts: what a host
+is told goes through a real shell."""
+
+import json
+
+import pytest
+from tpu_cloud import GS, WHERE, pretrain, run
+
+from tpu.cluster import load
+from tpu.commands import Calls
+from tpu.job import Job
+from tpu.queued import QueuedResources
+
+MARK = "--mark=gs://my-bucket/runs/fire-125m/logs/done-"
+
+
+def started(cloud) -> list[list[str]]:
+    return [call for call in cloud.calls("run", "--detach")]
+
+
+def test_a_run_from_nothing_to_its_end(cloud, capsys):
+    cloud.plan(
+        states=[["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]],
+        objects={
+            f"{GS}/fire-125m/metrics_10.jsonl": '{"step": 1200, "loss": 3.25}\n',
+            f"{GS}/fire-125m/metrics_9.jsonl": '{"step": 1100, "loss": 3.5}\n',
+        },
+    )
+    assert pretrain() == 0
+    said = capsys.readouterr().out
+    for words in (
+        "WAITING_FOR_RESOURCES, in the queue",
+        "PROVISIONING",
+        "running: on 1 of 1 hosts",
+    ):
+        assert words in said, said
+    assert "step 1,200, loss 3.250" in said and "its TPUs are given back" in said
+    assert not cloud.left()
+    created = cloud.calls("queued-resources", "create")[0]
+    for flag in (
+        *("--project=my-project", "--zone=us-central2-b", "--accelerator-type=v4-8"),
+        *("--node-id=fire-125m", "--runtime-version=tpu-ubuntu2204-base", "--spot"),
+    ):
+        assert flag in created
+    command = started(cloud)[0]
+    assert command[command.index("-m") : command.index("-m") + 2] == ["-m", "tpu.host"]
+    (told,) = json.loads(command[-1].removeprefix("--job="))
+    assert told[:3] == ["fire-lm", "pretrain", f"--workdir={GS}/fire-125m"]
+    assert "--gin.DATA_DIR=gs://my-bucket/data" in told
+    assert any(argument.startswith(MARK) for argument in command)
+
+
+def test_what_is_done_is_not_booked_again(cloud, capsys):
+    assert pretrain() == 0
+    assert pretrain() == 0
+    assert "done: earlier" in capsys.readouterr().out
+    assert len(cloud.calls("queued-resources", "create")) == 1
+    assert pretrain("--gin.TRAIN_STEPS=900000") == 0  # another job
+    assert len(cloud.calls("queued-resources", "create")) == 2
+
+
+def test_flags_come_to_the_host_as_they_were_given(cloud):
+    """Through the shell of the host: quotes, spaces, and what a shell would take for itself."""
+    odd = "--gin.POSITION='[@FIRE, @NoPE]'; touch /tmp/x $(id) `id` \"q\" \\ *"
+    assert pretrain("--gin.TAG=" + odd, "--debug") == 2  # no such macro: nothing was started
+    assert not cloud.calls("create")
+    where = load("v4_8", [flag.removeprefix("--cluster.") for flag in WHERE[1:]])
+    job = Job("odd", (("fire-lm", "pretrain", odd),), "gs://my-bucket/runs/odd")
+    place = QueuedResources(where, Calls())
+    place.create(job)
+    place.look(job)
+    place.launch(job)
+    assert json.loads(started(cloud)[0][-1].removeprefix("--job=")) == [
+        ["fire-lm", "pretrain", odd]
+    ]
+
+
+@pytest.mark.ci
+def test_a_preempted_run_is_asked_for_again_and_goes_on(cloud, capsys):
+    cloud.plan(
+        states=[["ACTIVE", "ACTIVE", "SUSPENDED"], ["WAITING_FOR_RESOURCES", "ACTIVE"]],
+        containers=[["running"], ["running", "exited:0"]],
+    )
+    assert pretrain() == 0
+    said = capsys.readouterr().out
+    assert "the TPUs were taken away: SUSPENDED, preempted" in said
+    deleted = cloud.calls("queued-resources", "delete")
+    assert len(deleted) == 2 and len(cloud.calls("queued-resources", "create")) == 2
+    first, second = started(cloud)
+    assert first == second or first[1:] == second[1:]
+    assert not cloud.left()
+
+
+@pytest.mark.ci
+def test_it_is_not_asked_for_more_often_than_retries(cloud, capsys):
+    cloud.plan(states=[["SUSPENDED"]] * 9)
+    assert pretrain() == 1
+    assert "has been tried 3 times, no more" in capsys.readouterr().err
+    assert len(cloud.calls("queued-resources", "create")) == 3 and not cloud.left()
+
+
+def test_a_vanished_machine_is_lost(cloud, capsys):
+    cloud.plan(states=[["ACTIVE"], ["ACTIVE"]], gone=["fire-125m"])
+    assert pretrain() == 1
+    assert "the request is ACTIVE, its TPU is gone" in capsys.readouterr().out
+    assert not cloud.left()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("slice_, hosts", [("v4-32", 4), ("2xv4-16", 4)])
+def test_it_starts_on_all_hosts_or_on_none(cloud, capsys, slice_, hosts):
+    last = "fire-125m.3" if slice_ == "v4-32" else "fire-125m-1.1"
+    cloud.plan(no_start={last: 1}, containers=[["running"], ["running", "running", "exited:0"]])
+    assert pretrain(f"--cluster.accelerator={slice_}", "--gin.MeshShape.data=16") == 0
+    said = capsys.readouterr().out
+    assert "did not start on all of its hosts, so on none" in said
+    hosts_started = [call[0] for call in started(cloud)]
+    assert len(set(hosts_started)) == hosts and len(hosts_started) == 2 * hosts
+    first_round = [c for c in cloud.calls("rm", "--force") if c[0] == f"docker@{last}"]
+    assert len(first_round) == 3  # before each start, and after the one that failed
+    assert f"running: on {hosts} of {hosts} hosts" in said
+
+
+@pytest.mark.ci
+def test_a_host_that_does_not_answer_is_no_start(cloud, capsys):
+    cloud.plan(mute=[2])
+    assert pretrain("--cluster.accelerator=v4-32", "--cluster.retries=0") == 1
+    assert "3 of 4 hosts answer" in capsys.readouterr().out
+    assert not cloud.left() and not started(cloud)
+
+
+@pytest.mark.parametrize(
+    "code, words, exit_code",
+    [
+        (5, "fire-125m was stopped and has saved", 3),
+        (2, "ended with exit code 2, a mistake of its configuration", 2),
+        (4, "stopped at a loss that is not finite: it is not started again", 1),
+        (1, "exit code 1 on fire-125m.0", 1),
+    ],
+)
+def test_a_job_that_failed_is_told_and_its_tpus_given_back(cloud, capsys, code, words, exit_code):
+    cloud.plan(containers=[["running", f"exited:{code}"]])
+    assert pretrain() == exit_code
+    told = capsys.readouterr()
+    assert words in told.err and ("step 100 of fire-125m.0" in told.out or code == 5)
+    assert len(started(cloud)) == 1 and cloud.left() == (["fire-125m"] if code == 5 else [])
+
+
+@pytest.mark.parametrize("code", [3, pytest.param(137, marks=pytest.mark.ci)])
+def test_one_that_was_killed_from_outside_starts_again(cloud, code):
+    """By its host, which was started anew."""
+    cloud.plan(containers=[["running", f"exited:{code}"], ["running", "exited:0"]])
+    assert pretrain("--cluster.retries=1") == 0
+    assert len(started(cloud)) == 2 and len(cloud.calls("queued-resources", "create")) == 1
+
+
+@pytest.mark.ci
+def test_kept_tpus_serve_the_same_command_again(cloud, capsys):
+    cloud.plan(containers=[["running", "exited:1"], ["running", "exited:0"]])
+    assert pretrain("--keep") == 1
+    assert cloud.left() == ["fire-125m"] and "its TPUs are kept" in capsys.readouterr().out
+    assert pretrain() == 0
+    assert len(cloud.calls("queued-resources", "create")) == 1 and not cloud.left()
+
+
+@pytest.mark.ci
+def test_stopped_it_has_saved_and_goes_on_by_the_same_command(cloud, capsys):
+    cloud.plan(containers=[["running"], ["running", "exited:0"]])
+    assert pretrain("--detach") == 0
+    assert "fire-125m goes on without this command" in capsys.readouterr().out
+    assert run("stop", "fire-125m") == 0
+    assert run("status", "fire-125m") == 0
+    assert "fire-125m.0: exited, exit code 5" in capsys.readouterr().out
+    assert run("stop", "fire-125m") == 2
+    assert "nothing runs on fire-125m" in capsys.readouterr().err
+    assert pretrain() == 0 and not cloud.left()
+
+
+@pytest.mark.ci
+def test_logs_are_those_of_the_host(cloud, capfd):
+    cloud.plan(containers=[["running"]])
+    slices = "--cluster.accelerator=2xv4-16"
+    assert pretrain(slices, "--gin.MeshShape.data=16", "--detach") == 0
+    assert run("logs", "fire-125m", slices, "--host=3", "--lines=7", "--follow") == 0
+    assert "step 100 of fire-125m-1.1" in capfd.readouterr().out
+    assert "--tail=7" in cloud.calls("logs")[-1] and "--follow" in cloud.calls("logs")[-1]
+    assert run("logs", "fire-125m", slices, "--host=4") == 2
+    assert "fire-125m has hosts 0 to 3" in capfd.readouterr().err
+
+
+def test_another_job_under_the_name_is_refused(cloud, capsys):
+    cloud.plan(containers=[["running"]])
+    assert pretrain("--detach") == 0
+    assert pretrain("--gin.TRAIN_STEPS=900000") == 2
+    assert "is running other commands already" in capsys.readouterr().err
+    assert cloud.left() == ["fire-125m"]
+
+
+def test_a_request_that_failed_is_told(cloud, capsys):
+    cloud.plan(states=[["FAILED"]], failure="no capacity before valid-until")
+    assert pretrain() == 1
+    assert "failed: no capacity before valid-until" in capsys.readouterr().err
+    assert not cloud.left()
+
+
+def test_status_explains_every_state_and_delete_clears_it(cloud, capsys):
+    stray = "projects/my-project/locations/us-central2-b/nodes/forgotten"
+    cloud.plan(
+        states=[["FAILED"], ["SUSPENDED"], ["WAITING_FOR_RESOURCES"], ["ACTIVE"]],
+        failure="There is no more capacity",
+        strays=[{"name": stray, "acceleratorType": "v4-8", "state": "READY",
+                 "createTime": "2026-11-22T09:00:00Z"}],
+        objects={f"{GS}/active/metrics.jsonl": '{"step": 7, "loss": 9.5}\n'},
+    )  # fmt: skip
+    names = ("failed", "suspended", "waiting", "active")
+    for name in names:
+        assert run("create", name) == 0
+        run("status", name)
+    told = capsys.readouterr().out.split("project my-project pays; zone us-central2-b")[-1]
+    for words in (
+        "FAILED: There is no more capacity",
+        "`python -m tpu delete failed` clears it",
+        "SUSPENDED: preempted; the request still takes quota and the name",
+        "WAITING_FOR_RESOURCES: in the queue",
+        "READY: a TPU VM without a queued resource",
+        "gcloud compute tpus tpu-vm delete forgotten",
+        "step 7, loss 9.500",
+        "active.0: none",
+    ):
+        assert words in told, told
+    for name in names:
+        assert run("delete", name) == 0
+    assert not cloud.left()
+    assert run("delete", "active") == 0
+    assert "there is no such queued resource" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "plan, words",
+    [
+        ({"accounts": []}, "run `gcloud auth login`"),
+        ({"buckets": {}}, "there is no bucket gs://my-bucket"),
+        ({"images": []}, "build it: python -m tpu image"),
+        ({"fails": ["", "", "", "", "", "ERROR: (gcloud.x) RESOURCE_EXHAUSTED: Quota limit "
+                    "'TPUV4sPreemptiblePodPerProjectPerZone' has been exceeded"]},
+         "ask for quota of this accelerator in this zone"),
+        ({"bucket_refuses": True}, "PermissionDenied: 403 --try_bucket=gs://my-bucket/runs"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_told_and_nothing_is_left(cloud, capsys, plan, words):
+    cloud.plan(**plan)
+    assert pretrain() != 0
+    told = capsys.readouterr()
+    assert words in told.err, told.err + told.out
+    assert not cloud.left()
+
+
+@pytest.mark.ci
+def test_a_bucket_far_away_is_told_with_what_it_costs(cloud, capsys):
+    cloud.plan(buckets={"my-bucket": "EUROPE-WEST4"})
+    assert pretrain("--dry_run") == 0
+    assert pretrain() == 0
+    assert "warning: gs://my-bucket is in europe-west4, the TPUs are in us-central2" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_dry_run_prints_the_calls_and_makes_none(cloud, capsys):
+    assert run("pretrain", "fire-125m", "--gin_file=configs/runs/c4_125m.gin",
+               "--gin_file=configs/positions/rope.gin", "--gin.DATA_DIR=gs://my-bucket/data",
+               "--gin.VOCABULARY=gs://my-bucket/spm.model", "--dry_run") == 0  # fmt: skip
+    said = capsys.readouterr().out
+    assert "fire_lm preflight --slice=v4-8 --workdir=gs://my-bucket/runs/fire-125m" in said
+    for call in (
+        *("queued-resources create fire-125m", "queued-resources describe fire-125m"),
+        *("tpu-vm describe fire-125m", "tpu-vm ssh fire-125m", "queued-resources delete fire-125m"),
+    ):
+        assert f"gcloud compute tpus {call}" in said
+    assert not cloud.calls()
+
+
+def test_a_path_that_still_needs_the_name_of_a_bucket_is_refused(cloud, capsys):
+    assert run("pretrain", "fire-125m", "--gin_file=configs/runs/c4_125m.gin",
+               "--gin_file=configs/positions/rope.gin", "--dry_run") == 2  # fmt: skip
+    told = capsys.readouterr().err
+    assert "DATA_DIR = gs://YOUR_BUCKET" in told and "--gin.DATA_DIR=gs://..." in told

@@ -1,0 +1,89 @@
+"""tpu/README.md: every command of ours runs in its dry form, its table follows from that of
+docs/preflight.md; and shell that we write passes shellcheck."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tpu_cloud import pretrain
+
+from tpu import __main__ as tpu
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "tpu" / "README.md").read_text()
+SITE = [
+    *("--cluster.project=my-project", "--cluster.bucket=my-bucket"),
+    "--cluster.image=us-docker.pkg.dev/my-project/fire/fire_lm:test",
+]
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"^ *```\n(.*?)^ *```$", TEXT, flags=re.DOTALL | re.MULTILINE)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [" ".join(line.split()) for line in lines if "python -m tpu" in line]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_every_command_has_a_dry_run(line, cloud, capsys):
+    arguments = shlex.split(line.replace("BUCKET", "my-bucket"))[3:]
+    if "--local" not in arguments:
+        arguments += SITE
+    assert tpu.main([*arguments, "--dry_run"]) == 0, capsys.readouterr().err
+    assert not cloud.calls()
+    said = capsys.readouterr().out
+    assert re.search(r"gcloud|kubectl|fire_lm|JobSet", said), said
+
+
+def test_every_verb_is_shown():
+    verbs = {line.split()[3] for line in commands()}
+    listed = re.search(r"\{([a-z,]+)\}", tpu.build_parser().format_help())
+    assert listed is not None
+    known = set(listed[1].split(","))
+    assert verbs == known - {"create", "setup"}, "which `pretrain` does by itself"
+
+
+def test_times_and_chip_hours_follow_from_the_estimates():
+    rows = re.findall(
+        r"^\| (\d+M \w+) \| (\S+) \| ([\d.]+) ms \| (.*?) \| ([\d,]+) \|$", TEXT, re.M
+    )
+    assert len(rows) == 7
+    page = (ROOT / "docs" / "preflight.md").read_text()
+    for run, slice_, step, time, chip_hours in rows:
+        (found,) = re.findall(
+            rf"^\| {run}(?:, [^|]*)? \| {slice_}: (\d+) \|.* = ([\d.]+) \|", page, re.M
+        )
+        assert round(float(found[1]), 1) == pytest.approx(float(step), abs=0.6)
+        hours = 600_000 * float(step) / 3.6e6
+        days = f"{hours / 24:.1f} days"
+        assert time == (days if hours > 48 else f"{hours:.1f} h")
+        assert int(chip_hours.replace(",", "")) == pytest.approx(hours * int(found[0]), rel=0.01)
+
+
+def shellcheck(*files: Path) -> None:
+    program = Path(sys.executable).parent / "shellcheck"
+    options = ("--external-sources", "--source-path=SCRIPTDIR", "--severity=info")
+    subprocess.run([program, *options, *files], check=True)
+
+
+def test_shell_passes_shellcheck(cloud, tmp_path):
+    """Our scripts, and what is told to the shells of the hosts."""
+    shellcheck(*(ROOT / "scripts" / name for name in ("env.sh", "quickstart", "test")))
+    shellcheck(ROOT / ".ci" / "run")
+    assert pretrain() == 0
+    told = [a.removeprefix("--command=") for call in cloud.calls("tpu-vm", "ssh") for a in call]
+    told = [command for command in told if not command.startswith("-")][4:]
+    assert len(told) > 4
+    for number, command in enumerate(dict.fromkeys(told)):
+        if " " in command:
+            script = tmp_path / f"{number}.sh"
+            script.write_text(f"#!/bin/bash\n{command}\n")
+            shellcheck(script)
+
+
+def test_shellcheck_sees_what_is_wrong(tmp_path):
+    (tmp_path / "x.sh").write_text("#!/bin/bash\nrm -rf $1/x\n")
+    with pytest.raises(subprocess.CalledProcessError):
+        shellcheck(tmp_path / "x.sh")

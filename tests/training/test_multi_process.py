@@ -1,0 +1,231 @@
+"""Two processes on one machine train one model, save together and resume together."""
+
+import fcntl
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample_run import command, logged, saved_state, write_text
+from started_together import finish, run_together, start_together, wait_for_step
+
+from fire_lm import cli
+from fire_lm.checkpoints import available_steps
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def check_generation(run: Path, folder: Path) -> None:
+    """Two processes write what one writes; what is wrong for the first ends both."""
+    prompts, outputs = folder / "prompts.jsonl", (folder / "one.jsonl", folder / "two.jsonl")
+    prompts.write_text('{"prompt": "fire and "}\n{"prompt": "so they "}\n{"prompt": "rope"}\n')
+    arguments = ["generate", str(run), f"--prompts={prompts}", "--new_tokens=4", "--beams=2"]
+    assert cli.main([*arguments, f"--output={outputs[0]}"]) == 0
+    started = start_together([*arguments, f"--output={outputs[1]}"], 2)
+    told = finish(started)
+    assert [process.returncode for process in started] == [0, 0], told
+    one, two = ([json.loads(line) for line in p.read_text().splitlines()] for p in outputs)
+    texts = [[[c["text"] for c in line["continuations"]] for line in lines] for lines in (one, two)]
+    assert len(one) == 3 and texts[0] == texts[1]
+    prompts.write_text("no prompts\n")
+    started = start_together(arguments, 2)
+    told = finish(started, 60)
+    assert [process.returncode for process in started] == [2, 2], told
+
+
+@pytest.mark.ci
+def test_two_processes_train_and_resume_to_the_same_bits(tmp_path):
+    data_dir = write_text(tmp_path / "data")
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    run_together(command(data_dir, whole), 2)
+    run_together(command(data_dir, stopped), 2)
+    for name in ("10", "12"):
+        (stopped / "checkpoints" / name).rename(tmp_path / f"away_{name}")
+    assert available_steps(stopped) == [5]
+    run_together(command(data_dir, stopped), 2)
+
+    check_generation(whole, tmp_path)
+
+    positions = sorted(path.name for path in (whole / "checkpoints/12/position").glob("process*"))
+    assert positions == ["process_0000_of_0002", "process_0001_of_0002"]
+    columns = ("step", "tokens", "loss", "grad_norm")
+    assert len(logged(whole)) == 12
+    for ours, theirs in zip(logged(stopped), logged(whole), strict=True):
+        assert {n: ours[n] for n in columns} == {n: theirs[n] for n in columns}
+
+
+@pytest.mark.parametrize(
+    "signum",
+    [
+        pytest.param(signal.SIGTERM, marks=pytest.mark.ci),
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_to_one_of_two_stops_both_at_the_same_step(tmp_path, signum):
+    data_dir = write_text(tmp_path / "data")
+    more = ["--gin.TRAIN_STEPS=300", "--gin.Checkpointing.save_every=100"]
+    arguments = command(data_dir, tmp_path / "stopped", *more)
+    started = start_together(arguments, 2)
+    wait_for_step(tmp_path / "stopped", 20, started)
+    started[1].send_signal(signum)
+    outputs = finish(started)
+    last = available_steps(tmp_path / "stopped")[-1]
+    assert 20 < last < 300
+    by = ["SIGTERM", "Ctrl-C" if signum == signal.SIGINT else "SIGTERM"]
+    for process, output, name in zip(started, outputs, by, strict=True):
+        assert process.returncode == 3, output[-3000:]
+        assert f"stopped by {name} after step {last}, which is saved" in output
+    run_together(arguments, 2)
+    run_together(command(data_dir, tmp_path / "whole", *more), 2)
+    assert logged(tmp_path / "stopped") == logged(tmp_path / "whole")
+    found, expected = (saved_state(tmp_path / name, 300) for name in ("stopped", "whole"))
+    assert found.keys() == expected.keys()
+    assert any(name.startswith("opt_state/") for name in expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.ci
+def test_a_killed_process_is_named_and_the_same_command_resumes(tmp_path):
+    data_dir = write_text(tmp_path / "data")
+    arguments = command(data_dir, tmp_path / "run", "--gin.TRAIN_STEPS=300")
+    arguments.append("--gin.Watchdog.silence_seconds=10")
+    started = start_together(arguments, 2)
+    wait_for_step(tmp_path / "run", 50, started)
+    started[1].kill()
+    began = time.monotonic()
+    output = finish(started, 90)[0]
+    assert time.monotonic() - began < 90 and started[0].returncode != 0
+    assert f"pid {started[1].pid})" in output.splitlines()[-2], output[-3000:]
+    run_together(arguments, 2)
+
+
+@pytest.mark.ci
+def test_a_directory_that_another_run_holds_is_refused_by_both(tmp_path):
+    """Process 0 alone asks for the lock; the other would wait for it."""
+    data_dir, workdir = write_text(tmp_path / "data"), tmp_path / "run"
+    workdir.mkdir()
+    with (workdir / ".lock").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write("process 12345 on another host\n")
+        file.flush()
+        began = time.monotonic()
+        started = start_together(command(data_dir, workdir), 2)
+        outputs = finish(started, 90)
+    assert time.monotonic() - began < 90
+    assert [process.returncode for process in started] == [2, 2], outputs
+    for output in outputs:
+        assert f"{workdir} is being written by process 12345" in output, output[-3000:]
+        assert "Traceback" not in output
+
+
+ON_PROCESS_1 = """
+import os, sys
+import jax
+import fire_lm.data
+from fire_lm import cli, processes
+from fire_lm.errors import UserError
+
+what, *arguments = sys.argv[1:]
+
+def no_text(*_, **__):
+    raise UserError("there is no text here")
+
+if os.environ["JAX_PROCESS_ID"] == "1":
+    if what == "error":
+        fire_lm.data.train_iterator = no_text
+    else:
+        processes.initialize_distributed()
+        jax.devices()  # the processes have met
+        os.kill(os.getpid(), 9)
+sys.exit(cli.main(arguments))
+"""
+
+
+@pytest.mark.ci
+def test_an_error_of_one_process_ends_both_with_its_words_and_code(tmp_path):
+    arguments = command(write_text(tmp_path / "data"), tmp_path / "run")
+    began = time.monotonic()
+    started = start_together(["-c", ON_PROCESS_1, "error", *arguments], 2, module=())
+    outputs = finish(started, 90)
+    assert time.monotonic() - began < 90
+    assert [process.returncode for process in started] == [2, 2], outputs
+    assert f"process 1 ({socket.gethostname()}, pid {started[1].pid}): there is no" in outputs[0]
+    assert "fire-lm: there is no text here" in outputs[1]
+
+
+@pytest.mark.ci
+def test_a_process_that_dies_before_its_first_word_is_named(tmp_path):
+    arguments = command(write_text(tmp_path / "data"), tmp_path / "run")
+    arguments.append("--gin.Watchdog.silence_seconds=10")
+    began = time.monotonic()
+    started = start_together(["-c", ON_PROCESS_1, "die", *arguments], 2, module=())
+    output = finish(started, 90)[0]
+    assert time.monotonic() - began < 90 and started[0].returncode not in (0, -6)
+    assert "process 1 not heard of for 10 s" in output, output[-3000:]
+
+
+LATE = """
+import time
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from fire_lm.processes import initialize_distributed, wait_for_all
+
+initialize_distributed()
+split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+total = jax.jit(lambda x: x.sum()).lower(jax.ShapeDtypeStruct((2,), "float32", sharding=split))
+total = total.compile()
+if jax.process_index() == 1:
+    time.sleep(40)  # as if it compiled that much longer
+wait_for_all("compiled")
+ones = jax.make_array_from_process_local_data(split, np.ones(1, np.float32))
+print(float(total(ones)))
+"""
+
+
+@pytest.mark.ci
+def test_one_that_compiles_much_longer_holds_up_but_does_not_end_the_job():
+    """Without the barrier gloo gives up after 30 s, and both end after 200 (seen once)."""
+    started = start_together(["-c", LATE], 2, module=())
+    outputs = finish(started)
+    assert [output.split()[-1] for output in outputs] == ["2.0", "2.0"], outputs
+
+
+FAILS_ON_ONE = """
+import sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from fire_lm.checkpoints import Checkpointing, Checkpoints, position, writer
+from fire_lm.processes import initialize_distributed
+
+initialize_distributed()
+writer._WRITING_SECONDS = 10
+save = position._PositionHandler.save
+
+def fail(self, directory, args):
+    raise OSError(28, "No space left on device")
+
+split = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data"))
+ones = jax.make_array_from_process_local_data(split, np.ones(1, np.float32))
+saves = Checkpoints(sys.argv[1], Checkpointing())
+for step in (1, 2, 3):
+    wrong = step == 2 and jax.process_index() == 1
+    position._PositionHandler.save = fail if wrong else save
+    saves.save(step, {"ones": ones}, b"position", {})
+    saves.settle()
+saves.close()
+print("closed")
+"""
+
+
+@pytest.mark.ci
+def test_a_save_that_fails_in_one_process_has_failed_in_both(tmp_path):
+    """Both go on, and the next one is whole."""
+    outputs = finish(start_together(["-c", FAILS_ON_ONE, str(tmp_path)], 2, module=()))
+    assert available_steps(tmp_path) == [1, 3], outputs
+    for output in outputs:
+        assert "closed" in output
+    assert "checkpoint 2 of" in outputs[0] and "process 1: [Errno 28]" in outputs[0]

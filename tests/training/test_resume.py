@@ -1,0 +1,211 @@
+"""A run that is killed again and again ends as one that never was: the same bits.
+
+The real command in processes of its own, on one device. That the comparison sees a resume that
+goes wrong is shown in test_training.py, where one begins the text again.
+"""
+
+import functools
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample_run import command, logged, saved_state, write_text
+
+from fire_lm.training.goodput import COMPILE, DEVICES, START, STOPPED, account
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 240  # seconds
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "data")
+
+
+def start(arguments: list[str], stdout: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fire_lm", *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+
+
+def stop(process: subprocess.Popen[str], when: Callable[[], object], by: signal.Signals) -> str:
+    """Sends the signal once `when()` holds; returns what the process wrote to stderr."""
+    give_up = time.monotonic() + PATIENCE
+    while not when():
+        assert process.poll() is None, f"ended too early: {process.communicate()[1]}"
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
+    process.send_signal(by)
+    return process.communicate(timeout=PATIENCE)[1]
+
+
+def steps_logged(workdir: Path) -> list[int]:
+    """Of the whole lines: a kill may tear the last."""
+    file = workdir / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [int(line.split()[1].strip(",")) for line in lines if line.endswith("}\n")]
+
+
+def saves_under_way(
+    workdir: Path, but_for: Collection[tuple[str, int]] = ()
+) -> set[tuple[str, int]]:
+    """Directories of saves that are not whole yet (or never will be), by name and inode."""
+    folder = workdir / "checkpoints"
+    entries = os.scandir(folder) if folder.exists() else ()
+    found = {(e.name, e.inode()) for e in entries if e.name.endswith(".orbax-checkpoint-tmp")}
+    return found.difference(but_for)
+
+
+def kill_at(arguments: list[str], workdir: Path, step: int, pause: float) -> None:
+    """Kills the run `pause` seconds after it has logged `step`."""
+
+    def reached() -> bool:
+        if step not in steps_logged(workdir):
+            return False
+        time.sleep(pause)
+        return True
+
+    process = start(arguments)
+    stop(process, reached, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+
+
+def kill_while_saving(arguments: list[str], workdir: Path) -> None:
+    for _ in range(5):  # a save may be whole just before the signal arrives: then once more
+        new = functools.partial(saves_under_way, workdir, saves_under_way(workdir))
+        process = start(arguments)
+        stop(process, new, signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+        if new():
+            return
+    raise AssertionError("never killed during a save")
+
+
+def terminate_at(arguments: list[str], workdir: Path, step: int) -> None:
+    process = start(arguments)
+    errors = stop(process, lambda: step in steps_logged(workdir), signal.SIGTERM)
+    assert process.returncode == 3, errors
+    assert "the same command resumes" in errors
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("construction", ["concat", "cut"])
+def test_killed_three_times_and_still_bit_equal(construction, data_dir, tmp_path):
+    killed_and_whole(construction, data_dir, tmp_path, kills=2, while_saving=1)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_and_still_bit_equal(data_dir, tmp_path):
+    killed_and_whole("concat", data_dir, tmp_path, kills=14, while_saving=6)
+
+
+def killed_and_whole(
+    construction: str, data_dir: Path, tmp_path: Path, kills: int, while_saving: int
+) -> None:
+    """Kills a run at random, in between while it saves; then once a SIGTERM; then to its end."""
+    steps = 100 * (kills + while_saving) + 100
+    bindings = [f"TRAIN_STEPS={steps}", f"TextData.construction={construction}"]
+    bindings += ["build_decoder.dropout=0.1", "build_decoder.attention_dropout=0.1"]
+    more = [f"--gin.{binding}" for binding in [*bindings, "Checkpointing.save_every=16"]]
+    # At the same time, watched by a clock of our own.
+    spawned = time.monotonic()
+    whole = start(command(data_dir, tmp_path / "whole", *more), stdout=subprocess.PIPE)
+    seen: dict[str, float] = {}
+    clock = threading.Thread(target=when_seen, args=(whole, ["compiling", " s\n", "loss"], seen))
+    clock.start()
+
+    draw = random.Random(construction)
+    workdir, began = tmp_path / "killed", time.time()
+    arguments = command(data_dir, workdir, *more)
+    kinds = ["saving"] * while_saving + ["any"] * kills
+    draw.shuffle(kinds)
+    for number, kind in enumerate(kinds):
+        if kind == "saving":
+            kill_while_saving(arguments, workdir)
+        else:
+            reached = max(steps_logged(workdir), default=0)
+            soonest = max(reached + 1, 100 * number)
+            at = draw.randrange(soonest, soonest + 60)
+            kill_at(arguments, workdir, at, draw.uniform(0, 0.1))
+        assert_each_step_once(workdir)
+    terminate_at(arguments, workdir, max(steps_logged(workdir)) + 20)
+    last = start(arguments, stdout=subprocess.PIPE)
+    assert last.stdout is not None
+    assert any(line.startswith("done: ") for line in last.stdout), last.communicate()[1]
+    wall = time.time() - began  # without what Python takes to clear up
+    finish(last)
+    clock.join()
+    finish(whole)
+
+    assert_each_step_once(workdir)
+    assert steps_logged(workdir)[-1] == steps
+    total = account(str(workdir))
+    assert abs(sum(total.values()) - wall) < 0.02 * wall, total
+    assert min(total[stage] for stage in (DEVICES, START, COMPILE, STOPPED)) > 0
+    once = account(str(tmp_path / "whole"))
+    compiled = seen[" s\n"] - seen["compiling"]
+    assert abs(once[COMPILE] - compiled) < max(0.5, 0.1 * compiled), (once, seen)
+    started = seen["loss"] - spawned - compiled
+    assert abs(once[START] - started) < max(1.0, 0.15 * started), (once, seen)
+    assert logged(workdir) == logged(tmp_path / "whole")
+    found, expected = saved_state(workdir, steps), saved_state(tmp_path / "whole", steps)
+    assert found.keys() == expected.keys()
+    assert any(name.startswith("opt_state/") for name in expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def when_seen(process: subprocess.Popen[str], words: list[str], seen: dict[str, float]) -> None:
+    """Reads all that a process prints; when each word came, looked for after the one before."""
+    assert process.stdout is not None
+    left, text = list(words), ""
+    while letters := os.read(process.stdout.fileno(), 4096).decode(errors="replace"):
+        now, text = time.monotonic(), text + letters
+        while left and left[0] in text:
+            text = text.partition(left[0])[2]
+            seen[left.pop(0)] = now
+        text = text if left else ""
+
+
+def assert_each_step_once(workdir: Path) -> None:
+    steps = steps_logged(workdir)
+    assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.ci
+def test_a_full_disk_does_not_end_the_run(data_dir, tmp_path):
+    """For a while no file of the process may grow beyond 2 kB, wherever it is."""
+    arguments = command(data_dir, tmp_path, "--gin.TRAIN_STEPS=400")
+    process = start([*arguments, "--gin.Checkpointing.failures_allowed=100"])
+    assert process.stderr is not None
+    while not steps_logged(tmp_path) or steps_logged(tmp_path)[-1] < 40:
+        assert process.poll() is None
+        time.sleep(0.01)
+    unlimited = resource.RLIM_INFINITY
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (2000, unlimited))
+    told = next(line for line in process.stderr if "could not be saved" in line)
+    time.sleep(1)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0 and "training goes on" in errors, told + errors
+    assert saved_state(tmp_path, 400)

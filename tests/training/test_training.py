@@ -1,0 +1,270 @@
+"""`fire-lm pretrain` in this process: what a run leaves, how it goes on, how it refuses."""
+
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample_run import (
+    SAVE_EVERY,
+    STEPS,
+    command,
+    logged,
+    quick_compiles,  # noqa: F401  (a fixture)
+    saved_state,
+    write_text,
+)
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fire_lm.checkpoints import available_steps
+from fire_lm.cli import main
+from fire_lm.training import AdamW
+from fire_lm.training.lock import only_writer
+from fire_lm.training.reporter import Reporter
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "data")
+
+
+@pytest.fixture(scope="module")
+def finished(data_dir, tmp_path_factory):
+    """The workdir of a whole run; tests change only copies of it."""
+    workdir = tmp_path_factory.mktemp("runs") / "finished"
+    assert main(command(data_dir, workdir)) == 0
+    return workdir
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def test_a_run_leaves_the_files_of_the_contract(finished):
+    assert "TRAIN_STEPS = 12" in (finished / "config.gin").read_text()
+    assert available_steps(finished) == [SAVE_EVERY, 2 * SAVE_EVERY, STEPS]
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert [row["tokens"] for row in rows] == [8 * 32 * row["step"] for row in rows]
+    contract = {"step", "tokens", "loss", "grad_norm", "learning_rate", "tokens_per_second"}
+    assert contract <= rows[0].keys()
+    events = EventAccumulator(str(finished))
+    events.Reload()
+    for name in contract - {"step"}:
+        shown = {event.step: event.value for event in events.Scalars(name)}
+        assert shown == {row["step"]: pytest.approx(row[name]) for row in rows}
+
+
+def test_what_fire_learns_is_logged(finished):
+    """A quarter of the training length and Appendix E's c at first; then both move."""
+    rows = logged(finished)
+    for name, initial in (("L", 8.0), ("c", 0.1)):
+        values = [row[f"{name}/layer_0"] for row in rows]
+        assert values[0] == pytest.approx(initial) and len(set(values)) > STEPS // 2
+
+
+def test_training_learns(finished):
+    losses = [row["loss"] for row in logged(finished)]
+    assert abs(losses[1] - losses[0]) < 0.1  # the first learning rate is 0: nothing is learnt
+    assert losses[-1] < losses[0] - 2
+
+
+@pytest.mark.ci
+def test_again_does_nothing_and_more_steps_go_on(copy, data_dir):
+    before = (copy / "metrics.jsonl").read_bytes()
+    assert main(command(data_dir, copy)) == 0
+    assert (copy / "metrics.jsonl").read_bytes() == before
+    assert main(command(data_dir, copy, f"--gin.TRAIN_STEPS={STEPS + 2}")) == 0
+    assert (copy / "metrics.jsonl").read_bytes().startswith(before)
+    assert [row["step"] for row in logged(copy)] == list(range(1, STEPS + 3))
+    assert available_steps(copy)[-1] == STEPS + 2
+
+
+def test_another_configuration_is_refused_unless_allowed(copy, data_dir, capsys):
+    changed = command(data_dir, copy, "--gin.BATCH_SIZE=4", f"--gin.TRAIN_STEPS={STEPS + 1}")
+    before = sorted(path.name for path in copy.iterdir())
+    assert main(changed) == 2
+    told = capsys.readouterr().err
+    assert "another experiment" in told and "BATCH_SIZE: 8 -> 4" in told
+    assert "--allow_config_change" in told and "TRAIN_STEPS" not in told
+    assert sorted(path.name for path in copy.iterdir()) == before
+
+    assert main([*changed, "--allow_config_change"]) == 0
+    assert "BATCH_SIZE = 8" in (copy / "config.gin").read_text()
+    assert "BATCH_SIZE = 4" in (copy / "config_1.gin").read_text()
+    tokens = [row["tokens"] for row in logged(copy)]
+    assert tokens[-1] - tokens[-2] == 4 * 32
+    assert main(command(data_dir, copy)) == 2  # the latest counts now
+    told = capsys.readouterr().err
+    assert "(config_1.gin)" in told and "BATCH_SIZE: 4 -> 8" in told
+
+
+def test_fewer_steps_are_another_configuration(copy, data_dir, capsys):
+    assert main(command(data_dir, copy, f"--gin.TRAIN_STEPS={STEPS - 1}")) == 2
+    assert "TRAIN_STEPS: 12 -> 11" in capsys.readouterr().err
+
+
+@pytest.mark.ci
+def test_sigterm_saves_and_the_same_command_resumes(
+    finished, data_dir, tmp_path, monkeypatch, capsys
+):
+    stopped, broken = tmp_path / "stopped", tmp_path / "broken"
+    pending = Reporter.pending
+
+    def pending_with_signal(self: Reporter, step: int, *arguments: object) -> None:
+        pending(self, step, *arguments)
+        if step == 7:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reporter, "pending", pending_with_signal)
+        assert main(command(data_dir, stopped)) == 3
+    assert "stopped by SIGTERM after step 7, which is saved" in capsys.readouterr().err
+    assert available_steps(stopped) == [SAVE_EVERY, 7]
+    assert logged(stopped) == logged(finished)[:7]
+    shutil.copytree(stopped, broken)
+
+    assert main(command(data_dir, stopped)) == 0
+    assert logged(stopped) == logged(finished)
+    assert_same_state(stopped, finished)
+
+    from fire_lm.data.on_the_fly import pipeline
+
+    monkeypatch.setattr(pipeline.TrainIterator, "set_state", lambda self, state: None)
+    assert main(command(data_dir, broken)) == 0
+    assert logged(broken)[:7] == logged(finished)[:7]
+    assert logged(broken)[7:] != logged(finished)[7:]  # the text began again
+    with pytest.raises(AssertionError):
+        assert_same_state(broken, finished)
+
+
+def assert_same_state(run: Path, other: Path) -> None:
+    found, expected = saved_state(run, STEPS), saved_state(other, STEPS)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_nan_stops_and_keeps_the_last_good_checkpoint(copy, data_dir, capsys):
+    bindings = ["AdamW.learning_rate=1e30", "TRAIN_STEPS=20", "Checkpointing.save_every=1"]
+    absurd = [f"--gin.{binding}" for binding in bindings]
+    assert main(command(data_dir, copy, *absurd, "--allow_config_change")) == 1
+    first, second = capsys.readouterr().err.strip().splitlines()
+    assert first.endswith(f"nan at step {STEPS + 2}: stopped")
+    assert f"of a step with finite loss: {STEPS + 1}; --gin.Spikes.skips_allowed=" in second
+    assert available_steps(copy)[-1] == STEPS + 1
+    assert all(np.isfinite(leaf).all() for leaf in saved_state(copy, STEPS + 1).values())
+    assert [row["step"] for row in logged(copy)] == list(range(1, STEPS + 2))
+
+
+@pytest.mark.ci
+def test_updates_left_out_are_bounded(copy, data_dir, capsys):
+    bindings = ["AdamW.learning_rate=1e30", "TRAIN_STEPS=20", "Spikes.skips_allowed=3"]
+    bindings += ["Checkpointing.save_every=1", "Checkpointing.keep_last=1"]
+    absurd = [f"--gin.{binding}" for binding in bindings]
+    assert main(command(data_dir, copy, *absurd, "--allow_config_change")) == 1
+    first, second = capsys.readouterr().err.strip().splitlines()
+    assert first.endswith(f"nan at step {STEPS + 5}: stopped")
+    assert second.endswith("4 updates have been left out, 3 are allowed")
+    spikes = [json.loads(line) for line in (copy / "spikes.jsonl").read_text().splitlines()]
+    assert [spike["step"] for spike in spikes] == list(range(STEPS + 2, STEPS + 6))
+    assert all(spike["loss"] == "nan" and spike["skipped"] for spike in spikes)
+    assert [spike.get("stopped") for spike in spikes] == [None, None, None, True]
+    rows = logged(copy)[STEPS:]
+    assert [row["updates_skipped"] for row in rows] == [0, 1, 2, 3]
+    schedule = AdamW(learning_rate=1e30, warmup_steps=2).schedule(20)
+    updates = [STEPS, STEPS + 1, STEPS + 1, STEPS + 1]  # as the optimizer counts them, from 0
+    assert [row["learning_rate"] for row in rows] == [float(schedule(n)) for n in updates]
+    assert "loss" not in logged(copy)[-1], "JSON has no NaN"
+    assert available_steps(copy) == [STEPS + 1], "no broken state takes the place of a sound one"
+
+
+@pytest.mark.ci
+def test_a_damaged_checkpoint_is_left_for_the_one_before(finished, data_dir, tmp_path, capsys):
+    """Through the command, to the same bits."""
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    array = max((run / "checkpoints" / str(STEPS)).glob("state/**/d/*"), key=os.path.getsize)
+    content = bytearray(array.read_bytes())
+    content[len(content) // 2] ^= 1
+    array.write_bytes(content)
+    assert main(command(data_dir, run)) == 0
+    told = capsys.readouterr()
+    assert f"checkpoint {STEPS} of {run} is damaged (" in told.err and "from step 10" in told.err
+    assert "resuming from step 10" in told.out
+    assert logged(run) == logged(finished)
+    assert_same_state(run, finished)
+    assert (run / "checkpoints" / f"{STEPS}.damaged").is_dir()
+
+
+def test_the_learning_rate_is_that_of_the_step(finished):
+    """And so that of the update which the optimizer counted, from 0: the warm-up begins at 0."""
+    schedule = AdamW(learning_rate=0.01, warmup_steps=2).schedule(STEPS)
+    rates = [row["learning_rate"] for row in logged(finished)]
+    assert rates == [float(schedule(step)) for step in range(STEPS)]
+    assert rates[:3] == pytest.approx([0, 0.005, 0.01]) and len(set(rates)) == STEPS
+    (count,) = {
+        int(value)
+        for name, value in saved_state(finished, SAVE_EVERY).items()
+        if name.endswith("/count")
+    }
+    assert rates[SAVE_EVERY - 1] == float(schedule(count - 1))
+
+
+def test_a_second_writer_is_refused(data_dir, finished, capsys):
+    """While the first one has the run directory, and no longer."""
+    with only_writer(str(finished)):
+        assert main(command(data_dir, finished)) == 2
+        error = capsys.readouterr().err
+        assert f"{finished} is being written by process {os.getpid()} on " in error
+    assert main(command(data_dir, finished)) == 0
+
+
+@pytest.mark.ci
+def test_init_from_takes_the_parameters_alone(finished, data_dir, tmp_path):
+    """One step at learning rate 0 leaves the parameters as they came."""
+    bindings = ["AdamW.learning_rate=0.0", "AdamW.warmup_steps=0", "TRAIN_STEPS=1"]
+    more = [f"--gin.{binding}" for binding in [*bindings, f"INIT_FROM={finished}@10"]]
+    assert main(command(data_dir, tmp_path / "new", *more)) == 0
+    assert [row["step"] for row in logged(tmp_path / "new")] == [1]
+    found, source = saved_state(tmp_path / "new", 1), saved_state(finished, 10)
+    other = saved_state(finished, STEPS)
+    params = [name for name in source if name.startswith("params/")]
+    assert all(np.array_equal(found[name], source[name]) for name in params)
+    assert not any(np.array_equal(found[name], other[name]) for name in params)
+    counts = [name for name in source if name.endswith("/count")]
+    assert counts and all((found[name], source[name]) == (1, 10) for name in [*counts, "step"])
+
+
+@pytest.mark.ci
+def test_a_run_resumes_without_the_run_that_it_started_from(finished, data_dir, tmp_path):
+    source = shutil.copytree(finished, tmp_path / "source")
+    start = command(data_dir, tmp_path / "new", f"--gin.INIT_FROM={source}")
+    assert main(start) == 0
+    source.rename(tmp_path / "gone")
+    assert main([*start, f"--gin.TRAIN_STEPS={STEPS + 1}"]) == 0
+    assert logged(tmp_path / "new")[-1]["step"] == STEPS + 1
+
+
+@pytest.mark.ci
+def test_init_from_another_encoding(finished, data_dir, tmp_path, capsys):
+    """FIRE-S has the parameters of FIRE once instead of once a layer, at another path."""
+    init = f"--gin.INIT_FROM={finished}"
+    start = command(data_dir, tmp_path / "new", init, position="fire_s")
+    assert main(start) == 2
+    told = capsys.readouterr().err
+    assert "@12 lacks position/L_multiplier, position/c, position/mlp/dense_0/bias" in told
+    assert "and has left over layers/position/L_multiplier, layers/position/c" in told
+    flags = re.findall(r"'(--gin.pretrain.init_allow_\w+=[^']+)'", told)
+    assert len(flags) == 2
+    assert main([*start, flags[0]]) == 2
+    start += flags
+    assert main(start) == 0
+    told = capsys.readouterr().out
+    assert f"model against {finished}: share_position False -> True" in told
+    assert f"parameters of {finished}@12; fresh, as it lacks them: position/L_multiplier" in told
+    assert logged(tmp_path / "new")[0]["loss"] < logged(finished)[0]["loss"] - 2

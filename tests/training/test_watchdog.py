@@ -1,0 +1,220 @@
+"""The watchdog ends what stands still, in real processes, and names the late and the lost."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from sample_run import tiny_run
+
+from fire_lm.checkpoints import Checkpointing
+from fire_lm.errors import UserError
+from fire_lm.sharding import MeshShape, make_mesh
+from fire_lm.training import watchdog
+from fire_lm.training.goodput import COMPILE, DATA, DEVICES, SAVE, Goodput
+from fire_lm.training.loop import Job, run_steps
+from fire_lm.training.preemption import StopFlag
+from fire_lm.training.watchdog import Watch, Watchdog
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A loop of fast steps that comes to stand in the sixth.
+LOOP = """
+import sys, time
+import jax
+from fire_lm.processes import initialize_distributed
+from fire_lm.training.goodput import DATA, DEVICES, Goodput
+from fire_lm.training.watchdog import Watchdog
+
+def stand_still(stage):
+    goodput.enter(stage)
+    time.sleep(1000)
+
+initialize_distributed()
+jax.devices()
+settings = Watchdog(multiple=20.0, least_seconds=float(sys.argv[2]), silence_seconds=15.0)
+goodput = Goodput(sys.argv[1], quiet=jax.process_index() > 0)
+with settings.watching(sys.argv[1], goodput) as watch:
+    for step in range(1, 6):
+        goodput.enter(DEVICES)
+        time.sleep(0.05)
+        watch.finished(step)
+    print("fast", flush=True)
+    if sys.argv[3] == "slow":
+        time.sleep(2.5)
+    else:
+        stand_still(DATA if jax.process_index() == 1 else DEVICES)
+print("ended by itself", flush=True)
+"""
+
+
+def start(
+    workdir: Path, least_seconds: float, last: str, count: int
+) -> list[subprocess.Popen[str]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    job = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", LOOP, str(workdir), str(least_seconds), last],
+            cwd=ROOT,
+            env=os.environ | ({**job, "JAX_PROCESS_ID": str(index)} if count > 1 else {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(count)
+    ]
+
+
+def test_a_step_that_takes_too_long_ends_the_process(tmp_path):
+    (process,) = start(tmp_path, 3, "stop", 1)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (1, "fast\n"), errors
+    first, second = errors.strip().splitlines()[-2:]
+    assert first.startswith("step 6 has taken ") and "more than 3" in first
+    assert "this process is waiting for the devices: stopped" in first
+    assert second.endswith("the same command resumes")
+    assert "in stand_still" in (tmp_path / "stacks_0000.txt").read_text()
+
+
+@pytest.mark.ci
+def test_a_slow_step_within_the_limit_is_left_alone(tmp_path):
+    (process,) = start(tmp_path, 6, "slow", 1)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "fast\nended by itself\n"), errors
+
+
+@pytest.mark.ci
+def test_the_late_one_of_two_processes_is_named(tmp_path):
+    processes = start(tmp_path, 4, "stop", 2)
+    outputs = [process.communicate(timeout=120) for process in processes]
+    host = socket.gethostname()
+    late = f"process 1 ({host}, pid {processes[1].pid}) is waiting for data: stopped"
+    assert any(late in errors for _, errors in outputs), outputs
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode != 0
+        assert "process 0 (" not in errors or late in errors
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_peer_is_named_and_ends_the_job(tmp_path, killed):
+    processes = start(tmp_path, 300, "stop", 2)
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "fast\n"
+    time.sleep(3)  # it has been heard of
+    processes[killed].send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    survivor = processes[1 - killed]
+    _, errors = survivor.communicate(timeout=90)
+    assert survivor.returncode != 0 and time.monotonic() - began < 60
+    name = f"process {killed} ({socket.gethostname()}, pid {processes[killed].pid})"
+    silent, gone = "not heard of for 15 s at step 6", "is gone, on whom the others depend"
+    assert f"{name} {silent if killed else gone}: stopped" in errors
+    processes[killed].communicate()
+
+
+def test_the_limit_follows_the_median(tmp_path):
+    """Not the mean: one long step, as after a save of the host's, does not move it."""
+    watch = Watch(Watchdog(multiple=10.0, least_seconds=1.0), str(tmp_path), Goodput("", True))
+    assert watch.limit() == 1.0
+    watch._durations.extend([0.5, 0.5, 0.5, 60.0])
+    assert watch.limit() == 5.0
+
+
+class Ended(Exception):
+    """In place of the end of the process."""
+
+
+@pytest.fixture
+def watched(tmp_path, monkeypatch):
+    """(a watch, its goodput, and what lets seconds pass, at each of which the watchdog looks)"""
+    now = [0.0]
+
+    def end(watch: Watch, why: str) -> None:
+        raise Ended(why)
+
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Watch, "_end", end)
+    goodput = Goodput(str(tmp_path), quiet=True)
+    watch = Watch(Watchdog(), str(tmp_path), goodput)
+
+    def elapse(seconds: int) -> None:
+        ends = now[0] + seconds
+
+        def wait(period: float) -> bool:
+            now[0] += period
+            return now[0] > ends
+
+        monkeypatch.setattr(watch, "stop", SimpleNamespace(wait=wait, is_set=lambda: False))
+        watch.run()
+        now[0] = ends
+
+    return watch, goodput, elapse
+
+
+@pytest.mark.parametrize(
+    ("stage", "limit"), [(DATA, 300), (DEVICES, 300), (SAVE, 1800), (COMPILE, None)]
+)
+def test_what_a_stage_may_take(stage, limit, watched):
+    """A save waits for storage, which may be slow; what takes longer still is stuck."""
+    watch, goodput, elapse = watched
+    watch.finished(5)
+    goodput.enter(stage)
+    elapse(limit or 100_000)
+    if limit:
+        with pytest.raises(Ended, match=f"step 6 has taken {limit + 1} s, more than {limit}: "):
+            elapse(1)
+
+
+@pytest.mark.parametrize("save_seconds", [1700, 2000])
+def test_a_slow_save_is_left_alone_and_a_stuck_one_is_not(save_seconds, watched):
+    """In the loop of training, whose later steps do not pay for the save."""
+    watch, goodput, elapse = watched
+    saved, state = [], mock.Mock()
+
+    def step(state: Any, batch: Any) -> tuple[Any, dict[str, float]]:
+        elapse(1)
+        return state, {}
+
+    def save(number: int, *_: Any, **__: Any) -> None:
+        elapse(save_seconds)
+        saved.append(number)
+
+    batches, saves, reporter = mock.MagicMock(), mock.Mock(save=save), mock.Mock(sound=True)
+    batches.__next__.side_effect = dict
+    reporter.counters = {"recent_losses": []}
+    saves.reached_preemption.return_value = False
+    run = tiny_run(train_steps=6, checkpoints=Checkpointing(save_every=2))
+    job = Job("", True, goodput, watch, StopFlag(), saves, lambda: None)
+
+    def train() -> bool:
+        return run_steps(run, job, reporter, batches, make_mesh(MeshShape()), step, state, 0)
+
+    if save_seconds < 1800:
+        assert not train() and saved == [2, 4, 6]
+    else:
+        with pytest.raises(Ended, match="more than 1800: this process is saving"):
+            train()
+        assert not saved
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["multiple=0", "multiple=inf", "least_seconds=1e-9", "silence_seconds=1e-9",
+     "silence_seconds=1e15", "silence_seconds=nan"],
+)  # fmt: skip
+def test_settings_that_cannot_work(setting):
+    """A process tells of itself once a second."""
+    name, _, value = setting.partition("=")
+    with pytest.raises(UserError, match=f"Watchdog.{name} is {float(value)}: it must be"):
+        Watchdog(**{name: float(value)})
