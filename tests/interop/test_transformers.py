@@ -15,11 +15,15 @@ import pytest
 from gin_files import NAMES
 from safetensors.numpy import load_file
 from sample_decoders import configured, filled
-from test_export import CONTEXT, FIXED, exported
+from test_export import CONTEXT, DATA, FIXED, exported
 from test_import import GOLDEN, gpt2_folder, our_logits
 from test_import import IDS as GPT2_IDS
 
+from fire_lm.data.hub_vocabulary import EXPORTED
 from fire_lm.generation import generate
+from fire_lm.interop.export import export
+from fire_lm.interop.own_exports import read_own
+from fire_lm.interop.weights import Weights, read_config
 
 TOKENS = np.random.default_rng(1).integers(1, 32, (2, 24)).astype(np.int32)
 
@@ -103,3 +107,21 @@ def test_gpt2_beside_transformers(tmp_path):
     numbers = np.round(theirs.astype(float), 6).tolist()
     kept = golden_numbers.updated(GOLDEN, numbers, "torch", "transformers")
     np.testing.assert_allclose(kept, theirs, atol=1e-5)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["fire", "learned", "rope"])
+def test_a_model_that_transformers_has_saved_comes_back(name, tmp_path):
+    """With the configuration of its run, as after training there."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    model = configured(name)
+    params, lines = filled(model), "# one\n# two"
+    export(model, params, DATA, tmp_path / "model", "#", CONTEXT, configuration=lines)
+    transformers.AutoModelForCausalLM.from_pretrained(
+        str(tmp_path / "model"), trust_remote_code=True
+    ).save_pretrained(tmp_path / "again")
+    config = read_config(tmp_path / "again")
+    assert config[EXPORTED] == lines.splitlines()
+    found = read_own(model, config, Weights(tmp_path / "again"))
+    jax.tree.map(np.testing.assert_array_equal, found, params)
