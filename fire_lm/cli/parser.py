@@ -213,7 +213,9 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     )
     reading.add_argument("--data_dir", required=True, help="a TFDS data set with a train split")
     reading.add_argument("--tfds_name", help="data set in it, where there are several")
-    reading.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
+    reading.add_argument(
+        "--vocabulary", default="bytes", help="or a SentencePiece model's path, or hf:DIR"
+    )
     reading.add_argument("--length", type=number, default=2048, help="tokens of a row")
     reading.add_argument("--tokens", type=number, default=2**24, help="of a round")
 
@@ -300,7 +302,9 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
 
     blocks = parts.add_parser("blocks", parents=[written, debug], help="tokenise it once")
     blocks.add_argument("--output", required=True, help="directory of the blocks, local or gs://")
-    blocks.add_argument("--vocabulary", default="bytes", help="or a SentencePiece model's path")
+    blocks.add_argument(
+        "--vocabulary", default="bytes", help="or a SentencePiece model's path, or hf:DIR"
+    )
     blocks.add_argument("--splits", type=names, default=[], metavar="A,B", help="all by default")
     blocks.add_argument("--parts", type=number, help="of each split (one a gigabyte of text)")
     add_beam(blocks)

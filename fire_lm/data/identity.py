@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fire_lm.data import stores
+from fire_lm.data.hub_vocabulary import PREFIX
 from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import UserError
 
@@ -22,10 +23,14 @@ def vocabulary_fingerprint(vocabulary: str) -> str:
     """
     if vocabulary == "bytes":
         return vocabulary
-    found = stores.sha256(vocabulary)
+    file = vocabulary
+    if vocabulary.startswith(PREFIX):
+        file = f"{vocabulary.removeprefix(PREFIX)}/tokenizer.json"
+    found = stores.sha256(file)
     if found is None:
         raise UserError(
-            f"Vocabulary file not found: {vocabulary}\n"
-            "It is 'bytes' or the path of the SentencePiece model that made the blocks."
+            f"Vocabulary file not found: {file}\n"
+            "It is 'bytes', the path of the SentencePiece model, or the hf:FOLDER that made the "
+            "blocks."
         )
     return found

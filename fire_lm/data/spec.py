@@ -33,7 +33,8 @@ class TextData:
         data_dir: TFDS data directory, local or gs://.
         tfds_name: TFDS name with config and version; any set with a `text` feature.
         vocabulary: 'bytes' (seqio.ByteVocabulary: padding 0, end of document 1, unknown 2, byte b
-            is id b + 3), or the path of a SentencePiece model, local or gs://.
+            is id b + 3), the path of a SentencePiece model, local or gs://, or hf:FOLDER, the
+            `tokenizer.json` of a model of Hugging Face (to write blocks and to score).
         construction: how documents, each with its end-of-document token, become rows of n tokens.
             'concat' joins them and chops the stream into full rows; 'cut' splits each into rows
             of its own, the last one padded; 'packed' lays these parts into rows side by side

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fire_lm.data.hub_vocabulary import PREFIX, load_hub
 from fire_lm.data.spec import Data
 from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
@@ -20,10 +21,12 @@ def encode(data: Data, text: str) -> np.ndarray:
     """The ids of `text`, int32 `[T]`, without an end-of-document token.
 
     Raises:
-      UserError: the vocabulary is missing, or is not a SentencePiece model.
+      UserError: the vocabulary is missing, or is neither a SentencePiece model nor `hf:FOLDER`.
     """
     if data.vocabulary == "bytes":
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32) + _FIRST_BYTE
+    if data.vocabulary.startswith(PREFIX):
+        return load_hub(data.vocabulary).encode(text)
     return np.array(_sentencepiece(data.vocabulary).EncodeAsIds(text), np.int32)
 
 
@@ -37,6 +40,8 @@ def decode(data: Data, tokens: Iterable[int]) -> str:
     if data.vocabulary == "bytes":
         values = (one - _FIRST_BYTE for one in ids)
         return bytes(value for value in values if 0 <= value < 256).decode(errors="replace")
+    if data.vocabulary.startswith(PREFIX):
+        return load_hub(data.vocabulary).decode(ids)
     processor = _sentencepiece(data.vocabulary)
     return processor.DecodeIds([one for one in ids if 0 < one < processor.GetPieceSize()])
 
@@ -49,6 +54,8 @@ def end_of_document(data: Data) -> int:
     """
     if data.vocabulary == "bytes":
         return _END_OF_DOCUMENT
+    if data.vocabulary.startswith(PREFIX):
+        return load_hub(data.vocabulary).end_of_document
     return int(_sentencepiece(data.vocabulary).eos_id())
 
 
@@ -60,6 +67,8 @@ def unknown(data: Data, text: str) -> str:
     """
     if data.vocabulary == "bytes":
         return ""
+    if data.vocabulary.startswith(PREFIX):
+        return load_hub(data.vocabulary).unknown(text)
     processor = _sentencepiece(data.vocabulary)
     ids, pieces = processor.EncodeAsIds(text), processor.EncodeAsPieces(text)
     found = (piece for one, piece in zip(ids, pieces, strict=True) if processor.IsUnknown(one))

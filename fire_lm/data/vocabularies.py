@@ -3,13 +3,50 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from fire_lm.data.hub_vocabulary import PREFIX, HubVocabulary, load_hub
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.errors import UserError, reason
 
 # [documents] strings -> tokens and bytes per token, both ragged int32 [documents, tokens].
 Tokenize = Callable[[tf.Tensor], tuple[tf.RaggedTensor, tf.RaggedTensor]]
+
+
+class HubSeqioVocabulary(seqio.Vocabulary):
+    """`hf:FOLDER` for seqio. TensorFlow calls Python for it: slower than other vocabularies."""
+
+    def __init__(self, of: HubVocabulary):
+        super().__init__()
+        self.of = of
+
+    @property
+    def bos_id(self) -> int | None:
+        return None
+
+    @property
+    def eos_id(self) -> int:
+        return self.of.end_of_document
+
+    @property
+    def unk_id(self) -> int | None:
+        return self.of.unknown_id
+
+    @property
+    def _base_vocab_size(self) -> int:
+        return self.of.size
+
+    def _encode(self, s: str) -> list[int]:
+        return self.of.encode(s).tolist()
+
+    def _decode(self, ids: Iterable[int]) -> str:
+        return self.of.decode(ids)
+
+    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+        return _hub_tokens(self.of, tf.reshape(s, [1]))[0].flat_values
+
+    def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        return tf.numpy_function(lambda row: self.of.decode(row.tolist()), [ids], tf.string)
 
 
 @functools.lru_cache(maxsize=8)
@@ -22,6 +59,8 @@ def load(name: str) -> seqio.Vocabulary:
     """
     if name == "bytes":
         return seqio.ByteVocabulary()
+    if name.startswith(PREFIX):
+        return HubSeqioVocabulary(load_hub(name))
     try:
         found = tf.io.gfile.exists(name) and not tf.io.gfile.isdir(name)
     except tf.errors.OpError as error:
@@ -29,7 +68,7 @@ def load(name: str) -> seqio.Vocabulary:
     if not found:
         raise UserError(
             f"Vocabulary file not found: {name}\n"
-            "TextData.vocabulary is 'bytes' or the path of a SentencePiece model."
+            "TextData.vocabulary is 'bytes', the path of a SentencePiece model, or hf:FOLDER."
         )
     vocabulary = seqio.SentencePieceVocabulary(name)
     try:
@@ -64,6 +103,8 @@ def unknown_id(name: str) -> int | None:
     vocabulary = load(name)
     if isinstance(vocabulary, seqio.ByteVocabulary):
         return None
+    if isinstance(vocabulary, HubSeqioVocabulary):
+        return vocabulary.unk_id
     # Where it is 0, which is padding here, bytes stand for such text (`load` checks it).
     return vocabulary.tokenizer.unk_id() or None
 
@@ -72,6 +113,8 @@ def tokenizer(vocabulary: seqio.Vocabulary) -> Callable[[tf.Tensor], tf.RaggedTe
     """[documents] strings -> ragged int32 [documents, tokens], without end-of-document."""
     if isinstance(vocabulary, seqio.ByteVocabulary):
         return lambda text: _bytes(text)[0]
+    if isinstance(vocabulary, HubSeqioVocabulary):
+        return lambda text: _hub_tokens(vocabulary.of, text)[0]
     return vocabulary.tf_tokenizer.tokenize
 
 
@@ -79,6 +122,8 @@ def tokenizer_with_byte_counts(vocabulary: seqio.Vocabulary) -> Tokenize:
     """Like `tokenizer`, and the bytes of text behind each token; they sum to the document's."""
     if isinstance(vocabulary, seqio.ByteVocabulary):
         return _bytes
+    if isinstance(vocabulary, HubSeqioVocabulary):
+        return functools.partial(_hub_tokens, vocabulary.of)
     sentencepiece = vocabulary.tf_tokenizer
 
     def tokenize(text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
@@ -108,3 +153,13 @@ def _bytes(text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
     ids = tf.cast(tf.io.decode_raw(joined, tf.uint8), tf.int32) + 3
     tokens = tf.RaggedTensor.from_row_lengths(ids, tf.strings.length(text))
     return tokens, tf.ones_like(tokens)
+
+
+def _hub_tokens(of: HubVocabulary, text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+    """The id of every token and the bytes behind it."""
+    kinds = (tf.int32, tf.int32, tf.int64)
+    ids, counts, lengths = tf.numpy_function(of.encode_documents, [text], kinds)
+    for flat in (ids, counts, lengths):
+        flat.set_shape([None])
+    tokens = tf.RaggedTensor.from_row_lengths(ids, lengths)
+    return tokens, tokens.with_flat_values(counts)

@@ -7,15 +7,13 @@ from typing import Any
 
 from fire_lm.data import Data
 from fire_lm.data import tokens as vocabulary
+from fire_lm.data.hub_vocabulary import EXPORTED
 from fire_lm.generation.generate import check_context
 from fire_lm.interop.model_files import has_own_code, new_folder, write_json, write_model
 from fire_lm.interop.stock import Stock
 from fire_lm.interop.tokenizer import tokenizer_files
 from fire_lm.models import Decoder
 
-# The field of config.json with the lines of the run's configuration, for `fire-lm import`. A model
-# that transformers has loaded and saved again still has it.
-CONFIGURATION = "fire_lm_configuration"
 _LONGER = 16  # by default: tokens over those of training
 
 
@@ -53,7 +51,7 @@ def export(
     ids = {"bos_token_id": 0, "eos_token_id": end, "pad_token_id": 0}
     decoding = {"generation_config.json": {**ids, "suppress_tokens": [0]}}
     with new_folder(folder) as unfinished:
-        lines = {CONFIGURATION: configuration.splitlines()} if configuration else {}
+        lines = {EXPORTED: configuration.splitlines()} if configuration else {}
         found = write_model(model, params, length, end, unfinished, lines)
         for name, content in (decoding | tokenizer).items():
             write_json(unfinished / name, content)

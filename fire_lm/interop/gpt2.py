@@ -67,8 +67,8 @@ def read_gpt2(folder: Path) -> Gpt2:
     config = read_config(folder)
     check_fields(config, folder)
     size, vocab, positions = gpt2_shape(config, folder)
-    end = _whole(config, "eos_token_id", vocab - 1, folder)
-    if not 0 <= end < vocab:
+    end = _whole(config, "eos_token_id", vocab - 1, folder, least=0)
+    if end >= vocab:
         raise UserError(f"{folder / 'config.json'}: eos_token_id is {end}, of {vocab} tokens")
     weights = Weights(folder)
     params = gpt2_params(weights, size, vocab, positions)
@@ -144,9 +144,11 @@ def gpt2_params(weights: Weights, size: ModelSize, vocab: int, positions: int) -
     }
 
 
-def _whole(config: dict[str, Any], name: str, default: int, folder: Path) -> int:
+def _whole(config: dict[str, Any], name: str, default: int, folder: Path, least: int = 1) -> int:
     value = config.get(name)
     value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{folder / 'config.json'}: {name} is {value!r}, not a positive number")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UserError(
+            f"{folder / 'config.json'}: {name} is {value!r}, not a number of {least} or more"
+        )
     return value

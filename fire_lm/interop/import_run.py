@@ -15,10 +15,10 @@ from etils import epath
 
 from fire_lm.checkpoints import Checkpointing, Checkpoints, checkpoint_directory
 from fire_lm.config import Config, save
+from fire_lm.data.hub_vocabulary import EXPORTED
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import load_config
-from fire_lm.interop.export import CONFIGURATION
 from fire_lm.interop.gpt2 import read_gpt2
 from fire_lm.interop.own_exports import read_own
 from fire_lm.interop.weights import Weights, read_config
@@ -61,7 +61,7 @@ def read_folder(folder: Path, more: Gin) -> Imported:
       UserError: the folder is another's, or the configuration does not fit its arrays.
     """
     config = read_config(folder)
-    found = _own(folder, config, more) if CONFIGURATION in config else _gpt2(folder, more)
+    found = _own(folder, config, more) if EXPORTED in config else _gpt2(folder, more)
     model: Decoder = found.config.call("build_decoder")
     check_shapes(parameter_shapes(model), found.params, folder)
     return found
@@ -70,7 +70,7 @@ def read_folder(folder: Path, more: Gin) -> Imported:
 def _own(folder: Path, fields: dict[str, Any], more: Gin) -> Imported:
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "config.gin"
-        file.write_text("\n".join(fields[CONFIGURATION]) + "\n")
+        file.write_text("\n".join(fields[EXPORTED]) + "\n")
         config = load_config(
             [str(file), *more.files], more.bindings, more.search_paths, more.imports
         )

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fire_lm.data import Data
+from fire_lm.data.hub_vocabulary import PREFIX, SHIFT, load_hub, read_tokenizer
 from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
 
@@ -29,14 +30,17 @@ def tokenizer_files(data: Data) -> dict[str, Json]:
     """
     if data.vocabulary == "bytes":
         specials, parts = [(0, "<pad>"), (1, "</s>"), (2, "<unk>")], _bytes()
+    elif data.vocabulary.startswith(PREFIX):
+        specials, parts = _shifted(data.vocabulary)
     else:
         specials, parts = _sentencepiece(data.vocabulary)
     start, end, unknown = (text for _, text in specials)
+    added = sorted(dict.fromkeys(specials))
     tokenizer = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added(number, text) for number, text in specials],
+        "added_tokens": [_added(number, text) for number, text in added],
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [_special(start, 0), _sequence("A", 0)],
@@ -112,6 +116,29 @@ def _bpe(
         "vocab": dict(vocab),
         "merges": list(merges),
     }
+
+
+def _shifted(name: str) -> tuple[list[tuple[int, str]], Json]:
+    """`hf:FOLDER`: the folder's own, with our ids, one higher. Of its added tokens, the one that
+    ends a document stays special; the others were text for the run and are left out."""
+    content, hub = read_tokenizer(name), load_hub(name)
+    model, padding = dict(content["model"]), "<pad>"
+    while padding in (model["vocab"] if isinstance(model["vocab"], dict) else ()):
+        padding = f"<{padding}>"
+    if isinstance(model["vocab"], dict):
+        shifted = {piece: number + SHIFT for piece, number in model["vocab"].items()}
+        model["vocab"] = {padding: 0, **shifted}
+    else:
+        model["vocab"] = [[padding, _NEVER], *model["vocab"]]
+        if model.get("unk_id") is not None:
+            model["unk_id"] += SHIFT
+    specials = [(0, padding), (hub.end_of_document, hub.end_token)]
+    if model.get("unk_token") not in (None, "", hub.end_token):
+        specials.append((hub.unknown_id or 0, model["unk_token"]))
+    else:
+        specials.append((hub.end_of_document, hub.end_token))
+    parts = {part: content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")}
+    return specials, {**parts, "model": model}
 
 
 def _sentencepiece(path: str) -> tuple[list[tuple[int, str]], Json]:

@@ -7,6 +7,7 @@ load TensorFlow: a process that has done so cannot load triton, which comes with
 import functools
 from typing import Any
 
+import golden_numbers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,8 @@ from gin_files import NAMES
 from safetensors.numpy import load_file
 from sample_decoders import configured, filled
 from test_export import CONTEXT, FIXED, exported
+from test_import import GOLDEN, gpt2_folder, our_logits
+from test_import import IDS as GPT2_IDS
 
 from fire_lm.generation import generate
 
@@ -86,3 +89,17 @@ def test_transformers_computes_the_same(case, tmp_path):
     )
     assert before.keys() == after.keys()
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.ci
+def test_gpt2_beside_transformers(tmp_path):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    folder = gpt2_folder(tmp_path / "folder")
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        theirs = model(torch.tensor(GPT2_IDS)).logits.numpy()
+    np.testing.assert_allclose(our_logits(folder), theirs, atol=1e-5)
+    numbers = np.round(theirs.astype(float), 6).tolist()
+    kept = golden_numbers.updated(GOLDEN, numbers, "torch", "transformers")
+    np.testing.assert_allclose(kept, theirs, atol=1e-5)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
+from fire_lm.data.hub_vocabulary import PREFIX
 from fire_lm.data.spec import EMBEDDED_MANIFEST, ScoringText, TextData
+from fire_lm.errors import UserError
 from fire_lm.storage import in_bucket, read_bytes
 
 if TYPE_CHECKING:
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 
 
 def train_iterator(data: TextData, **arguments: int) -> TrainIterator:
+    if data.vocabulary.startswith(PREFIX):  # its place cannot be saved: TensorFlow calls Python
+        raise UserError(
+            f"the vocabulary {data.vocabulary} cannot tokenise while a run trains\n"
+            "write blocks with it (`fire-lm corpus blocks`), and read them with "
+            "--gin_file=configs/data/blocks.gin"
+        )
     from fire_lm.data.on_the_fly import pipeline
 
     return pipeline.TrainIterator(data, **arguments)

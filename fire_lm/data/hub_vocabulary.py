@@ -1,0 +1,148 @@
+"""Vocabularies `hf:FOLDER`: the `tokenizer.json` of a model of Hugging Face, such as GPT-2's.
+
+Id 0 is padding here, and a piece of text there, so all ids stand one higher than the folder's.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fire_lm.errors import UserError
+from fire_lm.storage import read_bytes
+
+PREFIX = "hf:"
+SHIFT = 1  # our id of their id 0
+# The field of config.json with the lines of the run's configuration: of `fire-lm export`, whose ids
+# are ours. A model that transformers has loaded and saved again still has it.
+EXPORTED = "fire_lm_configuration"
+
+
+class HubVocabulary:
+    """Attributes:
+    size: ids, padding included.
+    end_of_document, end_token: the id that ends a document, and how it is spelled.
+    unknown_id: of text that it cannot express; None if it can express all.
+    """
+
+    def __init__(self, tokenizer: Any, end: int, unknown: int | None):
+        self._tokenizer = tokenizer
+        self.size = tokenizer.get_vocab_size(with_added_tokens=True) + SHIFT
+        self.end_of_document = end + SHIFT
+        self.end_token = str(tokenizer.id_to_token(end))
+        self.unknown_id = None if unknown is None else unknown + SHIFT
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids int32 `[T]`. Text that spells a special token stays text."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        return np.array(found.ids, np.int32) + np.int32(SHIFT)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Without special tokens and padding."""
+        kept = [one - SHIFT for one in ids if SHIFT <= one < self.size]
+        return str(self._tokenizer.decode(kept, skip_special_tokens=True))
+
+    def unknown(self, text: str) -> str:
+        """The first part of `text` that it cannot express; empty if there is none."""
+        if self.unknown_id is None:
+            return ""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        parts = zip(found.ids, found.offsets, strict=True)
+        spans = (span for one, span in parts if one + SHIFT == self.unknown_id)
+        start, end = next(spans, (0, 0))
+        return text[start:end]
+
+    def encode_documents(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids and bytes of all tokens, and tokens of each text: int32, int32, int64.
+
+        A token stands for everything from its start to the next one's, the first also for what is
+        before it: the bytes of a text's tokens sum to its own.
+        """
+        decoded = [text.decode() for text in texts]
+        ids, counts, lengths = [], [], []
+        for text, found in zip(
+            decoded, self._tokenizer.encode_batch(decoded, add_special_tokens=False), strict=True
+        ):
+            ids += found.ids
+            lengths.append(len(found.ids))
+            if found.ids:
+                at = _byte_places(text)
+                starts = [at[start] for start, _ in found.offsets[1:]]
+                counts.append(np.diff([0, *starts, at[-1]]))
+        joined = np.concatenate(counts) if counts else np.zeros(0)
+        shifted = np.array(ids, np.int32) + np.int32(SHIFT)
+        return shifted, joined.astype(np.int32), np.array(lengths, np.int64)
+
+
+@functools.lru_cache(maxsize=8)
+def load_hub(name: str) -> HubVocabulary:
+    """The vocabulary of `hf:FOLDER`.
+
+    Raises:
+      UserError: a file is missing or damaged, no token ends a document, the folder is of
+        `fire-lm export`, or tokenizers is not installed.
+    """
+    folder = name.removeprefix(PREFIX)
+    tokenizer_json = read_tokenizer(name)
+    config = _json(folder, "config.json") or {}
+    if EXPORTED in config:
+        raise UserError(
+            f"vocabulary {name}: the folder is of `fire-lm export`: use the vocabulary of its run"
+        )
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError as error:
+        raise UserError("tokenizers is not installed: pip install 'fire-lm[hf]'") from error
+    # Without what is added to texts, cut off them, and taken from the offsets of their tokens.
+    plain = tokenizer_json | dict.fromkeys(("post_processor", "truncation", "padding"))
+    try:
+        tokenizer = Tokenizer.from_str(json.dumps(plain))
+    except Exception as error:  # tokenizers raises bare Exceptions
+        raise UserError(f"{folder}/tokenizer.json is not a tokenizer: {error}") from error
+    tokenizer.encode_special_tokens = True
+    end = config.get("eos_token_id")
+    if not isinstance(end, int):
+        token = (_json(folder, "tokenizer_config.json") or {}).get("eos_token")
+        end = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token or "")
+    if end is None:
+        raise UserError(f"vocabulary {name}: config.json has no eos_token_id to end documents with")
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    return HubVocabulary(tokenizer, end, tokenizer.token_to_id(unknown) if unknown else None)
+
+
+def read_tokenizer(name: str) -> dict[str, Any]:
+    """What the folder's `tokenizer.json` holds.
+
+    Raises:
+      UserError: it is missing, or is not a JSON object.
+    """
+    folder = name.removeprefix(PREFIX)
+    found = _json(folder, "tokenizer.json")
+    if found is None:
+        raise UserError(f"vocabulary {name}: there is no file {folder}/tokenizer.json")
+    return found
+
+
+def _json(folder: str, file: str) -> dict[str, Any] | None:
+    """The object in a file, None if there is no such file."""
+    content = read_bytes(f"{folder}/{file}")
+    if content is None:
+        return None
+    try:
+        found = json.loads(content)
+    except ValueError as error:
+        raise UserError(f"{folder}/{file} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{folder}/{file} is not a JSON object")
+    return found
+
+
+def _byte_places(text: str) -> np.ndarray:
+    """Where each character begins in UTF-8, and where the last one ends."""
+    code = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    widths = 1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000)
+    return np.concatenate([[0], np.cumsum(widths)])
