@@ -202,16 +202,24 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 
 
 def batch_like(
-    shape: tuple[int, int], mesh: Mesh, *, packed: bool
+    shape: tuple[int, int], mesh: Mesh, *, packed: bool, unshifted: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """What `put_batch` makes of a batch of rows of this shape, without them."""
+    """What `put_batch` makes of a batch of rows of this shape, without them.
+
+    With `unshifted` it has what is read, `inputs`, and the tokens before the padding, `tokens`.
+    """
     dtypes = {"targets": jnp.int32, "weights": jnp.int8}
     if packed:
         dtypes["segment_ids"] = jnp.int32
+    if unshifted:
+        dtypes["inputs"] = jnp.int32
     layout = NamedSharding(mesh, BATCH)
-    return {
+    batch = {
         name: jax.ShapeDtypeStruct(shape, dtype, sharding=layout) for name, dtype in dtypes.items()
     }
+    if unshifted:
+        batch["tokens"] = jax.ShapeDtypeStruct((shape[0], 1), jnp.int32, sharding=layout)
+    return batch
 
 
 def put_scalar(value: float, mesh: Mesh) -> jax.Array:

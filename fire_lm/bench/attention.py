@@ -153,7 +153,8 @@ def forward_logits(model: Decoder, params: Any, tokens_BT: jax.Array) -> jax.Arr
 
 def sgd_step(model: Decoder, params: Any, targets_BT: jax.Array) -> tuple[Any, jax.Array]:
     """New parameters, and the mean loss in nats."""
-    pos_BT = model.resampling.training_positions(jax.random.key(0), *targets_BT.shape)
+    batch_size, length = targets_BT.shape
+    pos_BT = model.resampling.training_positions(jax.random.key(0), batch_size, length)
 
     def mean_loss(params: Any) -> jax.Array:
         return jnp.mean(token_losses(model, params, targets_BT, pos_BT)[0])

@@ -1,6 +1,7 @@
 """Text for training and scoring: on the fly through seqio, or from blocks that were tokenised once.
 
-`TextData` and `Blocks` say which; the functions here take either. The only package that imports
+`TextData` and `Blocks` say which; the functions here take either, and for training also
+`Synthetic`, the exercises of a task. The only package that imports
 TensorFlow, and only once `TextData` needs it (10 s): importing this module is light, and `Blocks`
 is read without it.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-from fire_lm.data import blocks, on_the_fly
+from fire_lm.data import blocks, exercises, on_the_fly
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.blocks.manifest import Manifest
 from fire_lm.data.corpora.embedded import CorpusSummary, write_embedded_corpus
@@ -20,7 +21,9 @@ from fire_lm.data.spec import (
     Data,
     NoText,
     ScoringText,
+    Synthetic,
     TextData,
+    TrainingData,
     TrainIterator,
 )
 from fire_lm.errors import UserError
@@ -33,8 +36,10 @@ __all__ = [
     "Data",
     "NoText",
     "ScoringText",
+    "Synthetic",
     "TextData",
     "TrainIterator",
+    "TrainingData",
     "dataset_label",
     "quick_splits",
     "scoring_text",
@@ -51,7 +56,7 @@ UNKNOWN_SHARE = 0.01
 
 
 def train_iterator(
-    data: Data,
+    data: TrainingData,
     *,
     length: int,
     batch_size: int,
@@ -73,7 +78,9 @@ def train_iterator(
     Returns:
         An iterator over dicts of numpy arrays [batch_size, length]: `targets`, int32 (0 is
         padding); `weights`, int8: what each target counts in the loss; and, where rows are packed,
-        `segment_ids`, int32. `get_state()` gives bytes, and `set_state(bytes)` resumes exactly
+        `segment_ids`, int32. Of `Synthetic` also `inputs`, int32: what is read, which is else
+        `targets` shifted by one; and `tokens`, int32 [batch_size, 1]: those of a row before its
+        padding. `get_state()` gives bytes, and `set_state(bytes)` resumes exactly
         there; with `shared_state` they are the same on all shards, and serve any number of shards.
 
     Raises:
@@ -107,12 +114,12 @@ def scoring_text(
     return _reader(data).scoring_text(data, length=length, num_sequences=num_sequences, split=split)
 
 
-def vocabulary_name(data: Data) -> str:
+def vocabulary_name(data: TrainingData) -> str:
     """What messages call the vocabulary."""
     return _reader(data).vocabulary_name(data)
 
 
-def vocabulary_size(data: Data) -> int:
+def vocabulary_size(data: TrainingData) -> int:
     """Ids that the vocabulary can emit, padding included.
 
     Raises:
@@ -121,7 +128,7 @@ def vocabulary_size(data: Data) -> int:
     return _reader(data).vocabulary_size(data)
 
 
-def unknown_share(data: Data, split: str) -> float:
+def unknown_share(data: TrainingData, split: str) -> float:
     """Share of the tokens that the vocabulary does not know; of `TextData`'s first documents only.
 
     Raises:
@@ -130,7 +137,7 @@ def unknown_share(data: Data, split: str) -> float:
     return _reader(data).unknown_share(data, split)
 
 
-def unknown_warning(share: float, split: str, data: Data) -> str:
+def unknown_warning(share: float, split: str, data: TrainingData) -> str:
     """What to tell the user, empty where few tokens are unknown."""
     if share <= UNKNOWN_SHARE:
         return ""
@@ -151,8 +158,10 @@ def quick_splits(data: Data) -> list[str] | None:
     return _reader(data).quick_splits(data)
 
 
-def _reader(data: Data) -> ModuleType:
+def _reader(data: TrainingData) -> ModuleType:
     """The package that reads it: each has the functions above, for its own kind."""
+    if isinstance(data, Synthetic):
+        return exercises
     return blocks if isinstance(data, Blocks) else on_the_fly
 
 

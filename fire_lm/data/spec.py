@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal, Protocol, get_args
+from typing import ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 
 from fire_lm.errors import UserError
+from fire_lm.tasks.synthetic import Task
+from fire_lm.tasks.synthetic.layouts import Layout
 
 # Longer ones are left out: SentencePiece needs up to 230 bytes of memory for each byte (measured).
 LONGEST_DOCUMENT = 2**24  # bytes
@@ -51,6 +53,7 @@ class TextData:
     construction: Construction = "concat"
     shuffle_buffer: int = 1000
     mixture: tuple[tuple[str, float], ...] = ()
+    unshifted: ClassVar[bool] = False  # what is read is the targets shifted by one
 
     def __post_init__(self) -> None:
         """Refuses what no machine could read, wherever it is first asked for."""
@@ -96,6 +99,7 @@ class Blocks:
     path: str
     vocabulary: str = ""
     construction: Construction = "concat"
+    unshifted: ClassVar[bool] = False
 
     @property
     def packed(self) -> bool:
@@ -113,7 +117,36 @@ class Blocks:
         return (self,)
 
 
-Data = TextData | Blocks
+@dataclasses.dataclass(frozen=True)
+class Synthetic:
+    """Exercises of a synthetic task; gin fills the fields.
+
+    Attributes:
+        task: a rule that makes exercises (`fire_lm.tasks.synthetic`).
+        max_length: of exercises in training; each batch has one length, uniform from the task's
+            shortest to this.
+        layout: where the answer stands: 'slots' behind the input, read in one pass;
+            'autoregressive' as text that follows, generated symbol by symbol.
+    """
+
+    task: Task
+    max_length: int = 40
+    layout: Layout = "slots"
+    packed: ClassVar[bool] = False
+    # Batches have `inputs`, which need not be the targets shifted by one, and `tokens`.
+    unshifted: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.task.check_length(self.max_length)
+
+    @property
+    def title(self) -> str:
+        """What messages call it: the task."""
+        return type(self.task).__name__
+
+
+Data = TextData | Blocks  # text, which can be scored as well
+TrainingData = Data | Synthetic
 
 
 class NoText(UserError):

@@ -8,11 +8,12 @@ from typing import Any
 from fire_lm import evaluation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, split_run
 from fire_lm.config import Config, load
-from fire_lm.data import Blocks, TextData
+from fire_lm.data import Blocks, Synthetic, TextData
 from fire_lm.errors import UserError
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
+from fire_lm.tasks import synthetic
 
 # The experiments by their names in gin, which are those of the functions that they once were.
 EXPERIMENTS: dict[str, Callable[..., Any]] = {
@@ -39,12 +40,14 @@ def load_config(
         models.size_350m,
         TextData,
         Blocks,
+        Synthetic,
         training.AdamW,
         Checkpointing,
         training.Spikes,
         training.Watchdog,
         MeshShape,
         *positions.configurables().values(),
+        *synthetic.configurables().values(),
     ]
     names = ", ".join(sorted(path.stem for path in POSITIONS.glob("*.gin")))
     folders = [path for path in search_paths.split(",") if path]

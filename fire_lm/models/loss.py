@@ -32,17 +32,20 @@ def token_losses(
     targets_BT: jax.Array,
     pos_BT: jax.Array,
     segment_BT: jax.Array | None = None,
+    read_BT: jax.Array | None = None,
     dropout_rng: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Negative log likelihood in nats and log normaliser of every target, `[B, T]` each.
 
     `pos_BT` `[B or 1, T]` are the positions of what is read, where a row is one segment;
-    `segment_BT` int32 `[B, T]` tells the documents of packed rows apart. `dropout_rng` is for
-    training: without it nothing is dropped.
+    `segment_BT` int32 `[B, T]` tells the documents of packed rows apart. `read_BT` int32 `[B, T]`
+    is what the model reads; None: the targets shifted right by one. `dropout_rng` is for training:
+    without it nothing is dropped.
     """
     if segment_BT is not None:
         pos_BT = segment_positions(pos_BT, segment_BT)
-    read_BT = shift_right(targets_BT, segment_BT)
+    if read_BT is None:
+        read_BT = shift_right(targets_BT, segment_BT)
     rngs = None if dropout_rng is None else {DROPOUT: dropout_rng}
     logits_BTV = cast(
         jax.Array, model.apply({"params": params}, read_BT, pos_BT, segment_BT, rngs=rngs)

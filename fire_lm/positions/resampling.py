@@ -39,9 +39,16 @@ class Resampling:
         """Integer training positions of `length` tokens are below this; UserError if none fit."""
         return length
 
-    def training_positions(self, rng: jax.Array, batch_size: int, length: int) -> jax.Array:
-        """Increasing positions `[B or 1, T]`, int32, or float32 with `float_positions`."""
-        del rng, batch_size
+    def training_positions(
+        self, rng: jax.Array, batch_size: int, length: int, tokens_B1: jax.Array | None = None
+    ) -> jax.Array:
+        """Increasing positions `[B or 1, T]`, int32, or float32 with `float_positions`.
+
+        With `tokens_B1`, int32 `[B, 1]`, row b is drawn as one of `tokens_B1[b]` tokens, and its
+        padding stands behind them, where no token sees it. One draw for the whole batch is for
+        rows that are equally long.
+        """
+        del rng, batch_size, tokens_B1
         return jnp.arange(length, dtype=jnp.int32)[None]
 
     def evaluation_positions(self, length: int) -> jax.Array:
@@ -67,11 +74,22 @@ class Drawn(Resampling, abc.ABC):
     def drawn(self, rng: jax.Array, length: int) -> jax.Array:
         """One draw of increasing positions, `[T]`."""
 
-    def training_positions(self, rng: jax.Array, batch_size: int, length: int) -> jax.Array:
+    @abc.abstractmethod
+    def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
+        """As `drawn`, of so many tokens, int32 scalar from 1 to T; the rest are larger, `[T]`."""
+
+    def training_positions(
+        self, rng: jax.Array, batch_size: int, length: int, tokens_B1: jax.Array | None = None
+    ) -> jax.Array:
+        def row(key: jax.Array, tokens: jax.Array | None) -> jax.Array:
+            if tokens is None:
+                return self.drawn(key, length)
+            return self.drawn_before_padding(key, length, tokens[0])
+
         if self.draw == "batch":
-            return self.drawn(rng, length)[None]
+            return row(rng, None if tokens_B1 is None else tokens_B1[0])[None]
         row_B = jnp.arange(batch_size)
-        return jax.vmap(lambda row: self.drawn(jax.random.fold_in(rng, row), length))(row_B)
+        return jax.vmap(lambda b, tokens: row(jax.random.fold_in(rng, b), tokens))(row_B, tokens_B1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +119,13 @@ class RandomizedPositions(Drawn):
         self.largest(length)
         return jnp.sort(jax.random.permutation(rng, self.max_length)[:length]).astype(jnp.int32)
 
+    def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
+        """All padding stands at max_length - 1, so that tokens are drawn from the numbers below."""
+        self.largest(length + 1)
+        drawn_T = jax.random.permutation(rng, self.max_length - 1)[:length]
+        drawn_T = jnp.where(jnp.arange(length) < tokens, drawn_T, self.max_length - 1)
+        return jnp.sort(drawn_T).astype(jnp.int32)
+
     def evaluation_positions(self, length: int) -> jax.Array:
         if self.evaluation == "plain":
             return super().evaluation_positions(length)
@@ -119,19 +144,26 @@ class _EqualMean(Drawn):
     float_positions: ClassVar[bool] = True
 
     @abc.abstractmethod
-    def extent(self, rng: jax.Array, length: int) -> jax.Array:
+    def extent(self, rng: jax.Array, length: float | jax.Array) -> jax.Array:
         """n, float32 scalar."""
 
     def drawn(self, rng: jax.Array, length: int) -> jax.Array:
         extent = jnp.maximum(self.extent(rng, length), _SHORTEST)
         return jnp.linspace(0, 1, length, dtype=jnp.float32) * extent
 
+    def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
+        """Padding goes on at the same distances."""
+        number = tokens.astype(jnp.float32)
+        extent = jnp.maximum(self.extent(rng, number), _SHORTEST)
+        steps = jnp.maximum(number - 1, 1)
+        return jnp.arange(length, dtype=jnp.float32) / steps * extent
+
 
 @dataclasses.dataclass(frozen=True)
 class ExponentialPositions(_EqualMean):
     """n from an exponential distribution of mean T (Su 9444)."""
 
-    def extent(self, rng: jax.Array, length: int) -> jax.Array:
+    def extent(self, rng: jax.Array, length: float | jax.Array) -> jax.Array:
         return length * jax.random.exponential(rng, dtype=jnp.float32)
 
 
@@ -159,6 +191,8 @@ class BetaPositions(_EqualMean):
             )
         return self.max_length
 
-    def extent(self, rng: jax.Array, length: int) -> jax.Array:
-        beta = self.alpha * (self.largest(length) / length - 1)
+    def extent(self, rng: jax.Array, length: float | jax.Array) -> jax.Array:
+        if isinstance(length, int):
+            self.largest(length)
+        beta = self.alpha * (self.max_length / length - 1)
         return self.max_length * jax.random.beta(rng, self.alpha, beta, dtype=jnp.float32)

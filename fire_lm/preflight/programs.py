@@ -16,7 +16,7 @@ import numpy as np
 
 from fire_lm import sharding
 from fire_lm.attention import compiling_for
-from fire_lm.data import Data
+from fire_lm.data import TrainingData
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 from fire_lm.evaluation import LengthSweep, compile_scoring, sequences_at_a_time
 from fire_lm.evaluation.scoring import parameter_shapes
@@ -164,7 +164,7 @@ class Compiler:
         mesh: jax.sharding.Mesh,
         batch: int,
         length: int,
-        data: Data | None = None,
+        data: TrainingData | None = None,
     ) -> Callable[[str, Sequence[str]], float]:
         """Cycles of a chip in a kernel: its cores share the heads."""
         heads = math.ceil(model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores)

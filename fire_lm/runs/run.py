@@ -12,7 +12,7 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, choose_step, restore_params, split_run
 from fire_lm.config import Config
-from fire_lm.data import Data
+from fire_lm.data import Data, Synthetic
 from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import abstract_params
@@ -60,8 +60,15 @@ class Run:
 
     @property
     def data(self) -> Data:
-        """The text that it was trained on."""
-        return self.settings.data
+        """The text that it was trained on.
+
+        Raises:
+          UserError: it was trained on a synthetic task, which has no text.
+        """
+        data = self.settings.data
+        if isinstance(data, Synthetic):
+            raise UserError(f"{self.workdir} was trained on the task {data.title}, not on text")
+        return data
 
     @property
     def model(self) -> Decoder:

@@ -39,6 +39,7 @@ def compile_training(
     z_loss: float,
     microbatches: int,
     spikes: Spikes,
+    unshifted: bool = False,
 ) -> jax.stages.Compiled:
     """The step of `pretrain`: takes state, batch and, with `spikes`, a limit of the loss."""
     like = sharding.with_shardings(abstract_state(model, optimizer), mesh)
@@ -51,7 +52,9 @@ def compile_training(
         microbatches=microbatches,
     )
     limit = jax.ShapeDtypeStruct((), jnp.float32, sharding=like.step.sharding)
-    batch = sharding.batch_like((batch_size, train_length), mesh, packed=packed)
+    batch = sharding.batch_like(
+        (batch_size, train_length), mesh, packed=packed, unshifted=unshifted
+    )
     return compile_step(step, like, batch, *spikes.guard(limit))
 
 

@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from fire_lm.checkpoints import Checkpointing
-from fire_lm.data import Data
+from fire_lm.data import TrainingData
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder
 from fire_lm.sharding import MeshShape
@@ -43,7 +43,7 @@ class Pretraining:
     """
 
     model: Decoder
-    data: Data
+    data: TrainingData
     optimizer: AdamW
     checkpoints: Checkpointing
     train_steps: int
@@ -107,6 +107,7 @@ class Pretraining:
             self.transformation(),
             mesh,
             packed=self.data.packed,
+            unshifted=self.data.unshifted,
             batch_size=self.batch_size,
             train_length=self.train_length,
             seed=self.seed,

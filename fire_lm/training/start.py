@@ -11,7 +11,7 @@ from etils import epath
 
 from fire_lm import data as data_layer
 from fire_lm.checkpoints import candidates, check_params, choose_step, restore_params, split_run
-from fire_lm.data import Data
+from fire_lm.data import TrainingData
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.models import Decoder, encoding_names
 from fire_lm.storage import make_folder, remove, replace_text, require_bucket
@@ -93,7 +93,7 @@ def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
         raise UserError(f"cannot write to {flag} {folder}: {told}") from error
 
 
-def check_vocabulary(data: Data, vocab_size: int) -> None:
+def check_vocabulary(data: TrainingData, vocab_size: int) -> None:
     """Every id that the vocabulary emits needs a row of the embedding."""
     needed = data_layer.vocabulary_size(data)
     if needed > vocab_size:

@@ -2,6 +2,8 @@
 
 A batch is `{"targets": int32 [B, T], "weights": int8 [B, T]}`, with `segment_ids` int32 `[B, T]`
 where documents are packed. A weight says what its target counts: 0 leaves it out, as all padding.
+What is read is the targets shifted by one, unless there are `inputs` int32 `[B, T]`; with `tokens`
+int32 `[B, 1]`, the tokens of each row before its padding, positions are drawn for so many.
 B batch, T positions.
 """
 
@@ -56,11 +58,14 @@ def summed_loss(
     pos_BT: jax.Array,
     z_loss: float,
     segment_BT: jax.Array | None = None,
+    read_BT: jax.Array | None = None,
     dropout_rng: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """(objective, nll), weighted sums over tokens; the objective adds `z_loss * log(Z)^2`."""
     weight_BT = weight_BT.astype(jnp.float32)
-    nll_BT, log_z_BT = token_losses(model, params, targets_BT, pos_BT, segment_BT, dropout_rng)
+    nll_BT, log_z_BT = token_losses(
+        model, params, targets_BT, pos_BT, segment_BT, read_BT, dropout_rng
+    )
     nll = jnp.sum(nll_BT * weight_BT)
     return nll + z_loss * jnp.sum(jnp.square(log_z_BT) * weight_BT), nll
 
@@ -97,7 +102,8 @@ def train_step(
     """
     tokens = jnp.sum(batch["weights"].astype(jnp.float32))
     rng = jax.random.fold_in(jax.random.key(seed), state.step)  # the same draw after a restart
-    pos_BT = model.resampling.training_positions(rng, *batch["targets"].shape)
+    batch_size, length = batch["targets"].shape
+    pos_BT = model.resampling.training_positions(rng, batch_size, length, batch.get("tokens"))
     if len(pos_BT) > 1:
         pos_BT = constrain_rows(pos_BT, model.activation_sharding)
     rows = batch if len(pos_BT) == 1 else {**batch, "positions": pos_BT}
@@ -110,7 +116,7 @@ def train_step(
         own_BT = part.get("positions", pos_BT)
         (_, nll), grads = jax.value_and_grad(summed_loss, has_aux=True)(
             *(state.params, model, part["targets"], part["weights"], own_BT, z_loss),
-            *(part.get("segment_ids"), dropout_rng),
+            *(part.get("segment_ids"), part.get("inputs"), dropout_rng),
         )
         return nll, grads
 

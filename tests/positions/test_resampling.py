@@ -185,7 +185,7 @@ def test_the_seed_is_folded_with_the_step():
         pass
 
     class Drawing(Resampling):
-        def training_positions(self, rng, batch_size, length):
+        def training_positions(self, rng, batch_size, length, tokens_B1=None):
             assert batch_size == 1
             raise Drawn(jax.random.key_data(rng).tolist())
 
@@ -268,3 +268,34 @@ def test_a_range_shorter_than_the_sequence_is_refused():
             build_decoder(SIZE, FIRE, 32, 8, resampling=resampling)
     with pytest.raises(UserError, match="too few positions for 12 tokens"):
         RandomizedPositions(8, "even").evaluation_positions(12)
+
+
+@pytest.mark.parametrize("draw", ["sequence", "batch"])
+@pytest.mark.parametrize("kind", [RandomizedPositions, ExponentialPositions, BetaPositions])
+def test_rows_before_their_padding_are_drawn_for_their_own_length(kind, draw):
+    """Whatever the width: the tokens stand as in a row of them alone, the padding behind."""
+    resampling = kind(draw=draw)
+    tokens_B1 = jnp.full((4, 1), 5, jnp.int32)
+    key = jax.random.key(2)
+    narrow, wide = (
+        np.asarray(resampling.training_positions(key, 4, width, tokens_B1)) for width in (5, 9)
+    )
+    assert wide.shape == (4 if draw == "sequence" else 1, 9) and wide.dtype == narrow.dtype
+    np.testing.assert_allclose(wide[:, :5], narrow, rtol=1e-6)
+    assert (np.diff(wide[:, :5]) > 0).all() and (wide[:, 5:] > wide[:, 4:5]).all()
+
+
+def test_drawn_rows_of_five_spread_over_all_positions_whatever_their_width():
+    """A draw for the padding as well would leave the tokens in the first half of the positions."""
+    tokens_B1 = jnp.full((500, 1), 5, jnp.int32)
+    drawn = RandomizedPositions(100).training_positions(jax.random.key(0), 500, 10, tokens_B1)
+    means = np.asarray(drawn)[:, :5].mean(axis=0)
+    np.testing.assert_allclose(means, 100 * np.arange(1, 6) / 6, atol=3)
+    mean = ExponentialPositions().training_positions(jax.random.key(0), 500, 10, tokens_B1)[:, 4]
+    assert abs(float(mean.mean()) - 5) < 1
+
+
+def test_a_row_that_takes_all_positions_leaves_none_for_padding():
+    RandomizedPositions(11).training_positions(jax.random.key(0), 2, 10, jnp.full((2, 1), 3))
+    with pytest.raises(UserError, match="too few positions"):
+        RandomizedPositions(10).training_positions(jax.random.key(0), 2, 10, jnp.full((2, 1), 3))

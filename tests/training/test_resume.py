@@ -109,7 +109,7 @@ def terminate_at(arguments: list[str], workdir: Path, step: int) -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("construction", ["concat", "cut"])
+@pytest.mark.parametrize("construction", ["concat", pytest.param("cut", marks=pytest.mark.slow)])
 def test_killed_three_times_and_still_bit_equal(construction, data_dir, tmp_path):
     killed_and_whole(construction, data_dir, tmp_path, kills=2, while_saving=1)
 

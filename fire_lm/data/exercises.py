@@ -1,0 +1,119 @@
+"""Batches of synthetic tasks: functions of seed and step, so the place in the data is one number.
+
+The functions are those of `fire_lm.data` for training, for `Synthetic`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import numpy as np
+
+from fire_lm.data.spec import Synthetic
+from fire_lm.errors import UserError
+from fire_lm.tasks.synthetic.exercises import training_rows
+from fire_lm.tasks.synthetic.layouts import longest_row
+from fire_lm.tasks.synthetic.layouts import vocabulary_size as task_vocabulary_size
+
+
+class TrainIterator:
+    """Endless batches, each of exercises of one length; see `fire_lm.data`."""
+
+    shared_state = True
+    skipped = 0
+    on_rows: Callable[[int, int], None]
+
+    def __init__(
+        self,
+        data: Synthetic,
+        *,
+        length: int,
+        batch_size: int,
+        seed: int,
+        shard_index: int = 0,
+        shard_count: int = 1,
+    ):
+        needed = longest_row(data.task, data.layout, data.max_length)
+        if needed > length:
+            raise UserError(
+                f"{data.title} to length {data.max_length} takes {needed} tokens a row: "
+                f"set --gin.TRAIN_LENGTH={needed} or more, or a smaller Synthetic.max_length"
+            )
+        self._data, self._width, self._seed = data, length, seed
+        self._mine = range(shard_index * batch_size, (shard_index + 1) * batch_size)
+        self._step = 0
+        self._identity = {
+            "task": repr(data),
+            "length": length,
+            "batch": batch_size * shard_count,
+            "seed": seed,
+        }
+
+    @property
+    def description(self) -> str:
+        data = self._data
+        return (
+            f"{data.title}, lengths {data.task.shortest} to {data.max_length}, one for each batch, "
+            f"layout {data.layout}"
+        )
+
+    def __iter__(self) -> TrainIterator:
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        """See `fire_lm.data.train_iterator`."""
+        data = self._data
+        rows = training_rows(
+            data.task,
+            data.layout,
+            max_length=data.max_length,
+            width=self._width,
+            seed=self._seed,
+            step=self._step,
+            rows=self._mine,
+        )
+        self._step += 1
+        return {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
+
+    def get_state(self) -> bytes:
+        """The number of the next batch, the same on every process."""
+        return json.dumps({"step": self._step, **self._identity}).encode()
+
+    def set_state(self, state: bytes) -> None:
+        """Continues with the batch that was next when `state` was taken.
+
+        Raises:
+            UserError: the state is of another task, seed or size, or unreadable.
+        """
+        try:
+            saved = json.loads(state)
+            step = int(saved.pop("step"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                "The saved data position is damaged, or not one of a synthetic task."
+            ) from error
+        for key, now in self._identity.items():
+            if saved.get(key) != now:
+                raise UserError(
+                    f"The data position was saved with {key} {saved.get(key)}, now it is {now}.\n"
+                    "A position can only be continued with the same task, batch and seed."
+                )
+        self._step = step
+
+
+def train_iterator(data: Synthetic, **arguments: int) -> TrainIterator:
+    return TrainIterator(data, **arguments)
+
+
+def vocabulary_name(data: Synthetic) -> str:
+    return data.title
+
+
+def vocabulary_size(data: Synthetic) -> int:
+    return task_vocabulary_size(data.task)
+
+
+def unknown_share(data: Synthetic, split: str) -> float:
+    return 0.0

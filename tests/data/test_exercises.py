@@ -1,0 +1,69 @@
+"""Synthetic tasks as training data: one batch after the other, resumed exactly."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fire_lm import data
+from fire_lm.data import Synthetic
+from fire_lm.errors import UserError
+from fire_lm.tasks import synthetic
+
+TASK = Synthetic(synthetic.BinaryAddition(), max_length=12)
+SIZES = {"length": 30, "batch_size": 6, "seed": 3}
+
+
+def batches(of=TASK, **other):
+    return data.train_iterator(of, **SIZES | other)
+
+
+def test_batches_are_what_the_step_is_compiled_for():
+    batch = next(batches())
+    shapes = {name: (array.shape, str(array.dtype)) for name, array in batch.items()}
+    assert shapes == {
+        "inputs": ((6, 30), "int32"),
+        "targets": ((6, 30), "int32"),
+        "weights": ((6, 30), "int8"),
+        "tokens": ((6, 1), "int32"),
+    }
+    assert batch["weights"].sum() and data.vocabulary_size(TASK) == 5
+    assert max(batch["inputs"].max(), batch["targets"].max()) < 5
+
+
+def test_a_saved_place_goes_on_exactly_on_any_number_of_processes():
+    whole = batches()
+    for _ in range(3):
+        next(whole)
+    state = whole.get_state()
+    expected = [next(whole) for _ in range(3)]
+    shards = [batches(batch_size=2, shard_index=i, shard_count=3) for i in range(3)]
+    for shard in shards:
+        shard.set_state(state)
+    for batch in expected:
+        parts = [next(shard) for shard in shards]
+        for name, array in batch.items():
+            assert (array == np.concatenate([part[name] for part in parts])).all()
+
+
+@pytest.mark.parametrize(
+    "other, named",
+    [
+        ({"seed": 4}, "seed 3, now it is 4"),
+        ({"of": Synthetic(synthetic.BinaryAddition(), max_length=11)}, "task .*max_length=12"),
+        ({"batch_size": 7}, "batch 6, now it is 7"),
+    ],
+)
+def test_a_place_of_other_batches_is_refused(other, named):
+    with pytest.raises(UserError, match=named):
+        batches(**other).set_state(batches().get_state())
+    with pytest.raises(UserError, match="damaged"):
+        batches().set_state(json.dumps({"samples": 3}).encode())
+
+
+def test_rows_that_are_too_short_are_refused_with_the_length_that_does():
+    batches(length=25)
+    with pytest.raises(UserError, match="takes 25 tokens a row: set --gin.TRAIN_LENGTH=25"):
+        batches(length=24)
+    with pytest.raises(UserError, match="Recall has no exercise of length 600"):
+        Synthetic(synthetic.Recall(), max_length=600)

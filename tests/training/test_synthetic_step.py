@@ -1,0 +1,57 @@
+"""The training step on exercises: the loss of the answers, whatever the width of the rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fire_lm import data
+from fire_lm.data import Synthetic
+from fire_lm.models import build_decoder, size_tiny
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.resampling import RandomizedPositions, Resampling
+from fire_lm.tasks import synthetic
+from fire_lm.training.step import init_state, train_step
+
+SMALL = size_tiny(num_layers=1, hidden_size=16, num_heads=2, head_dim=8, mlp_size=16)
+
+
+def stepped(layout, resampling, width, microbatches=1):
+    model = build_decoder(
+        SMALL, FIRE, vocab_size=5, train_length=25, dtype="float32", resampling=resampling
+    )
+    task = Synthetic(synthetic.BinaryAddition(), max_length=12, layout=layout)
+    batch = next(data.train_iterator(task, length=width, batch_size=4, seed=0))
+    optimizer = optax.sgd(0.1)
+    state = init_state(model, optimizer, jax.random.key(0))
+    settings = dict(seed=0, z_loss=0.0, microbatches=microbatches)
+    new, metrics = jax.jit(
+        lambda state, batch: train_step(state, batch, model=model, optimizer=optimizer, **settings)
+    )(state, {name: jnp.asarray(array) for name, array in batch.items()})
+    return model, state, batch, new, metrics
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("layout", ["slots", "autoregressive"])
+def test_the_loss_is_that_of_the_answers_read_from_inputs(layout):
+    model, state, batch, _, metrics = stepped(layout, Resampling(), 32)
+    logits = model.apply({"params": state.params}, batch["inputs"], jnp.arange(32)[None])
+    log_share = np.asarray(jax.nn.log_softmax(logits))
+    rows, places = np.nonzero(batch["weights"])
+    expected = -np.mean(log_share[rows, places, batch["targets"][rows, places]])
+    np.testing.assert_allclose(float(metrics["loss"]), expected, rtol=1e-5)
+    assert float(metrics["tokens"]) == batch["weights"].sum()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("resampling", [Resampling(), RandomizedPositions(64)])
+def test_padding_and_microbatches_change_nothing(resampling):
+    _, _, _, narrow, _ = stepped("slots", resampling, 26)
+    for width, microbatches in ((48, 1), (26, 2)):
+        _, _, _, wide, _ = stepped("slots", resampling, width, microbatches)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+            narrow.params,
+            wide.params,
+        )
