@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 
 class FireLMError(Exception):
@@ -57,3 +59,28 @@ def reason(error: Exception) -> str:
     """In one line: a bucket's own words within what TensorFlow quotes of its answer."""
     quoted = re.search(r'\\?"message\\?": \\?"([^"\\]*)', str(error))
     return quoted[1] if quoted else str(error).partition("\n")[0]
+
+
+def first_line(error: BaseException) -> str:
+    """The message of a foreign exception on one line; the name of its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The most similar of `names`, ignoring case, or None if nothing is near."""
+    by_lower: dict[str, str] = {}
+    for candidate in sorted(set(names)):
+        by_lower.setdefault(candidate.lower(), candidate)
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """A sentence with the nearest name; else the whole list if it is short; else nothing."""
+    known = sorted(set(names))
+    near = nearest(name, known)
+    if near is not None:
+        return f" Did you mean {prefix}{near}?"
+    if known and len(known) <= 12:
+        return " Known: " + ", ".join(prefix + k for k in known) + "."
+    return ""

@@ -75,6 +75,11 @@ def test_tests_lie_in_the_folder_of_what_they_test():
     assert folders and folders <= rooms, folders - rooms
 
 
+def test_no_test_file_is_long():
+    files = (ROOT / "tests").rglob("*.py")
+    assert not [path for path in files if len(path.read_text().splitlines()) > 400]
+
+
 def test_the_core_loads_without_gin_seqio_tensorflow():
     core = ("positions", "attention", "models", "bench.attention", "bench.model")
     loaded = imported_by("-c", "import " + ", ".join(f"fire_lm.{name}" for name in core))

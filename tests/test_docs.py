@@ -123,7 +123,8 @@ def test_commands_are_valid(page, monkeypatch):
 def test_commands_are_found():
     """Of every verb."""
     found = [arguments[0] for page in PAGES for arguments in commands(page)]
-    verbs = {"pretrain", "preflight", "sweep", "generate", "export", "report", "corpus", "bench"}
+    verbs = {"pretrain", "preflight", "sweep", "generate", "export", "import", "report", "corpus",
+             "bench"}  # fmt: skip
     assert verbs == set(found)
     assert len(found) > 30
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import sys
 import traceback
@@ -14,7 +13,7 @@ from fire_lm.cli.parser import (
     names,
     number,
 )
-from fire_lm.errors import FireLMError, UserError
+from fire_lm.errors import FireLMError, UserError, nearest
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -117,8 +116,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         setattr(parsed, name, values)
     if rest and parsed.verb not in ("pretrain", "sweep", "grid", "render"):
         known = [f"--{name}" for name in vars(parsed)]
-        near = difflib.get_close_matches(rest[0].partition("=")[0], known, 1)
-        hint = f": did you mean {near[0]}?" if near else ""
+        near = nearest(rest[0].partition("=")[0], known)
+        hint = f": did you mean {near}?" if near else ""
         raise UserError(f"unknown argument {rest[0]}{hint}")
     check_not_empty(parsed)
     parsed.rest = rest

@@ -5,7 +5,6 @@ Nothing here says what is trained, and nothing in gin says where.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import re
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, nearest
 from fire_lm.hardware.slices import Slice, parse_slice
 
 FOLDER = Path(__file__).parent / "clusters"
@@ -80,8 +79,8 @@ _NO_SLICE = {"__init__", "site"}
 def _override(config: ConfigDict, text: str) -> None:
     field, _, value = text.partition("=")
     if field not in config:
-        near = difflib.get_close_matches(field, list(config), 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(config)}"
+        near = nearest(field, list(config))
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(config)}"
         raise UserError(f"--cluster.{field}: a cluster has no such field; {hint}")
     old = config[field]
     if isinstance(old, bool):

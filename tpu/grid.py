@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import difflib
 import hashlib
 import itertools
 import re
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError
+from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError, nearest
 from tpu.job import LONGEST_NAME, Job, check_name
 
 POSITIONS = Path(__file__).parent.parent / "configs" / "positions"
@@ -41,8 +40,8 @@ def arms(
     known = sorted(path.stem for path in POSITIONS.glob("*.gin"))
     for position in positions:
         if position not in known:
-            near = difflib.get_close_matches(position, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            near = nearest(position, known)
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
             raise UserError(f"--positions: there is no configs/positions/{position}.gin; {hint}")
     found = []
     for position, seed, values in itertools.product(

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, nearest
 
 
 def check_names(names: Sequence[str], known: Sequence[str], flag: str) -> None:
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f": did you mean {near[0]}?" if near else ""
+            near = nearest(name, known)
+            hint = f": did you mean {near}?" if near else ""
             raise UserError(f"{flag}: unknown '{name}'{hint}\nthere are {', '.join(known)}")
 
 

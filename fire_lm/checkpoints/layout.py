@@ -10,7 +10,7 @@ import sys
 from etils import epath
 
 from fire_lm.checkpoints.manifest import MANIFEST, damage
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import RunFailed, UserError, first_line
 from fire_lm.storage import children, present
 
 
@@ -125,7 +125,3 @@ def hush_abandoned_work() -> None:
     sys.unraisablehook = lambda found: (
         None if "Event loop is closed" in str(found.exc_value) else before(found)
     )
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -22,7 +22,6 @@ from fire_lm.checkpoints.fingerprints import changed_arrays, fingerprints, in_wo
 from fire_lm.checkpoints.layout import (
     available_steps,
     checkpoint_directory,
-    first_line,
     has_ended,
     hush_abandoned_work,
     is_checkpoint,
@@ -37,7 +36,7 @@ from fire_lm.checkpoints.manifest import (
 )
 from fire_lm.checkpoints.params import check_arrays
 from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
-from fire_lm.errors import RunFailed, UserError
+from fire_lm.errors import RunFailed, UserError, first_line
 from fire_lm.processes import agreed
 from fire_lm.storage import LeaseLost, children, in_bucket, present
 

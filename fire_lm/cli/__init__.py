@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import os
 import sys
@@ -16,6 +15,7 @@ from fire_lm.errors import (
     RunFailed,
     UserError,
     is_of_storage,
+    nearest,
     printable,
     reason,
 )
@@ -69,7 +69,8 @@ def perform(parsed: argparse.Namespace) -> None:
     if parsed.verb == "bench":
         module = importlib.import_module("fire_lm.bench")
     else:
-        module = importlib.import_module(f"fire_lm.cli.{parsed.verb}")
+        name = "import_" if parsed.verb == "import" else parsed.verb
+        module = importlib.import_module(f"fire_lm.cli.{name}")
     module.run(parsed)
 
 
@@ -101,8 +102,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             for name in vars(parsed)
             if name not in ("verb", "part", "runs", "subject")
         ]
-        near = difflib.get_close_matches(flag, known, 1)
-        hint = f": did you mean {near[0]}?" if near else f"; `fire-lm {parsed.verb} --help`"
+        near = nearest(flag, known)
+        hint = f": did you mean {near}?" if near else f"; `fire-lm {parsed.verb} --help`"
         raise UserError(f"unknown argument {flag}{hint}")
     if getattr(parsed, "part", None):
         _check_before(parsed.part, rest)

@@ -28,7 +28,11 @@ def run(arguments: argparse.Namespace) -> None:
     like = abstract_params(model, make_mesh(MeshShape()))
     params, _ = restore_params(split_run(arguments.run)[0], step, like)
     about = about_run(opened, step, variant)
-    found = export(model, params, data, Path(arguments.output), about, arguments.context_length)
+    found = export(
+        *(model, params, data, Path(arguments.output), about),
+        context_length=arguments.context_length,
+        configuration=config.text(),
+    )
     needs = ", opened with trust_remote_code=True" if has_own_code(found) else ""
     print(f"{arguments.output}: {found.config['architectures'][0]}{needs}, of step {step}")
 

@@ -187,7 +187,7 @@ def continue_all(
     with _lines_to(arguments.output) as write:
         for batch in continued(writer, left, arguments.batch_size, context_length):
             for prompt, found in batch:
-                write(result_line(prompt, about, found))
+                write(result_line(prompt, about, found).encode())
                 tokens += sum(len(one.tokens) for one in found)
             done += len(batch)
             rate = tokens / (time.monotonic() - start)
@@ -216,15 +216,15 @@ def _encoded(writer: Writer, prompt: Prompt) -> np.ndarray:
 
 @contextmanager
 def _lines_to(output: str | None) -> Iterator[Any]:
-    """Yields a function that writes a line of results, on process 0."""
+    """Yields a function that writes a line of results, in bytes, on process 0."""
     if output is None:
         first = jax.process_index() == 0
-        yield lambda line: print(line, end="", flush=True) if first else None
+        yield lambda line: print(line.decode(), end="", flush=True) if first else None
         return
     files: list[Appended] = []  # one on process 0, none on the others
     by_first(lambda: files.append(append_to(output, whole_lines, in_parts=False)))
     try:
-        yield lambda line: [file.append(line.encode()) for file in files]
+        yield files[0].append if files else lambda line: None
     finally:
         for file in files:
             file.close()

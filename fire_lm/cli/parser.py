@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import unicodedata
 from typing import Any, NoReturn
 
 from fire_lm import __version__
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, nearest
 
 # Of bench/encodings.py, which is not imported for --help.
 _BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
@@ -41,6 +40,15 @@ _REPORT: dict[str, Any] = {
     "  fire-lm report runs/quickstart\n"
     "  fire-lm report runs/fire --against=runs/rope --output=report",
 }
+_IMPORT: dict[str, Any] = {
+    "description": "Writes a model of Hugging Face as a run directory with a checkpoint at step\n"
+    "0, which sweep, generate and INIT_FROM read as they read others: GPT-2 of any size, or a\n"
+    "folder of `fire-lm export`.",
+    "epilog": "example:\n"
+    "  fire-lm import --from=gpt2 --output=runs/gpt2\n"
+    "  fire-lm pretrain --gin_file=configs/runs/gpt2_new_positions.gin \\\n"
+    "    --gin_file=configs/positions/fire.gin --workdir=runs/gpt2_fire",
+}
 _GENERATE: dict[str, Any] = {
     "description": "Continues a prompt, or each prompt of a file, with a trained model: greedily,\n"
     "by sampling (--temperature, --top_k, --top_p, --samples), or by beam search (--beams).",
@@ -60,8 +68,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if wrong := re.search(r"(\w+): invalid choice: '(.*?)' \(choose from (.*)\)", message):
             known = [name.strip(" '") for name in wrong[3].split(",")]
-            if near := difflib.get_close_matches(wrong[2], known, 1):
-                raise UserError(f"there is no {wrong[1]} {wrong[2]!r}: did you mean {near[0]}?")
+            if near := nearest(wrong[2], known):
+                raise UserError(f"there is no {wrong[1]} {wrong[2]!r}: did you mean {near}?")
         raise UserError(f"{message}\n`{self.prog} --help` lists what there is")
 
 
@@ -141,6 +149,14 @@ def build_parser() -> argparse.ArgumentParser:
         type=number,
         help="tokens to reach, where an encoding depends on it (16 times those of training)",
     )
+
+    imported = verbs.add_parser(
+        "import", parents=[gin, debug], help="a folder of transformers as a run", **_IMPORT
+    )
+    imported.add_argument(
+        "--from", required=True, dest="source", metavar="DIR", help="GPT-2, or of `fire-lm export`"
+    )
+    imported.add_argument("--output", required=True, metavar="RUN", help="a new run directory")
 
     report = verbs.add_parser(
         "report", parents=[debug], help="a page of tables and figures", **_REPORT

@@ -14,7 +14,12 @@ from fire_lm.config import Config, save
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import check_blocks, check_settings, label_in, load_config
 from fire_lm.processes import initialize_distributed
-from fire_lm.runs.resuming import check_same_experiment, compare_with_source, with_kept_lengths
+from fire_lm.runs.resuming import (
+    check_not_imported,
+    check_same_experiment,
+    compare_with_source,
+    with_kept_lengths,
+)
 from fire_lm.runs.saved import model_of_run, newest_config, ranked
 
 
@@ -54,6 +59,7 @@ def start_run(
     config: Config, arguments: argparse.Namespace, speaks: bool, kept: bool = False
 ) -> None:
     """`kept`: whether `config` has lengths of the model that it goes on from."""
+    check_not_imported(arguments.workdir)
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
     if source and not available_steps(arguments.workdir):  # else the run resumes without it

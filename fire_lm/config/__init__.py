@@ -16,18 +16,17 @@ state. Where the meaning departs from gin's:
 - `@Name` keeps the scope of the binding it stands in, even if it is called elsewhere;
 - a macro is plain substitution: it opens no scope of its own;
 - a file that is included twice is read once (`files`);
-- `import my_package.my_encoding` makes the dataclasses of that module known (`imports`).
+- `import my_package.my_encoding` makes the dataclasses of that module known (`configurables`).
 """
 
 from fire_lm.config.checks import UnusedBinding
-from fire_lm.config.experiment import Config, Reference, load
+from fire_lm.config.experiment import Config, load
 from fire_lm.config.saved import ABSENT, Difference, differences, save
 
 __all__ = [
     "ABSENT",
     "Config",
     "Difference",
-    "Reference",
     "UnusedBinding",
     "differences",
     "load",

@@ -1,7 +1,7 @@
 """The strict layer: what gin lets pass in silence is an error here, in one or two plain lines.
 
 When is a binding *unused*? Only if no verb of the experiment could use it.
-- A macro is used if any statement refers to it, also an overridden one, or another used macro.
+- A macro is used if any binding refers to it, also an overridden one, or another used macro.
 - A command-line binding is used if its configurable is reached from a verb by the winning
   bindings: whoever types `--gin.FIRE.width=3` in an experiment without FIRE is told so.
 - A binding in a file may also be reached by overridden ones: with positions/fire.gin and then
@@ -13,10 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fire_lm.config.program import Place, Program
-from fire_lm.config.signatures import parameters, takes_any_keyword
 from fire_lm.config.syntax import REQUIRED, Macro, Ref, Statement, children
-from fire_lm.config.wording import did_you_mean, nearest
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, did_you_mean, nearest
 
 
 class UnusedBinding(UserError):
@@ -31,7 +29,7 @@ def check_names(program: Program) -> None:
             if isinstance(node, Ref) and node.name not in program.configurables:
                 raise UserError(
                     f"{statement.where}: {statement.key} refers to {node}, which does not exist."
-                    + did_you_mean(node.name, program.configurables, prefix="@")
+                    + did_you_mean(_bare(node.name, program), program.configurables, prefix="@")
                 )
 
 
@@ -39,78 +37,49 @@ def _check_key(statement: Statement, program: Program) -> None:
     key = statement.key
     if not key.configurable:
         return
-    target = program.configurables.get(key.configurable)
-    if target is None:
+    if key.configurable not in program.configurables:
         keys = {str(s.key) for s in program.statements} - {str(key)}
         near = nearest(str(key), keys, cutoff=0.85)  # TRAIN.STEPS for TRAIN_STEPS
         hint = f" Did you mean {near}?" if near else ""
-        hint = hint or did_you_mean(key.configurable, program.configurables)
+        hint = hint or did_you_mean(_bare(key.configurable, program), program.configurables)
         raise UserError(f"{statement.where}: there is no configurable {key.configurable}.{hint}")
-    known = parameters(target)
-    if key.parameter not in known and not takes_any_keyword(target):
+    known = program.parameters(key.configurable)
+    if key.parameter not in known:
         raise UserError(
             f"{statement.where}: {key.configurable} has no parameter {key.parameter}."
             + did_you_mean(key.parameter, known)
         )
 
 
+def _bare(name: str, program: Program) -> str:
+    """A name without the path of its module, as gin knows it: FIRE for positions.FIRE."""
+    last = name.rpartition(".")[2]
+    return last if last in program.configurables else name
+
+
 def check_macros(program: Program) -> None:
-    """Every macro that is set must be used. (That every used one is set: `Program.expand`.)"""
-    used = used_macros(program)
-    for statement in program.statements:
-        name = statement.key.parameter
-        if statement.key.configurable or name in used:
+    """Every macro that is set must be used, and every one that is used must be set."""
+    bindings = [s.node for s in program.statements if s.key.configurable]
+    mentioned = {node.name for node in program.nodes(bindings, True) if isinstance(node, Macro)}
+    used = mentioned - {REQUIRED}
+    for name, statements in program.set_macros.items():
+        if name in used:
             continue
         hint = did_you_mean(name, used)
         targets = [f"{k.configurable}.{k.parameter}" for k in program.bindings]
         if not nearest(name, used) and (near := nearest(name, [*program.configurables, *targets])):
             hint = f" Did you mean {near}?"
-        raise UserError(f"{statement.where}: nothing uses the macro {name}.{hint}")
-
-
-def used_macros(program: Program) -> set[str]:
-    """Macros that some binding refers to, directly or through used macros."""
-    mentions: dict[str, set[str]] = {"": set()}
-    for statement in program.statements:
-        name = "" if statement.key.configurable else statement.key.parameter
-        named = {node.name for node in children(statement.node) if isinstance(node, Macro)}
-        mentions.setdefault(name, set()).update(named)
-    used: set[str] = set()
-    waiting = set(mentions[""])
-    while waiting:
-        name = waiting.pop()
-        used.add(name)
-        waiting |= mentions.get(name, set()) - used
-    return used - {REQUIRED}
+        raise UserError(f"{statements[0].where}: nothing uses the macro {name}.{hint}")
+    for macro in program.macros.values():
+        program.expand(macro)
 
 
 def check_bindings_used(program: Program) -> None:
     """Every binding must be able to take effect; see the module's docstring."""
-    reached, ever = list(program.reach()), list(program.ever_reached())
+    reached, ever = program.reach(), program.reach(overridden=True)
     for statement in program.statements:
-        key = statement.key
-        if key.configurable:
+        if statement.key.configurable:
             _check_used(statement, reached if statement.from_command_line else ever)
-
-
-def check_no_circle(program: Program) -> None:
-    """`@name()` inside what name itself needs would call itself for ever."""
-    finished: set[Place] = set()
-
-    def visit(place: Place, inside: tuple[Place, ...]) -> None:
-        for statement in () if place in finished else program.bound(place).values():
-            for node in children(program.expand(statement)):
-                if isinstance(node, Ref) and node.call:
-                    target = program.target(node, place)
-                    if target in (*inside, place):
-                        raise UserError(
-                            f"{statement.where}: {statement.key} = {node} needs itself."
-                        )
-                    visit(target, (*inside, place))
-        finished.add(place)
-
-    for place in program.reach():
-        visit(place, ())
 
 
 def _check_used(statement: Statement, places: Iterable[Place]) -> None:
@@ -129,3 +98,23 @@ def _check_used(statement: Statement, places: Iterable[Place]) -> None:
         f"{statement.where}: {key.configurable} is never used in the scope {scope}."
         + did_you_mean(scope, scopes)
     )
+
+
+def check_no_circle(program: Program) -> None:
+    """`@name()` inside what name itself needs would call itself for ever."""
+    finished: set[Place] = set()
+
+    def visit(place: Place, inside: tuple[Place, ...]) -> None:
+        for statement in () if place in finished else program.bound(place).values():
+            for node in program.nodes([statement.node]):
+                if isinstance(node, Ref) and node.call:
+                    target = program.target(node, place)
+                    if target in inside:
+                        raise UserError(
+                            f"{statement.where}: {statement.key} = {node} needs itself."
+                        )
+                    visit(target, (*inside, target))
+        finished.add(place)
+
+    for place in program.reach():
+        visit(place, (place,))

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fire_lm.config import checks
 from fire_lm.config.coercion import Fitter, Misfit, plain, same
+from fire_lm.config.configurables import NO_VALUE, Configurable, imported
 from fire_lm.config.files import read_statements
-from fire_lm.config.imports import imported
 from fire_lm.config.printing import printed
 from fire_lm.config.program import Place, Program, is_required, key_of
-from fire_lm.config.signatures import NO_DEFAULT, Parameter, parameters
-from fire_lm.config.syntax import (
-    Key,
-    Macro,
-    Ref,
-    Scalar,
-    Statement,
-    children,
-    parse_file,
-)
+from fire_lm.config.syntax import Key, Macro, Ref, Scalar, Statement, children, parse_file
 from fire_lm.errors import UserError
 
 
@@ -30,7 +23,7 @@ def load(
     bindings: Sequence[str],
     search_paths: Sequence[str],
     *,
-    configurables: Mapping[str, Callable[..., Any]],
+    configurables: Mapping[str, Configurable],
     roots: Sequence[str],
     hints: Mapping[str, str] | None = None,
     derive: Callable[[Program], Sequence[Statement]] = lambda program: (),
@@ -60,17 +53,19 @@ def load(
     statements, modules = read_statements(gin_files, bindings, search_paths)
     modules = dict.fromkeys(imports, "--import") | modules
     known = imported(modules, configurables)
-    program = Program(statements, known, roots, hints or {}, modules)
-    if derived := derive(program):
-        program = Program([*statements, *derived], known, roots, hints or {}, modules)
+    program = Program(tuple(statements), known, tuple(roots), hints or {}, tuple(modules))
+    program = _with(program, derive(program))
     checks.check_names(program)
     checks.check_macros(program)
-    for macro in program.macros.values():
-        program.expand(macro)  # what it refers to must be set
     config = Config(program)
     checks.check_bindings_used(program)
     checks.check_no_circle(program)
     return config
+
+
+def _with(program: Program, statements: Sequence[Statement]) -> Program:
+    """`program` with statements that win over its own."""
+    return dataclasses.replace(program, statements=(*program.statements, *statements))
 
 
 class Config:
@@ -78,29 +73,30 @@ class Config:
 
     def __init__(self, program: Program, *, strict: bool = True) -> None:
         """`strict=False` is for a saved text of older code: what does not fit stays as it is."""
-        self._program = program
+        self.program = program
         self._strict = strict
         self._fitter = Fitter(program.configurables)
-        self._values = {
-            key: self._fit(statement, strict) for key, statement in program.bindings.items()
-        }
+        self._values = {key: self._fit(binding) for key, binding in program.bindings.items()}
+        self._callables: dict[Place, Configurable] = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Config) and self.text() == other.text()
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _fit(self, statement: Statement, strict: bool) -> Any:
-        node = self._program.expand(statement)
-        parameter = self._parameters(statement.key.configurable).get(statement.key.parameter)
-        if is_required(node) or parameter is None:
+    def _fit(self, statement: Statement) -> Any:
+        node = self.program.expand(statement)
+        parameters = self.program.parameters(statement.key.configurable)
+        if is_required(node):
+            return NO_VALUE
+        if statement.key.parameter not in parameters:  # of older code
             return plain(node)
         try:
-            return self._fitter.fit(node, parameter)
+            return self._fitter.fit(node, parameters[statement.key.parameter])
         except Misfit as misfit:
-            if not strict:
+            if not self._strict:
                 return plain(node)
-            source = self._program.source(statement)
+            source = self.program.source(statement)
             wanted = f"{statement.key} expects"
             if source is not statement:
                 wanted = f"{source.key} feeds {statement.key}, which expects"
@@ -109,9 +105,14 @@ class Config:
             end = "" if str(misfit).endswith("?") else "."
             raise UserError(f"{source.where}: {wanted} {misfit}{end}") from None
 
-    def _parameters(self, name: str) -> Mapping[str, Parameter]:
-        target = self._program.configurables.get(name)
-        return parameters(target) if target is not None else {}
+    def _settings(self, place: Place) -> dict[str, tuple[Statement | None, Any]]:
+        """Of each parameter: the statement that binds it, if one does; its value or NO_VALUE."""
+        unbound: dict[str, tuple[Statement | None, Any]] = {
+            name: (None, parameter.default)
+            for name, parameter in self.program.parameters(place.name).items()
+        }
+        bound = {name: (s, self._values[s.key]) for name, s in self.program.bound(place).items()}
+        return unbound | bound
 
     # Calling.
 
@@ -121,87 +122,78 @@ class Config:
         UserError before the call if something that it needs has no value, or if a binding sets
         what `kwargs` sets to another value (it could never act).
         """
-        place = self._complete_root(root, kwargs)
-        return self.call_place(place, (), kwargs)
+        self.check_complete(root, kwargs)
+        return self.call_place(Place((), root), (), kwargs)
 
-    def check_complete(self, root: str) -> None:
-        """Raises UserError if something that `root` needs has no value."""
-        self._complete_root(root, {})
-
-    def _complete_root(self, root: str, kwargs: Mapping[str, Any]) -> Place:
-        if root not in self._program.roots:
-            raise ValueError(f"{root!r} is no root; roots are {self._program.roots}")
-        place = Place((), root)
-        self._check_free(place, kwargs, self._program.bound(place).values())
-        for reached, called in self._program.reach([root]).items():
-            if called or reached == place:
-                self._check_complete(reached, kwargs if reached == place else {})
-        return place
+    def check_complete(self, root: str, given: Mapping[str, Any] | None = None) -> None:
+        """Raises UserError if something that `root` needs has no value, nor is in `given`."""
+        if root not in self.program.roots:
+            raise ValueError(f"{root!r} is no root; roots are {self.program.roots}")
+        self._check(Place((), root), given or {}, heed_files=True)
+        for place, called in self.program.reach([root]).items():
+            if called:
+                self._check(place, {}, heed_files=True)
 
     def call_place(self, place: Place, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Calls one configurable. What the caller passes wins over files, as in gin.
 
         A command-line binding that the caller overrules is a UserError.
         """
-        target = self._program.configurables[place.name]
+        target = self.program.configurables[place.name]
         try:
             given = {**inspect.signature(target).bind_partial(*args, **kwargs).arguments, **kwargs}
         except TypeError:  # the call below will say it better
             given = dict(kwargs)
-        bound = self._program.bound(place)
-        self._check_free(place, given, (b for b in bound.values() if b.from_command_line))
-        self._check_complete(place, given)
-        return target(*args, **self._bound_values(place, given), **kwargs)
-
-    def _bound_values(self, place: Place, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: self._construct(self._values[statement.key], place)
-            for name, statement in self._program.bound(place).items()
-            if name not in given
+        self._check(place, given, heed_files=False)
+        bound = {
+            name: self._construct(value, place)
+            for name, (statement, value) in self._settings(place).items()
+            if statement is not None and name not in given
         }
+        return target(*args, **bound, **kwargs)
 
-    def _construct(self, value: Any, place: Place) -> Any:
-        """`value` with references made into callables, or called; containers are fresh."""
-        if isinstance(value, Ref):
-            reference = Reference(self, self._program.target(value, place))
-            return reference() if value.call else reference
-        if isinstance(value, dict):
-            return {self._construct(k, place): self._construct(v, place) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._construct(item, place) for item in value)
-        return value
-
-    def _check_free(
-        self, place: Place, given: Mapping[str, Any], bindings: Iterable[Statement]
-    ) -> None:
-        """No binding may disagree with what the caller passes, unless it repeats the default."""
-        for statement in bindings:
-            name = statement.key.parameter
-            if name not in given or is_required(self._program.expand(statement)):
+    def _check(self, place: Place, given: Mapping[str, Any], heed_files: bool) -> None:
+        """Every parameter must have a value, and no binding may disagree with what the caller
+        passes, unless it repeats the default; one in a file may, without `heed_files`."""
+        parameters = self.program.parameters(place.name)
+        for name, (statement, value) in self._settings(place).items():
+            if value is NO_VALUE and name not in given:
+                source = self.program.source(statement) if statement else None
+                key, where = (
+                    (source.key, f"{source.where}: ") if source else (key_of(place, name), "")
+                )
+                raise UserError(f"{where}{key} has no value; give one with --gin.{key}=VALUE.")
+            if statement is None or name not in given or value is NO_VALUE:
                 continue
-            known = self._parameters(place.name).get(name)
-            value = self._values[statement.key]
-            if not same(value, given[name]) and not (known and same(value, known.default)):
+            harmless = same(value, given[name]) or same(value, parameters[name].default)
+            if not harmless and (heed_files or statement.from_command_line):
                 raise UserError(
                     f"{statement.where}: this has no effect, the code itself "
                     f"gives {place.name} its {name}; remove it."
                 )
 
-    def _check_complete(self, place: Place, given: Mapping[str, Any]) -> None:
-        bound = self._program.bound(place)
-        for name, parameter in self._parameters(place.name).items():
-            if name in given:
-                continue
-            statement = bound.get(name)
-            if statement is None and parameter.default is NO_DEFAULT:
-                key = key_of(place, name)
-                raise UserError(f"{key} has no value; give one with --gin.{key}=VALUE.")
-            if statement is not None and is_required(self._program.expand(statement)):
-                source = self._program.source(statement)
-                raise UserError(
-                    f"{source.where}: {source.key} has no value; "
-                    f"give one with --gin.{source.key}=VALUE."
-                )
+    def _construct(self, value: Any, place: Place) -> Any:
+        """`value` with references made into callables, or called; containers are fresh."""
+
+        def follow(ref: Ref) -> Any:
+            made = self._callable(self.program.target(ref, place))
+            return made() if ref.call else made
+
+        return _replaced(value, follow)
+
+    def _callable(self, place: Place) -> Configurable:
+        """What `@Name` is to the function it is bound to: Name with its configured values.
+
+        It is one object for each place, so it serves as a static argument.
+        """
+        if place not in self._callables:
+
+            @functools.wraps(self.program.configurables[place.name], updated=())
+            def configured(*args: Any, **kwargs: Any) -> Any:
+                return self.call_place(place, args, kwargs)
+
+            self._callables[place] = configured
+        return self._callables[place]
 
     # Asking.
 
@@ -210,69 +202,44 @@ class Config:
 
         A reference is given as its text, '@FIRE'.
         """
-        statement = self._program.macros.get(name)
-        if statement is None:
+        macro = self.program.macros.get(name)
+        if macro is None:
             return None
-        for place in self._program.reach():
-            for binding in self._program.bound(place).values():
-                if statement in self._program.chain(binding):
-                    return as_written(self._values[binding.key])
-        return as_written(plain(self._program.expand(statement)))
+        for place in self.program.reach():
+            for binding, value in self._settings(place).values():
+                if binding and value is not NO_VALUE and macro in self.program.chain(binding):
+                    return _replaced(value, str)
+        return _replaced(plain(self.program.expand(macro)), str)
 
     def leaves(self, root: str) -> dict[Key, tuple[str, Any]]:
-        """Every value that `root` reaches, by key: the user's name for it and the value."""
+        """Every value that `root` reaches, by key: the user's name for it and the value.
+
+        Of each configurable, its defaults come first.
+        """
         found = {}
-        for place in self._program.reach([root]):
-            bound = self._program.bound(place)
-            for name, parameter in self._parameters(place.name).items():
-                if name not in bound and parameter.default is not NO_DEFAULT:
-                    key = key_of(place, name)
-                    found[key] = (str(key), parameter.default)
-            for name, statement in bound.items():
-                label = str(self._program.source(statement).key)
-                value = as_written(self._values[statement.key])
-                found[key_of(place, name)] = (label, value)
+        for place in self.program.reach([root]):
+            settings = self._settings(place).items()
+            for name, (statement, value) in sorted(settings, key=lambda s: s[1][0] is not None):
+                key = key_of(place, name)
+                label = self.program.source(statement).key if statement else key
+                if value is not NO_VALUE:
+                    found[key] = (str(label), _replaced(value, str))
         return found
 
     def values(self, root: str) -> dict[str, Any]:
         """What `root` itself is given, its defaults too, as far as there is a value."""
-        found = {
-            name: parameter.default
-            for name, parameter in self._parameters(root).items()
-            if parameter.default is not NO_DEFAULT
-        }
-        for name, statement in self._program.bound(Place((), root)).items():
-            found[name] = as_written(self._values[statement.key])
-            if is_required(self._program.expand(statement)):
-                del found[name]
-        return found
-
-    def places(self, root: str) -> set[Place]:
-        """Every configurable that `root` reaches, with its scope."""
-        return set(self._program.reach([root]))
-
-    def bound(self, place: Place) -> dict[str, Statement]:
-        """The statement that binds each bound parameter of a configurable."""
-        return self._program.bound(place)
-
-    def target(self, place: Place) -> Callable[..., Any]:
-        """The function or class that a place names."""
-        return self._program.configurables[place.name]
+        settings = self._settings(Place((), root)).items()
+        return {name: _replaced(v, str) for name, (_, v) in settings if v is not NO_VALUE}
 
     def with_values(self, values: Mapping[Key, Any], where: str) -> Config:
         """This configuration with other values of some parameters; `where` names their origin.
 
         Values are numbers, strings, bools or None.
         """
-        program = self._program
         statements = [
             Statement(key, Scalar(value, str(value)), where, False) for key, value in values.items()
         ]
-        changed = (*program.statements, *statements)
-        return Config(
-            Program(changed, program.configurables, program.roots, program.hints, program.imports),
-            strict=self._strict,
-        )
+        return Config(_with(self.program, statements), strict=self._strict)
 
     def as_saved(self) -> Config:
         """What this configuration meant when it was saved, by older code perhaps.
@@ -282,73 +249,36 @@ class Config:
         """
         older = {
             key_of(place, name): value
-            for place in self._program.reach()
-            for name, value in getattr(self.target(place), "older_defaults", {}).items()
-            if name not in self.bound(place)
+            for place in self.program.reach()
+            for name, value in getattr(
+                self.program.configurables[place.name], "older_defaults", {}
+            ).items()
+            if name not in self.program.bound(place)
         }
         return self.with_values(older, "an older version") if older else self
 
     def idle(self, name: str) -> dict[str, tuple[str, Any]]:
         """Where a configurable that no verb reaches is given what: parameter -> (where, value)."""
-        if any(place.name == name for place in self._program.reach()):
+        if any(place.name == name for place in self.program.reach()):
             return {}
         return {
-            key.parameter: (statement.where, as_written(self._values[key]))
-            for key, statement in self._program.bindings.items()
+            key.parameter: (statement.where, _replaced(self._values[key], str))
+            for key, statement in self.program.bindings.items()
             if key.configurable == name
         }
 
     def resolve_text(self, text: str) -> Config:
         """Another configuration of the same experiment, from a saved text; not checked."""
         statements = [s for s in parse_file(text, "saved config") if isinstance(s, Statement)]
-        program = self._program
-        return Config(
-            Program(statements, program.configurables, program.roots, program.hints), strict=False
-        )
+        return Config(dataclasses.replace(self.program, statements=tuple(statements)), strict=False)
 
     def text(self) -> str:
         """gin text that loads, alone, into an equal Config; the same for equal configurations."""
-        return printed(self._program, self._fitter)
+        return printed(self.program, self._fitter)
 
 
-class Reference:
-    """What `@Name` is to the function it is bound to: Name with its configured values.
-
-    Calling it gives exactly what the class or function gives. Two references to one name in
-    one configuration are equal, so they serve as static arguments.
-    """
-
-    def __init__(self, config: Config, place: Place) -> None:
-        self._config = config
-        self._place = place
-        self.__wrapped__ = config._program.configurables[place.name]  # for inspect.signature
-        self.__name__ = place.name
-        self.__doc__ = self.__wrapped__.__doc__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._config.call_place(self._place, args, kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Reference):
-            return NotImplemented
-        return self._config is other._config and self._place == other._place
-
-    def __hash__(self) -> int:
-        return hash((id(self._config), self._place))
-
-    def __deepcopy__(self, memo: Any) -> Reference:
-        return self  # as functions do
-
-    def __repr__(self) -> str:
-        return str(Ref(self._place.name, self._place.scope, False))
-
-
-def as_written(value: Any) -> Any:
-    """`value` with references as gin text, '@FIRE'."""
-    if isinstance(value, Ref):
-        return str(value)
-    if isinstance(value, dict):
-        return {as_written(k): as_written(v) for k, v in value.items()}
+def _replaced(value: Any, change: Callable[[Ref], Any]) -> Any:
+    """`value` with what `change` gives for each reference in it."""
     if isinstance(value, list | tuple):
-        return type(value)(as_written(item) for item in value)
-    return value
+        return type(value)(_replaced(item, change) for item in value)
+    return change(value) if isinstance(value, Ref) else value

@@ -7,9 +7,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from fire_lm.config.syntax import Import, Include, Key, Statement, parse_binding, parse_file
-from fire_lm.config.wording import first_line, nearest
-from fire_lm.errors import UserError
+from fire_lm.config.syntax import Key, Statement, parse_binding, parse_file
+from fire_lm.errors import UserError, first_line, nearest
 
 # Holds `configs/`: the repository in a checkout, the package itself where a wheel is installed.
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
@@ -56,18 +55,17 @@ class _Reader:
             raise UserError(f"{wanted_by}: cannot read {name}: {first_line(error)}") from None
         lines: dict[Key, str] = {}
         for statement in parse_file(text, name):
-            if isinstance(statement, Include):
-                self.read(statement.name, wanted_by=statement.where)
-                continue
-            if isinstance(statement, Import):
-                self.imports.setdefault(statement.module, statement.where)
-                continue
-            first = lines.setdefault(statement.key, statement.where)
-            if first != statement.where:
-                raise UserError(
-                    f"{statement.where}: {statement.key} is already set at {first}; remove one."
-                )
-            self.statements.append(statement)
+            where = statement.where
+            if isinstance(statement, Statement):
+                if (first := lines.setdefault(statement.key, where)) != where:
+                    raise UserError(
+                        f"{where}: {statement.key} is already set at {first}; remove one."
+                    )
+                self.statements.append(statement)
+            elif statement.keyword == "include":
+                self.read(statement.name, wanted_by=where)
+            else:
+                self.imports.setdefault(statement.name, where)
 
     def _find(self, name: str, wanted_by: str) -> Any:
         try:

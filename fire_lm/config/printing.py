@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from fire_lm.config.coercion import Fitter, Misfit, same, to_node
-from fire_lm.config.program import Place, Program
-from fire_lm.config.signatures import Parameter, parameters
-from fire_lm.config.syntax import Key, Macro, Node, children
+from fire_lm.config.coercion import Fitter, Misfit, same
+from fire_lm.config.configurables import Parameter
+from fire_lm.config.program import Place, Program, holds_at
+from fire_lm.config.syntax import Key, Macro, Node, read_value
 
 _HEADER = """\
 # The configuration as resolved: every macro, and every parameter of whatever a verb can reach.
@@ -29,8 +29,9 @@ def printed(program: Program, fitter: Fitter) -> str:
             if key not in written:
                 written[key] = node
                 lines.append(f"{key} = {node}")
-    names = _macros_in(program, list(written.values()))
-    sections = {"Macros": [f"{name} = {program.macros[name].node}" for name in names], **blocks}
+    used = {node.name for node in program.nodes(written.values()) if isinstance(node, Macro)}
+    macros = [f"{name} = {program.macros[name].node}" for name in sorted(used & {*program.macros})]
+    sections = {"Macros": macros, **blocks}
     texts = ["\n".join([f"# {title}", *lines, ""]) for title, lines in sections.items() if lines]
     modules = [f"import {name}\n" for name in program.imports]
     return "\n".join([_HEADER, *modules, *texts])
@@ -38,34 +39,20 @@ def printed(program: Program, fitter: Fitter) -> str:
 
 def _assignments(program: Program, fitter: Fitter, place: Place) -> Iterator[tuple[Key, Node]]:
     """All bindings that hold at `place`, also shadowed ones, and its writable defaults."""
-    bound = program.bound(place)
-    known = parameters(program.configurables[place.name])
-    for name in [*known, *sorted(set(bound) - set(known))]:
-        for key in sorted(program.bindings):
-            if (key.configurable, key.parameter) == (place.name, name) and place.inside(key.scope):
-                yield key, program.bindings[key].node
-        if name not in bound:
-            node = _default_node(known[name], fitter)
-            if node is not None:
-                yield Key((), place.name, name), node
+    holding = sorted((k, s.node) for k, s in program.bindings.items() if holds_at(s, place))
+    bound, known = program.bound(place), program.parameters(place.name)
+    for name in [*known, *(name for name in bound if name not in known)]:
+        yield from ((key, node) for key, node in holding if key.parameter == name)
+        if name not in bound and (node := _default_node(known[name], fitter)) is not None:
+            yield Key((), place.name, name), node
 
 
 def _default_node(parameter: Parameter, fitter: Fitter) -> Node | None:
-    node = to_node(parameter.default)
+    """The default as gin would write it, if it reads it back as the same value."""
+    node = read_value(repr(parameter.default))
     try:
         if node is not None and same(fitter.fit(node, parameter), parameter.default):
             return node
     except Misfit:
         pass
     return None
-
-
-def _macros_in(program: Program, nodes: Sequence[Node]) -> list[str]:
-    found: set[str] = set()
-    waiting = list(nodes)
-    while waiting:
-        for node in children(waiting.pop()):
-            if isinstance(node, Macro) and node.name in program.macros and node.name not in found:
-                found.add(node.name)
-                waiting.append(program.macros[node.name].node)
-    return sorted(found)

@@ -8,14 +8,13 @@ enters scope a (leaving any other), and a plain `@X` stays in the scope of the b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from fire_lm.config.signatures import parameters
+from fire_lm.config.configurables import Configurable, Parameter, parameters
 from fire_lm.config.syntax import REQUIRED, Group, Key, Macro, Node, Ref, Statement, children
-from fire_lm.config.wording import did_you_mean
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -30,25 +29,36 @@ class Place:
         return self.scope[: len(scope)] == scope
 
 
+@dataclass(frozen=True)
 class Program:
     """All statements, those that win, and what they reach."""
 
-    def __init__(
-        self,
-        statements: Sequence[Statement],
-        configurables: Mapping[str, Callable[..., Any]],
-        roots: Sequence[str],
-        hints: Mapping[str, str],
-        imports: Iterable[str] = (),
-    ) -> None:
-        self.statements = tuple(statements)
-        self.configurables = dict(configurables)
-        self.roots = tuple(roots)
-        self.hints = dict(hints)
-        self.imports = tuple(imports)
-        winning = {statement.key: statement for statement in statements}  # later wins
-        self.macros = {k.parameter: s for k, s in winning.items() if not k.configurable}
-        self.bindings = {k: s for k, s in winning.items() if k.configurable}
+    statements: tuple[Statement, ...]
+    configurables: Mapping[str, Configurable]
+    roots: tuple[str, ...]
+    hints: Mapping[str, str]
+    imports: tuple[str, ...]
+
+    @functools.cached_property
+    def set_macros(self) -> dict[str, list[Statement]]:
+        """Every statement that sets a macro; the last wins."""
+        found: dict[str, list[Statement]] = {}
+        for statement in self.statements:
+            if not statement.key.configurable:
+                found.setdefault(statement.key.parameter, []).append(statement)
+        return found
+
+    @functools.cached_property
+    def macros(self) -> dict[str, Statement]:
+        return {name: statements[-1] for name, statements in self.set_macros.items()}
+
+    @functools.cached_property
+    def bindings(self) -> dict[Key, Statement]:
+        return {s.key: s for s in self.statements if s.key.configurable}
+
+    def parameters(self, name: str) -> Mapping[str, Parameter]:
+        """What a configurable takes; nothing for a name that there is not."""
+        return parameters(self.configurables[name]) if name in self.configurables else {}
 
     def bound(self, place: Place) -> dict[str, Statement]:
         """The binding of each bound parameter, in signature order; an inner scope wins."""
@@ -56,35 +66,41 @@ class Program:
         for key in sorted(self.bindings, key=lambda key: len(key.scope)):
             if key.configurable == place.name and place.inside(key.scope):
                 found[key.parameter] = self.bindings[key]
-        target = self.configurables.get(place.name)
-        order = list(parameters(target)) if target is not None else []
-        return {
-            name: found[name]
-            for name in [*order, *sorted(set(found) - set(order))]
-            if name in found
-        }
+        order = [*self.parameters(place.name), *sorted(found)]
+        return {name: found[name] for name in order if name in found}
 
     def expand(self, statement: Statement) -> Node:
         """The value of `statement` with every macro but gin.REQUIRED replaced by its value."""
-        return self._expand(statement.node, statement, ())
+        return self._expand(statement.node, (statement,))
 
-    def _expand(self, node: Node, used_by: Statement, inside: tuple[str, ...]) -> Node:
+    def _expand(self, node: Node, chain: tuple[Statement, ...]) -> Node:
         if isinstance(node, Group):
-            items = tuple(self._expand(item, used_by, inside) for item in node.items)
-            return Group(node.kind, items)
+            return Group(node.kind, tuple(self._expand(item, chain) for item in node.items))
         if not isinstance(node, Macro) or node.name == REQUIRED:
             return node
-        if node.name in inside:
-            raise UserError(f"{used_by.where}: the macro {node.name} refers to itself.")
-        if node.name not in self.macros:
-            if node.name in self.hints:
-                raise UserError(self.hints[node.name])
-            raise UserError(
-                f"{used_by.where}: {used_by.key} uses %{node.name}, which nothing sets."
-                + did_you_mean(node.name, self.macros)
-            )
-        value = self.macros[node.name]
-        return self._expand(value.node, value, (*inside, node.name))
+        macro = self._follow(node, chain)
+        return self._expand(macro.node, (*chain, macro))
+
+    def _follow(self, macro: Macro, chain: tuple[Statement, ...]) -> Statement:
+        """What sets a macro that the last of `chain` mentions, which set each other's values."""
+        user = chain[-1]
+        if macro.name in self.macros:
+            if self.macros[macro.name] in chain:
+                raise UserError(f"{user.where}: the macro {macro.name} refers to itself.")
+            return self.macros[macro.name]
+        if macro.name in self.hints:
+            raise UserError(self.hints[macro.name])
+        raise UserError(
+            f"{user.where}: {user.key} uses %{macro.name}, which nothing sets."
+            + did_you_mean(macro.name, self.macros)
+        )
+
+    def chain(self, statement: Statement) -> tuple[Statement, ...]:
+        """`statement`, and each macro in turn from which it takes its whole value."""
+        found: tuple[Statement, ...] = (statement,)
+        while isinstance(node := found[-1].node, Macro) and node.name in self.macros:
+            found = (*found, self._follow(node, found))
+        return found
 
     def target(self, reference: Ref, place: Place) -> Place:
         """What a reference in a value of `place` leads to."""
@@ -92,76 +108,56 @@ class Program:
 
     def source(self, statement: Statement) -> Statement:
         """The statement that holds the value: through `= %MACRO`, the innermost macro's own."""
-        *_, innermost = self.chain(statement)
-        return innermost
+        return self.chain(statement)[-1]
 
-    def chain(self, statement: Statement) -> Iterator[Statement]:
-        """`statement`, and each macro in turn from which it takes its whole value.
+    def nodes(self, values: Iterable[Node], overridden: bool = False) -> Iterator[Node]:
+        """Every node in `values` and in the macros they mention, in reading order, a macro once.
 
-        Raises:
-          UserError: a macro on the way refers to itself.
+        With `overridden`, also in the values of macros that later statements replace.
         """
-        passed: set[str] = set()
-        yield statement
-        while isinstance(statement.node, Macro) and (name := statement.node.name) in self.macros:
-            if name in passed:
-                raise UserError(f"{statement.where}: the macro {name} refers to itself.")
-            passed.add(name)
-            statement = self.macros[name]
-            yield statement
+        seen: set[str] = set()
 
-    def reach(self, roots: Iterable[str] | None = None) -> dict[Place, bool]:
+        def unfold(value: Node) -> Iterator[Node]:
+            for node in children(value):
+                yield node
+                if isinstance(node, Macro) and node.name not in seen:
+                    seen.add(node.name)
+                    statements = self.set_macros.get(node.name, [])
+                    for statement in statements if overridden else statements[-1:]:
+                        yield from unfold(statement.node)
+
+        for value in values:
+            yield from unfold(value)
+
+    def reach(
+        self, roots: Iterable[str] | None = None, overridden: bool = False
+    ) -> dict[Place, bool]:
         """Every place reached, in reading order; the value: is it called with nothing passed?
 
         A plain reference is called by code, which may pass what the configuration leaves out;
-        `@name()` is called by the configuration itself.
+        `@name()` is called by the configuration itself. With `overridden`, what statements refer
+        to that others overrule counts too.
         """
-
-        def values(place: Place) -> Iterator[Node]:
-            for statement in self.bound(place).values():
-                yield self.expand(statement)
-
-        return self._walk(self.roots if roots is None else roots, values)
-
-    def ever_reached(self) -> dict[Place, bool]:
-        """As `reach`, but overridden statements count too."""
-        by_macro: dict[str, list[Node]] = {}
-        for statement in self.statements:
-            if not statement.key.configurable:
-                by_macro.setdefault(statement.key.parameter, []).append(statement.node)
-
-        def unfold(node: Node, inside: tuple[str, ...]) -> Iterator[Node]:
-            for part in children(node):
-                yield part
-                if isinstance(part, Macro) and part.name not in inside:
-                    for value in by_macro.get(part.name, ()):
-                        yield from unfold(value, (*inside, part.name))
-
-        def values(place: Place) -> Iterator[Node]:
-            for statement in self.statements:
-                key = statement.key
-                if key.configurable == place.name and place.inside(key.scope):
-                    yield from unfold(statement.node, ())
-
-        return self._walk(self.roots, values)
-
-    def _walk(
-        self, roots: Iterable[str], values: Callable[[Place], Iterator[Node]]
-    ) -> dict[Place, bool]:
         found: dict[Place, bool] = {}
 
         def visit(place: Place, called: bool) -> None:
             if found.get(place) or (place in found and not called):
                 return
             found[place] = called
-            for value in values(place):
-                for node in children(value):
-                    if isinstance(node, Ref) and node.name in self.configurables:
-                        visit(self.target(node, place), node.call)
+            statements = self.statements if overridden else self.bound(place).values()
+            values = [s.node for s in statements if holds_at(s, place)]
+            for node in self.nodes(values, overridden):
+                if isinstance(node, Ref) and node.name in self.configurables:
+                    visit(self.target(node, place), node.call)
 
-        for root in roots:
+        for root in self.roots if roots is None else roots:
             visit(Place((), root), called=False)
         return found
+
+
+def holds_at(statement: Statement, place: Place) -> bool:
+    """Whether a statement binds a parameter of this configurable in this scope."""
+    return statement.key.configurable == place.name and place.inside(statement.key.scope)
 
 
 def is_required(node: Node) -> bool:

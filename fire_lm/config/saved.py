@@ -8,8 +8,7 @@ from typing import Any
 
 from fire_lm.config.coercion import same
 from fire_lm.config.experiment import Config
-from fire_lm.config.wording import first_line
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, first_line
 
 
 class _Absent:
@@ -64,7 +63,7 @@ def differences(old_text: str, new: Config, *, root: str) -> list[Difference]:
     """
     old = new.resolve_text(old_text).as_saved()
     old_leaves, new_leaves = old.leaves(root), new.leaves(root)
-    both = old.places(root) & new.places(root)
+    both = old.program.reach([root]).keys() & new.program.reach([root]).keys()
     found: dict[tuple[str, str, str], Difference] = {}
     for key in [*new_leaves, *(key for key in old_leaves if key not in new_leaves)]:
         if not any(p.name == key.configurable and p.scope == key.scope for p in both):

@@ -13,14 +13,14 @@ import tokenize
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gin import config_parser
 
-from fire_lm.config.wording import shown
 from fire_lm.errors import UserError
 
 REQUIRED = "gin.REQUIRED"  # the one macro that gin itself defines
+NO_DICTS = "a value cannot be a dict here; write pairs: (('a', 1), ('b', 2))"
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,13 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Group:
-    """A list, tuple or dict; the items of a dict alternate key, value, key, value."""
+    """A list or a tuple."""
 
     kind: type
     items: tuple[Node, ...]
 
     def __str__(self) -> str:
         items = [str(item) for item in self.items]
-        if self.kind is dict:
-            pairs = zip(items[::2], items[1::2], strict=True)
-            return "{" + ", ".join(f"{k}: {v}" for k, v in pairs) + "}"
         if self.kind is list:
             return "[" + ", ".join(items) + "]"
         return "(" + ", ".join(items) + (",)" if len(items) == 1 else ")")
@@ -61,8 +58,6 @@ class Ref:
 
     def __str__(self) -> str:
         return "@" + "/".join((*self.scope, self.name)) + ("()" if self.call else "")
-
-    __repr__ = __str__
 
 
 @dataclass(frozen=True)
@@ -102,17 +97,10 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Import:
-    """`import package.module`: its dataclasses can be named from here on, in every file."""
+class Directive:
+    """`include 'file.gin'`, or `import package.module`, whose dataclasses any file may name."""
 
-    module: str
-    where: str
-
-
-@dataclass(frozen=True)
-class Include:
-    """`include 'name'` in a file."""
-
+    keyword: Literal["include", "import"]
     name: str
     where: str
 
@@ -123,6 +111,12 @@ def children(node: Node) -> Iterator[Node]:
     if isinstance(node, Group):
         for item in node.items:
             yield from children(item)
+
+
+def shown(value: Any) -> str:
+    """`value` on one line of at most 80 characters."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 class _Delegate(config_parser.ParserDelegate):
@@ -146,63 +140,67 @@ class _Parser(config_parser.ConfigParser):
         self._seen.append(self._current_token.string)
 
     def parse_value(self) -> Node:
+        if self._current_token.string == "{":
+            self._raise_syntax_error(NO_DICTS)
         start = len(self._seen) - 1
         value = super().parse_value()
-        first = self._seen[start]
-        if isinstance(value, list | tuple):
-            node: Node = Group(type(value), tuple(value))
-        elif isinstance(value, dict):
-            node = Group(dict, tuple(part for pair in value.items() for part in pair))
-        elif isinstance(value, Scalar | Group | Ref | Macro):
-            node = value
-        elif isinstance(value, str):
-            node = Scalar(value, value)
-        else:
-            number = next((t for t in self._seen[start + 1 :] if t.strip()), "")
-            node = Scalar(value, "-" + number if first == "-" else first)
-        if first == "-" and not isinstance(node, Scalar):
+        written = [token for token in self._seen[start:] if token.strip()]
+        if isinstance(value, Ref | Macro) and written[0] == "-":
             self._raise_syntax_error("A minus needs a number.")  # gin itself drops it from `-%X`
-        return node
+        if isinstance(value, list | tuple):
+            return Group(type(value), tuple(value))
+        if isinstance(value, Node):
+            return value
+        if isinstance(value, str):
+            return Scalar(value, value)
+        return Scalar(value, "".join(written[: 2 if written[0] == "-" else 1]))
 
-    def at_end(self) -> bool:
-        """Whether nothing is left, and no comment was skipped (a path may hold a '#')."""
+    def value_alone(self) -> Node | None:
+        """The value if it is all there is, and no comment is skipped (a path may hold a '#')."""
+        node = self.parse_value()
         while self._current_token.type in (tokenize.NEWLINE, tokenize.NL):
             self._advance_one_token()
         at_end = self._current_token.type == tokenize.ENDMARKER
-        return at_end and not any(token.startswith("#") for token in self._seen)
+        return node if at_end and not any(t.startswith("#") for t in self._seen) else None
 
 
-_UNREADABLE: tuple[type[Exception], ...] = (
-    SyntaxError,
-    tokenize.TokenError,
-    ValueError,
-    TypeError,
-    Warning,
-    StopIteration,
-    RecursionError,
-    MemoryError,
-)
-
-
-def parse_file(text: str, name: str) -> list[Statement | Include | Import]:
-    """The statements of one gin file, in order. UserError with `name:line` if it is unreadable."""
-    found: list[Statement | Include | Import] = []
+def read_value(text: str) -> Node | None:
+    """The value that the whole of `text` is in gin; None if it is none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # an invalid escape in a string is an error
-            for statement in _Parser(text):
-                location = getattr(statement, "location", None)
-                where = f"{name}:{location.line_num if location else 0}"
-                if isinstance(statement, config_parser.IncludeStatement):
-                    found.append(Include(statement.filename, where))
-                elif isinstance(statement, config_parser.ImportStatement):
-                    found.append(Import(statement.module, where))
-                elif isinstance(statement, config_parser.BindingStatement):
-                    key = _key(statement.scope, statement.selector, statement.arg_name)
-                    found.append(Statement(key, statement.value, where, False))
-    except _UNREADABLE as error:
+            return _Parser(text).value_alone()
+    except Exception:  # whatever tokenize, literal_eval and gin raise of it
+        return None
+
+
+def parse_file(text: str, name: str) -> list[Statement | Directive]:
+    """The statements of one gin file, in order. UserError with `name:line` if it is unreadable."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = list(_Parser(text))
+    except Exception as error:
         raise UserError(_unreadable(error, text, name)) from None
-    return found
+    return [
+        _statement(one, f"{name}:{one.location.line_num}")
+        for one in found
+        if not isinstance(one, config_parser.BlockDeclaration)  # its bindings come one by one
+    ]
+
+
+def _statement(found: Any, where: str) -> Statement | Directive:
+    if isinstance(found, config_parser.BindingStatement):
+        key = _key(found.scope, found.selector, found.arg_name)
+        return Statement(key, found.value, where, False)
+    if isinstance(found, config_parser.IncludeStatement):
+        return Directive("include", found.filename, where)
+    if found.alias or found.module.startswith("__gin__"):
+        raise UserError(
+            f"{where}: names have no module path here, remove `as` and `from __gin__`; `import "
+            "my_package.my_encoding` makes the dataclasses of a module known."
+        )
+    return Directive("import", found.module, where)
 
 
 def parse_binding(text: str) -> Statement:
@@ -229,15 +227,10 @@ _NUMBERS = re.compile(r"[-\d][-+\w.]*(\s*,\s*[-\d][-+\w.]*)+")
 def _command_line_value(raw: str, where: str) -> Node:
     if _NUMBERS.fullmatch(raw):  # 512,1024: a shell would trip over brackets
         raw = f"({raw})"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            parser = _Parser(raw)
-            node = parser.parse_value()
-            if parser.at_end():
-                return node
-    except _UNREADABLE:
-        pass
+    if (node := read_value(raw)) is not None:
+        return node
+    if raw[0] == "{":
+        raise UserError(f"{where}: {NO_DICTS}.")
     if raw[0] in "@%([{'\"" or raw[-1] in "'\"":
         raise UserError(
             f"{where}: cannot read the value; check its quotes and brackets "

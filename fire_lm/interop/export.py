@@ -7,13 +7,15 @@ from typing import Any
 
 from fire_lm.data import Data
 from fire_lm.data import tokens as vocabulary
-from fire_lm.errors import UserError
 from fire_lm.generation.generate import check_context
-from fire_lm.interop.model_files import has_own_code, write_json, write_model
+from fire_lm.interop.model_files import has_own_code, new_folder, write_json, write_model
 from fire_lm.interop.stock import Stock
 from fire_lm.interop.tokenizer import tokenizer_files
 from fire_lm.models import Decoder
 
+# The field of config.json with the lines of the run's configuration, for `fire-lm import`. A model
+# that transformers has loaded and saved again still has it.
+CONFIGURATION = "fire_lm_configuration"
 _LONGER = 16  # by default: tokens over those of training
 
 
@@ -24,6 +26,7 @@ def export(
     folder: Path,
     about: str,
     context_length: int | None = None,
+    configuration: str | None = None,
 ) -> Stock:
     """Writes the folder that `AutoModelForCausalLM` and `AutoTokenizer` open.
 
@@ -31,28 +34,30 @@ def export(
     own code, and is opened with `trust_remote_code=True`.
 
     Args:
-      folder: is made; must be empty.
+      folder: is there once all of it is written, and must not hold anything yet.
       about: Markdown for the model card: what was trained, and what it scores.
       context_length: tokens that the model is to reach, where a table or the length of the input
         limits it: 16 times the training length by default.
+      configuration: of the run as it is exported, in gin; without it, the folder cannot be
+        imported again.
 
     Raises:
       UserError: the folder is not empty, the encoding cannot reach so far, or positions are drawn
         anew for each length.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty: name another folder for --output")
     length = context_length or _LONGER * model.encodings[0].train_length
     if context_length is not None:
         check_context(model, length, length)
     end = vocabulary.end_of_document(data)
     tokenizer = tokenizer_files(data)
-    found = write_model(model, params, length, end, folder)
     ids = {"bos_token_id": 0, "eos_token_id": end, "pad_token_id": 0}
     decoding = {"generation_config.json": {**ids, "suppress_tokens": [0]}}
-    for name, content in (decoding | tokenizer).items():
-        write_json(folder / name, content)
-    (folder / "README.md").write_text(card(about, found))
+    with new_folder(folder) as unfinished:
+        lines = {CONFIGURATION: configuration.splitlines()} if configuration else {}
+        found = write_model(model, params, length, end, unfinished, lines)
+        for name, content in (decoding | tokenizer).items():
+            write_json(unfinished / name, content)
+        (unfinished / "README.md").write_text(card(about, found))
     return found
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,23 +14,32 @@ import numpy as np
 
 from fire_lm.errors import UserError
 from fire_lm.interop.custom import custom
-from fire_lm.interop.stock import Arrays, Stock, stock
+from fire_lm.interop.stock import Stock, stock
 from fire_lm.models import Decoder
 from fire_lm.positions.resampling import Resampling
 
 _CODE = ("configuration_fire_lm.py", "modeling_fire_lm.py")
 
 
-def write_model(model: Decoder, params: Any, length: int, end: int, folder: Path) -> Stock:
+def write_model(
+    model: Decoder,
+    params: Any,
+    length: int,
+    end: int,
+    folder: Path,
+    more: Mapping[str, Any] | None = None,
+) -> Stock:
     """Writes config.json, model.safetensors, and the code where no stock class will do.
 
     Args:
       length: tokens that the model is to reach, where a table or the length of the input limits it.
       end: the id of the end-of-document token.
+      more: fields of config.json that no class of transformers reads.
 
     Raises:
       UserError: positions are drawn anew for each length, or safetensors is not installed.
     """
+    save_file = safetensors_writer()
     check_plain_positions(model)
     found = stock(model, params, length) or custom(model, params, length)
     config = {
@@ -39,6 +50,7 @@ def write_model(model: Decoder, params: Any, length: int, end: int, folder: Path
         "vocab_size": model.vocab_size,
         "initializer_range": model.size.init_std,
         "dtype": "float32",
+        **(more or {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
@@ -46,8 +58,35 @@ def write_model(model: Decoder, params: Any, length: int, end: int, folder: Path
         for name in _CODE:
             with resources.as_file(resources.files("fire_lm.interop") / "hub" / name) as path:
                 shutil.copyfile(path, folder / name)
-    write_arrays(folder / "model.safetensors", found.arrays)
+    whole = {name: np.array(array, np.float32, order="C") for name, array in found.arrays.items()}
+    save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
     return found
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into, beside `folder`, which it becomes once all is written.
+
+    An error removes it. What a kill has left of it goes when the same folder is written again.
+
+    Raises:
+      UserError: `folder` is a file or is not empty, or its parent cannot be written to.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is not empty: name another folder for --output")
+    unfinished = folder.parent / f".{folder.name}.unfinished"
+    try:
+        if unfinished.exists():
+            shutil.rmtree(unfinished)
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"cannot write to --output {folder}: {error.strerror}") from error
+    try:
+        yield unfinished
+        unfinished.replace(folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 def has_own_code(found: Stock) -> bool:
@@ -69,8 +108,8 @@ def check_plain_positions(model: Decoder) -> None:
         )
 
 
-def write_arrays(path: Path, arrays: Arrays) -> None:
-    """A safetensors file, float32.
+def safetensors_writer() -> Callable[..., None]:
+    """safetensors' function that writes a file of numpy arrays.
 
     Raises:
       UserError: safetensors is not installed.
@@ -79,5 +118,4 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
         from safetensors.numpy import save_file
     except ModuleNotFoundError as error:
         raise UserError("safetensors is not installed: pip install 'fire-lm[hf]'") from error
-    whole = {name: np.array(array, np.float32, order="C") for name, array in arrays.items()}
-    save_file(whole, path, metadata={"format": "pt"})
+    return save_file

@@ -107,7 +107,7 @@ def _neox(
         "gpt_neox.embed_in.weight": np.asarray(params["embedding"]),
         **_norm("gpt_neox.final_layer_norm", params["final_norm"]),
     }
-    order_H = _halves(rope)
+    order_H = halves(rope)
     for index in range(size.num_layers):
         name = f"gpt_neox.layers.{index}"
         qkv = []
@@ -157,7 +157,7 @@ def _neox(
     return Stock(config, arrays)
 
 
-def _halves(rope: RoPE) -> np.ndarray:
+def halves(rope: RoPE) -> np.ndarray:
     """Dims of a head in the order that pairs k with k + d/2."""
     order_H = np.arange(rope.head_dim)
     if rope.layout == "interleaved":

@@ -147,7 +147,7 @@ def _unigram(model: Any) -> Json:
     return {
         "normalizer": {"type": "Sequence", "normalizers": steps} if steps else None,
         "pre_tokenizer": spaces,
-        "decoder": spaces,
+        "decoder": _joined_pieces(spec) if model.trainer_spec.byte_fallback else spaces,
         "model": {
             "type": "Unigram",
             "unk_id": model.trainer_spec.unk_id,
@@ -182,6 +182,17 @@ def _merged(model: Any) -> Json:
     if spec.add_dummy_prefix:
         steps.append({"type": "Prepend", "prepend": _SPACE})
     steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+    unknown = model.pieces[model.trainer_spec.unk_id].piece
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": None,
+        "decoder": _joined_pieces(spec),
+        "model": _bpe(vocab, merges, model.trainer_spec.byte_fallback, unknown),
+    }
+
+
+def _joined_pieces(spec: Any) -> Json:
+    """Pieces of text and pieces of single bytes, as one text."""
     decoders: list[Json] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},
@@ -189,10 +200,4 @@ def _merged(model: Any) -> Json:
     ]
     if spec.add_dummy_prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    unknown = model.pieces[model.trainer_spec.unk_id].piece
-    return {
-        "normalizer": {"type": "Sequence", "normalizers": steps},
-        "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _bpe(vocab, merges, model.trainer_spec.byte_fallback, unknown),
-    }
+    return {"type": "Sequence", "decoders": decoders}

@@ -7,7 +7,7 @@ from fire_lm.models.layouts import constrain_rows
 from fire_lm.models.loss import token_losses
 from fire_lm.models.positions_of_layers import (
     PositionLayer,
-    learned_scalars,
+    learned_scalars_by_layer,
     position_diagnostics,
     position_layers,
 )
@@ -26,7 +26,7 @@ __all__ = [
     "lengths",
     "position_layers",
     "position_diagnostics",
-    "learned_scalars",
+    "learned_scalars_by_layer",
     "query_logits",
     "segment_positions",
     "size_125m",

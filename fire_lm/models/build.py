@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fire_lm.attention import Implementation
 from fire_lm.errors import UserError
 from fire_lm.models.decoder import Decoder, Remat
+from fire_lm.models.dropout import check_rate
 from fire_lm.models.layer_position import has_parameters
 from fire_lm.models.sizes import ModelSize, check_size
 from fire_lm.positions import PositionalEncoding
@@ -29,6 +30,8 @@ def build_decoder(
     log_n: LogN | None = None,
     resampling: Resampling = Resampling(),  # noqa: B008 (frozen)
     share_position: bool = False,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
 ) -> Decoder:
     """A decoder whose encodings know its shape and the training length.
 
@@ -39,6 +42,8 @@ def build_decoder(
       UserError: encoding, schedule, resampling and scaling do not fit each other.
     """
     check_size("vocab_size", vocab_size)
+    check_rate("build_decoder.dropout", dropout)
+    check_rate("build_decoder.attention_dropout", attention_dropout)
     kinds = position if isinstance(position, tuple) else (position,)
     encodings = tuple(
         kind(
@@ -69,6 +74,8 @@ def build_decoder(
         log_n=log_n,
         resampling=resampling,
         share_position=share_position,
+        dropout=dropout,
+        attention_dropout=attention_dropout,
     )
 
 

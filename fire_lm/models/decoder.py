@@ -3,8 +3,8 @@
 LayerNorm before attention and MLP and at the end, biases in every linear layer, tanh GeLU, head
 tied to the embedding. Weights start from N(0, std) with std = 0.02, those that write into the
 residual stream from N(0, std / sqrt(2 layers)), biases from 0. Departures from GPT-3: no position
-embedding of its own (that is the subject of study), dense attention in every layer, and no dropout
-(Table 9 of the FIRE paper sets it to 0).
+embedding of its own (that is the subject of study), dense attention in every layer, and dropout
+only where it is asked for (models/dropout.py).
 
 Shapes: B batch, T positions, D model, N heads, H head dim, F mlp, V vocab, L layers.
 """
@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding
 from fire_lm.attention import Implementation, announce, choose_implementation
 from fire_lm.attention.saved_residuals import SAVED
 from fire_lm.models.decoder_layer import DecoderLayer, Kept, LayerGroup, LayerNorm, Past, Reading
+from fire_lm.models.dropout import DROPOUT, drop
 from fire_lm.models.layer_position import (
     Position,
     Shared,
@@ -66,6 +67,8 @@ class Decoder(nn.Module):
       resampling: where tokens stand; for those who call the decoder, which is given positions.
       share_position: one set of the encoding's parameters for all layers (FIRE-S, T5) instead of
         one set a layer.
+      dropout: rate of dropout after the embedding, attention and MLP; see models/dropout.py.
+      attention_dropout: rate of dropout of attention weights.
       activation_sharding: of `[B, T, D]` between layers; None leaves it to the compiler.
     """
 
@@ -79,6 +82,8 @@ class Decoder(nn.Module):
     log_n: LogN | None = None
     resampling: Resampling = Resampling()
     share_position: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
     activation_sharding: NamedSharding | None = None
 
     def prefill(
@@ -155,33 +160,42 @@ class Decoder(nn.Module):
         x_BTD = jnp.take(replicate(table_VD, self.activation_sharding), tokens_BT, axis=0)
         x_BTD = constrain(x_BTD.astype(self.dtype), self.activation_sharding)
         x_BTD = self.encodings[0].embed(shared[0].params if shared[0] else {}, x_BTD, pos_BT)
+        rates = (self.dropout, self.attention_dropout) if self.has_rng(DROPOUT) else (0.0, 0.0)
+        if rates[0]:
+            x_BTD = drop(x_BTD, rates[0], self.make_rng(DROPOUT))
 
-        block = DecoderLayer
+        one = DecoderLayer
         if self.remat != "none":
             # Inside a scan, nothing can be merged across iterations: prevent_cse only costs.
             policy, prevent_cse = _REMAT_POLICIES[self.remat], not self.scan_layers
-            block = nn.remat(DecoderLayer, policy=policy, prevent_cse=prevent_cse)
-        common = (self.log_n, self.attention, self.activation_sharding, context_length, keep)
-        blocks = tuple(
-            functools.partial(block, self.size, encoding, *common) for encoding in self.encodings
+            one = nn.remat(DecoderLayer, policy=policy, prevent_cse=prevent_cse)
+        common = (
+            self.log_n,
+            self.attention,
+            self.activation_sharding,
+            context_length,
+            keep,
+            *rates,
         )
-        alone = len(blocks) == 1  # spares the checkpoint a level of names
+        turns = tuple(
+            functools.partial(one, self.size, encoding, *common) for encoding in self.encodings
+        )
         scan = functools.partial(
             nn.scan,
             variable_axes={"params": 0},
-            split_rngs={"params": True},
+            split_rngs={"params": True, DROPOUT: True},
             in_axes=(nn.broadcast, nn.broadcast, 0),
-            length=self.size.num_layers // len(blocks),
+            length=self.size.num_layers // len(turns),
             unroll=1 if self.scan_layers else self.size.num_layers,
         )
         reading = Reading(pos_BT, segment_BT, seen_BT, past_pos_BS)
-        if alone:
-            layers = scan(block)(self.size, self.encodings[0], *common, name="layers")
+        if len(turns) == 1:  # without a group: parameters lie one level of names higher
+            layers = scan(one)(self.size, self.encodings[0], *common, name="layers")
             own = None if past is None else past[0]
             x_BTD, only = layers(x_BTD, reading, shared[0], own)
             kept: Any = (only,)
         else:
-            x_BTD, kept = scan(LayerGroup)(blocks, name="layers")(x_BTD, reading, shared, past)
+            x_BTD, kept = scan(LayerGroup)(turns, name="layers")(x_BTD, reading, shared, past)
         if lengths_B is not None:
             x_BTD = jnp.take_along_axis(x_BTD, lengths_B[:, None, None] - 1, axis=1)
 

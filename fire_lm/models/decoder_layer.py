@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 
 from fire_lm.attention import Implementation, attend
 from fire_lm.attention.cached import CachedKeys, attend_cached
+from fire_lm.models.dropout import DROPOUT, drop, drop_values
 from fire_lm.models.layer_position import (
     Position,
     Shared,
@@ -106,7 +107,8 @@ class DecoderLayer(nn.Module):
     """One layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
 
     With `keep` it also returns its keys and values. `context_length` is the length of the whole
-    input in tokens; None means that the call has all of it.
+    input in tokens; None means that the call has all of it. A rate of dropout above 0 needs random
+    bits.
     """
 
     size: ModelSize
@@ -116,6 +118,8 @@ class DecoderLayer(nn.Module):
     activation_sharding: NamedSharding | None
     context_length: int | None = None
     keep: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
 
     @nn.compact
     def __call__(
@@ -127,7 +131,6 @@ class DecoderLayer(nn.Module):
         encoding, log_n = self.encoding, self.log_n
         pos_BT, segment_BT = reading.pos_BT, reading.segment_BT
         length = x_BTD.shape[1]
-        alone = shared is None  # with parameters of its own
         if shared is not None:
             params, tables = shared
         elif past is not None:
@@ -143,6 +146,8 @@ class DecoderLayer(nn.Module):
         q_BTNH = to_heads(heads, name="query")(y_BTD)
         k_BTNH = to_heads(heads, name="key")(y_BTD)
         v_BTNH = to_heads(heads, name="value")(y_BTD)
+        if self.attention_dropout:
+            v_BTNH = drop_values(v_BTNH, self.attention_dropout, self.make_rng(DROPOUT))
         seen_BT = reading.seen_BT
         if log_n is not None and seen_BT is None:
             seen_BT = keys_seen(length, segment_BT)
@@ -178,20 +183,23 @@ class DecoderLayer(nn.Module):
                 implementation=self.attention,
             )
         from_heads = Linear("BTNH,NHD->BTD", width, residual_std, name="attention_out")
-        x_BTD = x_BTD + from_heads(y_BTNH)
+        x_BTD = x_BTD + self._dropped(from_heads(y_BTNH))
 
         y_BTD = LayerNorm(name="mlp_norm")(x_BTD)
         mlp_in = Linear("BTD,DF->BTF", (size.mlp_size,), size.init_std, name="mlp_in")
         mlp_out = Linear("BTF,FD->BTD", width, residual_std, name="mlp_out")
-        x_BTD = x_BTD + mlp_out(nn.gelu(mlp_in(y_BTD), approximate=True))
-        kept = Kept(k_BTNH, v_BTNH, params if alone else {}) if self.keep else None
+        x_BTD = x_BTD + self._dropped(mlp_out(nn.gelu(mlp_in(y_BTD), approximate=True)))
+        kept = Kept(k_BTNH, v_BTNH, params if shared is None else {}) if self.keep else None
         return constrain(x_BTD, self.activation_sharding), kept
+
+    def _dropped(self, x_BTD: jax.Array) -> jax.Array:
+        return drop(x_BTD, self.dropout, self.make_rng(DROPOUT)) if self.dropout else x_BTD
 
 
 class LayerGroup(nn.Module):
     """As many layers as there are encodings that take turns, one after the other."""
 
-    blocks: tuple[Callable[..., nn.Module], ...]
+    turns: tuple[Callable[..., nn.Module], ...]
 
     @nn.compact
     def __call__(
@@ -202,8 +210,8 @@ class LayerGroup(nn.Module):
         past: tuple[Past, ...] | None,
     ) -> tuple[jax.Array, tuple[Kept | None, ...]]:
         kept = []
-        for index, (block, params) in enumerate(zip(self.blocks, shared, strict=True)):
+        for index, (layer, params) in enumerate(zip(self.turns, shared, strict=True)):
             own = None if past is None else past[index]
-            x_BTD, keys = block(name=f"block_{index}")(x_BTD, reading, params, own)
+            x_BTD, keys = layer(name=f"block_{index}")(x_BTD, reading, params, own)
             kept.append(keys)
         return x_BTD, tuple(kept)

@@ -1,8 +1,10 @@
 """Next-token losses of rows of tokens, in training and in evaluation.
 
 The input is the target shifted right by one, starting with 0, or what is given to be read. In
-packed rows each segment is read as a row of its own: it starts with 0 and at the first
-position, and no other segment is seen. B batch, T positions, V vocab.
+packed rows each segment is read as a row of its own: it starts with 0 and at the first position,
+and no other segment is seen.
+
+Shapes: B batch, T positions, V vocab.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fire_lm.models.decoder import Decoder
+from fire_lm.models.dropout import DROPOUT
 from fire_lm.models.segments import segment_positions, segment_starts
 
 
@@ -30,19 +33,24 @@ def token_losses(
     targets_BT: jax.Array,
     pos_BT: jax.Array,
     segment_BT: jax.Array | None = None,
+    dropout_rng: jax.Array | None = None,
     read_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Negative log likelihood in nats and log normaliser of every target, `[B, T]` each.
 
     `pos_BT` `[B or 1, T]` are the positions of what is read, where a row is one segment;
-    `segment_BT` int32 `[B, T]` tells the documents of packed rows apart. `read_BT` int32 `[B, T]`
-    is what the model reads; None: the targets shifted right by one.
+    `segment_BT` int32 `[B, T]` tells the documents of packed rows apart. `dropout_rng` is for
+    training: without it nothing is dropped. `read_BT` int32 `[B, T]` is what the model reads;
+    None: the targets shifted right by one.
     """
     if segment_BT is not None:
         pos_BT = segment_positions(pos_BT, segment_BT)
     if read_BT is None:
         read_BT = shift_right(targets_BT, segment_BT)
-    logits_BTV = cast(jax.Array, model.apply({"params": params}, read_BT, pos_BT, segment_BT))
+    rngs = None if dropout_rng is None else {DROPOUT: dropout_rng}
+    logits_BTV = cast(
+        jax.Array, model.apply({"params": params}, read_BT, pos_BT, segment_BT, rngs=rngs)
+    )
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     # A masked sum, not a gather: it stays local where the vocabulary is split over the mesh.
     is_target_BTV = jnp.arange(logits_BTV.shape[-1])[None, None, :] == targets_BT[:, :, None]

@@ -88,7 +88,7 @@ def position_diagnostics(model: Decoder, params: Any) -> dict[str, jax.Array]:
     return {name: functools.reduce(jnp.maximum, values) for name, values in found.items()}
 
 
-def learned_scalars(model: Decoder, params: Any) -> dict[str, jax.Array]:
+def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array]:
     """The numbers that each layer's encoding learns, as "L/layer_3"; layers from 0.
 
     What layers share is there once, as the first of them.

@@ -35,11 +35,11 @@ def query_logits(
     x_BTD = jnp.take(params["embedding"].astype(model.dtype), tokens_BT, axis=0)
     x_BTD = model.encodings[0].embed(first, x_BTD, pos_BT)
     for below in range(layer):
-        block, own, shared = layer_of(model, params, below)
-        x_BTD, _ = block.apply({"params": own}, x_BTD, Reading(pos_BT, None), shared, None)
+        module, own, shared = layer_of(model, params, below)
+        x_BTD, _ = module.apply({"params": own}, x_BTD, Reading(pos_BT, None), shared, None)
 
-    block, own, shared = layer_of(model, params, layer)
-    _, state = block.apply(
+    module, own, shared = layer_of(model, params, layer)
+    _, state = module.apply(
         *({"params": own}, x_BTD, Reading(pos_BT, None), shared, None),
         capture_intermediates=_is_query_or_key,
     )
@@ -48,7 +48,7 @@ def query_logits(
     one, seen = slice(query, query + 1), slice(query + 1)
     q_pos_B1, k_pos_BS = pos_BT[:, one], pos_BT[:, seen]
     q_B1NH, k_BSNH, scales, bias = positioned(
-        *(block.encoding, block.encoding.prepare(position), model.log_n),
+        *(module.encoding, module.encoding.prepare(position), model.log_n),
         *(q_BTNH[:, one], k_BTNH[:, seen], q_pos_B1, k_pos_BS),
         seen_BT=keys_seen(query + 1)[:, one],
         context_length=tokens_BT.shape[1],
@@ -70,12 +70,12 @@ def layer_of(
     """(module, its own parameters, what it shares with other layers)."""
     repetition, turn = divmod(layer, len(model.encodings))
     # One text is too little for a mesh, and kernels cannot be split without one.
-    block = DecoderLayer(model.size, model.encodings[turn], model.log_n, "blockwise", None)
+    module = DecoderLayer(model.size, model.encodings[turn], model.log_n, "blockwise", None)
     own = jax.tree.map(lambda leaf: leaf[repetition], layers_of_turn(model, params, turn))
     if not model.share_position:
-        return block, own, None
+        return module, own, None
     prepared = model.encodings[turn].prepare(shared_params(model, params, turn))
-    return block, own, Position(prepared, None)
+    return module, own, Position(prepared, None)
 
 
 def _is_query_or_key(module: nn.Module, method: str) -> bool:

@@ -66,7 +66,7 @@ class Learned(PositionalEncoding):
         place_P = np.arange(self.rows) / self.interpolation
         below_P = np.floor(place_P).astype(np.int32)
         above_P = np.minimum(below_P + 1, self.learned_rows - 1)
-        share_P1 = np.float32(place_P - below_P)[:, None]
+        share_P1 = (place_P - below_P).astype(np.float32)[:, None]
         return (1 - share_P1) * learned[below_P] + share_P1 * learned[above_P]
 
     def check_length(self, length: int, context_length: int) -> None:

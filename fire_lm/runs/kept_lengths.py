@@ -29,11 +29,12 @@ def open_lengths(config: Config) -> list[Key]:
     A binding on the command line is the user's, also if it says `%TRAIN_LENGTH`.
     """
     found = []
-    for place in config.places(MODEL):
-        bound = config.bound(place)
-        fields = getattr(config.target(place), "length_fields", ())
+    program = config.program
+    for place in program.reach([MODEL]):
+        bound = program.bound(place)
+        fields = getattr(program.configurables[place.name], "length_fields", ())
         found += [key_of(place, field) for field in fields if field not in bound]
-    told = config.bound(Place((), MODEL)).get(_TOLD.parameter)
+    told = program.bound(Place((), MODEL)).get(_TOLD.parameter)
     if told is None or (told.node == _FOLLOWS and not told.from_command_line):
         found.append(_TOLD)
     return found

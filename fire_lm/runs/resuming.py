@@ -10,6 +10,16 @@ from fire_lm.runs.kept_lengths import kept_lengths, open_lengths
 from fire_lm.runs.saved import damaged, model_of_run, newest_config, saved_config
 
 
+def check_not_imported(workdir: str) -> None:
+    """Refuses to train in the folder of `fire-lm import`, whose checkpoint is of step 0 and has no
+    optimizer: training there would begin with fresh parameters."""
+    if 0 in available_steps(workdir):
+        raise UserError(
+            f"{workdir} holds an imported model (checkpoint 0)\nto train on from it, choose "
+            f"another --workdir and add --gin.INIT_FROM={workdir}"
+        )
+
+
 def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> None:
     """Refuses a workdir of another experiment; training longer is the same experiment."""
     saved = newest_config(workdir)

@@ -19,11 +19,14 @@ import optax
 from fire_lm.models import (
     Decoder,
     constrain_rows,
-    learned_scalars,
+    learned_scalars_by_layer,
     position_diagnostics,
     token_losses,
 )
 from fire_lm.training.batch_hash import batch_hash
+
+# Folded into the key of a step; the key itself draws the positions.
+_DROPOUT = 2**32 - 1
 
 Batch = dict[str, jax.Array]
 Metrics = dict[str, Any]
@@ -55,11 +58,14 @@ def summed_loss(
     pos_BT: jax.Array,
     z_loss: float,
     segment_BT: jax.Array | None = None,
+    dropout_rng: jax.Array | None = None,
     read_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """(objective, nll), weighted sums over tokens; the objective adds `z_loss * log(Z)^2`."""
     weight_BT = weight_BT.astype(jnp.float32)
-    nll_BT, log_z_BT = token_losses(model, params, targets_BT, pos_BT, segment_BT, read_BT)
+    nll_BT, log_z_BT = token_losses(
+        model, params, targets_BT, pos_BT, segment_BT, dropout_rng, read_BT
+    )
     nll = jnp.sum(nll_BT * weight_BT)
     return nll + z_loss * jnp.sum(jnp.square(log_z_BT) * weight_BT), nll
 
@@ -85,7 +91,7 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
     """One update by the mean gradient over the batch's tokens.
 
-    `seed` draws the positions, where the model resamples them.
+    `seed` draws the positions, where the model resamples them, and the masks of its dropout.
     With `skip_above`, a float32 scalar, an update is left out whose loss is above it or whose loss
     or gradient is not finite: then the step alone is counted.
 
@@ -102,23 +108,26 @@ def train_step(
         pos_BT = constrain_rows(pos_BT, model.activation_sharding)
     rows = batch if len(pos_BT) == 1 else {**batch, "positions": pos_BT}
 
-    def gradient(part: Batch) -> tuple[jax.Array, Any]:
+    dropout_rngs = None
+    if model.dropout or model.attention_dropout:
+        dropout_rngs = jax.random.split(jax.random.fold_in(rng, _DROPOUT), microbatches)
+
+    def gradient(part: Batch, dropout_rng: jax.Array | None) -> tuple[jax.Array, Any]:
         own_BT = part.get("positions", pos_BT)
         (_, nll), grads = jax.value_and_grad(summed_loss, has_aux=True)(
             *(state.params, model, part["targets"], part["weights"], own_BT, z_loss),
-            part.get("segment_ids"),
-            part.get("inputs"),
+            *(part.get("segment_ids"), dropout_rng, part.get("inputs")),
         )
         return nll, grads
 
-    def accumulate(total: Any, part: Batch) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, gradient(part)), None
+    def accumulate(total: Any, part: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradient(*part)), None
 
     if microbatches == 1:
-        nll, grads = gradient(rows)
+        nll, grads = gradient(rows, None if dropout_rngs is None else dropout_rngs[0])
     else:
         zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params))
-        parts = split_microbatches(rows, microbatches)
+        parts = (split_microbatches(rows, microbatches), dropout_rngs)
         (nll, grads), _ = jax.lax.scan(accumulate, zeros, parts)
     divisor = jnp.maximum(tokens, 1.0)  # a batch of padding alone changes nothing
     grads = jax.tree.map(lambda g: g / divisor, grads)
@@ -127,7 +136,7 @@ def train_step(
     params = optax.apply_updates(state.params, updates)
     metrics = {"loss": nll / divisor, "grad_norm": optax.tree.norm(grads), "tokens": tokens}
     metrics |= position_diagnostics(model, state.params)
-    learned = learned_scalars(model, state.params)
+    learned = learned_scalars_by_layer(model, state.params)
     metrics["batch_hash"] = batch_hash({k: x_BT for k, x_BT in batch.items() if k != "weights"})
     if skip_above is not None:
         keep = jnp.isfinite(metrics["grad_norm"]) & (metrics["loss"] <= skip_above)

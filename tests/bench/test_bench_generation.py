@@ -3,7 +3,10 @@
 import json
 import sys
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from sample_decoders import configured, filled
 
 from fire_lm import cli
 from fire_lm.bench import generation, load_peer, rounds
@@ -50,6 +53,19 @@ def test_transformers_generates_the_same(hasty, capsys):
     assert [(row.encoding, row.same_tokens) for row in found.peers] == [("nope", 4), ("fire", 4)]
     assert all(row.prefill > 0 and row.token > 0 for row in found.peers)
     assert "4 of 4" in capsys.readouterr().out
+
+
+@pytest.mark.ci
+def test_the_peer_writes_behind_the_end_of_a_document():
+    """Of a model that writes nothing but end-of-document tokens."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    model = configured("nope")
+    params = filled(model)
+    bias = 100 * params["embedding"][1]
+    params["final_norm"] = {"scale": jnp.zeros_like(bias), "bias": bias}
+    peer = load_peer("torch", "transformers_peer").Peer(model, params, np.full((2, 5), 3), 4)
+    np.testing.assert_array_equal(peer.call(4)(), np.ones((2, 4)))
 
 
 def test_a_peer_that_is_not_installed(monkeypatch):

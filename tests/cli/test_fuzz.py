@@ -43,6 +43,7 @@ FLAGS = {
     "sweep": ["--also", "--output", "--gin_file", "--gin_search_paths", "--follow", "--workdir"],
     "generate": ["--prompts", "--output", "--new_tokens", "--top_p", "--alpha", "--stop", "--seed"],
     "export": ["--output", "--context_length", "--gin_file", "--gin_search_paths"],
+    "import": ["--from", "--output", "--gin_file", "--gin_search_paths"],
     "report": ["--against", "--output", "--bench", "--list", "--slice"],
     "preflight": ["--slice", "--workdir", "--json", "--all_lengths", "--gin_file", "--generate"],
     "corpus": ["--data_dir", "--from", "--name", "--split_on", "--validation_percent", "--runner"],
@@ -57,6 +58,7 @@ BEFORE = {
     "sweep": ["sweep", "runs/fire", "--dry_run"],
     "generate": ["generate", "runs/fire@20", "--prompt=x"],  # its checkpoint is empty
     "export": ["export", "runs/fire@20", "--output=hf"],
+    "import": ["import", "--from=hf", "--output=runs/back"],
     "report": ["report", "--list"],
     "preflight": ["preflight", *QUICKSTART, "--slice=v4-7"],
     "corpus": ["corpus", "--data_dir=thesis", "--name=Not a name", "--from=nowhere"],

@@ -7,6 +7,7 @@ from sample_run import command, write_text
 
 import fire_lm
 from fire_lm.cli import main
+from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.results import read_rows
 
@@ -81,6 +82,18 @@ def test_what_cannot_be_imported(own, capsys, text, told):
     assert main(["pretrain", "--dry_run", *files, f"--gin_file={own / 'more.gin'}"]) == 2
     words = capsys.readouterr().err.strip()
     assert told in words and words.count("\n") <= 1
+
+
+def test_annotations_that_cannot_be_read_are_told(own):
+    """They say what a value must be: nothing would be checked without them."""
+    (own / "gentle_encodings" / "typed.py").write_text(
+        "from __future__ import annotations\nimport dataclasses, typing\n"
+        "if typing.TYPE_CHECKING:\n    import elsewhere\n"
+        "@dataclasses.dataclass(frozen=True)\nclass Typed:\n    width: elsewhere.Width\n"
+    )
+    with pytest.raises(UserError, match="Typed: name 'elsewhere' is not defined") as caught:
+        load_config(["configs/runs/quickstart.gin"], imports=["gentle_encodings.typed"])
+    assert "not only under TYPE_CHECKING" in str(caught.value)
 
 
 @pytest.mark.ci

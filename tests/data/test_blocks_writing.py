@@ -8,16 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sample_blocks import SPACES, TRICKY, all_rows, blocks, data_dir, whole
 from sample_vocabulary import MODEL
 
 from fire_lm import cli
 from fire_lm.data import (
     Blocks,
     TextData,
-    scoring_text,
-    train_iterator,
     unknown_share,
-    unknown_warning,
     vocabulary_size,
     write_blocks,
 )
@@ -26,58 +24,17 @@ from fire_lm.data.blocks import manifest as manifests
 from fire_lm.data.blocks import writer
 from fire_lm.data.blocks.stream import BYTE_COUNTS, TOKENS, Stream, open_set
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.training.start import check_vocabulary
 
-SPACES = 70_000  # a stretch that a SentencePiece token may stand for: more than 16 bits count
-TRICKY = {
-    "plain": b"Some words, and more words.",
-    "empty": b"",
-    "blank": b" \n\t ",
-    "not UTF-8": b"caf\xe9",
-    "several bytes": "漢字 😀 naïve".encode(),
-    "spaces": b"before" + b" " * SPACES + b"after",
-    "NUL": b"a\x00b",
-    "special pieces": b"</s> <pad> <s> \xe2\x96\x81",
-    **{f"number {n}": f"document {n} ".encode() * (n + 1) for n in range(40)},
-}
+__all__ = ["data_dir", "whole", "blocks"]  # fixtures
+
+
 WRITTEN = len(TRICKY) - 3
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory) -> str:
-    from fire_lm.data.corpora import c4_writer
-
-    folder = tmp_path_factory.mktemp("text")
-    to_score = {f"text {n}": b"Words to score. " * n for n in range(5, 9)}  # so four files a split
-    c4_writer.write(folder, {"train": TRICKY, "validation": to_score})
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def whole(data_dir, tmp_path_factory) -> Path:
-    """A set in one part a split, and never changed: tests copy it."""
-    output = tmp_path_factory.mktemp("blocks") / "whole"
-    write_blocks(TextData(data_dir), str(output))
-    return output
-
-
-@pytest.fixture
-def blocks(whole, tmp_path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "blocks"))
 
 
 def stream_of(output: Path, array: str, split: str = "train") -> np.ndarray:
     stream = Stream(str(output), open_set(str(output), ""), split)
     everything = np.array([0]), np.array([stream.tokens])
     return stream.read(*everything, stream.tokens, array)[0]
-
-
-def all_rows(output: Path) -> np.ndarray:
-    """Opens and reads everything that training and scoring read."""
-    data = Blocks(str(output), construction="cut")
-    for split in ("train", "validation"):
-        scoring_text(data, length=64, num_sequences=10**6, split=split)
-    return next(train_iterator(data, length=64, batch_size=8, seed=0))["targets"]
 
 
 @pytest.mark.parametrize("vocabulary", ["bytes", MODEL])
@@ -278,84 +235,6 @@ def test_other_blocks_are_never_overwritten(blocks, data_dir, tmp_path):
         write_blocks(TextData(data_dir), str(blocks))
     (blocks / "notes.txt").unlink()
     assert files() == before
-
-
-FILES = (
-    "manifest.json",
-    *(f"train/00000-of-00001/{array}/c/0" for array in ("tokens", "ends", "byte_counts")),
-)
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("place", [0.0, 0.37, 0.999])
-def test_a_flipped_bit_is_an_error(blocks, name, place):
-    content = bytearray((blocks / name).read_bytes())
-    # The first bytes of manifest.json are a brace and white space; JSON ignores the latter.
-    content[int(place * len(content))] ^= 1
-    (blocks / name).write_bytes(content)
-    with pytest.raises((RunFailed, UserError), match="damaged|failed"):
-        all_rows(blocks)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_truncated_or_missing_file_is_an_error(blocks, name):
-    content = (blocks / name).read_bytes()
-    for kept in (len(content) - 1, len(content) // 2, 0):
-        (blocks / name).write_bytes(content[:kept])
-        with pytest.raises(RunFailed, match="damaged|failed"):
-            all_rows(blocks)
-    (blocks / name).unlink()
-    with pytest.raises((RunFailed, UserError), match="No blocks in|failed"):
-        all_rows(blocks)
-
-
-def test_a_manifest_of_another_shape_is_an_error(blocks):
-    for content in (b"[1]", b"[]", b"3", b"null", b'"text"', b"{}"):
-        (blocks / "manifest.json").write_bytes(content)
-        with pytest.raises(RunFailed, match="damaged"):
-            all_rows(blocks)
-
-
-def test_the_undamaged_copy_reads(blocks):
-    assert all_rows(blocks).any()
-
-
-def test_what_zarr_says_of_an_array_is_not_trusted(blocks):
-    """The manifest knows it: no read for it, and no damage from it."""
-    for path in blocks.rglob("zarr.json"):
-        path.write_text(path.read_text().replace("uint16", "uint32"))
-    assert all_rows(blocks).any()
-
-
-def test_blocks_of_another_version_are_refused(blocks):
-    path = str(blocks / "manifest.json")
-    content = manifests.read_json(path)
-    assert content is not None
-    for name, value in (("format", 0), ("preprocessing", "lower case")):
-        identity = {**content["identity"], name: value}
-        manifests.write_json(path, {**content, "identity": identity})
-        with pytest.raises(UserError, match=f"have {name} .*\n.*corpus blocks"):
-            all_rows(blocks)
-
-
-def test_another_vocabulary_is_refused(blocks, tmp_path):
-    def open_with(vocabulary: str) -> None:
-        train_iterator(Blocks(str(blocks), vocabulary), length=16, batch_size=1, seed=0)
-
-    open_with("bytes"), open_with("")
-    with pytest.raises(UserError, match="made with the vocabulary bytes, not with .*model"):
-        open_with(MODEL)
-    with pytest.raises(UserError, match="Vocabulary file not found: nowhere.model"):
-        open_with("nowhere.model")
-
-
-def test_messages_name_the_vocabulary_of_blocks(blocks):
-    """Also to a machine that has no copy of it."""
-    for vocabulary in ("", "bytes"):
-        data = Blocks(str(blocks), vocabulary)
-        with pytest.raises(UserError, match="^vocabulary 'bytes' has 259 ids, the model 100 rows"):
-            check_vocabulary(data, 100)
-        assert "unknown to the vocabulary bytes:" in unknown_warning(0.5, "train", data)
 
 
 def test_the_vocabulary_is_known_by_its_content(data_dir, tmp_path):

@@ -1,6 +1,6 @@
 """Losses by position: the bins by brute force, their ledger, how they go with the sweep's rows.
 
-The synthetic text, the tiny model and the `sweep` of test_length_sweep.py.
+The synthetic text, the tiny model and the `sweep` of sample_scoring.py.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
-from test_length_sweep import (
+from sample_scoring import (
     LONGEST,
     MODEL,
     SCORE,

@@ -5,7 +5,7 @@ import importlib
 import jax
 import numpy as np
 import pytest
-from test_length_sweep import LONGEST, MODEL, mesh_of, packed_text, params, random_text
+from sample_scoring import LONGEST, MODEL, mesh_of, packed_text, params, random_text
 
 from fire_lm.errors import UserError
 from fire_lm.evaluation import measurements, protocols, scoring

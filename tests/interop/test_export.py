@@ -1,6 +1,7 @@
 """`fire-lm export`: what the folder holds; test_transformers.py opens it."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -91,6 +92,28 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_a_failed_export_leaves_nothing_in_the_way(tmp_path, monkeypatch):
+    """The full disk of a first try, the missing safetensors of a second."""
+
+    def full(*_, **__):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("safetensors.numpy.save_file", full)
+        with pytest.raises(OSError, match="no space left"):
+            exported(tmp_path / "model", "fire")
+    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "safetensors.numpy", None)
+        with pytest.raises(UserError, match="safetensors is not installed"):
+            exported(tmp_path / "model", "fire")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".model.unfinished").mkdir()  # of a kill
+    (tmp_path / "model").mkdir()
+    exported(tmp_path / "model", "fire")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("name", NAMES)
 def test_stock_classes_are_taken_where_they_are_exact(name):
@@ -133,10 +156,24 @@ def merges(tmp_path_factory):
     return f"{prefix}.model"
 
 
-@pytest.mark.parametrize("kind", ["bytes", "unigram", "bpe"])
+@pytest.fixture(scope="module")
+def lossless(tmp_path_factory):
+    """A vocabulary of `fire-lm corpus vocab`."""
+    folder = tmp_path_factory.mktemp("lossless")
+    write_text(folder / "text")
+    output = str(folder / "vocabulary.model")
+    arguments = [f"--data_dir={folder / 'text'}", f"--output={output}", "--size=290"]
+    assert main(["corpus", "vocab", *arguments]) == 0
+    return output
+
+
+@pytest.mark.parametrize(
+    "kind", ["bytes", "unigram", "bpe", pytest.param("lossless", marks=pytest.mark.ci)]
+)
 def test_tokenizers_agree(kind, request):
     tokenizers = pytest.importorskip("tokenizers")
-    vocabulary = {"bytes": "bytes", "unigram": MODEL}.get(kind) or request.getfixturevalue("merges")
+    known = {"bytes": "bytes", "unigram": MODEL}
+    vocabulary = known.get(kind) or request.getfixturevalue({"bpe": "merges"}.get(kind, kind))
     data = TextData("nowhere", vocabulary=vocabulary)
     built = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_files(data)["tokenizer.json"]))
     for text in TEXTS:

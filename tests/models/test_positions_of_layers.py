@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fire_lm.models import ModelSize, build_decoder, learned_scalars, position_layers
+from fire_lm.models import ModelSize, build_decoder, learned_scalars_by_layer, position_layers
 from fire_lm.models.positions_of_layers import position_diagnostics, position_stacks
 from fire_lm.positions.alibi import ALiBi
 from fire_lm.positions.fire import FIRE
@@ -66,20 +66,20 @@ def test_numbers_of_each_layer():
     params = filled(model)
     expected = by_hand(layers_of(params))
     assert len(expected) == 12 and len({float(value) for value in expected.values()}) == 12
-    same(learned_scalars(model, params), expected)
-    same(jax.jit(functools.partial(learned_scalars, model))(params), expected)
+    same(learned_scalars_by_layer(model, params), expected)
+    same(jax.jit(functools.partial(learned_scalars_by_layer, model))(params), expected)
 
 
 def test_numbers_of_layers_that_share_are_those_of_the_first():
     model = build(NoPE, FIRE, FIRE_G, FIRE, share_position=True)
     params = filled(model)
     same(
-        learned_scalars(model, params),
+        learned_scalars_by_layer(model, params),
         by_hand({1: params["position_1"], 2: params["position_2"]}),
     )
     alone = build(FIRE, share_position=True)
     params = filled(alone)
-    same(learned_scalars(alone, params), by_hand({0: params["position"]}))
+    same(learned_scalars_by_layer(alone, params), by_hand({0: params["position"]}))
 
 
 def test_numbers_of_encodings_that_take_turns_have_their_layers():
@@ -88,13 +88,13 @@ def test_numbers_of_encodings_that_take_turns_have_their_layers():
         params = filled(model)
         own = layers_of(params, turns=2)
         assert set(own) == layers
-        same(learned_scalars(model, params), by_hand(own))
+        same(learned_scalars_by_layer(model, params), by_hand(own))
 
 
 @pytest.mark.parametrize("kind", [ALiBi, NoPE, T5])
 def test_no_numbers_without_learned_scalars(kind):
     model = build(kind)
-    assert learned_scalars(model, filled(model)) == {}
+    assert learned_scalars_by_layer(model, filled(model)) == {}
 
 
 def test_layers_in_their_order():

@@ -10,11 +10,10 @@ from sample_results import LENGTHS, LOSSES, facts, loss_row, sample_results, tex
 
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.reporting import encoding_figures
-from fire_lm.reporting.comparison import beside_the_paper
 from fire_lm.reporting.figures import line_styles
 from fire_lm.reporting.page import Table, as_markdown
-from fire_lm.reporting.report import Beside, loss_table, report_sections, write_report
-from fire_lm.reporting.seeds import Scored, loss_lines, position_lines, training_lines
+from fire_lm.reporting.report import Beside, report_sections, write_report
+from fire_lm.reporting.seeds import loss_lines, position_lines, training_lines
 from fire_lm.results.folder import Results, Setting, read_results
 
 FILES = {
@@ -22,6 +21,8 @@ FILES = {
     "position_losses.csv", "training.csv", "learned_numbers.csv", "biases.csv",
     "attention_scores.csv",
 }  # fmt: skip
+
+
 PICTURES = {
     "losses_embedded_validation_concat",
     "positions_embedded_validation_concat_length_256_4_096_tokens_text_not_recorded",
@@ -131,31 +132,6 @@ def text(folder):
     return (folder / "report.md").read_text()
 
 
-def test_lines_are_means_over_seeds_with_their_spread():
-    (lines,) = loss_lines(sample_results()).values()
-    assert [line.name for line in lines] == ["fire", "alibi", "rope"], "best at the longest first"
-    for line in lines:
-        for length, nll in zip(LENGTHS, LOSSES[line.name], strict=True):
-            point = line.nats[length]
-            assert point.value == pytest.approx(nll + 0.01) and point.runs == 2
-            assert point.spread == pytest.approx(0.02 / 2**0.5)
-    assert "mean ± standard deviation over 2 seeds" in loss_table(lines, nats=True).caption
-
-
-def test_what_stands_after_plus_minus_is_said_and_never_mixed():
-    alone = with_losses(sample_results(), [r for r in sample_results().losses if "0" in r.run])
-    (lines,) = loss_lines(alone).values()
-    table = loss_table(lines, nats=True)
-    assert "± standard error over text, one run each" in table.caption
-    assert table.rows[0][1] == "1.800 ± 0.050"
-    mixed = [r for r in sample_results().losses if r.run != "fire-seed1"]
-    (lines,) = loss_lines(with_losses(sample_results(), mixed)).values()
-    table = loss_table(lines, nats=True)
-    assert "over 2 seeds, none of a single run; in parentheses how many" in table.caption
-    cells = {row[0]: row[1] for row in table.rows}
-    assert cells["fire"] == "1.800 (1)" and cells["alibi"] == "1.910 ± 0.014 (2)"
-
-
 def test_a_length_without_text_has_no_number():
     rows = list(sample_results().losses)
     nothing = dict.fromkeys(("nll", "nll_stderr", "perplexity", "bits_per_byte"), float("nan"))
@@ -179,81 +155,6 @@ def test_other_vocabularies_are_compared_in_bits_alone(text):
     (lines,) = loss_lines(with_losses(results, rows)).values()
     last = [line.bits[256].value for line in lines]
     assert last == sorted(last) and lines[0].name == "rope", "half the tokens, half the bits"
-
-
-SCORED = Scored("embedded", "validation", "concat", "full")
-
-
-def compared(results: Results, scored: Scored = SCORED):
-    (lines,) = loss_lines(results).values()
-    return beside_the_paper(results, scored, lines)
-
-
-def test_the_order_is_held_against_the_papers():
-    words, table = compared(sample_results())
-    assert "Only the order can be compared" in words[0]
-    for apart in ("0.37M parameters", "trained at 64", "embedded, concat", "scored on embedded"):
-        assert apart in words[0]
-    trained, twice, four = words[1:]
-    assert "rope < fire < alibi; in the paper fire < rope < alibi" in trained
-    assert "Pairs in the paper's order: 2. The other way (1): rope before fire." in trained
-    # Table 4 at 4096: fire 3.046, rope 3.375, alibi 3.438.
-    assert "fire < alibi < rope; in the paper fire < rope < alibi" in twice
-    assert "The other way (1): alibi before rope" in four
-    assert table.header[2:] == [
-        "x1: ours", "paper, column 2048", "x2: ours", "paper, column 4096",
-        "x4: ours", "paper, column 8192",
-    ]  # fmt: skip
-    cells = {row[0]: row[1:] for row in table.rows}
-    assert cells["fire"][1:5] == ["1.810", "3.054", "1.790", "3.046"]
-    assert cells["rope"][0] == "Table 4, RoPE" and cells["rope"][2] == "3.070"
-
-
-def of_one_seed(noise: float | None) -> Results:
-    rows = [row for row in sample_results().losses if "0" in row.run]
-    return dataclasses.replace(
-        with_losses(sample_results(), rows), scored=text_of(rows, noise) if noise else []
-    )
-
-
-def test_of_one_seed_the_order_is_by_value_with_errors_in_pairs():
-    """No test over seeds, so none is told of. Differences have errors over their common text, which
-    are far below those of the losses (0.05)."""
-    words, _ = compared(of_one_seed(noise=0.01))
-    trained = words[1]
-    assert "Welch" not in trained and "there is no test over seeds" in trained
-    assert "best first: rope 1.700 < fire 1.800 (+0.100 ± 0.00" in trained
-    assert "the one before, ± its standard error over the rows of text that both have" in trained
-    assert "Pairs in the paper's order: 2. The other way (1): rope before fire." in trained
-    close = " ".join(compared(of_one_seed(noise=1.0))[0])
-    assert "fire and alibi (0.1" in close
-    assert "Nearer to each other than two standard errors of the difference (" in close
-
-
-def test_of_one_seed_without_a_recorded_text_there_is_the_order_alone():
-    trained = compared(of_one_seed(noise=None))[0][1]
-    assert "best first: rope 1.700 < fire 1.800 < alibi 1.900; in the paper" in trained
-    assert "Pairs in the paper's order: 2. The other way (1)" in trained
-    assert "±" not in trained and "Welch" not in trained
-
-
-def test_a_single_seed_beside_several_is_ordered_by_value():
-    rows = [row for row in sample_results().losses if row.run != "fire-seed1"]
-    trained = compared(with_losses(sample_results(), rows))[0][1]
-    assert "there is no test over seeds" in trained and "Pairs in the paper's order: 2" in trained
-
-
-@pytest.mark.parametrize("apart, told", [(0.05, False), (0.07, True)])
-def test_means_are_told_apart_by_welchs_test(apart, told):
-    """Two seeds 0.02 apart on each side: 2 degrees of freedom, 4.30 errors of 0.0141 are 0.061."""
-    rows = [
-        dataclasses.replace(row, nll=1.80 + apart + 0.02 * row.run.endswith("1"))
-        if row.encoding == "alibi"
-        else row
-        for row in sample_results().losses
-    ]
-    words, _ = compared(with_losses(sample_results(), rows))
-    assert ("fire and alibi" not in words[1]) == told
 
 
 def test_seeds_without_a_common_bin_and_scalars_that_end_early_are_drawn_all_the_same():
@@ -283,51 +184,6 @@ def test_nats_of_other_vocabularies_are_never_in_one_figure():
     ]
     apart = training_lines(dataclasses.replace(results, settings=settings))
     assert [set(lines) for lines in apart] == [{"alibi", "fire"}, {"rope"}]
-
-
-def test_the_papers_digits_are_kept_and_ties_are_ties():
-    """Table 6 has two digits, Table 4 three: at 4096 fire_gelu's 3.05 is fire's 3.046."""
-    results = sample_results()
-    renamed = {"alibi": "fire_gelu"}
-    runs = [
-        dataclasses.replace(run, encoding=e, arm=e)
-        for run in results.runs
-        for e in [renamed.get(run.encoding, run.encoding)]
-    ]
-    words, table = compared(dataclasses.replace(results, runs=runs))
-    assert "Equal in the paper's digits: 1." in words[2]
-    assert next(row for row in table.rows if row[0] == "fire_gelu")[5] == "3.05"
-
-
-def test_arms_of_one_encoding_are_no_pairs():
-    results = sample_results()
-    runs = [
-        dataclasses.replace(run, arm=f"{run.encoding}, rate {run.seed}") for run in results.runs
-    ]
-    words, _ = compared(dataclasses.replace(results, runs=runs))
-    assert "in the paper fire < rope < alibi." in words[1]
-    same, other_way = re.findall(r"order: (\d+)\. The other way \((\d+)\)", words[1])[0]
-    assert int(same) + int(other_way) == 12, "of 15 pairs three are an encoding with itself"
-
-
-def test_only_the_papers_scale_on_its_data_is_not_called_another():
-    results = sample_results()
-    same = [
-        dataclasses.replace(run, parameters=110_000_000, train_length=2048, data="c4, concat")
-        for run in results.runs
-    ]
-    rows = [dataclasses.replace(row, length=row.length * 32) for row in results.losses]
-    results = dataclasses.replace(results, runs=same, losses=rows)
-    c4 = Scored("c4", "validation", "concat", "full")
-    assert compared(results, c4)[0][0].startswith("The paper's scale")
-    for other in ("arxiv", "full"), ("c4", "sliding"):
-        scored = Scored(other[0], "validation", "concat", other[1])
-        assert "scored on" in compared(results, scored)[0][0]
-    going = [dataclasses.replace(run, step=10) for run in same]
-    words, _ = compared(dataclasses.replace(results, runs=going), c4)
-    assert "some runs have not ended" in words[0]
-    large = [dataclasses.replace(run, parameters=335_000_000) for run in same]
-    assert compared(dataclasses.replace(results, runs=large), c4) == ([], None)
 
 
 def test_against_another_report():

@@ -1,0 +1,30 @@
+"""`fire-lm import`: a folder of Hugging Face as a run directory."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fire_lm.cli.startup import quiet_libraries
+from fire_lm.errors import UserError
+from fire_lm.experiment import label_in
+from fire_lm.interop.import_run import Gin, read_folder, write_run
+from fire_lm.storage import children, in_bucket, place
+from fire_lm.training.start import ensure_writable
+
+
+def run(arguments: argparse.Namespace) -> None:
+    quiet_libraries()
+    if in_bucket(arguments.source):
+        raise UserError("--from must be a local folder: copy it from the bucket first")
+    if children(place(arguments.output)):
+        raise UserError(f"--output {arguments.output} is not empty: name another folder")
+    more = Gin(
+        arguments.gin_file, arguments.bindings, arguments.gin_search_paths, arguments.imports
+    )
+    found = read_folder(Path(arguments.source), more)
+    ensure_writable(arguments.output, "--output")
+    write_run(found, arguments.output)
+    told = f"; {found.told}" if found.told else ""
+    print(f"{arguments.output}: {label_in(found.config)} at step 0 of {arguments.source}{told}")
+    print(f"train on from it with --gin.INIT_FROM={arguments.output} in another --workdir")

@@ -1,0 +1,147 @@
+"""A folder of Hugging Face as an ordinary run directory: `config.gin` and a checkpoint at step 0,
+which `sweep`, `generate`, `open_run` and INIT_FROM read as they read others."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from fire_lm.checkpoints import Checkpointing, Checkpoints, checkpoint_directory
+from fire_lm.config import Config, save
+from fire_lm.errors import UserError
+from fire_lm.evaluation.scoring import parameter_shapes
+from fire_lm.experiment import load_config
+from fire_lm.interop.export import CONFIGURATION
+from fire_lm.interop.gpt2 import read_gpt2
+from fire_lm.interop.own_exports import read_own
+from fire_lm.interop.weights import Weights, read_config
+from fire_lm.models import Decoder
+from fire_lm.storage import children, place
+
+_GPT2_FILES = [
+    "configs/base.gin",
+    "configs/models/gpt2.gin",
+    "configs/data/blocks.gin",
+    "configs/positions/learned.gin",
+]
+
+
+class Gin(NamedTuple):
+    """What the user adds to the configuration: the data, a vocabulary."""
+
+    files: Sequence[str] = ()
+    bindings: Sequence[str] = ()
+    search_paths: str = ""
+    imports: Sequence[str] = ()
+
+
+class Imported(NamedTuple):
+    """Attributes:
+    config: the configuration of the run.
+    params: of its model.
+    told: what the user should know of them.
+    """
+
+    config: Config
+    params: Any
+    told: str
+
+
+def read_folder(folder: Path, more: Gin) -> Imported:
+    """The model of a folder: GPT-2's, or that of `fire-lm export`.
+
+    Raises:
+      UserError: the folder is another's, or the configuration does not fit its arrays.
+    """
+    config = read_config(folder)
+    found = _own(folder, config, more) if CONFIGURATION in config else _gpt2(folder, more)
+    model: Decoder = found.config.call("build_decoder")
+    check_shapes(parameter_shapes(model), found.params, folder)
+    return found
+
+
+def _own(folder: Path, fields: dict[str, Any], more: Gin) -> Imported:
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "config.gin"
+        file.write_text("\n".join(fields[CONFIGURATION]) + "\n")
+        config = load_config(
+            [str(file), *more.files], more.bindings, more.search_paths, more.imports
+        )
+    config = config.as_saved()
+    return Imported(config, read_own(config.call("build_decoder"), fields, Weights(folder)), "")
+
+
+def _gpt2(folder: Path, more: Gin) -> Imported:
+    found = read_gpt2(folder)
+    size = {
+        name: value
+        for name, value in vars(found.size).items()
+        if name in ("num_layers", "hidden_size", "num_heads", "head_dim", "mlp_size", "init_std")
+    }
+    bindings = [
+        *(f"size_125m.{name} = {value}" for name, value in size.items()),
+        f"Learned.max_length = {found.positions}",
+        f"TRAIN_LENGTH = {found.positions}",
+        f"EVAL_LENGTHS = ({found.positions},)",
+        f"VOCAB_SIZE = {found.vocab_size}",
+        "build_decoder.dtype = 'float32'",
+        "DATA_DIR = 'data/blocks'",
+        # A configuration has an experiment in it; nobody trains this one.
+        "TRAIN_STEPS = 1",
+        "BATCH_SIZE = 1",
+    ]
+    with_tokenizer = (folder / "tokenizer.json").exists()
+    bindings.append(f"VOCABULARY = 'hf:{folder.absolute()}'" if with_tokenizer else "VOCABULARY=''")
+    config = load_config(
+        [*_GPT2_FILES, *more.files],
+        [*bindings, *more.bindings],
+        more.search_paths,
+        more.imports,
+    )
+    told = f"dropout of {found.dropped:g} is not taken over" if found.dropped else ""
+    return Imported(config, found.params, told)
+
+
+def check_shapes(like: Any, params: Any, folder: Path) -> None:
+    """Raises UserError where the configuration makes another model than the arrays."""
+    want, have = (
+        {
+            jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (like, params)
+    )
+    for path in [*want, *have]:
+        if want.get(path) != have.get(path):
+            raise UserError(
+                f"the configuration does not fit {folder}: '{path}' has the shape "
+                f"{have.get(path, 'of no array')} there and {want.get(path, 'of no array')} in the "
+                "model\nremove the bindings that change the model"
+            )
+
+
+def write_run(found: Imported, workdir: str) -> None:
+    """Writes the checkpoint, and then the configuration, which makes the folder a run.
+
+    Raises:
+      UserError: there is something in `workdir`. RunFailed: it cannot be written.
+    """
+    folder = place(workdir)
+    if children(folder):
+        raise UserError(f"--output {workdir} is not empty: name another folder")
+    params = jax.tree.map(jnp.asarray, found.params)
+    try:
+        with contextlib.closing(Checkpoints(folder, Checkpointing(failures_allowed=0))) as saved:
+            saved.save(0, {"params": params}, b"", {}, shared_position=True)
+        save(found.config, epath.Path(folder))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            checkpoint_directory(folder).rmtree()  # else it would be in the way of the next try
+        raise

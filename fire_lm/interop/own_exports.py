@@ -1,0 +1,178 @@
+"""Folders of `fire-lm export` read back: `stock.py` and `custom.py` the other way round.
+
+Shapes: V vocabulary, D model, N heads, H head dim, L layers, P positions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.errors import UserError
+from fire_lm.interop.gpt2 import gpt2_params
+from fire_lm.interop.stacked_layers import (
+    Linear,
+    layer_params,
+    norm_params,
+    stacked,
+    take_linear,
+    take_norm,
+)
+from fire_lm.interop.stock import halves
+from fire_lm.interop.weights import Weights
+from fire_lm.models import Decoder
+from fire_lm.models.layer_position import has_parameters, position_name
+from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.learned import Learned
+from fire_lm.positions.rope import RoPE
+from fire_lm.positions.sinusoidal import Sinusoidal, sinusoids
+
+
+def read_own(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str, Any]:
+    """The parameters of `model`, whose export has these settings and arrays.
+
+    Raises:
+      UserError: the arrays are not those of `model`, or were changed where it has none.
+    """
+    forms = {"gpt2": _gpt2, "gpt_neox": _neox, "fire_lm": _custom}
+    kind = config.get("model_type")
+    if kind not in forms:
+        raise UserError(f"config.json: model_type is {kind!r}, which no export has")
+    params = forms[kind](model, config, weights)
+    weights.check_all_taken()
+    return params
+
+
+def _gpt2(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str, Any]:
+    encoding, size, vocab = model.encodings[0], model.size, model.vocab_size
+    positions = encoding.rows if isinstance(encoding, Learned) else int(config["n_positions"])
+    params = gpt2_params(weights, size, vocab, positions)
+    if isinstance(encoding, Learned):
+        return params
+    table_PD = params.pop("position")["embedding"]
+    expected_PD = np.zeros_like(table_PD)
+    if isinstance(encoding, Sinusoidal):
+        waves = sinusoids(jnp.arange(positions)[None], size.hidden_size, encoding.base)[0]
+        expected_PD = np.asarray(waves)
+        scaled_VD, scale = params["embedding"], np.float32(math.sqrt(size.hidden_size))
+        params["embedding"] = weights.take("lm_head.weight", (vocab, size.hidden_size))
+        _check_same("transformer.wte.weight", scaled_VD, params["embedding"] * scale)
+    _check_same("transformer.wpe.weight", table_PD, expected_PD)
+    return params
+
+
+def _check_same(name: str, found: np.ndarray, expected: np.ndarray) -> None:
+    """Raises UserError where training elsewhere has changed what is fixed here."""
+    if not np.allclose(found, expected, rtol=1e-6, atol=1e-6):
+        raise UserError(
+            f"the tensor {name} is not what was exported: this model has fixed positions, and one "
+            "table for its input and output"
+        )
+
+
+def _neox(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, Any]:
+    size, rope = model.size, model.encodings[0]
+    assert isinstance(rope, RoPE)
+    width, heads, head = size.hidden_size, size.num_heads, size.head_dim
+    back_H = np.argsort(halves(rope))
+    layers = []
+    for index in range(size.num_layers):
+        name = f"gpt_neox.layers.{index}"
+        fused = take_linear(weights, f"{name}.attention.query_key_value", width, 3 * width, True)
+        # Query, key and value of the first head, then of the next.
+        kernel_DN3H = fused.weight_IO.reshape(width, heads, 3, head)
+        bias_N3H = fused.bias_O.reshape(heads, 3, head)
+        linears = {}
+        for third, part in enumerate(("query", "key", "value")):
+            order_H = np.arange(head) if part == "value" else back_H
+            linears[part] = Linear(
+                kernel_DN3H[:, :, third, order_H].reshape(width, width),
+                bias_N3H[:, third, order_H].reshape(width),
+            )
+        mlp = size.mlp_size
+        for part, theirs, inputs, outputs in (
+            ("attention_out", "attention.dense", width, width),
+            ("mlp_in", "mlp.dense_h_to_4h", width, mlp),
+            ("mlp_out", "mlp.dense_4h_to_h", mlp, width),
+        ):
+            linears[part] = take_linear(weights, f"{name}.{theirs}", inputs, outputs, True)
+        norms = {
+            "attention_norm": take_norm(weights, f"{name}.input_layernorm", width),
+            "mlp_norm": take_norm(weights, f"{name}.post_attention_layernorm", width),
+        }
+        layers.append(layer_params(size, linears, norms))
+    return {
+        "embedding": weights.take("gpt_neox.embed_in.weight", (model.vocab_size, width)),
+        "layers": stacked(layers),
+        "final_norm": norm_params(take_norm(weights, "gpt_neox.final_layer_norm", width)),
+    }
+
+
+def _custom(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, Any]:
+    size, turns = model.size, len(model.encodings)
+    width, inner = size.hidden_size, size.num_heads * size.head_dim
+    shapes = {"attention_out": (inner, width), "mlp_in": (width, size.mlp_size)}
+    shapes |= {"mlp_out": (size.mlp_size, width)}
+    layers = []
+    for index in range(size.num_layers):
+        name, encoding = f"model.layers.{index}", model.encodings[index % turns]
+        linears = {
+            part: take_linear(weights, f"{name}.{part}", *shapes.get(part, (width, inner)), True)
+            for part in ("query", "key", "value", *shapes)
+        }
+        norms = {
+            part: take_norm(weights, f"{name}.{part}", width)
+            for part in ("attention_norm", "mlp_norm")
+        }
+        layer = layer_params(size, linears, norms)
+        if not model.share_position and has_parameters(encoding):
+            layer["position"] = _learned(encoding, weights, f"{name}.position")
+        layers.append(layer)
+    by_turn = [stacked(layers[turn::turns]) for turn in range(turns)]
+    params = {
+        "embedding": weights.take("model.embedding.weight", (model.vocab_size, width)),
+        "layers": by_turn[0]
+        if turns == 1
+        else {f"block_{turn}": one for turn, one in enumerate(by_turn)},
+        "final_norm": norm_params(take_norm(weights, "model.final_norm", width)),
+    }
+    if model.share_position:
+        for turn, encoding in enumerate(model.encodings):
+            own = _learned(encoding, weights, f"model.positions.{turn}")
+            if own:
+                params[position_name(model.encodings.index(encoding))] = own
+    return params
+
+
+def _learned(encoding: PositionalEncoding, weights: Weights, name: str) -> dict[str, Any]:
+    """The encoding's own parameters."""
+    shapes = jax.eval_shape(encoding.init, jax.random.key(0))
+    if not isinstance(encoding, FIRE):
+        return {part: weights.take(f"{name}.{part}", like.shape) for part, like in shapes.items()}
+    dense = {}
+    for index in range(len(shapes["mlp"])):
+        inputs, outputs = shapes["mlp"][f"dense_{index}"]["kernel"].shape
+        found = take_linear(weights, f"{name}.dense.{index}", inputs, outputs, transposed=True)
+        kernel = np.ascontiguousarray(found.weight_IO)
+        dense[f"dense_{index}"] = {"kernel": kernel, "bias": found.bias_O}
+    params: dict[str, Any] = {"mlp": dense}
+    if "L_multiplier" in shapes:
+        assert encoding.init_L is not None
+        params["L_multiplier"] = _multiplier(weights.take(f"{name}.L", ()), encoding.init_L)
+    for part in ("c", "gamma"):
+        if part in shapes:
+            params[part] = weights.take(f"{name}.{part}", ())
+    return params
+
+
+def _multiplier(L: np.ndarray, init_L: float) -> np.ndarray:
+    """m in float32 with `m * init_L` equal to L in all bits, where there is one."""
+    near = np.float32(L / np.float32(init_L))
+    either = [np.nextafter(near, np.float32(side)) for side in (-np.inf, np.inf)]
+    exact = [m for m in (near, *either) if m * np.float32(init_L) == L]
+    return np.asarray(exact[0] if exact else near, np.float32)

@@ -1,0 +1,69 @@
+"""Matrices and norms of single layers, put together as the parameters of our decoder.
+
+Shapes: D model, F mlp, N heads, H head dim, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fire_lm.interop.weights import Weights
+from fire_lm.models.sizes import ModelSize
+
+
+class Linear(NamedTuple):
+    """`x @ weight_IO + bias_O`."""
+
+    weight_IO: np.ndarray
+    bias_O: np.ndarray
+
+
+class Norm(NamedTuple):
+    scale_D: np.ndarray
+    bias_D: np.ndarray
+
+
+def take_linear(
+    weights: Weights, name: str, inputs: int, outputs: int, transposed: bool = False
+) -> Linear:
+    """`transposed`: the weight lies as `[outputs, inputs]`, as in torch's own linear layer."""
+    shape = (outputs, inputs) if transposed else (inputs, outputs)
+    weight = weights.take(f"{name}.weight", shape)
+    return Linear(weight.T if transposed else weight, weights.take(f"{name}.bias", (outputs,)))
+
+
+def take_norm(weights: Weights, name: str, width: int) -> Norm:
+    return Norm(weights.take(f"{name}.weight", (width,)), weights.take(f"{name}.bias", (width,)))
+
+
+def norm_params(norm: Norm) -> dict[str, np.ndarray]:
+    return {"scale": norm.scale_D, "bias": norm.bias_D}
+
+
+def layer_params(
+    size: ModelSize, linears: Mapping[str, Linear], norms: Mapping[str, Norm]
+) -> dict[str, Any]:
+    """The parameters of a layer: `query`, `key`, `value`, `attention_out`, `mlp_in`, `mlp_out`;
+    `attention_norm`, `mlp_norm`."""
+    heads = (size.num_heads, size.head_dim)
+    found: dict[str, Any] = {name: norm_params(norm) for name, norm in norms.items()}
+    for name, (weight_IO, bias_O) in linears.items():
+        inputs, outputs = weight_IO.shape[:1], bias_O.shape
+        if name in ("query", "key", "value"):
+            outputs = heads
+        elif name == "attention_out":
+            inputs = heads
+        found[name] = {
+            "kernel": np.ascontiguousarray(weight_IO).reshape(*inputs, *outputs),
+            "bias": bias_O.reshape(outputs),
+        }
+    return found
+
+
+def stacked(layers: Sequence[Any]) -> Any:
+    """Arrays `[...]` of each layer as `[L, ...]`."""
+    return jax.tree.map(lambda *one: np.stack(one), *layers)

@@ -1,0 +1,111 @@
+"""The arrays of a folder of Hugging Face, asked for by name and shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fire_lm.errors import UserError
+
+_ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The fields of `config.json`.
+
+    Raises:
+      UserError: the file is missing, or is not a JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_text())
+    except OSError:
+        raise UserError(
+            f"--from: {folder} is no folder of Hugging Face: it has no config.json"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return found
+
+
+class Weights:
+    """The arrays of `model.safetensors`, in one file or several, as float32.
+
+    Each is read when it is taken; `check_all_taken` names what nobody has asked for.
+
+    Raises:
+      UserError: safetensors is not installed; a file is missing or damaged; later, an array is
+        missing or has another shape.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder, self._taken = folder, set[str]()
+        self._files: dict[str, Any] = {}
+        for file in _files(folder):
+            opened = _opened(folder / file)
+            self._files |= dict.fromkeys(opened.keys(), opened)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def take(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if name not in self._files:
+            raise UserError(f"{self._folder}: the weights lack the tensor {name}")
+        self._taken.add(name)
+        found = tuple(self._files[name].get_slice(name).get_shape())
+        if found != shape:
+            raise UserError(
+                f"{self._folder}: the tensor {name} has the shape {list(found)}, but config.json "
+                f"makes it {list(shape)}"
+            )
+        try:
+            array = np.asarray(self._files[name].get_tensor(name), np.float32)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"{self._folder}: the tensor {name} is of a type that numpy lacks ({error}): save "
+                "the model in float32"
+            ) from error
+        return array
+
+    def check_all_taken(self, idle: Mapping[str, str] | None = None) -> None:
+        """Raises UserError for arrays that no part of the model has taken.
+
+        Args:
+          idle: endings of names that hold no weights, and what they are.
+        """
+        left = [name for name in self._files if name not in self._taken]
+        left = [name for name in left if not name.endswith(tuple(idle or ()))]
+        if left:
+            raise UserError(
+                f"{self._folder}: the tensor {left[0]} has no place in this model"
+                + (f", nor have {len(left) - 1} others" if left[1:] else "")
+            )
+
+
+def _files(folder: Path) -> list[str]:
+    if (folder / _ONE).exists():
+        return [_ONE]
+    try:
+        index = json.loads((folder / _INDEX).read_text())
+        return sorted(set(index["weight_map"].values()))
+    except OSError:
+        raise UserError(f"--from: {folder} has no {_ONE}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder / _INDEX} is no index of safetensors files") from error
+
+
+def _opened(path: Path) -> Any:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError as error:
+        raise UserError("safetensors is not installed: pip install 'fire-lm[hf]'") from error
+    try:
+        return safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a safetensors file: {error}") from error

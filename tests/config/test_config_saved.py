@@ -1,0 +1,145 @@
+"""The text of a configuration, saved beside a run: complete, read again, and compared."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_config import BASE, FIRE_GIN, ROPE_GIN, load, outcome
+
+from fire_lm import config
+from fire_lm.errors import UserError
+
+AWKWARD = ["", "a'b", 'a"b', "a\\b", "a\nb", "%x", "@y", "é…\udcff", "# no comment", "  ", "None"]
+
+
+def test_text_loads_into_an_equal_configuration(tmp_path):
+    for extra in [
+        (),
+        ("DATA_DIR=gs://bucket/x", "TRAIN_STEPS=5"),
+        ("DATA_DIR=007", "EVAL_LENGTHS=512"),
+        ("eval/FIRE.init_length=3", "length_sweep.decoder=@eval/build_decoder()"),
+        ("STEPS=1e3", "TRAIN_STEPS=%STEPS", "pretrain.lengths=(%STEPS,)"),
+    ]:
+        first = load(tmp_path, *extra)
+        again = load(tmp_path, only=first.text())
+        assert again == first and again.text() == first.text()
+        assert outcome(again) == outcome(first)
+        assert config.differences(first.text(), again, root="pretrain") == []
+        assert first != load(tmp_path, *extra, "pretrain.learning_rate=0.5")
+
+
+@pytest.mark.parametrize("text", AWKWARD)
+def test_text_keeps_awkward_strings(tmp_path, text):
+    loaded = load(tmp_path, f"DATA_DIR={text!r}")
+    again = load(tmp_path, only=loaded.text())
+    assert outcome(again)[0]["data"].directory == text
+
+
+def test_text_is_complete_and_as_written(tmp_path):
+    lines = load(tmp_path, "DATA_DIR=a/b").text().splitlines()
+    assert {
+        "TRAIN_STEPS = 6e5",
+        "DATA_DIR = 'a/b'",
+        "POSITION = @FIRE",
+        "pretrain.steps = %TRAIN_STEPS",
+        "pretrain.lengths = ()",
+        "eval/TextData.batch = 2",
+        "FIRE.hidden_layers = (32,)",
+        "FIRE.init_length = 512.0",
+    } <= set(lines)
+    assert not any(
+        line.startswith(("FIRE.num_heads", "RoPE", "pretrain.workdir")) for line in lines
+    )
+
+
+def test_text_does_not_depend_on_the_order_of_statements(tmp_path):
+    reversed_base = "\n".join(reversed(BASE.splitlines()))
+    assert load(tmp_path, fire=FIRE_GIN, base=reversed_base).text() == load(tmp_path).text()
+
+
+def test_text_leaves_out_defaults_that_gin_cannot_write():
+    def f(
+        a=float("inf"),
+        b=print,
+        c: tuple[int, ...] = [1],  # type: ignore[assignment]  # noqa: B006
+        d: int = None,  # type: ignore[assignment]
+        e=(1, ("k", [2.5])),
+        f={"k": 1},  # noqa: B006
+    ):
+        return a, b, c, d, e, f
+
+    loaded = config.load([], [], [], configurables={"f": f}, roots=["f"])
+    body = [line for line in loaded.text().splitlines() if line and not line.startswith("#")]
+    assert body == ["f.d = None", "f.e = (1, ('k', [2.5]))"]
+
+
+# Differences.
+
+
+def difference(folder: Path, old: config.Config, *new: str, **files: str) -> list[Any]:
+    found = config.differences(old.text(), load(folder, *new, **files), root="pretrain")
+    return [(d.name, d.old, d.new) for d in found]
+
+
+def test_differences_are_named_as_the_user_would_bind_them(tmp_path):
+    old = load(tmp_path)
+    assert difference(tmp_path, old, "TRAIN_STEPS=5") == [("TRAIN_STEPS", 600_000, 5)]
+    assert difference(tmp_path, old, "pretrain.steps=5") == [("pretrain.steps", 600_000, 5)]
+    assert difference(tmp_path, old, "FIRE.hidden_layers=4") == [
+        ("FIRE.hidden_layers", (32,), (4,))
+    ]
+    rope = {"base": BASE, "rope": ROPE_GIN}
+    assert difference(tmp_path, old, **rope) == [("POSITION", "@FIRE", "@RoPE")]
+
+
+def test_what_makes_no_difference(tmp_path):
+    old = load(tmp_path)
+    assert difference(tmp_path, old, "TRAIN_STEPS=600_000") == []
+    assert difference(tmp_path, old, "N=600000", "TRAIN_STEPS=%N") == []
+    assert difference(tmp_path, old, "pretrain.lengths=[]") == []
+    assert difference(tmp_path, old, "EVAL_LENGTHS=3", "eval/TextData.batch=3") == []
+    sweep = config.differences(old.text(), load(tmp_path, "EVAL_LENGTHS=3"), root="length_sweep")
+    assert [str(d) for d in sweep] == ["EVAL_LENGTHS: (512, 1024) -> (3,)"]
+
+
+def test_differences_from_other_code(tmp_path):
+    """The saved text may know parameters that are gone, and lack those that are new."""
+    old = load(tmp_path).text().replace("FIRE.init_length", "FIRE.init_l")
+    old = old.replace("pretrain.learning_rate = 3e-4", "pretrain.learning_rate = 'high'")
+    old += "Gone.x = 1\n"
+    found = config.differences(old, load(tmp_path), root="pretrain")
+    assert [(d.name, d.old, d.new) for d in found] == [
+        ("pretrain.learning_rate", "high", 3e-4),
+        ("FIRE.init_l", 512.0, config.ABSENT),
+    ]
+
+
+def test_differences_refuses_a_broken_text(tmp_path):
+    with pytest.raises(UserError, match="saved config:1: cannot read"):
+        config.differences("TRAIN STEPS", load(tmp_path), root="pretrain")
+
+
+# Saving.
+
+
+def test_every_start_saves_its_own_file(tmp_path):
+    first, second = load(tmp_path), load(tmp_path, "TRAIN_STEPS=5")
+    run = tmp_path / "runs" / "a"
+    names = [config.save(c, run).name for c in (first, second, first)]
+    assert names == ["config.gin", "config_1.gin", "config_2.gin"]
+    assert sorted(os.listdir(run)) == names
+    assert [(run / name).read_text() for name in names] == [
+        first.text(),
+        second.text(),
+        first.text(),
+    ]
+
+
+def test_an_unwritable_workdir_is_told(tmp_path):
+    loaded = load(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write the configuration there"):
+        config.save(loaded, tmp_path / "file" / "run")

@@ -1,0 +1,129 @@
+"""Inputs of attention, the kernels and dense attention on them, and their comparison."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fire_lm.attention import CommonBias
+from fire_lm.attention.dense import dense_attention
+from fire_lm.attention.tpu import tpu_attention
+from fire_lm.positions import PositionalEncoding
+from fire_lm.positions.alibi import ALiBi
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.kerple import KERPLELog
+from fire_lm.positions.nope import NoPE
+from fire_lm.positions.sandwich import Sandwich
+from fire_lm.positions.t5 import T5
+
+# Half the time for programs that run once.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+BATCH, HEADS, WIDTH, BLOCK = 2, 2, 64, 128
+
+
+# Not a multiple of the block; three blocks, so that dq comes from up to three columns of tiles.
+LENGTH = 300
+
+
+ENCODINGS: dict[str, Any] = {
+    "nope": NoPE,
+    "fire": functools.partial(FIRE, init_L=100.0),
+    "fire_g": functools.partial(FIRE, init_L=60.0, init_gamma=0.7, hidden_layers=1),
+    "alibi": ALiBi,
+    "kerple": KERPLELog,
+    "t5": T5,
+    "sandwich": Sandwich,
+}
+
+
+def encoding_of(name: str, width: int = WIDTH, length: int = LENGTH) -> PositionalEncoding:
+    return ENCODINGS[name](HEADS, width, length, HEADS * width)
+
+
+def content(length: int = LENGTH, width: int = WIDTH, dtype: Any = jnp.float32) -> Any:
+    """Queries, keys, values, and what the output is multiplied with for a loss."""
+    shape = (4, BATCH, length, HEADS, width)
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
+
+
+def documents(length: int = LENGTH) -> jax.Array:
+    """Segments in one example, also across the blocks' edges; the other is one document."""
+    ends = np.array([[length // 3, length // 3 + 1, 7 * length // 8], [length] * 3])
+    starts = np.arange(length)[None, :, None] >= ends[:, None, :]
+    return jnp.asarray(starts.sum(axis=2), jnp.int32)
+
+
+def restarting(segment: jax.Array) -> jax.Array:
+    """Positions that begin at 0 in every document."""
+    place = jnp.arange(segment.shape[1])[None]
+    begins = jnp.diff(segment, axis=1, prepend=-1) != 0
+    return place - jax.lax.cummax(jnp.where(begins, place, 0), axis=1)
+
+
+def by_kernel(
+    bias: CommonBias | None, x: jax.Array, scale: Any = None, segment: Any = None, pos: Any = None
+) -> jax.Array:
+    return tpu_attention(
+        *x[:3],
+        bias=bias,
+        logit_scale_BT=scale,
+        bias_scale_BT=opposite(scale),
+        segment_BT=segment,
+        pos_BT=pos,
+        block_size=BLOCK,
+    )
+
+
+def opposite(scale: Any) -> Any:
+    """The factor on the bias: large where that on q k is small."""
+    return None if scale is None else 2 - scale
+
+
+def by_dense(
+    bias: Any, x: jax.Array, scale: Any = None, segment: Any = None, pos: Any = None
+) -> jax.Array:
+    pos = jnp.arange(x.shape[2])[None] if pos is None else pos
+    return dense_attention(
+        *x[:3],
+        q_pos_BT=pos,
+        k_pos_BS=pos,
+        bias=bias,
+        logit_scale_BT=scale,
+        bias_scale_BT=opposite(scale),
+        q_segment_BT=segment,
+        k_segment_BS=segment,
+    )
+
+
+def outputs_and_gradients(function: Any, *arguments: Any) -> Any:
+    """Of `function(params, x, scale)`, by all of them."""
+
+    def loss(*arguments: Any) -> Any:
+        out = function(*arguments)
+        return jnp.sum(out.astype(jnp.float32) * arguments[1][3].astype(jnp.float32)), out
+
+    argnums = tuple(range(len(arguments)))
+    return quick_jit(jax.grad(loss, argnums, has_aux=True))(*arguments)
+
+
+def assert_close(ours: Any, wanted: Any, relative: float) -> None:
+    """Leaf by leaf, to its largest value; what is 0 but for rounding, to a tenth of the tree's."""
+    largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(wanted))
+
+    def check(path: Any, ours: jax.Array, wanted: jax.Array) -> None:
+        scale = max(float(jnp.max(jnp.abs(wanted))), 0.1 * largest)
+        error = float(jnp.max(jnp.abs(ours.astype(jnp.float32) - wanted.astype(jnp.float32))))
+        assert error <= relative * scale, (jax.tree_util.keystr(path), error, scale)
+
+    jax.tree_util.tree_map_with_path(check, ours, wanted)
+
+
+def fire_tables(length: int = LENGTH) -> CommonBias:
+    encoding = encoding_of("fire_g", length=length)
+    tables = encoding.common_bias(encoding.init(jax.random.key(1)), length, length)
+    assert tables is not None
+    return tables

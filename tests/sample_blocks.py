@@ -1,0 +1,59 @@
+"""A small data set with difficult texts, and its blocks."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fire_lm.data import (
+    Blocks,
+    TextData,
+    scoring_text,
+    train_iterator,
+    write_blocks,
+)
+
+SPACES = 70_000  # a stretch that a SentencePiece token may stand for: more than 16 bits count
+TRICKY = {
+    "plain": b"Some words, and more words.",
+    "empty": b"",
+    "blank": b" \n\t ",
+    "not UTF-8": b"caf\xe9",
+    "several bytes": "漢字 😀 naïve".encode(),
+    "spaces": b"before" + b" " * SPACES + b"after",
+    "NUL": b"a\x00b",
+    "special pieces": b"</s> <pad> <s> \xe2\x96\x81",
+    **{f"number {n}": f"document {n} ".encode() * (n + 1) for n in range(40)},
+}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory) -> str:
+    from fire_lm.data.corpora import c4_writer
+
+    folder = tmp_path_factory.mktemp("text")
+    to_score = {f"text {n}": b"Words to score. " * n for n in range(5, 9)}  # so four files a split
+    c4_writer.write(folder, {"train": TRICKY, "validation": to_score})
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(data_dir, tmp_path_factory) -> Path:
+    """A set in one part a split, and never changed: tests copy it."""
+    output = tmp_path_factory.mktemp("blocks") / "whole"
+    write_blocks(TextData(data_dir), str(output))
+    return output
+
+
+@pytest.fixture
+def blocks(whole, tmp_path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "blocks"))
+
+
+def all_rows(output: Path) -> np.ndarray:
+    """Opens and reads everything that training and scoring read."""
+    data = Blocks(str(output), construction="cut")
+    for split in ("train", "validation"):
+        scoring_text(data, length=64, num_sequences=10**6, split=split)
+    return next(train_iterator(data, length=64, batch_size=8, seed=0))["targets"]

@@ -1,0 +1,305 @@
+"""Steps and intervals of `fire-lm pretrain`: what is logged, left out, stopped and refused."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from sample_run import (
+    SAVE_EVERY,
+    STEPS,
+    command,
+    logged,
+    quick_compiles,  # noqa: F401  (a fixture)
+    saved_state,
+    tiny_run,
+    write_text,
+)
+
+from fire_lm import training
+from fire_lm.checkpoints import available_steps
+from fire_lm.cli import main
+from fire_lm.data.corpora import c4_writer
+from fire_lm.training import AdamW, Spikes, start
+from fire_lm.training.goodput import Goodput
+from fire_lm.training.reporter import Reporter, new_counters
+from fire_lm.training.start import ensure_writable
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "data")
+
+
+def test_sigterm_before_anything_is_saved_is_told_so(data_dir, tmp_path, monkeypatch, capsys):
+    """As when the first losses are not finite, and their updates left out."""
+    pending = Reporter.pending
+
+    def pending_with_signal(self: Reporter, *arguments: object) -> None:
+        pending(self, *arguments)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Reporter, "pending", pending_with_signal)
+    monkeypatch.setattr(Reporter, "flush", lambda self: setattr(self, "sound", False))
+    assert main(command(data_dir, tmp_path / "run")) == 3
+    told = capsys.readouterr().err
+    assert (
+        "stopped by SIGTERM before any step was saved\nrun the same command to start over" in told
+    )
+    assert "step 0" not in told
+
+
+def test_two_starts_at_once_do_not_take_each_others_probe(tmp_path, monkeypatch):
+    write_probe, left = start.replace_text, []
+
+    def while_another_starts(path: epath.Path, text: str) -> None:
+        write_probe(path, text)
+        left.append(path.name)
+        for probe in tmp_path.iterdir():  # on another machine, with the same pid
+            probe.unlink()
+
+    monkeypatch.setattr(start, "replace_text", while_another_starts)
+    ensure_writable(str(tmp_path))
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    ensure_writable(str(tmp_path))
+    assert len(set(left)) == 2 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.ci
+def test_a_run_directory_that_is_gone_stops_the_run(data_dir, tmp_path, monkeypatch, capsys):
+    """And no save makes a new one in its place, without what was in it."""
+    workdir, pending = tmp_path / "run", Reporter.pending
+
+    def pending_and_gone(self: Reporter, step: int, *arguments: object) -> None:
+        pending(self, step, *arguments)
+        if step == 9:
+            while available_steps(workdir) != [SAVE_EVERY]:  # its save has ended
+                time.sleep(0.01)
+            workdir.rename(tmp_path / "renamed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reporter, "pending", pending_and_gone)
+        assert main(command(data_dir, workdir)) == 1
+    error = capsys.readouterr().err
+    assert f"{workdir} was removed or renamed while the run was writing to it: stopped" in error
+    assert not workdir.exists() and available_steps(tmp_path / "renamed") == [SAVE_EVERY]
+    assert main(command(data_dir, tmp_path / "renamed")) == 0
+
+
+@pytest.mark.ci
+def test_updates_left_out_are_the_same_after_a_restart(data_dir, tmp_path):
+    """Those of losses above the usual, some of each half of the run."""
+    more = ["TRAIN_STEPS=60", "Spikes.deviations=0.5", "Spikes.skips_allowed=60"]
+    more += ["Spikes.skip_finite=True", "AdamW.learning_rate=1e-9", "Checkpointing.keep_last=99"]
+    arguments = [f"--gin.{binding}" for binding in more]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert main(command(data_dir, whole, *arguments)) == 0
+    shutil.copytree(whole, stopped)
+    for step in range(40, 61, SAVE_EVERY):
+        shutil.rmtree(stopped / "checkpoints" / str(step))
+    assert main(command(data_dir, stopped, *arguments)) == 0
+    assert logged(stopped) == logged(whole)
+    spikes = (whole / "spikes.jsonl").read_text()
+    assert (stopped / "spikes.jsonl").read_text() == spikes
+    skipped = [json.loads(line)["step"] for line in spikes.splitlines()]
+    assert len([step for step in skipped if step <= 35]) > 2 < len([s for s in skipped if s > 35])
+    found, expected = saved_state(stopped, 60), saved_state(whole, 60)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.ci
+def test_dense_and_blockwise_train_alike(data_dir, tmp_path):
+    """Twenty steps at length 256, in four blocks: losses equal to 1e-4."""
+    losses = {}
+    for implementation in ("dense", "blockwise"):
+        more = {
+            "build_decoder.attention": implementation,
+            "TRAIN_STEPS": 20,
+            "TRAIN_LENGTH": 256,
+            "BATCH_SIZE": 4,
+        }
+        workdir = tmp_path / implementation
+        assert main(command(data_dir, workdir, *(f"--gin.{k}={v}" for k, v in more.items()))) == 0
+        losses[implementation] = [row["loss"] for row in logged(workdir)]
+        assert all(row["fire_kinks"] > 0 == row["fire_dense"] for row in logged(workdir))
+    assert len(losses["dense"]) == 20 and losses["dense"][-1] < losses["dense"][0] - 0.3
+    np.testing.assert_allclose(losses["blockwise"], losses["dense"], atol=1e-4)
+    assert losses["blockwise"] != losses["dense"], "two implementations, not one twice"
+
+
+def test_the_rate_of_an_interval_that_is_cut_short(monkeypatch):
+    """The last step is read right behind the one before: by itself it seems to take no time."""
+    now = [0.0]
+    monkeypatch.setattr("fire_lm.training.reporter.time.monotonic", lambda: now[0])
+    reporter = object.__new__(Reporter)
+    reporter._run, reporter.counters = tiny_run(log_every=100), {"tokens": 0}
+    reporter._marks = ((0.0, 0, 0), (0.0, 0, 0))
+    for step, seconds, rate in ((100, 10.0, 100.0), (200, 20.0, 100.0), (201, 20.001, 100.99)):
+        now[0], reporter.counters["tokens"] = seconds, 10 * step
+        assert reporter._tokens_per_second(step) == pytest.approx(rate, rel=1e-4)
+
+
+def report(
+    workdir: Path, counters: dict[str, Any], steps: dict[int, dict[str, Any]], **changed: Any
+) -> dict[str, Any]:
+    """The counters, as a checkpoint keeps them, once a `Reporter` has read these steps' metrics.
+
+    Changes are to loss 1, gradient 1 and 3 tokens; those before the first step are on disk.
+    """
+    workdir.mkdir(exist_ok=True)
+    reporter = Reporter(
+        tiny_run(**{"log_every": 4, **changed}),
+        str(workdir),
+        min(steps) - 1,
+        counters=counters,
+        goodput=Goodput(str(workdir), quiet=True),
+        newest_saved=lambda: 0,
+        quiet=False,
+    )
+    with contextlib.closing(reporter):
+        for step, metrics in steps.items():
+            usual = {"loss": 1.0, "grad_norm": 1.0, "tokens": 3.0, "learned": {}}
+            usual |= {"batch_hash": np.asarray([step, 7], np.uint32)}
+            reporter.pending(step, usual | metrics, 0)
+        reporter.flush()
+    return json.loads(json.dumps(reporter.counters))
+
+
+def test_what_encodings_report_between_two_lines_survives_a_restart(tmp_path):
+    """The largest since the last line of the log, also if a restart lies between."""
+    watched = {2: 7.0, 5: 9.0}  # 9 at step 5, between the lines of steps 4 and 8
+    steps: dict[int, dict[str, Any]] = {
+        step: {"seen": watched.get(step, 1.0), "learned": {"L/layer_0": step}}
+        for step in range(1, 9)
+    }
+    before, after = ({n: steps[n] for n in part} for part in (range(1, 7), range(7, 9)))
+    report(tmp_path / "whole", new_counters(), steps)
+    saved = report(tmp_path / "parts", new_counters(), before)
+    report(tmp_path / "parts", saved, after)
+    assert [row["seen"] for row in logged(tmp_path / "whole")] == [1.0, 7.0, 9.0]
+    learned = [row["L/layer_0"] for row in logged(tmp_path / "whole")]
+    assert learned == [1.0, 4.0, 8.0], "as the step of the line found it, not the largest"
+    assert logged(tmp_path / "parts") == logged(tmp_path / "whole")
+    report(tmp_path / "broken", new_counters(), before)
+    report(tmp_path / "broken", {**saved, "largest": {}}, after)
+    assert logged(tmp_path / "broken") != logged(tmp_path / "whole")
+
+
+def test_a_skipped_update_takes_no_learning_rate(tmp_path):
+    """The optimizer's count stays, so the next step has its rate; also after a restart."""
+    steps = {step: {"skipped": float(step in (2, 4))} for step in range(1, 8)}
+    settings: dict[str, Any] = {"log_every": 1, "spikes": Spikes(skips_allowed=9)}
+    settings |= {"optimizer": AdamW(learning_rate=1.0, warmup_steps=10), "train_steps": 100}
+    for run, parts in {"whole": [range(1, 8)], "parts": [range(1, 5), range(5, 8)]}.items():
+        counters = new_counters()
+        for part in parts:
+            counters = report(tmp_path / run, counters, {n: steps[n] for n in part}, **settings)
+        rows = logged(tmp_path / run)
+        rates = [row["learning_rate"] for row in rows]
+        assert rates == pytest.approx([0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.4])
+        assert [row["updates_skipped"] for row in rows] == [0, 1, 1, 2, 2, 2, 2]
+
+
+def test_what_was_logged_after_the_checkpoint_is_cut_off_at_a_resume(tmp_path):
+    """Metrics and spikes alike; the steps come again, and may do so otherwise."""
+    settings: dict[str, Any] = {"log_every": 1, "spikes": Spikes(skips_allowed=9)}
+    skipped: dict[str, Any] = {"skipped": 1.0}
+    first = {step: skipped for step in range(1, 7)}
+    counters = report(tmp_path, new_counters(), {n: first[n] for n in range(1, 5)}, **settings)
+    report(tmp_path, json.loads(json.dumps(counters)), {n: first[n] for n in (5, 6)}, **settings)
+    report(tmp_path, counters, {5: {}, 6: skipped}, **settings)  # saved at 4, killed after 6
+    assert [row["step"] for row in logged(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    assert [row["updates_skipped"] for row in logged(tmp_path)] == [1, 2, 3, 4, 4, 5]
+    spikes = (tmp_path / "spikes.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in spikes] == [1, 2, 3, 4, 6]
+
+
+def test_mfu_is_of_the_peak_of_all_devices(tmp_path, monkeypatch):
+    """3 tokens a second on 4 devices of 1e6 FLOP/s."""
+    now = [0.0]
+    monkeypatch.setattr("fire_lm.training.reporter.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fire_lm.training.reporter.peak_flops", lambda kind: 1e6)
+
+    flush = Reporter.flush
+
+    def a_second_later(self: Reporter) -> None:
+        now[0] += self._waiting is not None
+        flush(self)
+
+    monkeypatch.setattr(Reporter, "flush", a_second_later)
+    report(tmp_path, new_counters(), {n: {} for n in range(1, 9)})
+    expected = 3 * tiny_run().flops_per_token / (4 * 1e6)
+    assert [row["mfu"] for row in logged(tmp_path)] == pytest.approx([expected] * 3)
+
+
+@pytest.mark.ci
+def test_skipped_documents_are_counted_in_the_metrics(tmp_path):
+    """Empty and undecodable ones, also over a restart; a corpus of ours would not hold them."""
+    text = b"fire and rope are positions, so they say. " * 4
+    documents = {str(i): (text, b"", b"\xff\xfe bytes")[i % 3] for i in range(48)}
+    c4_writer.write(tmp_path / "data", {"train": documents, "validation": {"0": text}})
+    whole = command(tmp_path / "data", tmp_path / "whole")
+    assert main(whole) == 0
+    skipped = [row["documents_skipped"] for row in logged(tmp_path / "whole")]
+    assert 0 < skipped[0] <= skipped[5] < skipped[-1]
+    for name in ("10", str(STEPS)):
+        shutil.rmtree(tmp_path / "whole" / "checkpoints" / name)
+    assert main(whole) == 0  # goes on from step 5
+    assert [row["documents_skipped"] for row in logged(tmp_path / "whole")] == skipped
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("BATCH_SIZE=6", "make BATCH_SIZE a multiple of 4"),
+        ("MeshShape.data=8", "mesh data=8 x fsdp=1 x tensor=1 needs 8 devices, this job has 4"),
+        ("DATA_DIR=no/such/place", "no/such/place"),
+        ("VOCABULARY=no/such.model", "Vocabulary file not found: no/such.model"),
+        ("VOCAB_SIZE=200", "vocabulary 'bytes' has 259 ids, the model 200 rows: set --gin.VOCAB_"),
+        ("AdamW.warmup_steps=12", "warm-up of 12 steps does not fit into TRAIN_STEPS = 12"),
+        ("SEED=-1", "SEED is -1"),
+        ("BATCH_SIZE=0", "batch_size is 0: it must be 1 or more"),
+        ("pretrain.log_every=0", "log_every is 0: it must be 1 or more"),
+        ("size_tiny.num_heads=0", "the model's num_heads is 0: it must be positive"),
+        ("INIT_FROM=no/such/run", "no/such/run holds no run"),
+    ],
+)
+def test_a_setting_that_cannot_work(setting, told, data_dir, tmp_path, capsys):
+    assert main(command(data_dir, tmp_path / "run", f"--gin.{setting}")) == 2
+    error = capsys.readouterr().err
+    assert told in error and "Traceback" not in error
+    assert len(error.strip().splitlines()) <= 3
+    assert not (tmp_path / "run" / "config.gin").exists()
+
+
+def test_a_workdir_that_cannot_be_written(data_dir, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(command(data_dir, tmp_path / "file" / "run")) == 2
+    assert f"cannot write to --workdir {tmp_path}/file/run: Not a dir" in capsys.readouterr().err
+
+
+def test_dry_run_allocates_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    """Of 128 chips, on four fake devices, without data."""
+    held = []
+
+    def describe(run):
+        held.append(sum(array.nbytes for array in jax.live_arrays()))
+        return training_describe(run)
+
+    training_describe = training.describe
+    monkeypatch.setattr(training, "describe", describe)
+    files = [f"--gin_file=configs/{name}.gin" for name in ("runs/c4_125m", "positions/fire")]
+    before = sum(array.nbytes for array in jax.live_arrays())
+    assert main(["pretrain", *files, f"--workdir={tmp_path / 'run'}", "--dry_run"]) == 0
+    assert held[0] - before < 2**10
+    assert "data=8 x fsdp=16 x tensor=1 = 128 devices" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
