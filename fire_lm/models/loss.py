@@ -1,7 +1,8 @@
 """Next-token losses of rows of tokens, in training and in evaluation.
 
-The input is the target shifted right by one, starting with 0. In packed rows each segment is read
-as a row of its own: it starts with 0 and at the first position, and no other segment is seen.
+The input is the target shifted right by one, starting with 0, or what is given to be read. In
+packed rows each segment is read as a row of its own: it starts with 0 and at the first position,
+and no other segment is seen.
 
 Shapes: B batch, T positions, V vocab.
 """
@@ -32,15 +33,15 @@ def token_losses(
     targets_BT: jax.Array,
     pos_BT: jax.Array,
     segment_BT: jax.Array | None = None,
-    read_BT: jax.Array | None = None,
     dropout_rng: jax.Array | None = None,
+    read_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Negative log likelihood in nats and log normaliser of every target, `[B, T]` each.
 
     `pos_BT` `[B or 1, T]` are the positions of what is read, where a row is one segment;
-    `segment_BT` int32 `[B, T]` tells the documents of packed rows apart. `read_BT` int32 `[B, T]`
-    is what the model reads; None: the targets shifted right by one. `dropout_rng` is for training:
-    without it nothing is dropped.
+    `segment_BT` int32 `[B, T]` tells the documents of packed rows apart. `dropout_rng` is for
+    training: without it nothing is dropped. `read_BT` int32 `[B, T]` is what the model reads;
+    None: the targets shifted right by one.
     """
     if segment_BT is not None:
         pos_BT = segment_positions(pos_BT, segment_BT)

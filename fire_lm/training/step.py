@@ -58,13 +58,13 @@ def summed_loss(
     pos_BT: jax.Array,
     z_loss: float,
     segment_BT: jax.Array | None = None,
-    read_BT: jax.Array | None = None,
     dropout_rng: jax.Array | None = None,
+    read_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """(objective, nll), weighted sums over tokens; the objective adds `z_loss * log(Z)^2`."""
     weight_BT = weight_BT.astype(jnp.float32)
     nll_BT, log_z_BT = token_losses(
-        model, params, targets_BT, pos_BT, segment_BT, read_BT, dropout_rng
+        model, params, targets_BT, pos_BT, segment_BT, dropout_rng, read_BT
     )
     nll = jnp.sum(nll_BT * weight_BT)
     return nll + z_loss * jnp.sum(jnp.square(log_z_BT) * weight_BT), nll
@@ -116,7 +116,7 @@ def train_step(
         own_BT = part.get("positions", pos_BT)
         (_, nll), grads = jax.value_and_grad(summed_loss, has_aux=True)(
             *(state.params, model, part["targets"], part["weights"], own_BT, z_loss),
-            *(part.get("segment_ids"), part.get("inputs"), dropout_rng),
+            *(part.get("segment_ids"), dropout_rng, part.get("inputs")),
         )
         return nll, grads
 

@@ -128,7 +128,7 @@ def test_masks_follow_the_seed_and_the_step():
 def test_a_mesh_and_remat_change_nothing():
     """Loss and gradients on four devices, and with every layer computed again."""
     rates = {"dropout": 0.2, "attention_dropout": 0.2}
-    args = (jnp.asarray(TOKENS), jnp.ones_like(TOKENS), POS, 0.0, None, None, jax.random.key(5))
+    args = (jnp.asarray(TOKENS), jnp.ones_like(TOKENS), POS, 0.0, None, jax.random.key(5))
     plain = built(FIRE, **rates)
     params = filled(plain)
 

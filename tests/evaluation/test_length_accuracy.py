@@ -1,0 +1,52 @@
+"""Accuracy by length depends neither on padding nor on batches: it is that of unpadded rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fire_lm.errors import UserError
+from fire_lm.evaluation import length_accuracy
+from fire_lm.evaluation.length_accuracy import at_test, length_accuracies
+from fire_lm.models import build_decoder, size_tiny
+from fire_lm.positions.fire import FIRE
+from fire_lm.positions.resampling import RandomizedPositions, Resampling
+from fire_lm.tasks.synthetic import ReverseString
+from fire_lm.tasks.synthetic.exercises import fixed_samples
+from fire_lm.tasks.synthetic.layouts import answers, lay_out
+from fire_lm.tasks.synthetic.scoring import tally
+
+SMALL = size_tiny(num_layers=1, hidden_size=16, num_heads=2, head_dim=8, mlp_size=16, init_std=0.5)
+
+
+@pytest.mark.ci
+def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypatch):
+    model = build_decoder(
+        SMALL, FIRE, vocab_size=4, train_length=16, dtype="float32",
+        resampling=RandomizedPositions(64),
+    )  # fmt: skip
+    params = model.init(jax.random.key(0), jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))["params"]
+    # With the head tied to it, the slots' own id would be the answer of a fresh model.
+    params["embedding"] = params["embedding"] * jnp.array([0.01, 0.01, 1, 1])[:, None]
+    task, found = ReverseString(), []
+    for width, batch_size in ((16, 7), (24, 20)):
+        monkeypatch.setattr(length_accuracy, "padded_length", lambda tokens, width=width: width)
+        found.append(
+            dict(length_accuracies(
+                model, params, task, [5, 8], sequences=20, positions="even", batch_size=batch_size,
+            ))
+        )  # fmt: skip
+    assert found[0] == found[1]
+    samples = fixed_samples(task, 5, 0, range(20))
+    positions = at_test(model.resampling, "even").evaluation_positions(10)
+    logits = model.apply({"params": params}, lay_out(task, "slots", samples, 10).inputs, positions)
+    said = answers(task, "slots", np.asarray(jnp.argmax(logits, axis=-1)), 5)
+    assert found[0][5] == tally(task, np.stack([s.answer for s in samples]), said)
+    assert 0 < found[0][5].accuracy < 100
+
+
+def test_positions_are_those_of_the_test():
+    assert at_test(RandomizedPositions(64), "plain") == Resampling()
+    assert at_test(RandomizedPositions(64), "random").evaluation_positions(9).max() > 9
+    with pytest.raises(UserError, match="use 'plain'"):
+        at_test(Resampling(), "even")
