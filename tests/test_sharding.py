@@ -129,7 +129,7 @@ def test_one_device_and_four_compute_the_same(on_one_device, axes, microbatches)
 
 
 def mean_of_means(
-    params: Any, model: Any, targets: Any, weights: Any, pos: Any, z_loss: float, segments: Any
+    params: Any, model: Any, targets: Any, weights: Any, pos: Any, z_loss: float, *_: Any
 ) -> Any:
     """The classic mistake: each shard's mean, averaged as if all shards had as many tokens."""
     shards = model.activation_sharding.mesh.size
