@@ -40,6 +40,12 @@ _REPORT: dict[str, Any] = {
     "  fire-lm report runs/quickstart\n"
     "  fire-lm report runs/fire --against=runs/rope --output=report",
 }
+_EVALUATE: dict[str, Any] = {
+    "description": "Measures the accuracy of runs on the synthetic task that they were trained on\n"
+    "(configs/synthetic/), at each length. Leaves length_accuracy.csv and .png beside each run\n"
+    "and for all of them; what is in the table already is not computed again.",
+    "epilog": "example:\n  fire-lm evaluate runs/reverse --lengths=1-40,50,100,200,500",
+}
 _IMPORT: dict[str, Any] = {
     "description": "Writes a model of Hugging Face as a run directory with a checkpoint at step\n"
     "0, which sweep, generate and INIT_FROM read as they read others: GPT-2 of any size, or a\n"
@@ -137,6 +143,15 @@ def build_parser() -> argparse.ArgumentParser:
     sweep.add_argument("--output", help="folder of the combined table and figure")
     sweep.add_argument("--dry_run", action="store_true", help="say what would be scored and stop")
 
+    add_evaluate(
+        verbs.add_parser(
+            "evaluate",
+            parents=[gin, debug],
+            help="accuracy of a run on its synthetic task, by length",
+            **_EVALUATE,
+        )
+    )
+
     add_generate(verbs.add_parser("generate", parents=[gin, debug], help="text", **_GENERATE))
 
     export = verbs.add_parser(
@@ -175,6 +190,27 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_benches(verbs.add_parser("bench", help="time and memory, side by side"), debug)
     return parser
+
+
+def add_evaluate(evaluate: Parser) -> None:
+    evaluate.add_argument(
+        "runs", metavar="RUN[@STEPS]", nargs="+", help="run, or folder; @1000,2000; @all"
+    )
+    evaluate.add_argument(
+        "--lengths", type=ranges, metavar="A-B,C", help="of the exercises (EVAL_LENGTHS)"
+    )
+    evaluate.add_argument(
+        "--positions",
+        choices=("plain", "even", "random"),
+        help="where tokens stand, of a model trained at randomized positions (as it says itself)",
+    )
+    evaluate.add_argument(
+        "--sequences", type=number, default=128, help="of each length (%(default)s)"
+    )
+    evaluate.add_argument("--output", help="folder of the combined table and figure")
+    evaluate.add_argument(
+        "--dry_run", action="store_true", help="say what would be measured and stop"
+    )
 
 
 def add_generate(generate: Parser) -> None:
@@ -331,6 +367,18 @@ def number(text: str) -> int:
     if len(text) > 18 or int(text) >= 2**31:  # as settings are, in int32
         raise argparse.ArgumentTypeError(f"{text[:20]} is too large: it must be less than {2**31}")
     return int(text)
+
+
+def ranges(text: str) -> tuple[int, ...]:
+    """Numbers and ranges with both ends, ascending, each once."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        low, high = number(first), number(last or first)
+        if low > high or high - low >= 100_000:
+            raise argparse.ArgumentTypeError(f"'{part:.20}' is not a range such as 1-500")
+        found |= set(range(low, high + 1))
+    return tuple(sorted(found))
 
 
 def three_numbers(text: str) -> tuple[int, int, int]:

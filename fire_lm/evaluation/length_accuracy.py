@@ -1,16 +1,18 @@
-"""Accuracy of a model on a synthetic task, length by length, in the layout `slots`.
+"""Accuracy on a synthetic task, length by length, and answers in the layout `slots`.
 
-An exercise is answered by one forward pass. Rows are padded to few widths, so that few programs are
-compiled; padding is a segment of its own, which no token sees, so that the accuracy of a length
-depends neither on the width nor on the batch. Where an encoding uses the length of the whole input,
-rows are not padded.
+Such an exercise is answered by one forward pass. Rows are padded to few widths, so that few
+programs are compiled; padding is a segment of its own, which no token sees, so that the accuracy of
+a length depends neither on the width nor on the batch. Where an encoding uses the length of the
+whole input, rows are not padded.
+
+Shapes: B exercises, m symbols of an answer.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import jax
@@ -20,60 +22,70 @@ import numpy as np
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
-from fire_lm.tasks.synthetic import Task
+from fire_lm.tasks.synthetic import Sample, Task
 from fire_lm.tasks.synthetic.exercises import fixed_samples
 from fire_lm.tasks.synthetic.layouts import answers, lay_out, padded_length, row_length
 from fire_lm.tasks.synthetic.scoring import Tally, tally
 
 TestPositions = Literal["plain", "even", "random"]
 
+# Answers of a model, int [B, m], to exercises of one length.
+Answering = Callable[[Sequence[Sample], int], np.ndarray]
+
 
 def length_accuracies(
-    model: Decoder,
-    params: Any,
     task: Task,
     lengths: Sequence[int],
+    answering: Answering,
     *,
     sequences: int,
     seed: int = 0,
-    positions: TestPositions = "plain",
     batch_size: int = 64,
 ) -> Iterator[tuple[int, Tally]]:
-    """Each length with what the model's answers to its `sequences` test exercises are worth.
-
-    Args:
-        positions: where tokens stand: at 0, 1, 2, ...; or, of a model that was trained at
-            randomised positions, spread evenly over these, or at one draw of them.
+    """Yields each length with what the answers to its `sequences` test exercises are worth.
 
     Raises:
-        UserError: the task has no such length, or the model no such positions.
+        UserError: the task has no exercise of a length.
     """
-    resampling = at_test(model.resampling, positions)
-    exact = any(encoding.uses_context_length for encoding in model.encodings)
+    batch_size = min(batch_size, sequences)
     for length in lengths:
         samples = fixed_samples(task, length, seed, range(sequences))
-        tokens = row_length(task, "slots", length)
-        width = tokens if exact else padded_length(tokens)
-        pos_T = np.asarray(resampling.evaluation_positions(tokens))[0]
-        pos_1T = np.pad(pos_T, (0, width - tokens), mode="edge")[None]
-        segment_1T = (np.arange(width) < tokens).astype(np.int32)[None]
         counted = Tally()
         for start in range(0, sequences, batch_size):
             part = samples[start : start + batch_size]
-            rows = lay_out(task, "slots", part, width)
-            read_BT = np.pad(rows.inputs, ((0, batch_size - len(part)), (0, 0)))
-            said_BT = np.asarray(predicted(model)(params, read_BT, pos_1T, segment_1T))[: len(part)]
+            filled = part + part[-1:] * (batch_size - len(part))  # one program for all batches
             truth = np.stack([sample.answer for sample in part])
-            counted += tally(task, truth, answers(task, "slots", said_BT, length))
+            counted += tally(task, truth, answering(filled, length)[: len(part)])
         yield length, counted
 
 
-def at_test(resampling: Resampling, positions: TestPositions) -> Resampling:
-    """The positions of a model's test inputs.
+def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
+    """Answers in the layout `slots`, at the model's positions of evaluation."""
+    exact = any(encoding.uses_context_length for encoding in model.encodings)
+
+    def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
+        tokens = row_length(task, "slots", length)
+        width = tokens if exact else padded_length(tokens)
+        pos_T = np.asarray(model.resampling.evaluation_positions(tokens))[0]
+        pos_1T = np.pad(pos_T, (0, width - tokens), mode="edge")[None]
+        segment_1T = (np.arange(width) < tokens).astype(np.int32)[None]
+        read_BT = lay_out(task, "slots", samples, width).inputs
+        said_BT = np.asarray(predicted(model)(params, read_BT, pos_1T, segment_1T))
+        return answers(task, "slots", said_BT, length)
+
+    return answering
+
+
+def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampling:
+    """The positions of test inputs: at 0, 1, 2, ... (`plain`); or, of a model that was trained at
+    randomized positions, spread evenly over these (`even`), or at one draw of them (`random`). By
+    default those that the model is evaluated at.
 
     Raises:
-        UserError: the model was not trained at randomised positions.
+        UserError: the model was not trained at randomized positions.
     """
+    if positions is None:
+        return resampling
     if positions == "plain":
         return Resampling()
     if not isinstance(resampling, RandomizedPositions):

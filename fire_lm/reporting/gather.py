@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from etils import epath
 
 from fire_lm.config import Config
-from fire_lm.data import Data, TextData, dataset_label
+from fire_lm.data import Synthetic, TextData, TrainingData, dataset_label
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in
@@ -30,14 +30,20 @@ from fire_lm.results.folder import (
     read_results,
 )
 from fire_lm.results.metrics_log import logged_steps
-from fire_lm.results.tables import LearnedNumber, PositionLoss, TrainingPoint
+from fire_lm.results.tables import (
+    LearnedNumber,
+    LengthAccuracy,
+    PositionLoss,
+    TrainedTask,
+    TrainingPoint,
+)
 from fire_lm.runs.find import SAME_NAME
 from fire_lm.runs.saved import newest_config, saved_config
 from fire_lm.storage import children, place, with_name
 from fire_lm.training.goodput import starts
 from fire_lm.training.summary import count_parameters
 
-Scored = TypeVar("Scored", SweepRow, PositionLoss)
+Scored = TypeVar("Scored", SweepRow, PositionLoss, LengthAccuracy)
 
 
 def gather(
@@ -110,6 +116,13 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
             lambda row: (row.variant, row.dataset, row.split, row.construction),
         ),
     )
+    results = dataclasses.replace(
+        results,
+        tasks=trained_tasks(configs),
+        accuracies=newest(
+            results.accuracies, arms, lambda row: (row.variant, row.task, row.layout, row.positions)
+        ),
+    )
     if not with_probes:
         return results
     places = {path.name: path for path in workdirs}
@@ -118,6 +131,22 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
         for runs in results.arms().values()
     ]
     return joined([results, *probes])
+
+
+def trained_tasks(configs: dict[str, Config]) -> list[TrainedTask]:
+    """The synthetic tasks of those runs that were trained on one, with their names within it."""
+    of_task: dict[tuple[str, str], dict[str, Config]] = {}
+    for run, config in configs.items():
+        data = config.call("pretrain").data
+        if isinstance(data, Synthetic):
+            of_task.setdefault((data.task.label, data.layout), {})[run] = config
+    found = []
+    for (task, layout), own in of_task.items():
+        names = arm_names(own, differing(own))
+        for run, config in own.items():
+            max_length = config.call("pretrain").data.max_length
+            found.append(TrainedTask(run, names[run], task, layout, max_length))
+    return found
 
 
 def _of_run(workdir: epath.Path, config: Config, arm: str) -> Results:
@@ -131,6 +160,7 @@ def _of_run(workdir: epath.Path, config: Config, arm: str) -> Results:
         losses=own.losses,
         scored=own.scored,
         positions=own.positions,
+        accuracies=own.accuracies,
         training=[point for line in lines if (point := _point(line, run, encoding))],
         learned=[
             LearnedNumber(run, encoding, line["step"], match[1], int(match[2]), float(value))
@@ -197,15 +227,19 @@ def _facts(workdir: epath.Path, config: Config, arm: str, step: int) -> RunFacts
         batch_size=asked.batch_size,
         step=step,
         train_steps=asked.train_steps,
-        data=f"{_label(asked.data)}, {asked.data.construction}",
+        data=_label(asked.data),
         machine=_in_words(machine),
         began=time.strftime("%Y-%m-%d", time.gmtime(began[0]["began"])) if began else "",
         seconds=sum(sum(start["seconds"].values()) for start in began),
     )
 
 
-def _label(data: Data) -> str:
-    """Text that is no longer there cannot say what it is: the bundled one has C4's name in gin."""
+def _label(data: TrainingData) -> str:
+    """What a run was trained on: a task and its layout, or text and its construction.
+
+    Text that is no longer there cannot say what it is: the bundled one has C4's name in gin."""
+    if isinstance(data, Synthetic):
+        return f"{data.task.label} to length {data.max_length}, {data.layout}"
     names = []
     for part in data.parts:
         if isinstance(part, TextData):
@@ -219,7 +253,7 @@ def _label(data: Data) -> str:
                 if place(part.path).exists()
                 else "unknown text, not there any more"
             )
-    return " + ".join(dict.fromkeys(names))
+    return f"{' + '.join(dict.fromkeys(names))}, {data.construction}"
 
 
 def _in_words(machine: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.config import Config
-from fire_lm.data import scoring_text
+from fire_lm.data import Synthetic, scoring_text
 from fire_lm.errors import FireLMError, RunFailed
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
 from fire_lm.evaluation.scoring import read_params
@@ -42,7 +42,9 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
     """
     run, model = workdir.name, config.call("build_decoder")
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
-    changed = interpolated(model)
+    # Scores are of text, which a synthetic task has none of.
+    on_text = not isinstance(config.call("pretrain").data, Synthetic)
+    changed = interpolated(model) if on_text else None
     if not (learns or changed):
         return Results()
     steps = available_steps(workdir)

@@ -11,6 +11,8 @@ from etils import epath
 from fire_lm.errors import UserError
 from fire_lm.reporting import encoding_figures, figures, timing
 from fire_lm.reporting.comparison import against, beside_the_paper
+from fire_lm.reporting.length_accuracy import accuracy_lines, accuracy_table
+from fire_lm.reporting.length_accuracy import pictures as accuracy_pictures
 from fire_lm.reporting.length_sweep import (
     described,
     differences,
@@ -87,20 +89,20 @@ def _drawn(folder: epath.Path) -> set[str]:
 
 
 def report_sections(results: Results, beside: Beside) -> list[Section]:
-    return [
-        _what_was_run(results),
+    on_text = not results.tasks or len(results.tasks) < len(results.runs)
+    losses = [
         *_losses(results, beside.other),
         _section("Loss by position", figures.positions(results), _NO_POSITIONS),
-        _section(
-            "What the encodings learned",
-            [*encoding_figures.learned(results), *encoding_figures.biases(results)],
-            _NO_LEARNED,
-        ),
-        _section(
-            "Attention scores with and without position interpolation",
-            encoding_figures.scores(results),
-            _NO_SCORES,
-        ),
+    ]
+    learned = [*encoding_figures.learned(results), *encoding_figures.biases(results)]
+    title = "Attention scores with and without position interpolation"
+    scores = _section(title, encoding_figures.scores(results), _NO_SCORES)
+    return [
+        _what_was_run(results),
+        *_accuracies(results),
+        *(losses if on_text else []),
+        _section("What the encodings learned", learned, _NO_LEARNED),
+        *([scores] if on_text else []),
         timing.section(beside.times, beside.times_are, sorted(results.arms())),
         _section("Training", figures.training(results), _NO_METRICS),
         _settings(results),
@@ -108,6 +110,7 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
 
 
 _NO_SWEEP = "No length has been scored yet: `fire-lm sweep RUN` does it."
+_NO_ACCURACIES = "No length has been measured yet: `fire-lm evaluate RUN` does it."
 _NO_POSITIONS = "There are none: `fire-lm sweep RUN` writes position_losses.csv."
 _NO_METRICS = "No step has been logged yet."
 _NO_LEARNED = "None of these encodings learns a scalar or a bias, or no checkpoint was there."
@@ -162,6 +165,17 @@ def _run_row(arm: str, runs: Sequence[RunFacts]) -> list[str]:
         min((run.began for run in runs if run.began), default="not recorded"),
         f"{sum(run.seconds for run in runs) / 3600:.2f}",
     ]
+
+
+def _accuracies(results: Results) -> list[Section]:
+    """Nothing of runs that were trained on text."""
+    if not results.tasks:
+        return []
+    found = accuracy_lines(results)
+    if not found:
+        return [Section("Accuracy against length", [_NO_ACCURACIES])]
+    tables = [accuracy_table(task, lines) for task, lines in found.items()]
+    return [Section("Accuracy against length", [], [*accuracy_pictures(results), *tables])]
 
 
 def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section]:

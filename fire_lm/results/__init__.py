@@ -15,6 +15,7 @@ from fire_lm.results.sweep_rows import (
     write_rows,
 )
 from fire_lm.results.tables import (
+    LengthAccuracy,
     PositionLoss,
     merge_table,
     read_table,
@@ -22,6 +23,7 @@ from fire_lm.results.tables import (
 )
 
 __all__ = [
+    "LengthAccuracy",
     "OwnRows",
     "PositionLoss",
     "ScoredText",

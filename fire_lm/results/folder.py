@@ -21,7 +21,9 @@ from fire_lm.results.tables import (
     AttentionScore,
     BiasValue,
     LearnedNumber,
+    LengthAccuracy,
     PositionLoss,
+    TrainedTask,
     TrainingPoint,
     read_table,
     write_table,
@@ -88,6 +90,8 @@ class Results:
     learned: Sequence[LearnedNumber] = ()
     biases: Sequence[BiasValue] = ()
     scores: Sequence[AttentionScore] = ()
+    tasks: Sequence[TrainedTask] = ()
+    accuracies: Sequence[LengthAccuracy] = ()
 
     @functools.cached_property
     def texts(self) -> Texts:
@@ -112,6 +116,8 @@ _FILES: dict[str, tuple[str, type[Any]]] = {
     "learned": ("learned_numbers.csv", LearnedNumber),
     "biases": ("biases.csv", BiasValue),
     "scores": ("attention_scores.csv", AttentionScore),
+    "tasks": ("trained_tasks.csv", TrainedTask),
+    "accuracies": ("length_accuracy.csv", LengthAccuracy),
 }
 
 

@@ -1,4 +1,4 @@
-"""What sweeps left in a run's own folder, all under the name that the run has now.
+"""What sweeps and evaluations left in a run's own folder, all under the name that the run has now.
 
 A row says the name that its run had when it was scored. A run that is renamed or copied keeps its
 rows, so whoever reads a run's folder reads it here: taken by their names, rows of one run would be
@@ -16,9 +16,9 @@ from etils import epath
 
 from fire_lm.results.scored_text import FILE, ScoredText, Texts
 from fire_lm.results.sweep_rows import SweepRow, read_rows
-from fire_lm.results.tables import PositionLoss, read_table
+from fire_lm.results.tables import LengthAccuracy, PositionLoss, read_table
 
-_Row = TypeVar("_Row", SweepRow, ScoredText, PositionLoss)
+_Row = TypeVar("_Row", SweepRow, ScoredText, PositionLoss, LengthAccuracy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +28,7 @@ class OwnRows:
     losses: Sequence[SweepRow]
     scored: Sequence[ScoredText]
     positions: Sequence[PositionLoss]
+    accuracies: Sequence[LengthAccuracy] = ()
     problem: str = ""
 
     @functools.cached_property
@@ -45,6 +46,7 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
     losses = read_rows(workdir / "length_sweep.csv")
     scored = read_table(workdir / FILE, ScoredText)
     positions = read_table(workdir / "position_losses.csv", PositionLoss)
+    accuracies = read_table(workdir / "length_accuracy.csv", LengthAccuracy)
     problem = ""
     if others := [row.encoding for row in losses if row.encoding != encoding]:
         problem = (
@@ -57,6 +59,7 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
         # All of them: a line belongs to the row that has its loss, under whichever name.
         scored=list(dict.fromkeys(row for _, row in _named(scored, workdir.name, encoding))),
         positions=_once(_named(positions, workdir.name, encoding), workdir.name),
+        accuracies=_once(_named(accuracies, workdir.name, encoding), workdir.name),
         problem=problem,
     )
 

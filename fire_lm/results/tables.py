@@ -116,6 +116,55 @@ class TrainingPoint:
     tokens_per_second: float
 
 
+@dataclasses.dataclass(frozen=True)
+class LengthAccuracy:
+    """The accuracy of a run on exercises of one length of a synthetic task.
+
+    Attributes:
+      variant: the change at evaluation, as in a length sweep; empty for none.
+      layout: where answers stand, `slots` or `autoregressive`, of a causal decoder.
+      positions: where tokens stand at the test: `plain`, `even` or `random`.
+      length: of the exercise, in the task's own symbols.
+      sequences: exercises.
+      accuracy, stderr: percent of the answers' symbols, and its standard error.
+    """
+
+    run: str
+    encoding: str
+    variant: str
+    step: int
+    task: str
+    layout: str
+    positions: str
+    length: int
+    sequences: int
+    accuracy: float
+    stderr: float
+
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        return dataclasses.astuple(self)[:_ACCURACY_KEY]
+
+
+_ACCURACY_KEY = [f.name for f in dataclasses.fields(LengthAccuracy)].index("length") + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedTask:
+    """The synthetic task that a run was trained on.
+
+    Attributes:
+      name: of the run among those of the same task: its arm, which runs of other seeds share.
+      max_length: of exercises in training.
+    """
+
+    run: str
+    name: str
+    task: str
+    layout: str
+    max_length: int
+
+
 class Finished(Protocol):
     """What is computed once, by its key."""
 

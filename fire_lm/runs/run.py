@@ -12,7 +12,7 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, choose_step, restore_params, split_run
 from fire_lm.config import Config
-from fire_lm.data import Data, Synthetic
+from fire_lm.data import Data
 from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import abstract_params
@@ -22,7 +22,7 @@ from fire_lm.models import Decoder
 from fire_lm.results import OwnRows, read_own
 from fire_lm.results.metrics_log import logged_steps
 from fire_lm.runs.continuations import Continuation, Writer
-from fire_lm.runs.saved import newest_config, saved_config
+from fire_lm.runs.saved import newest_config, saved_config, text_of_run
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import place, with_name
 from fire_lm.training import Pretraining
@@ -65,10 +65,7 @@ class Run:
         Raises:
           UserError: it was trained on a synthetic task, which has no text.
         """
-        data = self.settings.data
-        if isinstance(data, Synthetic):
-            raise UserError(f"{self.workdir} was trained on the task {data.title}, not on text")
-        return data
+        return text_of_run(self.config, self.workdir)
 
     @property
     def model(self) -> Decoder:

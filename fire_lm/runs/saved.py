@@ -9,6 +9,7 @@ from etils import epath
 
 from fire_lm import models
 from fire_lm.config import Config
+from fire_lm.data import Data, Synthetic
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.results import ranked_steps, read_own
@@ -55,6 +56,22 @@ def damaged(saved: epath.Path, why: str) -> UserError:
         f"{where}{told}\nif the file is damaged, move it away: the command with which the run was "
         "trained writes a new one"
     )
+
+
+def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
+    """The text that a run of this configuration was trained on.
+
+    Raises:
+      UserError: it was trained on a synthetic task, which has no text.
+    """
+    data = config.call("pretrain").data
+    if isinstance(data, Synthetic):
+        raise UserError(
+            f"{workdir} was trained on the task {data.title}, not on text: `fire-lm evaluate` "
+            "measures its accuracy"
+        )
+    found: Data = data
+    return found
 
 
 def model_of_run(workdir: str) -> models.Decoder:

@@ -18,6 +18,7 @@ from fire_lm.errors import UserError
 from fire_lm.evaluation import LengthSweep, say_once
 from fire_lm.experiment import check_settings
 from fire_lm.runs.evaluated import configuration
+from fire_lm.runs.saved import text_of_run
 
 # What decides rows besides the model.
 _SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")
@@ -80,6 +81,7 @@ def resolved(
 ) -> tuple[list[Setting], dict[str, str]]:
     """(settings, why others are none of this run)."""
     found = [Setting("", *configuration(arguments, workdir))]
+    text_of_run(found[0].config, workdir)  # refuses a run that has none
     check_settings(found[0].config)
     idle = {}
     for also in arguments.also:

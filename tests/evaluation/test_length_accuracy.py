@@ -7,7 +7,7 @@ import pytest
 
 from fire_lm.errors import UserError
 from fire_lm.evaluation import length_accuracy
-from fire_lm.evaluation.length_accuracy import at_test, length_accuracies
+from fire_lm.evaluation.length_accuracy import at_test, length_accuracies, slot_answers
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.resampling import RandomizedPositions, Resampling
@@ -28,17 +28,17 @@ def test_a_length_scores_the_same_whatever_the_padding_and_the_batches(monkeypat
     params = model.init(jax.random.key(0), jnp.zeros((1, 1), int), jnp.zeros((1, 1), int))["params"]
     # With the head tied to it, the slots' own id would be the answer of a fresh model.
     params["embedding"] = params["embedding"] * jnp.array([0.01, 0.01, 1, 1])[:, None]
+    even = model.clone(resampling=at_test(model.resampling, "even"))
     task, found = ReverseString(), []
     for width, batch_size in ((16, 7), (24, 20)):
         monkeypatch.setattr(length_accuracy, "padded_length", lambda tokens, width=width: width)
+        answering = slot_answers(even, params, task)
         found.append(
-            dict(length_accuracies(
-                model, params, task, [5, 8], sequences=20, positions="even", batch_size=batch_size,
-            ))
-        )  # fmt: skip
+            dict(length_accuracies(task, [5, 8], answering, sequences=20, batch_size=batch_size))
+        )
     assert found[0] == found[1]
     samples = fixed_samples(task, 5, 0, range(20))
-    positions = at_test(model.resampling, "even").evaluation_positions(10)
+    positions = even.resampling.evaluation_positions(10)
     logits = model.apply({"params": params}, lay_out(task, "slots", samples, 10).inputs, positions)
     said = answers(task, "slots", np.asarray(jnp.argmax(logits, axis=-1)), 5)
     assert found[0][5] == tally(task, np.stack([s.answer for s in samples]), said)

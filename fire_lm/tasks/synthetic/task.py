@@ -38,6 +38,16 @@ class Task(abc.ABC):
     """
 
     @property
+    def label(self) -> str:
+        """Its name in tables: the class, with the fields that are not at their defaults."""
+        changed = [
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+            if getattr(self, field.name) != field.default
+        ]
+        return type(self).__name__ + f"({', '.join(changed)})" * bool(changed)
+
+    @property
     @abc.abstractmethod
     def input_symbols(self) -> int:
         """How many symbols inputs are made of."""

@@ -1,0 +1,239 @@
+"""Accuracy by length on synthetic tasks: tables, curves, and a map of tasks and encodings."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from etils import epath
+
+from fire_lm.reporting import charts
+from fire_lm.reporting.page import Picture, Table
+from fire_lm.reporting.seeds import Mean, mean
+from fire_lm.results.folder import Results
+from fire_lm.results.tables import LengthAccuracy
+from fire_lm.tasks.synthetic.scoring import MOST_FREQUENT
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLUMNS = 3  # of panels
+
+
+@dataclasses.dataclass(frozen=True)
+class AccuracyLine:
+    """An arm's accuracy on a task.
+
+    Attributes:
+      name: the arm among those of the task, its variant, and the positions of the test.
+      max_length: of exercises in training.
+      points: percent, by length; means over seeds.
+      seeds: each seed's mean accuracy over lengths that it was not trained at, percent.
+    """
+
+    name: str
+    max_length: int
+    points: Mapping[int, Mean]
+    seeds: Sequence[float]
+
+    @property
+    def trained(self) -> float | None:
+        """The mean over lengths of training."""
+        return _mean_of([p.value for n, p in self.points.items() if n <= self.max_length])
+
+    @property
+    def longer(self) -> float | None:
+        return _mean_of([p.value for n, p in self.points.items() if n > self.max_length])
+
+
+def accuracy_lines(results: Results) -> dict[str, list[AccuracyLine]]:
+    """The lines of each task and layout, best at lengths beyond those of training first."""
+    trained = {one.run: one for one in results.tasks}
+    steps = {row.run: row.step for row in results.accuracies}
+    several = any(steps[row.run] != row.step for row in results.accuracies)
+    groups: dict[str, dict[str, list[LengthAccuracy]]] = {}
+    for row in results.accuracies:
+        if row.run in trained:
+            name = line_name(trained[row.run].name, row) + f", step {row.step}" * several
+            groups.setdefault(f"{row.task}, {row.layout}", {}).setdefault(name, []).append(row)
+    return {
+        task: sorted(
+            (_line(name, rows, trained[rows[0].run].max_length) for name, rows in lines.items()),
+            key=lambda line: -(line.longer or line.trained or 0),
+        )
+        for task, lines in sorted(groups.items())
+    }
+
+
+def line_name(arm: str, row: LengthAccuracy) -> str:
+    what = [row.variant] * bool(row.variant)
+    what += [f"positions {row.positions}"] * (row.positions != "plain")
+    return f"{arm} ({', '.join(what)})" if what else arm
+
+
+def _line(name: str, rows: Sequence[LengthAccuracy], max_length: int) -> AccuracyLine:
+    lengths = sorted({row.length for row in rows})
+    runs = dict.fromkeys(row.run for row in rows)
+    points = {}
+    for length in lengths:
+        of_length = [row for row in rows if row.length == length]
+        values, error = [row.accuracy for row in of_length], of_length[0].stderr
+        points[length] = mean(values, error)
+    longer = [
+        _mean_of([row.accuracy for row in rows if row.run == run and row.length > max_length])
+        for run in runs
+    ]
+    return AccuracyLine(name, max_length, points, [value for value in longer if value is not None])
+
+
+def _mean_of(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
+    """Means over the lengths of training and over longer ones, and the longest alone."""
+    longest = max(length for line in lines for length in line.points)
+    body = []
+    for line in lines:
+        spread = f" ± {statistics.stdev(line.seeds):.1f}" if len(line.seeds) > 1 else ""
+        at_longest = line.points[longest].value if longest in line.points else None
+        body.append(
+            [line.name, _cell(line.trained), _cell(line.longer) + spread, _cell(at_longest)]
+        )
+    trained = sorted({line.max_length for line in lines})
+    constant = _constant_answer(task)
+    told = "" if constant is None else f" The best constant answer has {constant:g} %."
+    seeds = "; means over seeds ± standard deviation" * any(len(one.seeds) > 1 for one in lines)
+    caption = (
+        f"{task}, causal decoder: percent of the answers' symbols, mean over the lengths "
+        f"measured; trained to length {' or '.join(map(str, trained))}{seeds}.{told}"
+    )
+    header = ["", "trained lengths", "longer lengths", f"length {longest}"]
+    return Table(caption, header, body)
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _constant_answer(task: str) -> float | None:
+    """Percent; of tasks at their default settings."""
+    return MOST_FREQUENT.get(task.partition(",")[0])
+
+
+def accuracy_text(results: Results) -> str:
+    """For the terminal."""
+    found = accuracy_lines(results)
+    return "\n\n".join(accuracy_table(task, lines).plain() for task, lines in found.items())
+
+
+def pictures(results: Results) -> list[Picture]:
+    """Accuracy against length, a panel for each task; of several tasks also the map."""
+    found = accuracy_lines(results)
+    if not found:
+        return []
+    tasks = "; ".join(f"{task}: best {lines[0].name}" for task, lines in found.items())
+    curves = Picture(
+        name="length_accuracy",
+        caption="Accuracy against the length of the exercise, causal decoder; dotted: the longest "
+        "of training, and the best constant answer.",
+        alt=f"Line charts of accuracy against length. Beyond the lengths of training, {tasks}.",
+        image=charts.drawn(*_curves(found)),
+        panels=min(_COLUMNS, len(found)),
+    )
+    if len(found) == 1:
+        return [curves]
+    heat = Picture(
+        name="length_accuracy_map",
+        caption="Mean accuracy in percent over the lengths measured beyond those of training.",
+        alt=f"Map of tasks and arms. {tasks}.",
+        image=charts.drawn(*_heat_map(found)),
+    )
+    return [curves, heat]
+
+
+def write_figure(results: Results, path: epath.Path) -> None:
+    """The curves alone, as PNG."""
+    path.write_bytes(charts.png(*_curves(accuracy_lines(results))))
+
+
+def _curves(
+    found: Mapping[str, Sequence[AccuracyLine]],
+) -> tuple[Callable[[Figure], None], float, float]:
+    """(what draws the panels, their width and height in inches)."""
+    names = sorted({line.name for lines in found.values() for line in lines})
+    styles = charts.styles(names)
+    columns = min(_COLUMNS, len(found))
+    rows = -(-len(found) // columns)
+
+    def draw(figure: Figure) -> None:
+        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axes in panels[len(found) :]:
+            axes.remove()
+        panels = panels[: len(found)]
+        for axes, (task, lines) in zip(panels, found.items(), strict=True):
+            _draw(axes, task, lines, styles)
+        charts.legend_below(figure, panels)
+
+    width, height = charts.size(names)
+    if columns == 1:
+        return draw, width, height
+    return draw, 3.2 * columns, 2.4 * rows + height - 3.4
+
+
+def _draw(
+    axes: Axes, task: str, lines: Sequence[AccuracyLine], styles: dict[str, dict[str, object]]
+) -> None:
+    for line in lines:
+        style = {**styles[line.name], "marker": "" if len(line.points) > 30 else "."}
+        lengths = list(line.points)
+        values = [point.value for point in line.points.values()]
+        axes.plot(lengths, values, label=line.name, **style)  # type: ignore[arg-type]
+        spread = [point.spread or 0.0 for point in line.points.values()]
+        if any(spread):
+            low = [value - s for value, s in zip(values, spread, strict=True)]
+            high = [value + s for value, s in zip(values, spread, strict=True)]
+            colour = style["color"]
+            axes.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
+    constant = _constant_answer(task)
+    if constant is not None:
+        axes.axhline(constant, color=charts.GREY, linestyle=":", linewidth=1)
+    charts.training_length(axes, [line.max_length for line in lines])
+    axes.set_ylim(-2, 102)
+    axes.set_title(task, loc="left")
+    axes.set_xlabel("length of the exercise (symbols)")
+    axes.set_ylabel("accuracy (%)")
+
+
+def _heat_map(
+    found: Mapping[str, Sequence[AccuracyLine]],
+) -> tuple[Callable[[Figure], None], float, float]:
+    names = list(dict.fromkeys(line.name for lines in found.values() for line in lines))
+    values = {(task, line.name): line.longer for task, lines in found.items() for line in lines}
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        nan = float("nan")
+        grid = [[_or(values.get((task, name)), nan) for name in names] for task in found]
+        axes.pcolormesh(grid, vmin=0, vmax=100, cmap="viridis")
+        for row, task in enumerate(found):
+            for column, name in enumerate(names):
+                value = values.get((task, name))
+                if value is not None:
+                    colour = "#000000" if value > 55 else "#ffffff"
+                    centre = (column + 0.5, row + 0.5)
+                    axes.text(*centre, f"{value:.0f}", color=colour, ha="center", va="center")
+        axes.grid(False)
+        axes.invert_yaxis()
+        axes.set_yticks([row + 0.5 for row in range(len(found))], list(found))
+        columns = [column + 0.5 for column in range(len(names))]
+        axes.set_xticks(columns, names, rotation=40, ha="right")
+
+    return draw, 2.6 + 0.6 * len(names), 1.4 + 0.32 * len(found)
+
+
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value

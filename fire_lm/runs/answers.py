@@ -1,0 +1,30 @@
+"""Answers that a model generates to synthetic exercises: the layout `autoregressive`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fire_lm.evaluation.length_accuracy import Answering
+from fire_lm.generation import generate
+from fire_lm.models import Decoder
+from fire_lm.tasks.synthetic import Sample, Task
+from fire_lm.tasks.synthetic.layouts import answers, padded_length, prompt
+
+
+def generated_answers(model: Decoder, params: Any, task: Task) -> Answering:
+    """Answers decoded greedily, of exactly as many tokens as the right ones have, at the model's
+    positions of evaluation."""
+
+    def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
+        prompts = [prompt("autoregressive", sample) for sample in samples]
+        lengths = np.array([len(ids) for ids in prompts], np.int32)
+        rows = np.zeros((len(prompts), padded_length(int(lengths.max()))), np.int32)
+        for row, ids in zip(rows, prompts, strict=True):
+            row[: len(ids)] = ids
+        found = generate(model, params, rows, lengths, new_tokens=task.answer_length(length))
+        return answers(task, "autoregressive", found.tokens_BKT[:, 0], length)
+
+    return answering

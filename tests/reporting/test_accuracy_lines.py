@@ -1,0 +1,72 @@
+"""Lines, means and tables of accuracies: which rows make a number."""
+
+from fire_lm.reporting.length_accuracy import (
+    accuracy_lines,
+    accuracy_table,
+    accuracy_text,
+    pictures,
+)
+from fire_lm.results import LengthAccuracy
+from fire_lm.results.folder import Results
+from fire_lm.results.tables import TrainedTask
+
+
+def row(run: str, length: int, accuracy: float, **changed: object) -> LengthAccuracy:
+    settings: dict[str, object] = {
+        "encoding": "fire", "variant": "", "step": 9, "task": "EvenPairs", "layout": "slots",
+        "positions": "plain", "sequences": 100, "stderr": 1.0,
+    }  # fmt: skip
+    return LengthAccuracy(run=run, length=length, accuracy=accuracy, **(settings | changed))  # type: ignore[arg-type]
+
+
+def of(*accuracies: LengthAccuracy) -> Results:
+    """Runs `fire-0`, `fire-1`, ... are seeds of one arm."""
+    tasks = {
+        row.run: TrainedTask(row.run, row.run.partition("-")[0], row.task, row.layout, 40)
+        for row in accuracies
+    }
+    return Results(tasks=list(tasks.values()), accuracies=accuracies)
+
+
+TWO = of(
+    row("fire-0", 40, 100.0), row("fire-0", 41, 90.0), row("fire-0", 500, 70.0),
+    row("fire-1", 40, 100.0), row("fire-1", 41, 80.0), row("fire-1", 500, 60.0),
+    row("rope-0", 40, 98.0), row("rope-0", 41, 60.0), row("rope-0", 500, 50.0),
+)  # fmt: skip
+
+
+def test_means_are_over_seeds_and_over_lengths_on_each_side_of_training():
+    fire, rope = accuracy_lines(TWO)["EvenPairs, slots"]
+    assert (fire.name, fire.trained, fire.longer) == ("fire", 100.0, 75.0)
+    assert fire.seeds == [80.0, 70.0] and fire.points[500].runs == 2
+    assert (rope.name, rope.trained, rope.longer) == ("rope", 98.0, 55.0)
+    table = accuracy_table("EvenPairs, slots", [fire, rope])
+    assert table.rows == [["fire", "100.0", "75.0 ± 7.1", "65.0"], ["rope", "98.0", "55.0", "50.0"]]
+    assert "trained to length 40" in table.caption and "constant answer has 50 %" in table.caption
+
+
+def test_what_is_measured_otherwise_is_a_line_of_its_own():
+    """Positions, variants and steps never mix, and neither do tasks and layouts."""
+    found = accuracy_lines(
+        of(
+            row("fire-0", 50, 1.0),
+            row("fire-0", 50, 2.0, positions="even"),
+            row("fire-0", 50, 3.0, variant="log-n"),
+        )
+    )
+    names = ["fire (log-n)", "fire (positions even)", "fire"]
+    assert [line.name for line in found["EvenPairs, slots"]] == names
+    found = accuracy_lines(of(row("fire-0", 50, 1.0), row("fire-0", 50, 2.0, step=18)))
+    assert [line.name for line in found["EvenPairs, slots"]] == ["fire, step 18", "fire, step 9"]
+    apart = of(row("a", 50, 1.0), row("b", 50, 1.0, task="Recall", layout="autoregressive"))
+    assert list(accuracy_lines(apart)) == ["EvenPairs, slots", "Recall, autoregressive"]
+    assert "Recall, autoregressive" in accuracy_text(apart)
+
+
+def test_curves_and_with_several_tasks_a_map():
+    assert [one.name for one in pictures(TWO)] == ["length_accuracy"]
+    several = of(row("a", 50, 12.0), row("b", 50, 87.0, task="Recall"))
+    curves, heat = pictures(several)
+    assert curves.panels == 2 and heat.name == "length_accuracy_map"
+    assert ">12<" in heat.image.svg and ">87<" in heat.image.svg
+    assert pictures(Results()) == []

@@ -1,0 +1,132 @@
+"""`fire-lm evaluate`: what it measures, writes, skips and refuses, over a run of twenty steps."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from etils import epath
+from sample_run import quick_compiles  # noqa: F401
+from sample_sweeps import Sweeps
+
+from fire_lm import cli
+from fire_lm.models import build_decoder, size_tiny
+from fire_lm.positions.nope import NoPE
+from fire_lm.results import LengthAccuracy, read_table
+from fire_lm.runs import answers
+from fire_lm.runs.answers import generated_answers
+from fire_lm.sweeps import accuracy
+from fire_lm.tasks.synthetic import DecimalAddition, ModularArithmetic
+from fire_lm.tasks.synthetic.exercises import fixed_samples
+from fire_lm.tasks.synthetic.layouts import FIRST_SYMBOL
+
+SIZE = "--gin.size_tiny.num_layers=1 --gin.size_tiny.hidden_size=16 --gin.size_tiny.num_heads=2"
+
+
+def trained(workdir: Path, *more: str) -> str:
+    asked = [
+        "--gin_file=configs/synthetic/reverse_string.gin",
+        "--gin_file=configs/resampling/even.gin",
+        "--gin.RandomizedPositions.max_length=64",
+        "--gin.Synthetic.max_length=8",
+        "--gin.AdamW.warmup_steps=1",
+        "--gin.TRAIN_STEPS=3",
+        "--gin.BATCH_SIZE=4",
+    ]
+    arguments = [*asked, *SIZE.split(), f"--workdir={workdir}", *more]
+    assert cli.main(["pretrain", "--gin_file=configs/positions/fire.gin", *arguments]) == 0
+    return str(workdir)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Two runs of a task, one for each layout."""
+    folder = tmp_path_factory.mktemp("runs")
+    trained(folder / "slots", "--gin.TRAIN_LENGTH=16")
+    generated = ["--gin.Synthetic.layout='autoregressive'", "--gin.TRAIN_LENGTH=17"]
+    trained(folder / "generated", *generated)
+    return folder
+
+
+def rows(folder: Path) -> list[LengthAccuracy]:
+    return read_table(epath.Path(folder) / accuracy.FILE, LengthAccuracy)
+
+
+@pytest.mark.ci
+def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
+    asked = ["evaluate", str(runs), "--sequences=4"]
+    assert cli.main([*asked, "--lengths=2,5"]) == 0
+    first = rows(runs / "slots")
+    assert [row.key for row in first] == [
+        ("slots", "fire", "", 3, "ReverseString", "slots", "even", length) for length in (2, 5)
+    ]
+    assert {row.layout for row in rows(runs)} == {"slots", "autoregressive"}
+    assert (runs / "length_accuracy.png").exists() and (runs / "slots/length_accuracy.csv").exists()
+    measured = []
+    of_lengths = accuracy.length_accuracies
+
+    def watched(task, lengths, *arguments, **more):
+        measured.append(list(lengths))
+        return of_lengths(task, lengths, *arguments, **more)
+
+    monkeypatch.setattr(accuracy, "length_accuracies", watched)
+    assert cli.main([*asked, "--lengths=2,5,7"]) == 0
+    assert measured == [[7], [7]] and rows(runs / "slots")[:2] == first
+    assert cli.main([*asked, "--lengths=2", "--positions=plain"]) == 0
+    assert {row.positions for row in rows(runs / "slots")} == {"even", "plain"}
+    capsys.readouterr()
+    assert cli.main(["evaluate", f"{runs}/slots", "--lengths=5", "--sequences=9"]) == 2
+    assert "has 4 exercises of length 5, not 9" in capsys.readouterr().err
+    # 64 positions are too few for 2 x 40 tokens; a length that can be read is measured all the same
+    assert cli.main([*asked, "--lengths=5,40", "--dry_run"]) == 0
+    assert "is not measured at length 40" in capsys.readouterr().out
+    assert cli.main([*asked, "--lengths=40"]) == 2
+    assert "too few positions for 81 tokens" in capsys.readouterr().err
+    report = runs.parent / "report"
+    assert cli.main(["report", str(runs), f"--output={report}"]) == 0
+    told = (report / "report.md").read_text()
+    assert "## Accuracy against length" in told and "Loss against length" not in told
+    assert (report / "length_accuracy_map.svg").exists()
+
+
+@pytest.mark.ci
+def test_a_run_on_a_task_has_no_text(runs, capsys):
+    run = str(runs / "slots")
+    for verb in (["sweep", run], ["generate", run, "--prompt=a"], ["export", run, "--output=x"]):
+        assert cli.main(verb) == 2
+        assert "was trained on the task ReverseString, not on text" in capsys.readouterr().err
+
+
+def test_a_run_on_text_has_no_task(tmp_path, monkeypatch, capsys):
+    run = str(Sweeps(tmp_path / "runs", monkeypatch).folder / "fire")
+    assert cli.main(["evaluate", run]) == 2
+    assert "`fire-lm sweep` scores it" in capsys.readouterr().err
+    assert cli.main(["evaluate", run, "--lengths=3-1"]) == 2
+    assert "'3-1' is not a range such as 1-500" in capsys.readouterr().err
+
+
+def test_a_model_that_continues_rightly_scores_100(monkeypatch):
+    """`generate` is replaced by one that knows the answers, and checks what it is given."""
+    task = DecimalAddition()
+    samples = fixed_samples(task, 4, 0, range(3))
+    model = build_decoder(size_tiny(), NoPE, 32, train_length=16)
+    given = []
+
+    def perfect(model, params, prompts, lengths, *, new_tokens):
+        given.append((prompts, lengths, new_tokens))
+        truth = np.stack([sample.answer for sample in samples]) + FIRST_SYMBOL
+        return type("Found", (), {"tokens_BKT": truth[:, None]})()
+
+    monkeypatch.setattr(answers, "generate", perfect)
+    said = generated_answers(model, {}, task)(samples, 4)
+    np.testing.assert_array_equal(said, np.stack([sample.answer for sample in samples]))
+    prompts, lengths, new_tokens = given[0]
+    assert new_tokens == task.answer_length(4) and prompts.dtype == np.int32
+    for row, length, sample in zip(prompts, lengths, samples, strict=True):
+        symbols = [*(sample.inputs + FIRST_SYMBOL)]
+        np.testing.assert_array_equal(row[:length], [0, *symbols, 1])
+        assert not row[length:].any()
+
+
+def test_a_task_is_called_by_what_it_is_set_to():
+    assert ModularArithmetic().label == "ModularArithmetic"
+    assert ModularArithmetic(modulus=7).label == "ModularArithmetic(modulus=7)"
