@@ -1,0 +1,110 @@
+"""Log-likelihoods of continuations, each after a context of its own.
+
+Rows of several lengths share programs: they are padded to the right, and the padding is a segment
+that no token sees. Where an encoding or the positions depend on the length of the input, rows of
+one length are scored together, without padding.
+
+Shapes: B batch, T tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fire_lm.models import Decoder
+from fire_lm.sharding import BATCH
+
+_SHORTEST = 32
+
+# Ids of a context, and of what continues it; both have one or more.
+Row = tuple[Sequence[int], Sequence[int]]
+
+
+def continuation_scores(
+    model: Decoder,
+    params: Any,
+    rows: Sequence[Row],
+    mesh: Mesh,
+    tokens_per_batch: int = 2**14,
+) -> Iterator[tuple[int, float, bool]]:
+    """Yields for each row (its index, the natural logarithm of the continuation's probability after
+    the context, whether greedy decoding would write it), the longest rows first.
+
+    The model reads the context and all but the last token of the continuation.
+    """
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    for width, group in _of_one_width(model, rows):
+        batch_size = ways * max(1, tokens_per_batch // (width * ways))
+        batch_size = min(batch_size, ways * -(-len(group) // ways))
+        pos_1T = np.asarray(model.resampling.evaluation_positions(width))
+        for start in range(0, len(group), batch_size):
+            part = group[start : start + batch_size]
+            arrays = _laid_out([rows[index] for index in part], width, batch_size)
+            layout = NamedSharding(mesh, BATCH)
+            placed = [jax.make_array_from_callback(x.shape, layout, x.__getitem__) for x in arrays]
+            found = _scorer(model, mesh)(params, pos_1T, *placed)
+            logprob_B, greedy_B = (np.asarray(x)[: len(part)] for x in found)
+            yield from zip(part, map(float, logprob_B), map(bool, greedy_B), strict=True)
+
+
+def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, list[int]]]:
+    """The indices of rows that are read at one width, widest first."""
+    counts = [len(context) + len(continuation) - 1 for context, continuation in rows]
+    exact = any(encoding.uses_context_length for encoding in model.encodings)
+    exact |= not _prefixes(model, max(counts, default=1))
+    widths: dict[int, list[int]] = {}
+    for index in sorted(range(len(rows)), key=lambda index: -counts[index]):
+        width = counts[index] if exact else max(_SHORTEST, 1 << (counts[index] - 1).bit_length())
+        widths.setdefault(width, []).append(index)
+    yield from widths.items()
+
+
+def _prefixes(model: Decoder, length: int) -> bool:
+    """Whether a shorter input stands where the beginning of a longer one does."""
+    positions = model.resampling.evaluation_positions
+    half = max(1, length // 2)
+    return bool(np.array_equal(positions(length)[0, :half], positions(half)[0]))
+
+
+def _laid_out(rows: Sequence[Row], width: int, batch_size: int) -> list[np.ndarray]:
+    """(read, targets, weights, segments), int32 `[B, T]`; rows that are missing are empty."""
+    read, targets, weights, segments = np.zeros((4, batch_size, width), np.int32)
+    for number, (context, continuation) in enumerate(rows):
+        ids = [*context, *continuation]
+        end = len(ids) - 1
+        read[number, :end], targets[number, :end] = ids[:-1], ids[1:]
+        weights[number, end - len(continuation) : end] = 1
+        segments[number, :end] = 1
+    return [read, targets, weights, segments]
+
+
+@functools.lru_cache(maxsize=4)
+def _scorer(model: Decoder, mesh: Mesh) -> jax.stages.Wrapped:
+    """Jitted: (logprob, greedy), each `[B]`, of what `_laid_out` returns."""
+
+    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    def scores(
+        params: Any, pos_1T: Any, read_BT: Any, targets_BT: Any, weights_BT: Any, segment_BT: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        pos_BT = jnp.broadcast_to(pos_1T, read_BT.shape)
+        logits_BTV = cast(jax.Array, model.apply({"params": params}, read_BT, pos_BT, segment_BT))
+        logits_BTV = logits_BTV.astype(jnp.float32)
+        id_11V = jnp.arange(logits_BTV.shape[-1])[None, None, :]
+        is_target_BTV = id_11V == targets_BT[..., None]
+        target_BT = jnp.sum(jnp.where(is_target_BTV, logits_BTV, 0.0), axis=-1)
+        logprob_BT = target_BT - jax.nn.logsumexp(logits_BTV, axis=-1)
+        counts_BT = weights_BT > 0
+        greedy_BT = jnp.argmax(logits_BTV, axis=-1) == targets_BT
+        return (
+            jnp.sum(jnp.where(counts_BT, logprob_BT, 0.0), axis=-1),
+            jnp.all(greedy_BT | ~counts_BT, axis=-1),
+        )
+
+    return scores

@@ -1,0 +1,55 @@
+"""The harness's command line, with every option of its own, and the model `fire_lm`.
+
+    python -m fire_lm.lm_eval run --model fire_lm --model_args run=RUN --tasks NAME
+
+In a job of several processes the first runs the harness, and the others compute with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import jax
+
+from fire_lm.cli.startup import quiet_libraries
+from fire_lm.errors import FireLMError, UserError, printable
+from fire_lm.processes import initialize_distributed
+
+_LACKING = "the lm-evaluation-harness is not installed: pip install -e '.[lm-eval]'"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the harness; returns the exit code."""
+    quiet_libraries()
+    try:
+        try:
+            from lm_eval.__main__ import HarnessCLI
+            from lm_eval.api.registry import model_registry
+            from lm_eval.utils import setup_logging
+        except ImportError as error:
+            raise UserError(f"{_LACKING} ({error})") from error
+        from fire_lm.lm_eval.engine import dismiss, follow
+
+        initialize_distributed()
+        if jax.process_index():
+            follow()
+            return 0
+        if "fire_lm" not in model_registry:
+            model_registry.register("fire_lm", target="fire_lm.lm_eval.model:FireLM")
+        setup_logging()
+        if argv is not None:
+            sys.argv = ["lm_eval", *argv]
+        harness = HarnessCLI()
+        try:
+            harness.execute(harness.parse_args())
+        finally:
+            dismiss()
+    except FireLMError as error:
+        print(f"\nfire-lm: {printable(str(error))}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

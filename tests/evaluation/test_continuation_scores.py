@@ -1,0 +1,50 @@
+"""Log-likelihoods of continuations are those of unpadded passes, whatever rows come with them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sample_decoders import configured, filled
+
+from fire_lm.evaluation.continuation_scores import continuation_scores
+from fire_lm.sharding import mesh_of
+
+RNG = np.random.default_rng(0)
+# (tokens of the context, tokens of the continuation), over two widths and more than a batch
+SIZES = [(1, 1), (1, 4), (3, 30), (9, 1), (20, 25), (2, 3)]
+ROWS = [(RNG.integers(1, 32, a).tolist(), RNG.integers(1, 32, b).tolist()) for a, b in SIZES]
+EVEN = ("resampling/even", "RandomizedPositions.max_length=64")
+
+
+def alone(model, params, row):
+    """One pass over one row: what each token is worth, and which are the likeliest."""
+    context, continuation = row
+    ids = np.array([*context, *continuation], np.int32)[None]
+    read, targets = ids[:, :-1], ids[0, 1:]
+    positions = model.resampling.evaluation_positions(read.shape[1])
+    logits = np.asarray(model.apply({"params": params}, read, positions))[0]
+    logprobs = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(targets)), targets]
+    count = len(continuation)
+    return logprobs[-count:].sum(), bool((logits.argmax(-1) == targets)[-count:].all()), logits
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("case", [("fire",), ("alibi_pi",), ("rope", *EVEN)], ids=" ".join)
+def test_each_row_scores_what_it_scores_alone(case):
+    model = configured(*case)
+    params = filled(model)
+    # Greedy decoding writes the first continuation: only such a row is called greedy.
+    likeliest = int(alone(model, params, ROWS[0])[2][-1].argmax())
+    rows = [(ROWS[0][0], [likeliest]), *ROWS]
+    mesh = mesh_of((2, 1, 1), jax.devices()[:2])
+    found = {
+        index: (logprob, greedy)
+        for index, logprob, greedy in continuation_scores(model, params, rows, mesh, 80)
+    }
+    assert sorted(found) == list(range(len(rows)))
+    for index, row in enumerate(rows):
+        logprob, greedy, _ = alone(model, params, row)
+        assert found[index][0] == pytest.approx(logprob, abs=1e-4)
+        assert found[index][1] == greedy
+    assert found[0][1] and not all(greedy for _, greedy in found.values())
+    assert jnp.isfinite(jnp.array([logprob for logprob, _ in found.values()])).all()

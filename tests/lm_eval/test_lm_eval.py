@@ -1,0 +1,165 @@
+"""The harness's requests, and what is asked of the run for them.
+
+Where lm-eval is installed, which is in no tier's environment: `scripts/test --interop` does it.
+"""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from sample_run import command, write_text
+
+from fire_lm import cli
+from fire_lm.data import TextData
+from fire_lm.errors import UserError
+from fire_lm.lm_eval.__main__ import main
+
+
+@pytest.fixture
+def harness(monkeypatch):
+    """A `FireLM` of ten tokens over an engine that notes what it is asked: a row scores minus its
+    number of tokens, a prompt is continued by its last character."""
+    pytest.importorskip("lm_eval.api", reason="lm-eval is not installed")
+    from fire_lm.lm_eval import model
+
+    asked = []
+
+    class Leader:
+        def __init__(self, settings):
+            self.settings = settings
+            self.engine = SimpleNamespace(
+                data=TextData("none", vocabulary="bytes"),
+                train_length=10,
+                name="run@1",
+                check_length=lambda length: None,
+            )
+
+        def scores(self, rows):
+            asked.append(rows)
+            for index, (context, continuation) in reversed(list(enumerate(rows))):
+                yield index, -1.0 * len(continuation), len(context) == 1
+
+        def texts(self, prompts, numbers, new_tokens, stop, sampling):
+            asked.append((prompts, numbers, new_tokens, stop, sampling))
+            return [chr(prompt[-1] - 3) for prompt in prompts]
+
+    monkeypatch.setattr(model, "Leader", Leader)
+    found = model.FireLM(run="run")
+    found.asked = asked
+    return found
+
+
+def requests(*arguments):
+    return [SimpleNamespace(args=one) for one in arguments]
+
+
+def ids(text):
+    return [byte + 3 for byte in text.encode()]
+
+
+def test_a_text_begins_with_token_0_and_a_long_one_loses_its_beginning(harness, capsys):
+    asked = requests(("ab", "c"), ("", "xy"), ("0123456789", "end"), ("a ", "b"))
+    assert harness.loglikelihood(asked, disable_tqdm=True) == [
+        (-1.0, False), (-2.0, True), (-3.0, False), (-2.0, False),
+    ]  # fmt: skip
+    (rows,) = harness.asked
+    assert rows[0] == ([0, *ids("ab")], ids("c"))
+    assert rows[1] == ([0], ids("xy"))
+    assert rows[2] == (ids("23456789"), ids("end"))  # ten tokens are read: the last predicts none
+    assert rows[3] == ([0, *ids("a")], ids(" b"))  # a space belongs to what follows it
+    assert "1 of 4 requests are longer than max_length=10" in capsys.readouterr().out
+
+
+def test_a_long_text_is_scored_in_windows_each_token_once(harness):
+    text = "abcdefghijklmnopqrstuvwxy"
+    assert harness.loglikelihood_rolling(requests((text,), ("z",)), disable_tqdm=True) == [
+        -25.0, -1.0,
+    ]  # fmt: skip
+    (rows,) = harness.asked
+    scored = [token for _, continuation in rows[:-1] for token in continuation]
+    assert scored == ids(text) and rows[0][0] == [0] and rows[-1] == ([0], ids("z"))
+    assert all(len(context) + len(continuation) <= 11 for context, continuation in rows)
+
+
+def test_generation_is_grouped_by_its_settings(harness, capsys):
+    greedy = {"until": ["\n", ""], "max_gen_toks": 4}
+    drawn = {"until": [], "max_gen_toks": 4, "do_sample": True, "temperature": 0.5, "top_k": 3}
+    asked = requests(("long", greedy), ("s", greedy), ("x", drawn), ("abcdefgh", greedy))
+    assert harness.generate_until(asked, disable_tqdm=True) == ["g", "s", "x", "h"]
+    first, second = harness.asked
+    assert first[1:] == ([1, 0, 3], 4, ["\n"], {})
+    assert first[0] == [[0, *ids("s")], [0, *ids("long")], ids("cdefgh")]
+    assert second[1:] == ([2], 4, [], {"temperature": 0.5, "top_k": 3})
+    assert "1 of 4 requests are longer" in capsys.readouterr().out
+    with pytest.raises(UserError, match="leaves no room for a prompt beside 10 new tokens"):
+        harness.generate_until(requests(("a", {"until": [], "max_gen_toks": 10})))
+    with pytest.raises(UserError, match="generation setting num_beams is unknown"):
+        harness.generate_until(requests(("a", {"until": [], "max_gen_toks": 1, "num_beams": 2})))
+
+
+def test_arguments_that_have_no_meaning_are_refused(harness):
+    with pytest.raises(UserError, match="temperature is not an argument of fire_lm"):
+        type(harness)(run="run", temperature=1)
+    with pytest.raises(UserError, match="--batch_size=x is neither"):
+        type(harness)(run="run", batch_size="x")
+    asked = type(harness)(run="run", **{"gin.RoPE.base": 500})
+    assert asked._leader.settings.bindings == ["RoPE.base=500"]
+
+
+@pytest.mark.ci
+def test_the_three_kinds_of_tasks_over_a_run(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("lm_eval.api", reason="lm-eval is not installed")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "argv", ["lm_eval"])
+    workdir = tmp_path / "run"
+    assert cli.main(command(write_text(tmp_path / "text"), workdir)) == 0
+    lines = [{"q": "fire and", "choices": [" rope", " alibi"], "gold": 0}, {"q": "", "gold": 1}]
+    lines[1]["choices"] = lines[0]["choices"]
+    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    base = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "lines.jsonl")}},
+        "test_split": "test",
+        "doc_to_text": "{{q}}",
+    }
+    kinds = {
+        "choice": {
+            "output_type": "multiple_choice",
+            "doc_to_choice": "{{choices}}",
+            "doc_to_target": "gold",
+        },
+        "rolling": {
+            "output_type": "loglikelihood_rolling",
+            "doc_to_text": "",
+            "doc_to_target": "fire and {{choices[0]}}",
+            "metric_list": [{"metric": "byte_perplexity"}],
+        },
+        "generated": {
+            "output_type": "generate_until",
+            "doc_to_target": "{{choices[0]}}",
+            "generation_kwargs": {"until": ["\n"], "max_gen_toks": 5},
+            "metric_list": [{"metric": "exact_match"}],
+        },
+    }
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    for name, more in kinds.items():
+        (tasks / f"{name}.yaml").write_text(json.dumps({"task": name, **base, **more}))
+    asked = ["run", "--model", "fire_lm", "--include_path", str(tasks), "--tasks", *kinds]
+    results = ["--output_path", str(tmp_path / "out"), "--model_args"]
+    assert main([*asked, *results, f"run={workdir}"]) == 0
+    (found,) = (tmp_path / "out").rglob("results_*.json")
+    scores = json.loads(found.read_text())["results"]
+    assert 1 < scores["rolling"]["byte_perplexity,none"] < 256
+    assert np.isfinite(scores["choice"]["acc,none"])
+    assert main([*asked, "--model_args", f"run={tmp_path}/none"]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_without_the_harness_it_says_how_to_install_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
+    assert main(["run"]) == 2
+    assert "pip install -e '.[lm-eval]'" in capsys.readouterr().err
