@@ -182,6 +182,19 @@ bootstrap_beam() {  # .venv/beam: the lock and the extra `cache`, whose packages
   touch "$VENV/.whole"
 }
 
+bootstrap_interop() {  # .venv/interop: the lock, torch, transformers and the lm-evaluation-harness
+  local python="$VENV/bin/python" VENV="$VENV/interop"
+  if [ -f "$VENV/.whole" ]; then return; fi
+  phase "creating an environment for torch" make_environment "$python"
+  phase "installing requirements.lock into it" \
+    install --require-hashes -r "$ROOT/requirements.lock"
+  # The versions with which the documented figures were measured.
+  phase "installing torch, transformers and lm-eval into it" install torch==2.15.0 \
+    transformers==5.23.0 accelerate==1.15.0 tokenizers lm-eval==0.4.13
+  phase "installing fire_lm into it" install --no-deps --no-build-isolation -e "$ROOT"
+  touch "$VENV/.whole"
+}
+
 bootstrap_docs() {  # .venv-docs: docs/requirements.lock and nothing else; MkDocs needs neither JAX nor TensorFlow
   local python
   VENV="$ROOT/.venv-docs"

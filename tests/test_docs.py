@@ -15,7 +15,7 @@ import yaml
 from fire_lm import cli
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
-from fire_lm.results import PositionLoss, ScoredText, SweepRow
+from fire_lm.results import LengthAccuracy, PositionLoss, ScoredText, SweepRow
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -123,8 +123,8 @@ def test_commands_are_valid(page, monkeypatch):
 def test_commands_are_found():
     """Of every verb."""
     found = [arguments[0] for page in PAGES for arguments in commands(page)]
-    verbs = {"pretrain", "preflight", "sweep", "generate", "export", "import", "report", "corpus",
-             "bench"}  # fmt: skip
+    verbs = {"pretrain", "preflight", "sweep", "evaluate", "generate", "export", "import", "report",
+             "corpus", "bench"}  # fmt: skip
     assert verbs == set(found)
     assert len(found) > 30
 
@@ -173,11 +173,18 @@ def test_every_encoding_is_in_its_page():
     assert sorted(name for name in names if f"`{name}`" not in page) == []
 
 
-@pytest.mark.parametrize("kind", [SweepRow, PositionLoss, ScoredText])
-def test_columns_are_those_of_the_files(kind):
-    name = {SweepRow: "length_sweep", PositionLoss: "position_losses", ScoredText: "scored_text"}
-    page = (ROOT / "docs" / "evaluation.md").read_text()
-    table = page.split(f"### Columns of `{name[kind]}.csv`\n")[1].split("\n#")[0]
+@pytest.mark.parametrize(
+    ("kind", "name", "page"),
+    [
+        (SweepRow, "length_sweep", "evaluation"),
+        (PositionLoss, "position_losses", "evaluation"),
+        (ScoredText, "scored_text", "evaluation"),
+        (LengthAccuracy, "length_accuracy", "synthetic"),
+    ],
+)
+def test_columns_are_those_of_the_files(kind, name, page):
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    table = text.split(f"### Columns of `{name}.csv`\n")[1].split("\n#")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     columns = [column for row in rows for column in re.findall(r"`(\w+)`", row)]
     assert columns == [field.name for field in dataclasses.fields(kind)]
