@@ -78,8 +78,8 @@ def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
 
 def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampling:
     """The positions of test inputs: at 0, 1, 2, ... (`plain`); or, of a model that was trained at
-    randomized positions, spread evenly over these (`even`), or at one draw of them (`random`). By
-    default those that the model is evaluated at.
+    randomized positions, spread evenly over these (`even`), or at one draw of them (`random`). The
+    default is the model's own positions of evaluation.
 
     Raises:
         UserError: the model was not trained at randomized positions.
