@@ -1,13 +1,17 @@
 """`tokenizer.json` of Hugging Face's tokenizers library for the vocabulary of a run.
 
-Encoding is that of the run, after token 0, which begins a text here. Texts that spell a control
-piece stay text, but for a unigram model's own, such as `</s>`.
+Encoding is that of the run, after token 0, which begins a text here; a text that spells a control
+piece, such as `</s>`, stays text. One difference is the library's: where a SentencePiece model
+normalises (NFKC), tokenizers does so character by character for sequences of six bytes or more, so
+that decomposed Hangul and half-width kana with a sound mark are not composed, and it takes a space
+with a combining mark for one character.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fire_lm.data import Data
@@ -164,6 +168,8 @@ def _unigram(model: Any) -> Json:
     """As sentencepiece reads it: normalised by its table, spaces collapsed and one put first."""
     ordinary = model.SentencePiece.NORMAL, model.SentencePiece.USER_DEFINED
     vocab = [[one.piece, one.score if one.type in ordinary else _NEVER] for one in model.pieces]
+    never = [one.piece for one in model.pieces if one.type not in ordinary]
+    splits = _splits(never, {one.piece for one in model.pieces if one.type in ordinary})
     spec, steps = model.normalizer_spec, _normalizers(model.normalizer_spec)
     spaces = {
         "type": "Metaspace",
@@ -173,7 +179,7 @@ def _unigram(model: Any) -> Json:
     }
     return {
         "normalizer": {"type": "Sequence", "normalizers": steps} if steps else None,
-        "pre_tokenizer": spaces,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [spaces, *splits]},
         "decoder": _joined_pieces(spec) if model.trainer_spec.byte_fallback else spaces,
         "model": {
             "type": "Unigram",
@@ -182,6 +188,31 @@ def _unigram(model: Any) -> Json:
             "byte_fallback": model.trainer_spec.byte_fallback,
         },
     }
+
+
+def _splits(never: Sequence[str], ordinary: Collection[str]) -> list[Json]:
+    """Keep the pieces `never` out of text, in which an unknown character costs more than they do.
+
+    Each is cut beside an unknown character, which is in no other piece, so that nothing else
+    changes; a piece without one needs no cut.
+    """
+    rests: dict[str, list[str]] = {}
+    for piece in never:
+        known = [character in ordinary for character in piece]
+        cuts = (at for at in range(1, len(piece)) if known[at - 1] != known[at])
+        # A piece of unknown characters alone becomes bytes, which no cut changes.
+        at = next(cuts, 0 if any(known) else 1)
+        if at:
+            rests.setdefault(piece[:at], []).append(re.escape(piece[at:]))
+    return [
+        {
+            "type": "Split",
+            "pattern": {"Regex": f"{re.escape(start)}(?={'|'.join(ends)})"},
+            "behavior": "MergedWithPrevious",
+            "invert": False,
+        }
+        for start, ends in rests.items()
+    ]
 
 
 def _normalizers(spec: Any) -> list[Json]:
