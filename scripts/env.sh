@@ -79,7 +79,7 @@ phase() {  # TEXT COMMAND...: runs it into the log, a sign of life every 10 s; e
   if [ "$code" -ne 0 ]; then
     tail -n 15 "$LOG" >&2
     fail 1 "\"$text\" failed (exit code $code); the whole output is in ${LOG#"$ROOT"/}." \
-      "Mend the cause and run the same command again."
+      "Fix the cause and run the same command again."
   fi
   say "    done in $((SECONDS - start)) s"
 }
@@ -114,11 +114,18 @@ make_environment() {  # PYTHON
 
 install() {  # pip's or uv's arguments
   if with_uv; then
-    # As pip does: else every process compiles TensorFlow anew where bytecode may not be written.
-    uv pip install --compile-bytecode --python "$VENV/bin/python" "$@"
+    uv pip install --python "$VENV/bin/python" "$@"
   else
-    "$VENV/bin/python" -m pip --disable-pip-version-check --no-input install --progress-bar off "$@"
+    "$VENV/bin/python" -m pip --disable-pip-version-check --no-input install --no-compile \
+      --progress-bar off "$@"
   fi
+}
+
+install_lock() {  # FILE
+  install --require-hashes -r "$1" || return
+  # On all cores, where pip uses one. Without bytecode, every process would compile TensorFlow anew
+  # where none may be written. Packages carry some files that do not compile on any Python of ours.
+  "$VENV/bin/python" -m compileall -q -j 0 "$VENV/lib" >/dev/null 2>&1 || true
 }
 
 install_project() {
@@ -134,8 +141,7 @@ install_everything() {
     fail 1 "$VENV cannot be emptied."
   say "Making .venv with $python and $tool (about 4 GB, a minute or more; once only)"
   phase "creating the environment" make_environment "$python"
-  phase "downloading and installing requirements.lock" \
-    install --require-hashes -r "$ROOT/requirements.lock"
+  phase "downloading and installing requirements.lock" install_lock "$ROOT/requirements.lock"
   install_project
 }
 
@@ -176,8 +182,7 @@ bootstrap_beam() {  # .venv/beam: the lock and the extra `cache`, whose packages
   export FIRE_LM_BEAM_PYTHON="$VENV/bin/python"
   if [ -f "$VENV/.whole" ]; then return; fi
   phase "creating an environment for Apache Beam" make_environment "$python"
-  phase "installing requirements.lock into it" \
-    install --require-hashes -r "$ROOT/requirements.lock"
+  phase "installing requirements.lock into it" install_lock "$ROOT/requirements.lock"
   phase "installing Apache Beam into it" install apache-beam==2.77.0 google-crc32c
   touch "$VENV/.whole"
 }
@@ -186,8 +191,7 @@ bootstrap_interop() {  # .venv/interop: the lock, torch, transformers and the lm
   local python="$VENV/bin/python" VENV="$VENV/interop"
   if [ -f "$VENV/.whole" ]; then return; fi
   phase "creating an environment for torch" make_environment "$python"
-  phase "installing requirements.lock into it" \
-    install --require-hashes -r "$ROOT/requirements.lock"
+  phase "installing requirements.lock into it" install_lock "$ROOT/requirements.lock"
   # The versions with which the documented figures were measured.
   phase "installing torch, transformers and lm-eval into it" install torch==2.15.0 \
     transformers==5.23.0 accelerate==1.15.0 tokenizers lm-eval==0.4.13
@@ -206,6 +210,6 @@ bootstrap_docs() {  # .venv-docs: docs/requirements.lock and nothing else; MkDoc
   rm -rf "$VENV"
   mkdir -p "$VENV" || fail 1 "$VENV cannot be made."
   phase "creating an environment for the documentation" make_environment "$python"
-  phase "installing docs/requirements.lock into it" install --require-hashes -r "$ROOT/docs/requirements.lock"
+  phase "installing docs/requirements.lock into it" install_lock "$ROOT/docs/requirements.lock"
   cp "$ROOT/docs/requirements.lock" "$VENV/.installed.lock"
 }

@@ -113,14 +113,10 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("axes", "microbatches"),
-    [
-        ((2, 2, 1), 1),
-        pytest.param((1, 1, 1), 4, marks=pytest.mark.ci),
-        pytest.param((1, 1, 4), 1, marks=pytest.mark.ci),
-        pytest.param((2, 1, 2), 2, marks=pytest.mark.ci),
-    ],
+    [((2, 2, 1), 1), ((1, 1, 1), 4), ((1, 1, 4), 1), ((2, 1, 2), 2)],
 )
 def test_one_device_and_four_compute_the_same(on_one_device, axes, microbatches):
     found = train(mesh_of(*axes), microbatches)

@@ -33,7 +33,13 @@ from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, live_segments,
 from fire_lm.errors import UserError
 from fire_lm.positions.fire import FIRE
 
-IN_CI = ("alibi", "sandwich", "kerple", "t5")  # the same kernels as with FIRE, or parts of them
+IN_CI = (
+    "alibi",
+    "sandwich",
+    "kerple",
+    "t5",
+    "fire_g",
+)  # the same kernels as with FIRE, or parts of them
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def data_dir(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text") / "data")
 
 
+@pytest.mark.ci
 def test_sigterm_before_anything_is_saved_is_told_so(data_dir, tmp_path, monkeypatch, capsys):
     """As when the first losses are not finite, and their updates left out."""
     pending = Reporter.pending
