@@ -216,7 +216,9 @@ def browse(page: Path, size: str, screenshot: Path) -> str:
 
 # Says of a page whether it is wider than its window, how many boxes in it can be scrolled, and how
 # many have a cue that is not as it should be.
-MEASURE = """<script>addEventListener('load', () => {
+MEASURE = """<script>const drawn = () => new Promise(requestAnimationFrame);
+addEventListener('load', async () => {
+  await drawn(); await drawn();  // a scroll timeline begins with the frame after its layout
   const wide = [...document.querySelectorAll('.wide')].map(box => {
     const inside = box.querySelector('.scrolls');
     const cued = box.querySelector('.cue').getBoundingClientRect().height > 5;
