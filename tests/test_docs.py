@@ -15,7 +15,7 @@ import yaml
 from fire_lm import cli
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
-from fire_lm.results import LengthAccuracy, PositionLoss, ScoredText, SweepRow
+from fire_lm.results import LengthAccuracy, PositionLoss, ScoredText, SweepRow, TaskScore
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -180,6 +180,7 @@ def test_every_encoding_is_in_its_page():
         (PositionLoss, "position_losses", "evaluation"),
         (ScoredText, "scored_text", "evaluation"),
         (LengthAccuracy, "length_accuracy", "synthetic"),
+        (TaskScore, "task_scores", "synthetic"),
     ],
 )
 def test_columns_are_those_of_the_files(kind, name, page):

@@ -59,6 +59,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     grid.add_argument("--seeds", type=_seeds, default="0", metavar="A,B", help="(%(default)s)")
     grid.add_argument("--vary.NAME", metavar="VALUE", help="of a binding (repeat for others)")
+    grid.add_argument(
+        "--vary.gin_file", metavar="A,B", help="gin files of an arm; empty for an arm without"
+    )
+    grid.add_argument(
+        "--sequences", type=number, help="exercises of each length (synthetic tasks; 128)"
+    )
     grid.add_argument("--at_once", type=number, default=2, help="arms (%(default)s)")
     grid.add_argument("--local", action="store_true", help="on this machine")
     grid.add_argument("--output", metavar="DIR", help="of table and figure (runs/NAME)")

@@ -1,4 +1,4 @@
-"""A sweep of experiments: encodings x seeds x gin bindings, one job for each arm."""
+"""A sweep of experiments: encodings x seeds x gin bindings or files, one job for each arm."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError, nearest
 from tpu.job import LONGEST_NAME, Job, check_name
 
 POSITIONS = Path(__file__).parent.parent / "configs" / "positions"
+FILES = "gin_file"  # among the varied names: gin files, not a binding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,11 @@ class Arm:
 def arms(
     positions: Sequence[str], seeds: Sequence[int], varied: Mapping[str, Sequence[str]]
 ) -> list[Arm]:
-    """Every combination of encodings (files of configs/positions), seeds and bindings' values.
+    """Every combination of encodings (files of configs/positions), seeds and varied values.
+
+    Args:
+      varied: the values of each binding; those of `gin_file` are lists of files, separated by
+        commas, and an empty list is an arm without them.
 
     Raises:
       UserError: an encoding that there is not, or two arms of one name.
@@ -47,14 +52,15 @@ def arms(
     for position, seed, values in itertools.product(
         positions, seeds, itertools.product(*varied.values())
     ):
-        bindings = [f"{name}={value}" for name, value in zip(varied, values, strict=True)]
+        chosen = list(zip(varied, values, strict=True))
+        suffixes = [suffix for name, value in chosen if (suffix := _suffix(name, value))]
         found.append(
             Arm(
-                name="-".join(map(_slug, [position, f"seed{seed}", *bindings])),
+                name="-".join([_slug(position), f"seed{seed}", *suffixes]),
                 flags=(
                     f"--gin_file=configs/positions/{position}.gin",
                     f"--gin.SEED={seed}",
-                    *(f"--gin.{binding}" for binding in bindings),
+                    *(flag for name, value in chosen for flag in _flags(name, value)),
                 ),
             )
         )
@@ -64,17 +70,43 @@ def arms(
     return found
 
 
+def _flags(name: str, value: str) -> list[str]:
+    if name == FILES:
+        return [f"--gin_file={path}" for path in value.split(",") if path]
+    return [f"--gin.{name}={value}"]
+
+
+def _suffix(name: str, value: str) -> str:
+    """What names an arm after one of its values; configs/log_n/training.gin is log-n-training."""
+    if name == FILES:
+        files = [PurePath(path).with_suffix("").parts[-2:] for path in value.split(",") if path]
+        return "-".join(_slug(part) for parts in files for part in parts)
+    return _slug(f"{name}={value}")
+
+
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def arm_job(arm: Arm, grid: str, folder: str, flags: Sequence[str], fire_lm: Sequence[str]) -> Job:
-    """Trains, then scores every length. `fire_lm` is the command of that name where it runs."""
+def arm_job(
+    arm: Arm,
+    grid: str,
+    folder: str,
+    flags: Sequence[str],
+    fire_lm: Sequence[str],
+    scoring: Sequence[str],
+) -> Job:
+    """Trains, then scores every length.
+
+    Args:
+      fire_lm: the command of that name where the job runs.
+      scoring: its verb that scores the run, and flags.
+    """
     workdir = f"{folder}/{arm.name}"
     train = (*fire_lm, "pretrain", f"--workdir={workdir}", *flags, *arm.flags)
     return Job(
         name=short_name(f"{grid}-{arm.name}"),
-        commands=(train, (*fire_lm, "sweep", workdir)),
+        commands=(train, (*fire_lm, *scoring, workdir)),
         folder=workdir,
     )
 

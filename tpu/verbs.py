@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 from ml_collections import ConfigDict
@@ -23,6 +24,9 @@ from tpu.follow import Follower
 from tpu.job import Job, Place, Stage, check_name
 from tpu.local import LocalJobs
 from tpu.queued import QueuedResources
+
+if TYPE_CHECKING:
+    from fire_lm.config import Config
 
 ROOT = images.ROOT
 
@@ -107,10 +111,12 @@ def grid(arguments: argparse.Namespace) -> None:
     varied: dict[str, list[str]] = {}
     for binding in arguments.varied:
         key, _, value = binding.partition("=")
+        if key == grids.FILES:
+            value = ",".join(_in_image(path) for path in value.split(",") if path)
         varied.setdefault(key, []).append(value)
     chosen = grids.arms(arguments.positions, arguments.seeds, varied)
-    for arm in chosen:
-        check_experiment([*flags, *arm.flags])
+    configs = [check_experiment([*flags, *arm.flags]) for arm in chosen]
+    scoring = _scoring(configs, arguments.sequences)
     if arguments.local:
         if arguments.cluster or arguments.overrides:
             raise UserError("--local and --cluster exclude each other")
@@ -119,19 +125,37 @@ def grid(arguments: argparse.Namespace) -> None:
         folder = str(Path(arguments.output or f"runs/{name}").absolute())
         fire_lm = (sys.executable, "-m", "fire_lm")
         local_grid(
-            {arm: grids.arm_job(arm, name, folder, flags, fire_lm) for arm in chosen},
+            {arm: grids.arm_job(arm, name, folder, flags, fire_lm, scoring) for arm in chosen},
             Path(folder),
             arguments,
         )
         if not arguments.dry_run:
-            _combine(folder, folder)
+            _combine(scoring, folder, folder)
         return
     where, calls = _where(arguments)
     folder = cluster.run_directory(where, name)
-    jobs = {arm: grids.arm_job(arm, name, folder, flags, ("fire-lm",)) for arm in chosen}
+    jobs = {arm: grids.arm_job(arm, name, folder, flags, ("fire-lm",), scoring) for arm in chosen}
     cloud_grid(jobs, arguments, where, calls, flags)
     if not calls.dry_run:
-        _combine(folder, arguments.output or f"runs/{name}")
+        _combine(scoring, folder, arguments.output or f"runs/{name}")
+
+
+def _scoring(configs: Sequence[Config], sequences: int | None) -> list[str]:
+    """The verb that scores these experiments, and its flags.
+
+    Raises:
+      UserError: some are trained on text and some on a synthetic task, or a flag has no meaning.
+    """
+    from fire_lm.data import Synthetic
+
+    synthetic = {isinstance(config.call("pretrain").data, Synthetic) for config in configs}
+    if len(synthetic) > 1:
+        raise UserError("some arms are trained on text and some on a synthetic task: two grids")
+    if synthetic == {True}:
+        return ["evaluate", *([f"--sequences={sequences}"] if sequences else [])]
+    if sequences:
+        raise UserError("--sequences is for synthetic tasks, and these arms are trained on text")
+    return ["sweep"]
 
 
 def local_grid(jobs: dict[grids.Arm, Job], folder: Path, arguments: argparse.Namespace) -> None:
@@ -184,9 +208,9 @@ def cloud_grid(
     )
 
 
-def _combine(folder: str, output: str) -> None:
+def _combine(scoring: Sequence[str], folder: str, output: str) -> None:
     """The table and figure of all arms; every row of it is known already."""
-    command = [sys.executable, "-m", "fire_lm", "sweep", folder, f"--output={output}"]
+    command = [sys.executable, "-m", "fire_lm", *scoring, folder, f"--output={output}"]
     if code := subprocess.run(command, check=False).returncode:
         raise RunFailed(f"the combined table failed (exit code {code}): {shlex.join(command)}")
 
@@ -311,8 +335,8 @@ def _in_image(path: str) -> str:
     return str(full.relative_to(ROOT))
 
 
-def check_experiment(flags: Sequence[str]) -> None:
-    """Reads the configuration as strictly as the hosts will.
+def check_experiment(flags: Sequence[str]) -> Config:
+    """The configuration, read as strictly as the hosts will.
 
     Raises:
       UserError: a slip in it, or a path that still has the place of a bucket's name.
@@ -327,6 +351,7 @@ def check_experiment(flags: Sequence[str]) -> None:
                 f"{name} = {value}: YOUR_BUCKET stands for the name of a bucket\n"
                 f"say which with --gin.{name}=gs://..."
             )
+    return config
 
 
 def status(arguments: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ The programs are the ones that run elsewhere: what a length sweep scores a batch
 the loss of each token, and the step of `pretrain`, forward, backward and AdamW, both on one device.
 Every length has as many tokens in its batch, as long as a sequence fits into it. Contestants take
 turns in one process and the best round counts (rounds.py). Fig. 5 of the paper is forward alone,
-the base model at length 2048, as a mean of 10 runs.
+the base model at length 2048, as a mean of 10 runs on 4 TPUv2 chips: `--protocol=paper`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fire_lm.bench.arguments import check_json, check_names, write_json
 from fire_lm.bench.encodings import ENCODINGS, TRAIN_LENGTH
 from fire_lm.bench.machine import clock, load, machine, say
 from fire_lm.bench.one_attention import temp_bytes
-from fire_lm.bench.rounds import Times, cost, race
+from fire_lm.bench.rounds import Protocol, Times, cost, race
 from fire_lm.bench.shared_states import States
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import compile_scoring, sequences_at_a_time
@@ -57,6 +57,7 @@ class Setting(NamedTuple):
     dtype: Literal["bfloat16", "float32"]
     tokens_per_batch: int
     mesh: Mesh
+    protocol: Protocol
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,7 @@ def bench(arguments: argparse.Namespace) -> ModelTimes:
     if not arguments.lengths:
         raise UserError("--lengths: name at least one, such as 2048")
     load_before = load()
-    setting = setting_for(arguments.size, arguments.tokens_per_batch)
+    setting = setting_for(arguments.size, arguments.tokens_per_batch, arguments.protocol)
     left_out: list[str] = []
     try:
         contestants = list(build(arguments.encodings, arguments.lengths, setting, left_out))
@@ -106,23 +107,29 @@ def bench(arguments: argparse.Namespace) -> ModelTimes:
         tokens_per_batch=setting.tokens_per_batch,
         model=DESCRIPTION.format(name=arguments.size, **setting._asdict()),
         flops_convention=FLOPS_CONVENTION,
-        rows=[row_of(contestant, times) for contestant in contestants],
+        rows=[row_of(contestant, times, setting) for contestant in contestants],
         left_out=left_out,
+        protocol=setting.protocol,
+        devices=setting.mesh.size,
     )
     print(tables.model_text(report))
     write_json(arguments.json, report)
     return report
 
 
-def setting_for(name: str, tokens_per_batch: int | None) -> Setting:
+def setting_for(name: str, tokens_per_batch: int | None, protocol: Protocol) -> Setting:
+    """`tokens_per_batch` are of each device."""
     on_cpu = jax.default_backend() == "cpu"
     size, vocab_size = SIZES[name]
+    devices = jax.local_devices() if protocol == "paper" else jax.local_devices()[:1]
+    tokens = tokens_per_batch or (TOKENS_ON_CPU if on_cpu else TOKENS)
     return Setting(
         size(),
         vocab_size,
         "float32" if on_cpu else "bfloat16",  # CPUs have no quick bfloat16
-        tokens_per_batch or (TOKENS_ON_CPU if on_cpu else TOKENS),
-        sharding.mesh_of((1, 1, 1), jax.devices()[:1]),
+        tokens * len(devices),
+        sharding.mesh_of((len(devices), 1, 1), devices),
+        protocol,
     )
 
 
@@ -201,13 +208,14 @@ def calls(contestants: Sequence[Contestant]) -> dict[str, Callable[[], object]]:
     }
 
 
-def row_of(entry: Contestant, times: dict[str, Times]) -> ModelRow:
+def row_of(entry: Contestant, times: dict[str, Times], setting: Setting) -> ModelRow:
     forward, train = (
         cost(
             times[f"{entry.encoding} {entry.length} {what}"],
             times[f"nope {entry.length} {what}"],
             clock(),
             temp_bytes,
+            setting.protocol,
         )
         for what, temp_bytes in zip(("forward", "train"), entry.temp_bytes, strict=True)
     )
@@ -217,7 +225,9 @@ def row_of(entry: Contestant, times: dict[str, Times]) -> ModelRow:
         forward=forward,
         train=train,
         tokens_per_second=rate,
-        mfu=utilisation(rate, entry.flops_per_token, jax.devices()[0].device_kind),
+        mfu=utilisation(
+            rate / setting.mesh.size, entry.flops_per_token, jax.devices()[0].device_kind
+        ),
     )
 
 

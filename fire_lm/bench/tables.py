@@ -109,10 +109,10 @@ def model_text(report: ModelTimes) -> str:
     parts = [machine_text(report.machine), report.model]
     for length, rows in itertools.groupby(report.rows, key=lambda row: row.length):
         parts.append(_model_times(length, list(rows)))
-    rounds = len(report.rows[0].train.rounds_s)
+    devices = "one device" if report.devices == 1 else f"{report.devices} devices"
     notes = [
-        f"Milliseconds of {report.machine.clock} time on one device, least of {rounds} interleaved "
-        "rounds; max/min: their spread in training; tokens/s: of training."
+        f"Milliseconds of {report.machine.clock} time on {devices}, {report.statistic}, "
+        "interleaved; max/min: their spread in training; tokens/s: of training."
     ]
     if any(row.mfu is not None for row in report.rows):
         notes.append(f"MFU: FLOPs of a token = {report.flops_convention}.")

@@ -268,6 +268,14 @@ def add_benches(benches: Parser, debug: Parser) -> None:
         "--tokens_per_batch", type=number, help="at each length (8192; on a CPU 2048)"
     )
 
+    model.add_argument(
+        "--protocol",
+        choices=["best", "paper"],
+        default="best",
+        help="the least of the rounds on one device; or Fig. 5's, their mean on all devices of the "
+        "host, with --rounds=10",
+    )
+
     generate = subjects.add_parser(
         "generate", parents=[debug, rounds], help="what an encoding costs in generation"
     )

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fire_lm.attention.common_bias import CommonBias, of_slab
 
@@ -78,6 +79,13 @@ class PositionalEncoding:
         Inputs beyond the training length are squeezed into it, as much as each is longer; others
         are as they were. Source: Chen et al. (2023) for RoPE, 2310.13017 for ALiBi. None too where
         something changes long inputs already.
+        """
+        return None
+
+    def periods(self) -> np.ndarray | None:
+        """Positions in which each pair of rotated dims makes a full turn, at the training length.
+
+        float64 `[d/2]`, shortest first; None for an encoding without rotation.
         """
         return None
 

@@ -106,6 +106,11 @@ class RoPE(PositionalEncoding):
             self.rotary_width, self.base, self.train_length, context_length
         )
 
+    def periods(self) -> np.ndarray:
+        """`2 pi base^(2k/d)` for pair k of d dims, where no scaling changes it."""
+        frequency_K, _ = self.frequencies(self.train_length)
+        return 2 * np.pi / frequency_K
+
     def rotate(
         self,
         params: Params,

@@ -122,8 +122,7 @@ def _draw_losses(axes: Axes, panel: Panel, styles: dict[str, dict[str, Any]]) ->
     charts.training_length(axes, [line.train_length for line in panel.lines])
     axes.set_ylabel("log perplexity (nats per token)" if panel.nats else "bits per byte")
     if panel.nats:
-        right = axes.secondary_yaxis("right", functions=(_exp, _log))
-        right.set_ylabel("perplexity")
+        _perplexity_axis(axes)
     apart = f"; different {panel.apart}" * bool(panel.apart)
     axes.set_title(f"{panel.title}{apart}\nbars: {spread_of(panel.lines)}", loc="left")
 
@@ -182,6 +181,7 @@ def positions(results: Results) -> list[Picture]:
                 )
             axes.set_xlabel("position in the sequence (tokens)")
             axes.set_ylabel("loss (nats per token)")
+            _perplexity_axis(axes)
             charts.training_length(axes, trained)
             charts.legend_below(figure, [axes])
 
@@ -234,6 +234,12 @@ def _training(
         alt=f"Line chart of training loss against tokens. Last values: {ends}.",
         image=charts.drawn(draw, *charts.size(list(lines))),
     )
+
+
+def _perplexity_axis(axes: Axes) -> None:
+    """Right of one in nats."""
+    right = axes.secondary_yaxis("right", functions=(_exp, _log))
+    right.set_ylabel("perplexity")
 
 
 def _exp(nats: ArrayLike) -> np.ndarray:

@@ -34,6 +34,7 @@ from fire_lm.results.tables import (
     LearnedNumber,
     LengthAccuracy,
     PositionLoss,
+    RotaryPeriod,
     TrainedTask,
     TrainingPoint,
 )
@@ -168,7 +169,17 @@ def _of_run(workdir: epath.Path, config: Config, arm: str) -> Results:
             for name, value in line.items()
             if (match := re.fullmatch(r"(\w+)/layer_(\d+)", name)) and _is_number(value)
         ],
+        periods=[
+            RotaryPeriod(run, encoding, pair, float(period))
+            for pair, period in enumerate(_periods(config))
+        ],
     )
+
+
+def _periods(config: Config) -> Sequence[float]:
+    """Of the first rotary encoding among the layers', if there is one."""
+    found = (encoding.periods() for encoding in config.call("build_decoder").encodings)
+    return next((periods.tolist() for periods in found if periods is not None), [])
 
 
 def _is_number(value: Any) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from fire_lm.errors import UserError
-from fire_lm.reporting import encoding_figures, figures, timing
+from fire_lm.reporting import encoding_figures, figures, rotary_periods, timing
 from fire_lm.reporting.comparison import against, beside_the_paper
 from fire_lm.reporting.length_accuracy import accuracy_lines, accuracy_table
 from fire_lm.reporting.length_accuracy import pictures as accuracy_pictures
@@ -102,6 +102,7 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
         *_accuracies(results),
         *(losses if on_text else []),
         _section("What the encodings learned", learned, _NO_LEARNED),
+        *rotary_periods.sections(results),
         *([scores] if on_text else []),
         timing.section(beside.times, beside.times_are, sorted(results.arms())),
         _section("Training", figures.training(results), _NO_METRICS),

@@ -17,6 +17,7 @@ from fire_lm.results.sweep_rows import (
 from fire_lm.results.tables import (
     LengthAccuracy,
     PositionLoss,
+    TaskScore,
     merge_table,
     read_table,
     write_table,
@@ -28,6 +29,7 @@ __all__ = [
     "PositionLoss",
     "ScoredText",
     "SweepRow",
+    "TaskScore",
     "Texts",
     "merge_rows",
     "merge_table",

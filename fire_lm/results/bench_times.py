@@ -44,7 +44,7 @@ class Cost:
     """Of one call, forward or training.
 
     Attributes:
-      seconds: by the machine's clock, the least of `rounds_s`.
+      seconds: by the machine's clock, the least of `rounds_s` or, as in Fig. 5, their mean.
       wall_s: least wall time of a round.
       spread: largest of `rounds_s` over the least.
       x_nope: `seconds` over those of the same library's NoPE.
@@ -66,7 +66,7 @@ class ModelRow:
     Attributes:
       batch: sequences of `length` tokens.
       attention: the implementation that "auto" chose.
-      tokens_per_second: of training, on one device.
+      tokens_per_second: of training, on all devices used.
       mfu: by the convention of `ModelTimes`; None where the device's peak is not known.
     """
 
@@ -88,6 +88,9 @@ class ModelTimes:
       benchmark: says in the file whose it is.
       model: size, dtype and what a step is, in words.
       left_out: encodings and lengths that could not be measured, each with the reason.
+      protocol: "best", the least of the rounds on one device, or "paper", that of Fig. 5: the mean
+        of the rounds on all devices of the host.
+      devices: that share a batch.
     """
 
     benchmark: str
@@ -100,18 +103,26 @@ class ModelTimes:
     flops_convention: str
     rows: list[ModelRow]
     left_out: list[str]
+    protocol: str = "best"
+    devices: int = 1
 
     @property
     def where(self) -> str:
         """A line on machine, date and model."""
         machine = self.machine
         device = "one core" if len(machine.cores) == 1 else f"{len(machine.cores)} cores"
-        device = device if machine.backend == "cpu" else "one device"
-        rounds = len(self.rows[0].train.rounds_s)
+        if machine.backend != "cpu":
+            device = "one device" if self.devices == 1 else f"{self.devices} devices"
         return (
             f"{machine.date}, {device} of {machine.processor}, jax {machine.versions['jax']}; "
-            f"{self.model}; {machine.clock} time, least of {rounds} rounds"
+            f"{self.model}; {machine.clock} time, {self.statistic}"
         )
+
+    @property
+    def statistic(self) -> str:
+        """What `seconds` are of the rounds, in words."""
+        name = "mean" if self.protocol == "paper" else "least"
+        return f"{name} of {len(self.rows[0].train.rounds_s)} rounds"
 
 
 def read(path: epath.PathLike) -> ModelTimes:
@@ -141,9 +152,12 @@ def _built(kind: Any, value: Any) -> Any:
         return None if value is None else _built(parts[0], value)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = get_type_hints(kind)
-        if missing := sorted(set(hints) - set(value)):
+        own = dataclasses.fields(kind)
+        needed = {field.name for field in own if field.default is dataclasses.MISSING}
+        if missing := sorted(needed - set(value)):
             raise ValueError(f"{container.__name__} without {', '.join(missing)}")
-        return container(**{name: _built(hint, value[name]) for name, hint in hints.items()})
+        there = {name: hint for name, hint in hints.items() if name in value}
+        return container(**{name: _built(hint, value[name]) for name, hint in there.items()})
     if container is list and isinstance(value, list):
         return [_built(parts[0], part) for part in value]
     if container is dict and isinstance(value, dict):

@@ -23,6 +23,7 @@ from fire_lm.results.tables import (
     LearnedNumber,
     LengthAccuracy,
     PositionLoss,
+    RotaryPeriod,
     TrainedTask,
     TrainingPoint,
     read_table,
@@ -88,6 +89,7 @@ class Results:
     positions: Sequence[PositionLoss] = ()
     training: Sequence[TrainingPoint] = ()
     learned: Sequence[LearnedNumber] = ()
+    periods: Sequence[RotaryPeriod] = ()
     biases: Sequence[BiasValue] = ()
     scores: Sequence[AttentionScore] = ()
     tasks: Sequence[TrainedTask] = ()
@@ -114,6 +116,7 @@ _FILES: dict[str, tuple[str, type[Any]]] = {
     "positions": ("position_losses.csv", PositionLoss),
     "training": ("training.csv", TrainingPoint),
     "learned": ("learned_numbers.csv", LearnedNumber),
+    "periods": ("rotary_periods.csv", RotaryPeriod),
     "biases": ("biases.csv", BiasValue),
     "scores": ("attention_scores.csv", AttentionScore),
     "tasks": ("trained_tasks.csv", TrainedTask),

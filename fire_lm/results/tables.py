@@ -103,6 +103,20 @@ class LearnedNumber:
 
 
 @dataclasses.dataclass(frozen=True)
+class RotaryPeriod:
+    """The number of positions in which a pair of a rotary encoding's dims makes a full turn.
+
+    Attributes:
+      pair: of rotated dims, from 0, the fastest.
+    """
+
+    run: str
+    encoding: str
+    pair: int
+    period: float
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainingPoint:
     """A line of `metrics.jsonl`."""
 
@@ -147,6 +161,45 @@ class LengthAccuracy:
 
 
 _ACCURACY_KEY = [f.name for f in dataclasses.fields(LengthAccuracy)].index("length") + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskScore:
+    """One metric of a run on a task, over all its examples.
+
+    Attributes:
+      variant: the change at evaluation, as in a length sweep; empty for none.
+      split: the examples, in words where it is no split of a data set.
+      input_length, target_length, context_length: the most tokens of an input, of its answer, and
+        of both together.
+      truncation: what of a longer input is read: `none`, `head`, `tail` or `middle`.
+      decoding: `greedy`, `beam-4`, `sample-...`, `rank` or `slots`.
+      value, stderr: percent where the metric is an accuracy, F1, EM or ROUGE.
+    """
+
+    run: str
+    encoding: str
+    variant: str
+    step: int
+    suite: str
+    task: str
+    split: str
+    input_length: int
+    target_length: int
+    truncation: str
+    decoding: str
+    context_length: int
+    metric: str
+    examples: int
+    value: float
+    stderr: float
+
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        return dataclasses.astuple(self)[:_SCORE_KEY]
+
+
+_SCORE_KEY = [f.name for f in dataclasses.fields(TaskScore)].index("metric") + 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -24,7 +26,7 @@ from fire_lm.experiment import label_in
 from fire_lm.models import Decoder
 from fire_lm.reporting.gather import trained_tasks
 from fire_lm.reporting.length_accuracy import accuracy_text, write_figure
-from fire_lm.results import LengthAccuracy, merge_table, read_own, write_table
+from fire_lm.results import LengthAccuracy, TaskScore, merge_table, read_own, write_table
 from fire_lm.results.folder import Results
 from fire_lm.runs.answers import generated_answers
 from fire_lm.runs.evaluated import configuration
@@ -36,6 +38,7 @@ from fire_lm.tasks.synthetic.layouts import row_length
 from fire_lm.tasks.synthetic.scoring import Tally
 
 FILE = "length_accuracy.csv"
+SCORES = "task_scores.csv"
 
 # Seconds between two writes of the table, which is replaced as a whole.
 _WRITE_EVERY = 5.0
@@ -79,15 +82,19 @@ class TaskEvaluation:
             stderr=counted.stderr,
         )
 
+    def all_rows(self) -> list[LengthAccuracy]:
+        """The rows of every length that the run's own table has of this evaluation."""
+        of_these = self.row(0, Tally(1, 1, 1, 1)).key[:-1]
+        own = read_own(self.workdir, self.encoding).accuracies
+        return sorted((r for r in own if r.key[:-1] == of_these), key=lambda row: row.length)
+
     def rows_there(self) -> list[LengthAccuracy]:
         """The rows of its lengths in the run's own table.
 
         Raises:
           UserError: they are of another number of exercises.
         """
-        of_these = self.row(0, Tally(1, 1, 1, 1)).key[:-1]
-        own = read_own(self.workdir, self.encoding).accuracies
-        found = [row for row in own if row.key[:-1] == of_these and row.length in self.lengths]
+        found = [row for row in self.all_rows() if row.length in self.lengths]
         for row in found:
             if row.sequences != self.sequences:
                 raise UserError(
@@ -191,6 +198,37 @@ def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
     finally:
         progress.close()
         merge_table(asked.workdir / FILE, LengthAccuracy, rows)
+    merge_table(asked.workdir / SCORES, TaskScore, scores(asked, asked.all_rows()))
+
+
+def scores(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> list[TaskScore]:
+    """Mean accuracies over the lengths of training that were measured, and over longer ones."""
+    longest = asked.data.max_length
+    groups = [[row for row in rows if (row.length > longest) == longer] for longer in (False, True)]
+    return [_score(asked, group) for group in groups if group]
+
+
+def _score(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> TaskScore:
+    task, lengths = asked.data.task, [row.length for row in rows]
+    errors = math.hypot(*(row.stderr for row in rows))
+    return TaskScore(
+        run=asked.workdir.name,
+        encoding=asked.encoding,
+        variant=asked.variant,
+        step=asked.step,
+        suite="synthetic",
+        task=task.label,
+        split=f"{len(rows)} lengths, {min(lengths)} to {max(lengths)}, {asked.positions} positions",
+        input_length=max(map(task.input_length, lengths)),
+        target_length=max(map(task.answer_length, lengths)),
+        truncation="none",
+        decoding="slots" if asked.data.layout == "slots" else "greedy",
+        context_length=max(row_length(task, asked.data.layout, length) for length in lengths),
+        metric="accuracy",
+        examples=sum(row.sequences for row in rows),
+        value=statistics.fmean(row.accuracy for row in rows),
+        stderr=errors / len(rows),
+    )
 
 
 def combine(asked: Sequence[TaskEvaluation], top: epath.Path) -> None:

@@ -214,16 +214,38 @@ def test_each_backend_has_its_measure(backend, clock, dtype, tokens, processor, 
     """An accelerator computes while the process waits: its clock is the wall's."""
     device = SimpleNamespace(platform=backend, device_kind="NVIDIA H200")
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    setting = model.setting_for("tiny", None)
+    setting = model.setting_for("tiny", None, "best")
     assert (setting.dtype, setting.tokens_per_batch) == (dtype, tokens)
+    assert setting.mesh.size == 1
     monkeypatch.setattr(jax, "devices", lambda: [device])
     monkeypatch.setattr(machine, "cpu_model", lambda: "some CPU")
     found = machine.machine(0.5, {})
     assert (found.backend, found.clock, found.processor) == (backend, clock, processor)
 
 
+def test_the_protocol_of_the_paper_is_the_mean_on_all_devices():
+    setting = model.setting_for("tiny", 64, "paper")
+    assert setting.mesh.size == jax.local_device_count() > 1
+    assert setting.tokens_per_batch == 64 * setting.mesh.size
+    own, nope = rounds.Times(cpu_s=[3.0, 6.0], wall_s=[3.0, 9.0]), rounds.Times([2.0, 4.0], [2, 4])
+    mean = rounds.cost(own, nope, "wall", None, "paper")
+    assert (mean.seconds, mean.x_nope, mean.wall_s) == (6.0, 2.0, 3.0)
+    best = rounds.cost(own, nope, "wall", None)
+    assert (best.seconds, best.x_nope) == (3.0, 1.5)
+    report = dataclasses.replace(REPORT, protocol="paper", devices=4)
+    assert "4 devices of H200" in report.where and "mean of 1 rounds" in report.where
+    assert "on 4 devices, mean of 1 rounds" in tables.model_text(report)
+
+
+def test_a_file_of_before_has_one_device(tmp_path):
+    data = dataclasses.asdict(REPORT)
+    del data["protocol"], data["devices"]
+    (tmp_path / "bench.json").write_text(json.dumps(data))
+    assert bench_times.read(str(tmp_path / "bench.json")) == REPORT
+
+
 def test_encodings_share_all_but_their_own():
-    setting = model.setting_for("tiny", 64)
+    setting = model.setting_for("tiny", 64, "best")
     states = States(AdamW().build(1000), setting.mesh)
     for name in ("nope", "learned"):
         states.add(name, model.decoder(name, setting))

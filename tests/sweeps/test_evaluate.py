@@ -1,23 +1,26 @@
 """`fire-lm evaluate`: what it measures, writes, skips and refuses, over a run of twenty steps."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from etils import epath
-from sample_run import quick_compiles  # noqa: F401
+from sample_run import logged, quick_compiles, saved_state  # noqa: F401
 from sample_sweeps import Sweeps
 
 from fire_lm import cli
+from fire_lm.data import Synthetic
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.nope import NoPE
-from fire_lm.results import LengthAccuracy, read_table
+from fire_lm.results import LengthAccuracy, TaskScore, read_table
 from fire_lm.runs import answers
 from fire_lm.runs.answers import generated_answers
 from fire_lm.sweeps import accuracy
 from fire_lm.tasks.synthetic import DecimalAddition, ModularArithmetic
 from fire_lm.tasks.synthetic.exercises import fixed_samples
 from fire_lm.tasks.synthetic.layouts import FIRST_SYMBOL
+from fire_lm.tasks.synthetic.scoring import Tally
 
 SIZE = "--gin.size_tiny.num_layers=1 --gin.size_tiny.hidden_size=16 --gin.size_tiny.num_heads=2"
 
@@ -51,6 +54,28 @@ def rows(folder: Path) -> list[LengthAccuracy]:
     return read_table(epath.Path(folder) / accuracy.FILE, LengthAccuracy)
 
 
+def test_scores_are_means_over_lengths_of_training_and_over_longer_ones():
+    data = Synthetic(task=DecimalAddition(), max_length=4)
+    model = build_decoder(size_tiny(), NoPE, 115, 27)
+    asked = accuracy.TaskEvaluation(
+        *(epath.Path("runs/fire"), 7, model, data, "fire", "interpolate", (), 8)
+    )
+    tallies = {2: Tally(8, 4, 16, 12), 4: Tally(8, 0, 32, 8), 9: Tally(8, 0, 64, 16)}
+    measured = [asked.row(length, counted) for length, counted in tallies.items()]
+    trained, longer = accuracy.scores(asked, measured)
+    assert (trained.value, longer.value) == (50.0, 25.0)  # of 75 and 25; of 25 alone
+    errors = [row.stderr for row in measured]
+    assert trained.stderr == pytest.approx((errors[0] ** 2 + errors[1] ** 2) ** 0.5 / 2)
+    assert (trained.examples, longer.examples) == (16, 8)
+    assert trained.split == "2 lengths, 2 to 4, plain positions"
+    assert trained.key == (
+        *("fire", "fire", "interpolate", 7, "synthetic", data.task.label, trained.split),
+        *(data.task.input_length(4), data.task.answer_length(4), "none", "slots"),
+        *(data.task.input_length(4) + data.task.answer_length(4), "accuracy"),
+    )
+    assert accuracy.scores(asked, measured[2:]) == [longer]
+
+
 @pytest.mark.ci
 def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
     asked = ["evaluate", str(runs), "--sequences=4"]
@@ -60,6 +85,8 @@ def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
         ("slots", "fire", "", 3, "ReverseString", "slots", "even", length) for length in (2, 5)
     ]
     assert {row.layout for row in rows(runs)} == {"slots", "autoregressive"}
+    (score,) = read_table(epath.Path(runs) / "generated" / accuracy.SCORES, TaskScore)
+    assert (score.decoding, score.examples) == ("greedy", 8)
     assert (runs / "length_accuracy.png").exists() and (runs / "slots/length_accuracy.csv").exists()
     measured = []
     of_lengths = accuracy.length_accuracies
@@ -130,3 +157,21 @@ def test_a_model_that_continues_rightly_scores_100(monkeypatch):
 def test_a_task_is_called_by_what_it_is_set_to():
     assert ModularArithmetic().label == "ModularArithmetic"
     assert ModularArithmetic(modulus=7).label == "ModularArithmetic(modulus=7)"
+
+
+@pytest.mark.ci
+def test_a_resumed_run_draws_the_exercises_that_it_would_have_drawn(tmp_path):
+    """And the positions, to the bit: it loses its last checkpoint, and trains to it again."""
+    more = ["--gin.TRAIN_LENGTH=16", "--gin.TRAIN_STEPS=6", "--gin.Checkpointing.save_every=3"]
+    more += ["--gin.RandomizedPositions.evaluation='random'"]
+    workdir = tmp_path / "run"
+    trained(workdir, *more)
+    whole, lines = saved_state(workdir, 6), logged(workdir)
+    shutil.rmtree(workdir / "checkpoints" / "6")
+    trained(workdir, *more)
+    again = saved_state(workdir, 6)
+    assert again.keys() == whole.keys() and logged(workdir) == lines
+    for name, value in whole.items():
+        np.testing.assert_array_equal(again[name], value, err_msg=name)
+    begun_at_4 = saved_state(workdir, 3)
+    assert any((begun_at_4[name] != value).any() for name, value in whole.items())

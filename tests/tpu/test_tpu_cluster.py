@@ -145,11 +145,22 @@ def test_the_arms_of_a_grid():
         arms(["fire"], [0], {"BATCH_SIZE": ["16", "1.6", "1-6"]})
 
 
+def test_arms_that_differ_in_files():
+    files = ["", "configs/log_n/training.gin,configs/resampling/random.gin"]
+    without, both = arms(["fire"], [0], {"gin_file": files})
+    assert without.name == "fire-seed0" and len(without.flags) == 2
+    assert both.name == "fire-seed0-log-n-training-resampling-random"
+    assert both.flags[2:] == (
+        "--gin_file=configs/log_n/training.gin",
+        "--gin_file=configs/resampling/random.gin",
+    )
+
+
 def test_long_names_of_arms_are_cut_for_their_tpus():
     (arm,) = arms(
         ["kerple_log"], [0], {"AdamW.learning_rate": ["0.0001"], "TRAIN_LENGTH": ["1024"]}
     )
-    job = arm_job(arm, "a-study-of-much", "gs://b/runs/a-study-of-much", [], ["fire-lm"])
+    job = arm_job(arm, "a-study-of-much", "gs://b/runs/a-study-of-much", [], ["fire-lm"], ["sweep"])
     assert len(job.name) == 49 and job.name.startswith("a-study-of-much-kerple-log-seed0-")
     assert job.folder.endswith("/kerple-log-seed0-adamw-learning-rate-0-0001-train-length-1024")
 
@@ -161,6 +172,8 @@ def test_long_names_of_arms_are_cut_for_their_tpus():
         (["--local", "--no_preflight"], "are for a cluster"),
         (["--local", "--seeds=a"], "is not a list of whole numbers"),
         (["--local", "--at_once=0"], "is not a whole number of 1 or more"),
+        (["--local", "--sequences=8"], "--sequences is for synthetic tasks"),
+        (["--local", "--vary.gin_file=/tmp/x.gin"], "is outside of"),
         ([], "grid needs --cluster=NAME"),
     ],
 )
@@ -168,6 +181,22 @@ def test_slips_in_a_grid(cloud, capsys, flags, words):
     run_file = "--gin_file=configs/runs/quickstart.gin"
     assert tpu.main(["grid", "mini", "--positions=fire", run_file, *flags]) == 2
     assert words in capsys.readouterr().err and not cloud.calls()
+
+
+def test_a_grid_of_a_synthetic_task_is_evaluated(capsys):
+    task = "configs/synthetic/parity_check.gin"
+    asked = ["grid", "parity", "--local", "--dry_run", "--positions=nope", "--sequences=8"]
+    files = ["", "configs/resampling/random_2048.gin"]
+    varied = [f"--vary.gin_file={task},{file}".rstrip(",") for file in files]
+    assert tpu.main([*asked, *varied]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" -m fire_lm ")[1].split()[:2] for line in lines[1::2]] == [
+        ["evaluate", "--sequences=8"]
+    ] * 2
+    assert "--gin_file=configs/resampling/random_2048.gin" in lines[2] and task in lines[0]
+    text = ["--vary.gin_file=configs/runs/quickstart.gin", *varied]
+    assert tpu.main([*asked, *text]) == 2
+    assert "some arms are trained on text and some on a synthetic task" in capsys.readouterr().err
 
 
 def test_hosts_of_a_slice():
@@ -197,7 +226,7 @@ def test_a_grid_on_a_cluster_is_a_job_for_each_arm(cloud, capsys, monkeypatch):
     assert run("grid", "study", *more) == 0  # only the one that is not done
     created = [call[5] for call in cloud.calls("queued-resources", "create")]
     assert created == ["study-rope-seed0", "study-alibi-seed0", "study-alibi-seed0"]
-    assert combined == [("gs://my-bucket/runs/study", "runs/study")]
+    assert combined == [(["sweep"], "gs://my-bucket/runs/study", "runs/study")]
     ran = cloud.calls("run", "--detach")[0][-1]
     assert '"fire-lm", "sweep", "gs://my-bucket/runs/study/rope-seed0"' in ran
 
