@@ -117,7 +117,7 @@ def bench(arguments: argparse.Namespace) -> ModelTimes:
     return report
 
 
-def setting_for(name: str, tokens_per_batch: int | None, protocol: Protocol) -> Setting:
+def setting_for(name: str, tokens_per_batch: int | None, protocol: Protocol = "best") -> Setting:
     """`tokens_per_batch` are of each device."""
     on_cpu = jax.default_backend() == "cpu"
     size, vocab_size = SIZES[name]
