@@ -1,9 +1,9 @@
 """The device mesh and the one table that lays every array out on it.
 
 Mesh axes: `data` replicates parameters and splits the batch, `fsdp` splits both, `tensor` splits
-heads and the MLP. Arrays are matched by their path in the state tree (optimizer moments carry the
-path of their parameter); a path without a row, or with two, is an error, so a new parameter cannot
-be replicated by oversight.
+heads and the MLP. Parameters are matched by their path in the state tree; a path without a row, or
+with two, is an error, so a new parameter cannot be replicated by oversight. What an optimizer keeps
+of a parameter carries its path, too, and is laid out as it, along the axes that it has of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -136,9 +136,47 @@ def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Pa
 
 def tree_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     """A NamedSharding for every array (or ShapeDtypeStruct) of `tree`."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: NamedSharding(mesh, spec_for(path_name(path), leaf.shape, mesh)), tree
-    )
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    shapes = {path_name(path): leaf.shape for path, leaf in leaves}
+    params = {name: shape for name, shape in shapes.items() if name.startswith(_PARAMS)}
+    specs = [
+        _state_spec(name, shape, params, mesh)
+        if name.startswith(_OPTIMIZER)
+        else spec_for(name, shape, mesh)
+        for name, shape in shapes.items()
+    ]
+    return jax.tree.unflatten(structure, [NamedSharding(mesh, spec) for spec in specs])
+
+
+_PARAMS, _OPTIMIZER = "params/", "opt_state/"  # of a training state
+
+
+def _state_spec(
+    name: str,
+    shape: tuple[int, ...],
+    params: Mapping[str, tuple[int, ...]],
+    mesh: Mesh | AbstractMesh,
+) -> PartitionSpec:
+    """Of an array that an optimizer keeps, whose path ends with that of a parameter if it is of it.
+
+    A moment of the parameter's shape is laid out as the parameter. A factored one, as Adafactor's,
+    lacks one of its axes and is laid out along the others. All else is replicated: counts, and
+    what stands for a moment that is not kept.
+    """
+    parts = name.split("/")
+    own = (_PARAMS + "/".join(parts[start:]) for start in range(1, len(parts)))
+    param = next((path for path in own if path in params), None)
+    if param is None:
+        return PartitionSpec()
+    of_param = params[param]
+    spec = spec_for(param, of_param, mesh)
+    if shape == of_param:
+        return spec
+    axes = [*spec, *(None for _ in range(len(of_param) - len(spec)))]
+    for left_out in range(len(of_param)):
+        if shape == of_param[:left_out] + of_param[left_out + 1 :]:
+            return PartitionSpec(*axes[:left_out], *axes[left_out + 1 :])
+    return PartitionSpec()
 
 
 def with_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:

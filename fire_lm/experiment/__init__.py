@@ -42,6 +42,8 @@ def load_config(
         Blocks,
         Synthetic,
         training.AdamW,
+        training.decay_mask,
+        training.muon_dimensions,
         Checkpointing,
         training.Spikes,
         training.Watchdog,
@@ -58,7 +60,9 @@ def load_config(
         gin_files,
         bindings,
         folders,
-        configurables=EXPERIMENTS | {c.__name__: c for c in configurables},
+        configurables=EXPERIMENTS
+        | {c.__name__: c for c in configurables}
+        | dict(training.optax_configurables()),
         roots=ROOTS,
         hints={
             "POSITION": "no positional encoding chosen: add "

@@ -3,7 +3,8 @@
 from fire_lm.training.compile import compile_training
 from fire_lm.training.description import describe
 from fire_lm.training.loop import pretrain
-from fire_lm.training.optimizer import AdamW
+from fire_lm.training.optax_by_name import muon_dimensions, optax_configurables
+from fire_lm.training.optimizer import AdamW, decay_mask
 from fire_lm.training.pretraining import Pretraining
 from fire_lm.training.spikes import Spikes, stopped_at
 from fire_lm.training.start import (
@@ -22,9 +23,12 @@ __all__ = [
     "check_start",
     "check_vocabulary",
     "compile_training",
+    "decay_mask",
     "describe",
     "ensure_writable",
     "model_flops_per_token",
+    "muon_dimensions",
+    "optax_configurables",
     "pretrain",
     "stopped_at",
     "telling_others",

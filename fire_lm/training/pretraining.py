@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -15,6 +16,7 @@ from fire_lm.errors import UserError
 from fire_lm.models import Decoder
 from fire_lm.sharding import MeshShape
 from fire_lm.training.compile import abstract_state, compile_training
+from fire_lm.training.optax_by_name import Optax, chained
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.spikes import Spikes
 from fire_lm.training.step import TrainState
@@ -28,6 +30,7 @@ class Pretraining:
 
     Attributes:
       train_steps, batch_size, train_length: updates, sequences per update, tokens per sequence.
+      optimizer: AdamW, a transformation of optax, or a list of these, one after another.
       seed: of parameters and of the order of the data.
       mesh: devices along data, fsdp, tensor.
       microbatches: parts of a batch whose gradients are accumulated one after the other.
@@ -44,7 +47,7 @@ class Pretraining:
 
     model: Decoder
     data: TrainingData
-    optimizer: AdamW
+    optimizer: AdamW | Optax | tuple[Optax, ...]
     checkpoints: Checkpointing
     train_steps: int
     batch_size: int
@@ -73,6 +76,8 @@ class Pretraining:
             raise UserError(f"SEED is {self.seed}: it must be 0 or more, and less than {2**32}")
         if not 0 <= self.z_loss < math.inf:
             raise UserError(f"z_loss is {self.z_loss}: it must be 0 or more")
+        if not isinstance(self.optimizer, AdamW):
+            self.schedule()  # there has to be one
         # A longer run may keep the table of positions of the run that it starts from.
         for encoding in self.model.encodings:
             encoding.check_length(
@@ -89,12 +94,16 @@ class Pretraining:
         params = self.abstract_state().params
         return model_flops_per_token(self.model, params, self.train_length)
 
+    @functools.cached_property
+    def _optimizer(self) -> AdamW | Optax:
+        return chained(self.optimizer) if isinstance(self.optimizer, tuple) else self.optimizer
+
     def transformation(self) -> optax.GradientTransformation:
-        return self.optimizer.build(self.train_steps)
+        return self._optimizer.build(self.train_steps)
 
     def schedule(self) -> optax.Schedule:
         """The learning rate by the number of updates done."""
-        return self.optimizer.schedule(self.train_steps)
+        return self._optimizer.schedule(self.train_steps)
 
     def abstract_state(self) -> TrainState:
         """Shapes and dtypes of what the run trains and saves."""

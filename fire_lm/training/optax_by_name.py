@@ -1,0 +1,168 @@
+"""optax's transformations and schedules as gin names them: `@optax.adafactor()`.
+
+They keep their own parameters and defaults. Where they take another transformation, a schedule or a
+mask, gin gives a reference: `optax.lion.mask = @decay_mask`.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import operator
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import optax
+import optax.contrib
+
+from fire_lm.errors import UserError, first_line
+from fire_lm.sharding import path_name
+from fire_lm.training.optimizer import POSITION
+
+_RATE = ("learning_rate", "step_size_fn")  # the second of `scale_by_schedule`
+_TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationExtraArgs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Optax:
+    """A transformation of optax that can stand as `pretrain.optimizer`, as AdamW does.
+
+    Attributes:
+      learning_rate: what it was given as such, by the number of updates done; None for nothing.
+    """
+
+    transformation: optax.GradientTransformation
+    learning_rate: float | optax.Schedule | None = None
+
+    def build(self, train_steps: int) -> optax.GradientTransformation:
+        del train_steps  # schedules are given theirs by gin: decay_steps = %TRAIN_STEPS
+        return self.transformation
+
+    def schedule(self, train_steps: int) -> optax.Schedule:
+        """The learning rate by the number of updates done, for the log."""
+        del train_steps
+        if self.learning_rate is None:
+            raise UserError(
+                "pretrain.optimizer has no learning rate: bind that of its transformation, or end "
+                "the list with @optax.scale_by_learning_rate()"
+            )
+        if callable(self.learning_rate):
+            return self.learning_rate
+        return optax.constant_schedule(self.learning_rate)
+
+
+def chained(transformations: Sequence[Optax]) -> Optax:
+    """One after another, as `optax.chain`; the rate is that of the last that has one."""
+    if not transformations:
+        raise UserError("pretrain.optimizer is an empty list: name a transformation of optax")
+    rates = [one.learning_rate for one in transformations if one.learning_rate is not None]
+    together = optax.chain(*(one.transformation for one in transformations))
+    return Optax(together, rates[-1] if rates else None)
+
+
+def muon_dimensions(params: Any) -> Any:
+    """Which axes of each kernel are a matrix, for `optax.contrib.muon`.
+
+    Arrays of the layers are stacked: their first axis is the layer, and each layer's matrix is
+    orthogonalised by itself, all heads of a layer together. None for embeddings, biases, norms and
+    everything that an encoding learns: Muon leaves them to its AdamW.
+    """
+
+    def dimensions(path: Any, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
+        del leaf
+        name = path_name(path)
+        owner, _, kind = name.rpartition("/")
+        if kind != "kernel" or POSITION.search(name):
+            return None
+        read, written = _MATRICES[owner.rpartition("/")[2]]
+        return optax.contrib.MuonDimensionNumbers(read, written)
+
+    return jax.tree_util.tree_map_with_path(dimensions, params)
+
+
+# The axes of a layer's kernel that are read and that are written.
+_MATRICES = {
+    **dict.fromkeys(("query", "key", "value"), ((1,), (2, 3))),  # [L, D, N, H]
+    "attention_out": ((1, 2), (3,)),  # [L, N, H, D]
+    **dict.fromkeys(("mlp_in", "mlp_out"), ((1,), (2,))),  # [L, D, F] and [L, F, D]
+}
+
+
+@functools.cache
+def optax_configurables() -> Mapping[str, Callable[..., Any]]:
+    """Every public transformation and schedule, by its name in gin."""
+    return {
+        f"{module.__name__}.{name}": _configurable(f"{module.__name__}.{name}", target)
+        for module in (optax, optax.contrib)
+        for name, target in _named(module)
+    }
+
+
+def _named(module: types.ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
+    schedules = set(map(id, vars(optax.schedules).values()))
+    for name, target in sorted(vars(module).items()):
+        if name.startswith("_") or not inspect.isfunction(target):
+            continue
+        signature = inspect.signature(target)
+        kinds = {parameter.kind for parameter in signature.parameters.values()}
+        if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+            continue  # gin binds keywords that have a name
+        if signature.return_annotation in _TRANSFORMATIONS or (
+            id(target) in schedules and name.endswith(("schedule", "decay", "schedules"))
+        ):
+            yield name, target
+
+
+def _configurable(name: str, target: Callable[..., Any]) -> Callable[..., Any]:
+    """`target` for gin: values are checked, and what it cannot take is an error in a line."""
+    signature = inspect.signature(target)
+    makes_schedule = signature.return_annotation not in _TRANSFORMATIONS
+
+    @functools.wraps(target)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        values = {key: _unwrapped(value) for key, value in given.arguments.items()}
+        try:
+            found = target(**values)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{name}: {first_line(error)}") from error
+        if makes_schedule:
+            return found
+        return Optax(found, next((values[key] for key in _RATE if key in values), None))
+
+    made.__annotations__ = {
+        key: _hint(parameter.annotation) for key, parameter in signature.parameters.items()
+    }
+    made.__annotations__["return"] = collections.abc.Callable if makes_schedule else Optax
+    return made
+
+
+def _unwrapped(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_unwrapped, value))
+    return value.transformation if isinstance(value, Optax) else value
+
+
+def _hint(annotation: Any) -> Any:
+    """An annotation of optax in terms that gin's values are checked by; Any if there are none."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    members = typing.get_args(annotation) if union else (annotation,)
+    numeric = float in members  # arrays are numbers to it, and so is a bool
+    kept: list[Any] = []
+    for member in members:
+        if member in _TRANSFORMATIONS:
+            kept.append(Optax)
+        elif (typing.get_origin(member) or member) is collections.abc.Callable:
+            kept.append(Callable[..., Any])
+        elif member in (int, float, str, type(None)) or typing.get_origin(member) is typing.Literal:
+            kept.append(member)
+        elif member is bool and not numeric:
+            kept.append(member)
+        elif not numeric:
+            return Any
+    return functools.reduce(operator.or_, kept) if kept else Any

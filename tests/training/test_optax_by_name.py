@@ -1,0 +1,174 @@
+"""Optimizers of optax by their names in gin: what they are given, how their state is laid out, and
+that a run with one of them resumes to the bit."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+from sample_run import logged, quick_compiles, saved_state  # noqa: F401
+
+from fire_lm import cli
+from fire_lm.errors import UserError
+from fire_lm.experiment import load_config
+from fire_lm.sharding import make_mesh, tree_shardings
+from fire_lm.training import Pretraining, decay_mask, muon_dimensions
+from fire_lm.training.optax_by_name import optax_configurables
+
+FILES = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
+OPTIMIZERS = ("adafactor", "lion", "muon")
+MESH = ("MeshShape.data=1", "MeshShape.fsdp=2", "MeshShape.tensor=2")
+
+
+def loaded(*bindings: str, optimizer: str = "") -> Pretraining:
+    files = [*FILES, f"configs/optim/{optimizer}.gin"] if optimizer else FILES
+    found = load_config(files, ["WARMUP_STEPS=2", *bindings] if optimizer else bindings)
+    run = found.call("pretrain")
+    assert isinstance(run, Pretraining)
+    return run
+
+
+def test_names_are_optax_s():
+    names = optax_configurables()
+    assert {"optax.adam", "optax.adafactor", "optax.contrib.muon", "optax.masked"} <= set(names)
+    assert {"optax.cosine_decay_schedule", "optax.join_schedules"} <= set(names)
+    assert not {"optax.chain", "optax.apply_updates", "optax.l2_loss"} & set(names)
+
+
+def test_a_list_is_a_chain_and_the_log_has_its_schedule():
+    run = loaded("TRAIN_STEPS=10", optimizer="lion")
+    theirs = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 2, 10, 0.0)
+    for step in range(11):
+        assert float(run.schedule()(step)) == float(theirs(step))
+    params = {"layers": {"mlp_in": {"kernel": jnp.ones((1, 2, 3)), "bias": jnp.ones((1, 3))}}}
+    expected = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.lion(theirs, weight_decay=0.5, mask=decay_mask)
+    )
+    grads = jax.tree.map(lambda x: 3.0 * x, params)
+    for step, theirs_too in enumerate((run.transformation(), expected)):
+        state = theirs_too.init(params)
+        with jax.numpy_dtype_promotion("standard"):
+            for _ in range(3):
+                updates, state = theirs_too.update(grads, state, params)
+        if step == 0:
+            first = updates
+    jax.tree.map(np.testing.assert_array_equal, first, updates)
+    own = updates["layers"]["mlp_in"]
+    assert own["bias"].max() > own["kernel"].max(), "a kernel decays, a bias does not"
+
+
+def test_a_constant_rate_and_one_transformation():
+    given = ["pretrain.optimizer=@optax.sgd()", "optax.sgd.learning_rate=0.5"]
+    assert float(loaded(*given).schedule()(7)) == 0.5
+
+
+@pytest.mark.parametrize(
+    "bindings, words",
+    [
+        (["pretrain.optimizer=@optax.adafacter()"], "Did you mean @optax.adafactor?"),
+        (["pretrain.optimizer=@optax.lion()", "optax.lion.rate=1"], "has no parameter rate"),
+        (["pretrain.optimizer=@optax.lion()"], "optax.lion.learning_rate has no value"),
+        (
+            ["pretrain.optimizer=@optax.lion()", "optax.lion.learning_rate=fast"],
+            "optax.lion.learning_rate expects float",
+        ),
+        (["pretrain.optimizer=@optax.adafactor()"], "has no learning rate"),
+        (["pretrain.optimizer=()"], "is an empty list"),
+        (["pretrain.optimizer=@optax.constant_schedule()"], "pretrain.optimizer expects AdamW"),
+        (
+            ["pretrain.optimizer=@optax.sgd()", "optax.sgd.learning_rate=1", "AdamW.b1=0.5"],
+            "nothing in this experiment uses AdamW",
+        ),
+        (
+            [
+                "pretrain.optimizer=@optax.sgd()",
+                "optax.sgd.learning_rate=@optax.sgdr_schedule()",
+                "optax.sgdr_schedule.cosine_kwargs=3",
+            ],
+            "optax.sgdr_schedule: ",
+        ),
+    ],
+)
+def test_mistakes_are_told(bindings, words):
+    with pytest.raises(UserError) as told:
+        loaded(*bindings)
+    assert words in str(told.value) and len(str(told.value).splitlines()) <= 2
+
+
+def test_the_matrices_of_muon_are_those_of_each_layer():
+    params = jax.eval_shape(lambda: loaded().abstract_state().params)
+    found = muon_dimensions(params)
+    assert found["embedding"] is None and found["layers"]["position"]["L_multiplier"] is None
+    for name, (read, written) in {
+        "query": ((1,), (2, 3)), "attention_out": ((1, 2), (3,)), "mlp_out": ((1,), (2,)),
+    }.items():  # fmt: skip
+        kernel = params["layers"][name]["kernel"]
+        assert found["layers"][name]["kernel"] == (read, written)
+        assert {0, *read, *written} == set(range(kernel.ndim)), "the layer is the batch axis"
+        assert found["layers"][name]["bias"] is None
+    # Each layer is orthogonalised alone: what another layer's gradient is does not matter.
+    update = optax.contrib.muon(1.0, muon_weight_dimension_numbers=muon_dimensions)
+    tree = {"layers": {"mlp_in": {"kernel": jax.random.normal(jax.random.key(0), (2, 4, 4))}}}
+    with jax.numpy_dtype_promotion("standard"):
+        both, _ = update.update(tree, update.init(tree), tree)
+        scaled = jax.tree.map(lambda x: x * jnp.array([1.0, 50.0])[:, None, None], tree)
+        other, _ = update.update(scaled, update.init(tree), tree)
+    kernels = [one["layers"]["mlp_in"]["kernel"] for one in (both, other)]
+    np.testing.assert_allclose(kernels[0][0], kernels[1][0], atol=1e-5)
+    singular = np.linalg.svd(np.asarray(kernels[0][1]), compute_uv=False)
+    assert 0.5 < singular.min() and singular.max() < 1.5
+
+
+def test_moments_are_laid_out_as_their_parameters():
+    """Adafactor's keep one axis less, and a placeholder where there is none."""
+    wide = [f"size_tiny.{name}" for name in ("hidden_size=128", "mlp_size=256", "num_heads=2")]
+    run = loaded(*wide, "size_tiny.head_dim=64", *MESH, optimizer="adafactor")
+    state, mesh = run.abstract_state(), make_mesh(run.mesh)
+    specs = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): found.spec
+        for path, found in jax.tree_util.tree_leaves_with_path(tree_shardings(state, mesh))
+    }
+    (factored,) = {name.split("/v_row/")[0] for name in specs if "/v_row/" in name}
+    kernel = "layers/mlp_in/kernel"  # [L, D, F]; F is the larger
+    assert specs[f"params/{kernel}"] == PartitionSpec(None, "fsdp", "tensor")
+    assert specs[f"{factored}/v_row/{kernel}"] == PartitionSpec(None, "fsdp")
+    assert specs[f"{factored}/v_col/{kernel}"] == PartitionSpec(None, "tensor")
+    assert specs[f"{factored}/v/{kernel}"] == PartitionSpec()  # of one entry
+    assert specs[f"{factored}/v/layers/mlp_in/bias"] == PartitionSpec(None, "tensor")
+    assert specs[f"{factored}/v_row/layers/mlp_in/bias"] == PartitionSpec()
+
+
+def trained(workdir: Path, optimizer: str) -> None:
+    bindings = [
+        "WARMUP_STEPS=1", "TRAIN_STEPS=6", "BATCH_SIZE=4", "TRAIN_LENGTH=16",
+        "Synthetic.max_length=8", "Checkpointing.save_every=3", "pretrain.log_every=1",
+        "size_tiny.num_layers=2", "size_tiny.hidden_size=128", "size_tiny.mlp_size=128",
+        "size_tiny.num_heads=2", "size_tiny.head_dim=64", "VOCAB_SIZE=128", *MESH,
+    ]  # fmt: skip
+    files = ("synthetic/reverse_string", "positions/fire", f"optim/{optimizer}")
+    arguments = [f"--gin_file=configs/{file}.gin" for file in files]
+    arguments += [f"--gin.{binding}" for binding in bindings]
+    assert cli.main(["pretrain", *arguments, f"--workdir={workdir}"]) == 0
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_run_resumes_to_the_same_bits(optimizer, tmp_path):
+    """On a mesh of 2 x 2 devices; the last checkpoint is taken away."""
+    trained(tmp_path, optimizer)
+    whole, lines = saved_state(tmp_path, 6), logged(tmp_path)
+    assert any(name.startswith("opt_state/") and value.any() for name, value in whole.items())
+    shutil.rmtree(tmp_path / "checkpoints" / "6")
+    trained(tmp_path, optimizer)
+    again = saved_state(tmp_path, 6)
+    assert again.keys() == whole.keys() and logged(tmp_path) == lines
+    for name, value in whole.items():
+        np.testing.assert_array_equal(again[name], value, err_msg=name)
+    metrics = [json.loads(one) for one in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    peak = {"adafactor": 1e-2, "lion": 1e-4, "muon": 2e-2}[optimizer]
+    assert metrics[1]["learning_rate"] == pytest.approx(peak)
