@@ -194,7 +194,7 @@ bootstrap_interop() {  # .venv/interop: the lock, torch, transformers and the lm
   phase "installing requirements.lock into it" install_lock "$ROOT/requirements.lock"
   # The versions with which the documented figures were measured.
   phase "installing torch, transformers and lm-eval into it" install torch==2.15.0 \
-    transformers==5.23.0 accelerate==1.15.0 tokenizers lm-eval==0.4.13
+    transformers==5.24.0 accelerate==1.15.0 tokenizers lm-eval==0.4.13
   phase "installing fire_lm into it" install --no-deps --no-build-isolation -e "$ROOT"
   touch "$VENV/.whole"
 }

@@ -311,26 +311,24 @@ class FireLMModel(FireLMPreTrainedModel):
         input_ids=None,
         attention_mask=None,
         position_ids=None,
-        past_key_values=None,
+        cache=None,
         use_cache=None,
         inputs_embeds=None,
     ):
         x_BTD = self.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         batch, length = x_BTD.shape[:2]
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        past = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
+        past = 0 if cache is None else int(cache.get_seq_length())
         real_BT = real_tokens(attention_mask, past, length)
         pos_BT = positions(position_ids, attention_mask, past, batch, length, x_BTD.device)
         k_pos_BT = pos_BT if real_BT is None else pos_BT.masked_fill(~real_BT, UNSEEN)
-        k_pos_BS = keys_of(past_key_values, k_pos_BT, past)
+        k_pos_BS = keys_of(cache, k_pos_BT, past)
         x_BTD = self.position_of(0).embed(x_BTD, pos_BT)
         mask_B1TS = k_pos_BS[:, None, None, :] <= pos_BT[:, None, :, None]
         for index, layer in enumerate(self.layers):
-            x_BTD = layer(
-                x_BTD, pos_BT, k_pos_BS, mask_B1TS, past_key_values, self.position_of(index)
-            )
-        return self.final_norm(x_BTD), past_key_values
+            x_BTD = layer(x_BTD, pos_BT, k_pos_BS, mask_B1TS, cache, self.position_of(index))
+        return self.final_norm(x_BTD), cache
 
 
 def real_tokens(attention_mask, past, length):
@@ -398,10 +396,12 @@ class FireLMForCausalLM(FireLMPreTrainedModel, GenerationMixin):
         labels=None,
         use_cache=None,
         logits_to_keep=0,
+        cache=None,  # from transformers 5.24 on, what past_key_values was before
         **kwargs,
     ):
-        hidden_BTD, past_key_values = self.model(
-            input_ids, attention_mask, position_ids, past_key_values, use_cache, inputs_embeds
+        cache = past_key_values if cache is None else cache
+        hidden_BTD, cache = self.model(
+            input_ids, attention_mask, position_ids, cache, use_cache, inputs_embeds
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden_BTD[:, kept])
@@ -410,4 +410,4 @@ class FireLMForCausalLM(FireLMPreTrainedModel, GenerationMixin):
             loss = F.cross_entropy(
                 logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100
             )
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(loss, logits, cache)  # by place: its name is the version's
