@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
@@ -38,7 +37,9 @@ class Source(seqio.TfdsDataSource):
         shard_info: seqio.ShardInfo | None = None,
         **unused: Any,
     ) -> tf.data.Dataset:
-        found = super().get_dataset(split, shuffle, seed, shard_info, **unused)
+        found = self.tfds_dataset.builder.as_dataset(
+            split=split, shuffle_files=shuffle, read_config=_read_config(seed, shard_info)
+        )
         if shard_info is None:
             return found
         documents = sum(_of_shard(self.documents_by_file(split), shard_info))
@@ -64,11 +65,17 @@ def _of_shard(files: Sequence[int], shard: seqio.ShardInfo) -> Sequence[int]:
     return files[shard.index :: shard.num_shards]
 
 
-@contextlib.contextmanager
-def read_config() -> Iterator[None]:
-    """TfdsDataSource takes no ReadConfig, only a global override."""
-    before = seqio.utils._TFDS_DATA_READ_CONFIG_OVERRIDE
-    config = tfds.ReadConfig(
+def _read_config(seed: int | None, shard_info: seqio.ShardInfo | None) -> tfds.ReadConfig:
+    """TfdsDataSource takes none, only one that is global."""
+    shard = None
+    if shard_info is not None:
+        shard = tf.distribute.InputContext(
+            num_input_pipelines=shard_info.num_shards, input_pipeline_id=shard_info.index
+        )
+    return tfds.ReadConfig(
+        input_context=shard,
+        shuffle_seed=seed,
+        skip_prefetch=True,
         try_autocache=False,
         interleave_cycle_length=_FILES_AT_ONCE,
         interleave_block_length=1,
@@ -77,11 +84,6 @@ def read_config() -> Iterator[None]:
         # (TensorFlow 2.21). One file after the other is fast enough: decoding runs in parallel.
         num_parallel_calls_for_interleave_files=None,
     )
-    seqio.set_tfds_read_config_override(config)
-    try:
-        yield
-    finally:
-        seqio.set_tfds_read_config_override(before)
 
 
 def unreadable(data: TextData, error: tf.errors.OpError) -> RunFailed:

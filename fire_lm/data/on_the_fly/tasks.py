@@ -11,7 +11,7 @@ from google.protobuf import json_format
 
 from fire_lm.data import vocabularies
 from fire_lm.data.on_the_fly import preprocessors
-from fire_lm.data.on_the_fly.source import Source, read_config, unreadable
+from fire_lm.data.on_the_fly.source import Source, unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
 from fire_lm.data.spec import CONSTRUCTIONS, TextData
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
@@ -167,7 +167,7 @@ def dataset(
     byte_counts: bool = False,
 ) -> tf.data.Dataset:
     """Groups of rows (see preprocessors). With a seed: files shuffled, endless. Without: once."""
-    with read_config(), without_their_warnings():
+    with without_their_warnings():
         construct = preprocessors.LAID[data.construction]
         if not data.mixture:
             task = _task(data, split, construct, byte_counts=byte_counts, rank=2)
@@ -186,7 +186,7 @@ def documents(
     data: TextData, *, split: str, shard: seqio.ShardInfo | None = None
 ) -> tf.data.Dataset:
     """Groups of whole documents with their byte counts, once, in the order of a read to score."""
-    with read_config(), without_their_warnings():
+    with without_their_warnings():
         task = _task(data, split, byte_counts=True, rank=1)
         return _with_options(task.get_dataset({"targets": None}, **_reading(split, None, shard)))
 
@@ -199,7 +199,7 @@ def document_groups(data: TextData, split: str) -> Iterator[tuple[list[bytes], i
         UserError: as `check`. RunFailed: a damaged file.
     """
     _check_data_set(data, split)
-    with read_config(), without_their_warnings():
+    with without_their_warnings():
         texts = (
             Source(data, split)
             .get_dataset(split, shuffle=False)
