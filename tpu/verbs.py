@@ -146,9 +146,9 @@ def _scoring(configs: Sequence[Config], sequences: int | None) -> list[str]:
     Raises:
       UserError: some are trained on text and some on a synthetic task, or a flag has no meaning.
     """
-    from fire_lm.data import Synthetic
+    from fire_lm.experiment import trains_on_a_task
 
-    synthetic = {isinstance(config.call("pretrain").data, Synthetic) for config in configs}
+    synthetic = {trains_on_a_task(config) for config in configs}
     if len(synthetic) > 1:
         raise UserError("some arms are trained on text and some on a synthetic task: two grids")
     if synthetic == {True}:

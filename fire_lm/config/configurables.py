@@ -52,8 +52,8 @@ def imported(
     """`known` and the dataclasses of `modules` (module -> where it is asked for), by name.
 
     Raises:
-      UserError: a module cannot be imported, has no dataclass, or has one of a known name, or one
-        whose annotations cannot be read.
+      UserError: a module cannot be imported, has no dataclass (nor seqio, with whom it could
+        register tasks), or has one of a known name, or one whose annotations cannot be read.
     """
     found = dict(known)
     for name, where in modules.items():
@@ -65,7 +65,7 @@ def imported(
                 "put the folder that holds it on PYTHONPATH"
             ) from error
         classes = _dataclasses(module)
-        if not classes:
+        if not classes and not any(_of_seqio(member) for member in vars(module).values()):
             raise UserError(f"{where}: {name} has no dataclass that a gin file could name")
         for label, member in classes.items():
             if found.setdefault(label, member) is not member:
@@ -79,6 +79,11 @@ def imported(
                     "import what they name also at run time, not only under TYPE_CHECKING"
                 ) from error
     return found
+
+
+def _of_seqio(member: Any) -> bool:
+    name = getattr(member, "__module__", None) or getattr(member, "__name__", None)
+    return isinstance(name, str) and name.partition(".")[0] == "seqio"
 
 
 def _dataclasses(module: ModuleType) -> dict[str, Configurable]:

@@ -21,6 +21,7 @@ from fire_lm.data.spec import (
     Data,
     NoText,
     ScoringText,
+    SeqioTask,
     Synthetic,
     TextData,
     TrainingData,
@@ -36,12 +37,14 @@ __all__ = [
     "Data",
     "NoText",
     "ScoringText",
+    "SeqioTask",
     "Synthetic",
     "TextData",
     "TrainIterator",
     "TrainingData",
     "dataset_label",
     "quick_splits",
+    "register_task",
     "scoring_text",
     "train_iterator",
     "unknown_share",
@@ -163,6 +166,20 @@ def _reader(data: TrainingData) -> ModuleType:
     if isinstance(data, Synthetic):
         return exercises
     return blocks if isinstance(data, Blocks) else on_the_fly
+
+
+def register_task(name: str, data: TextData) -> str:
+    """Registers text with seqio as fire_lm:NAME, for other code and for `SeqioTask`.
+
+    Returns:
+        Its full name.
+
+    Raises:
+        UserError: data set or vocabulary missing or unfit, or the name is taken.
+    """
+    from fire_lm.data.on_the_fly import tasks
+
+    return str(tasks.register(name, data).name)
 
 
 def write_blocks(

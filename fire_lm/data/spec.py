@@ -84,6 +84,66 @@ class TextData:
         """What messages call the text: the TFDS name, or those of the mixture with their rates."""
         return " + ".join(f"{rate:g} {name}" for name, rate in self.mixture) or self.tfds_name
 
+    @property
+    def where(self) -> str:
+        """The text and its place, for messages."""
+        return f"{self.title} in {self.data_dir}"
+
+
+@dataclasses.dataclass(frozen=True)
+class SeqioTask:
+    """A Task or Mixture that is registered with seqio; gin fills the fields.
+
+    Its own preprocessors make the tokens, end-of-document tokens included; here they become rows.
+
+    Attributes:
+        name: of the Task or Mixture. The module that registers it is named by `--import`.
+        vocabulary: that of the task's feature, by the name that it has here: 'bytes' or the path
+            of a SentencePiece model. The model of generation and export is read from there.
+        feature: the output feature that is modelled.
+        construction: how examples become rows, as `TextData.construction`; each counts as a
+            document.
+        shuffle_buffer: as `TextData.shuffle_buffer`; seqio's own shuffles files only.
+        use_cached: whether to read what `seqio_cache_tasks` has written.
+        cache_dirs: where that is, besides the directories that are known to seqio.
+    """
+
+    name: str
+    vocabulary: str = "bytes"
+    feature: str = "targets"
+    construction: Construction = "concat"
+    shuffle_buffer: int = 1000
+    use_cached: bool = False
+    cache_dirs: tuple[str, ...] = ()
+    mixture: ClassVar[tuple[tuple[str, float], ...]] = ()  # its rates are seqio's
+    unshifted: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.shuffle_buffer < 1:
+            raise UserError(f"SeqioTask.shuffle_buffer is at least 1, not {self.shuffle_buffer}.")
+        if self.cache_dirs and not self.use_cached:
+            raise UserError("SeqioTask.cache_dirs has no effect without SeqioTask.use_cached=True.")
+
+    @property
+    def packed(self) -> bool:
+        """As `TextData.packed`."""
+        return self.construction == "packed"
+
+    @property
+    def parts(self) -> tuple[SeqioTask, ...]:
+        """A mixture is scored as one text, at its rates."""
+        return (self,)
+
+    @property
+    def title(self) -> str:
+        """What messages call the text."""
+        return self.name
+
+    @property
+    def where(self) -> str:
+        """The text and its place, for messages."""
+        return f"the registered {self.name}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
@@ -145,7 +205,8 @@ class Synthetic:
         return type(self.task).__name__
 
 
-Data = TextData | Blocks  # text, which can be scored as well
+ReadBySeqio = TextData | SeqioTask
+Data = ReadBySeqio | Blocks  # text, which can be scored as well
 TrainingData = Data | Synthetic
 
 

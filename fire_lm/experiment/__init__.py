@@ -8,7 +8,7 @@ from typing import Any
 from fire_lm import evaluation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, split_run
 from fire_lm.config import Config, load
-from fire_lm.data import Blocks, Synthetic, TextData
+from fire_lm.data import Blocks, SeqioTask, Synthetic, TextData
 from fire_lm.errors import UserError
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
 from fire_lm.sharding import MeshShape
@@ -40,6 +40,7 @@ def load_config(
         models.size_350m,
         TextData,
         Blocks,
+        SeqioTask,
         Synthetic,
         training.AdamW,
         training.decay_mask,
@@ -73,6 +74,11 @@ def load_config(
     )
     check_label(config.macro("ENCODING"))
     return config
+
+
+def trains_on_a_task(config: Config) -> bool:
+    """Whether the run trains on exercises of a synthetic task, not on text."""
+    return isinstance(config.call("pretrain").data, Synthetic)
 
 
 def label_in(config: Config) -> str:

@@ -185,7 +185,8 @@ def first_batch(train: Pretraining, parts: int) -> str:
     """Reads it as the host of the last part does: where text is short, that is the one without."""
     data, rows = train.data, train.batch_size // parts
     check_vocabulary(data, train.model.vocab_size)
-    if isinstance(data, data_layer.TextData):  # endless: a few rows tell as much as many
+    if isinstance(data, data_layer.TextData | data_layer.SeqioTask):
+        # Endless: a few rows tell as much as many.
         rows = max(1, min(data.shuffle_buffer, rows))
         data = dataclasses.replace(data, shuffle_buffer=min(data.shuffle_buffer, rows))
     batches = data_layer.train_iterator(

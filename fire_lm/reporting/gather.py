@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from etils import epath
 
 from fire_lm.config import Config
-from fire_lm.data import Synthetic, TextData, TrainingData, dataset_label
+from fire_lm.data import SeqioTask, Synthetic, TextData, TrainingData, dataset_label
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in
@@ -258,6 +258,8 @@ def _label(data: TrainingData) -> str:
             names.append(
                 dataset_label(part) if folder.exists() else "unknown text, not there any more"
             )
+        elif isinstance(part, SeqioTask):
+            names.append(dataset_label(part))
         else:
             names.append(
                 dataset_label(part)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from etils import epath
 
 from fire_lm.data.hub_vocabulary import PREFIX
-from fire_lm.data.spec import EMBEDDED_MANIFEST, ScoringText, TextData
+from fire_lm.data.spec import EMBEDDED_MANIFEST, ReadBySeqio, ScoringText, SeqioTask
 from fire_lm.errors import UserError
 from fire_lm.storage import in_bucket, read_bytes
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fire_lm.data.on_the_fly.pipeline import TrainIterator
 
 
-def train_iterator(data: TextData, **arguments: int) -> TrainIterator:
+def train_iterator(data: ReadBySeqio, **arguments: int) -> TrainIterator:
     if data.vocabulary.startswith(PREFIX):  # its place cannot be saved: TensorFlow calls Python
         raise UserError(
             f"the vocabulary {data.vocabulary} cannot tokenise while a run trains\n"
@@ -32,30 +32,38 @@ def train_iterator(data: TextData, **arguments: int) -> TrainIterator:
     return pipeline.TrainIterator(data, **arguments)
 
 
-def scoring_text(data: TextData, *, length: int, num_sequences: int, split: str) -> ScoringText:
+def scoring_text(data: ReadBySeqio, *, length: int, num_sequences: int, split: str) -> ScoringText:
     from fire_lm.data.on_the_fly import pipeline
 
     return pipeline.scoring_text(data, length=length, num_sequences=num_sequences, split=split)
 
 
-def vocabulary_name(data: TextData) -> str:
+def vocabulary_name(data: ReadBySeqio) -> str:
     return data.vocabulary
 
 
-def vocabulary_size(data: TextData) -> int:
+def vocabulary_size(data: ReadBySeqio) -> int:
+    if isinstance(data, SeqioTask):  # with its extra ids
+        from fire_lm.data.on_the_fly import registered
+
+        return registered.vocabulary_size(data)
     from fire_lm.data import vocabularies
 
     return vocabularies.load(data.vocabulary).vocab_size
 
 
-def label(data: TextData) -> str:
+def label(data: ReadBySeqio) -> str:
+    if isinstance(data, SeqioTask):
+        return data.name
     if (epath.Path(data.data_dir) / EMBEDDED_MANIFEST).exists():
         return "embedded"
     return data.tfds_name.split(":")[0].split("/")[0]
 
 
-def quick_splits(data: TextData) -> list[str] | None:
+def quick_splits(data: ReadBySeqio) -> list[str] | None:
     """The splits that its metadata names, without TensorFlow; None where that does not say."""
+    if isinstance(data, SeqioTask):
+        return None
     name, _, version = data.tfds_name.partition(":")
     if not version or in_bucket(data.data_dir):
         return None
@@ -66,8 +74,10 @@ def quick_splits(data: TextData) -> list[str] | None:
         return None
 
 
-def unknown_share(data: TextData, split: str) -> float:
-    """Of the first documents of the split."""
+def unknown_share(data: ReadBySeqio, split: str) -> float:
+    """Of the first documents of the split; of a registered task, of rows of the first ones."""
+    if isinstance(data, SeqioTask):
+        return scoring_text(data, length=64, num_sequences=64, split=split).unknown
     from fire_lm.data.on_the_fly import survey
 
     return survey.unknown_share(data, split)

@@ -28,6 +28,7 @@ from fire_lm.data.quiet_tensorflow import seqio, tf
 from fire_lm.data.spec import (
     SCORING_SPREAD,
     NoText,
+    ReadBySeqio,
     ScoringText,
     TextData,
     share_unknown,
@@ -43,7 +44,7 @@ class TrainIterator:
 
     def __init__(
         self,
-        data: TextData,
+        data: ReadBySeqio,
         *,
         length: int,
         batch_size: int,
@@ -54,12 +55,15 @@ class TrainIterator:
         self._documents = tasks.check(data, length=length, split="train")
         self._shard = seqio.ShardInfo(shard_index, shard_count) if shard_count > 1 else None
         self._documents_of_shard = sum(
-            documents_of(part, "train", self._shard) for part in data.parts
+            documents_of(part, "train", self._shard)
+            for part in data.parts
+            if isinstance(part, TextData)
         )
         self._data, self._length, self._batch_size = data, length, batch_size
         self._seed, self._shard_index, self._shard_count = seed, shard_index, shard_count
-        for part in data.parts if data.mixture else ():
-            self._check_part(part)
+        if isinstance(data, TextData) and data.mixture:
+            for part in data.parts:
+                self._check_part(part)
         self._fingerprint = vocabulary_fingerprint(data.vocabulary)
         self._reader = self._open_reader()
         self._block = -1  # number of the current block
@@ -206,7 +210,7 @@ class TrainIterator:
                 group = next(self._reader)
             except StopIteration:
                 raise UserError(
-                    f"No document of {self._data.title} in {self._data.data_dir} is left for "
+                    f"No document of {self._data.where} is left for "
                     f"shard {self._shard_index} of {self._shard_count}: use fewer processes."
                 ) from None
             except tf.errors.OpError as error:
@@ -222,7 +226,10 @@ class TrainIterator:
 
     def _save_reader(self) -> dict[str, bytes]:
         with _folder_in_memory() as folder:
-            tf.train.Checkpoint(reader=self._reader).write(f"{folder}/reader")
+            try:
+                tf.train.Checkpoint(reader=self._reader).write(f"{folder}/reader")
+            except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
+                raise UserError(_no_place(self._data)) from error
             files = {}
             for name in sorted(tf.io.gfile.listdir(folder)):
                 with tf.io.gfile.GFile(f"{folder}/{name}", "rb") as file:
@@ -256,8 +263,16 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _nothing_to_read(data: TextData, split: str, length: int, short: int) -> str:
-    where = f"the split {split!r} of {data.title} in {data.data_dir}"
+def _no_place(data: ReadBySeqio) -> str:
+    return (
+        f"The place in {data.where} cannot be saved, so that no run could resume: it is made by "
+        "Python code\nread files instead of a generator, or cache the task with "
+        "`seqio_cache_tasks`, and --gin.SeqioTask.use_cached=True"
+    )
+
+
+def _nothing_to_read(data: ReadBySeqio, split: str, length: int, short: int) -> str:
+    where = f"the split {split!r} of {data.where}"
     if short:
         return (
             f"No document of {where} has the {length:,} tokens of a row.\n"
@@ -267,7 +282,7 @@ def _nothing_to_read(data: TextData, split: str, length: int, short: int) -> str
 
 
 def scoring_text(
-    data: TextData, *, length: int, num_sequences: int, split: str = "validation"
+    data: ReadBySeqio, *, length: int, num_sequences: int, split: str = "validation"
 ) -> ScoringText:
     """See `fire_lm.data.scoring_text`."""
     if num_sequences < 1:
@@ -295,7 +310,7 @@ def scoring_text(
             kind = NoText if counts["short"] else UserError
             raise kind(_nothing_to_read(data, split, length, counts["short"]))
         raise NoText(
-            f"The split {split!r} of {data.title} in {data.data_dir} has less text than one "
+            f"The split {split!r} of {data.where} has less text than one "
             f"row of {length} tokens: score a shorter length."
         )
     chosen = np.arange(min(rows, num_sequences)) * rows // min(rows, num_sequences)

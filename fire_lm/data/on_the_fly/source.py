@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
-from fire_lm.data.spec import TextData
+from fire_lm.data.spec import ReadBySeqio, TextData
 from fire_lm.errors import RunFailed, reason
 
 # Files read at once. Few, so that the seed's order of the files decides which documents a short
@@ -24,9 +24,9 @@ class Source(seqio.TfdsDataSource):
     counts only where one host reads all files.
     """
 
-    def __init__(self, data: TextData, split: str):
+    def __init__(self, data: TextData, *splits: str):
         super().__init__(
-            data.tfds_name, tfds_data_dir=data.data_dir, splits=[split], read_only=True
+            data.tfds_name, tfds_data_dir=data.data_dir, splits=list(splits), read_only=True
         )
 
     def get_dataset(
@@ -86,6 +86,6 @@ def _read_config(seed: int | None, shard_info: seqio.ShardInfo | None) -> tfds.R
     )
 
 
-def unreadable(data: TextData, error: tf.errors.OpError) -> RunFailed:
+def unreadable(data: ReadBySeqio, error: tf.errors.OpError) -> RunFailed:
     told = _OPERATION.sub("", reason(error))
-    return RunFailed(f"Reading {data.title} in {data.data_dir} failed: {told}")
+    return RunFailed(f"Reading {data.where} failed: {told}")

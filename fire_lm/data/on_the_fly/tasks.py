@@ -10,10 +10,10 @@ from etils import epath
 from google.protobuf import json_format
 
 from fire_lm.data import vocabularies
-from fire_lm.data.on_the_fly import preprocessors
+from fire_lm.data.on_the_fly import preprocessors, registered
 from fire_lm.data.on_the_fly.source import Source, unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
-from fire_lm.data.spec import CONSTRUCTIONS, TextData
+from fire_lm.data.spec import CONSTRUCTIONS, ReadBySeqio, SeqioTask, TextData
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 from fire_lm.storage import children
 
@@ -33,7 +33,7 @@ _METADATA_ERRORS = (
 )
 
 
-def check(data: TextData, *, length: int, split: str) -> int:
+def check(data: ReadBySeqio, *, length: int, split: str) -> int:
     """Checks that the text can be read.
 
     Returns:
@@ -46,9 +46,12 @@ def check(data: TextData, *, length: int, split: str) -> int:
         raise UserError(f"A row has at least 2 tokens; the length asked for is {length}.")
     if data.construction not in CONSTRUCTIONS:
         raise UserError(
-            f"TextData.construction is {data.construction!r}: "
+            f"{type(data).__name__}.construction is {data.construction!r}: "
             f"it must be one of {', '.join(CONSTRUCTIONS)}."
         )
+    if isinstance(data, SeqioTask):
+        registered.check(data, split)
+        return 0
     vocabularies.load(data.vocabulary)
     return sum(_check_data_set(part, split) for part in data.parts)
 
@@ -158,7 +161,7 @@ def _no_data_set(data: TextData, found: str = "") -> FireLMError:
 
 
 def dataset(
-    data: TextData,
+    data: ReadBySeqio,
     *,
     length: int,
     split: str,
@@ -169,6 +172,9 @@ def dataset(
     """Groups of rows (see preprocessors). With a seed: files shuffled, endless. Without: once."""
     with without_their_warnings():
         construct = preprocessors.LAID[data.construction]
+        if isinstance(data, SeqioTask):
+            groups = registered.groups(data, length, byte_counts, _reading(split, seed, shard))
+            return _with_options(construct(groups, {"targets": length}))
         if not data.mixture:
             task = _task(data, split, construct, byte_counts=byte_counts, rank=2)
             rows = task.get_dataset({"targets": length}, **_reading(split, seed, shard))
@@ -239,7 +245,7 @@ def _task(
     )
 
 
-def features(data: TextData) -> tuple[str, ...]:
+def features(data: ReadBySeqio) -> tuple[str, ...]:
     """The names of the arrays that are read."""
     return ("targets", "segment_ids") if data.packed else ("targets",)
 
@@ -288,3 +294,33 @@ def _with_options(groups: tf.data.Dataset) -> tf.data.Dataset:
     options.experimental_symbolic_checkpoint = True
     options.autotune.ram_budget = 2**29  # bytes; bounds what is read ahead
     return groups.with_options(options)
+
+
+def register(name: str, data: TextData) -> seqio.Task:
+    """Registers `data` as the task fire_lm:NAME, as seqio's names have no slash.
+
+    An example is a document with its end-of-document token.
+    Other code reads it by its name, in mixtures of its own, or caches it.
+
+    Raises:
+        UserError: the vocabulary is missing, or the name is taken.
+    """
+    full = f"fire_lm:{name}"
+    if full in seqio.TaskRegistry.names():
+        raise UserError(f"seqio has a task {full} already: choose another name")
+    vocabulary = vocabularies.load(data.vocabulary)
+
+    def examples(groups: tf.data.Dataset) -> tf.data.Dataset:
+        def documents(group: dict[str, tf.Tensor]) -> tf.data.Dataset:
+            ragged = tf.RaggedTensor.from_row_lengths(group["targets"], group["lengths"])
+            return tf.data.Dataset.from_tensor_slices({"targets": ragged})
+
+        tokens = groups.flat_map(documents)
+        return tokens.map(lambda example: {"targets": tf.reshape(example["targets"], [-1])})
+
+    return seqio.TaskRegistry.add(
+        full,
+        source=Source(data, *splits(data)),
+        preprocessors=[preprocessors.Tokenize(vocabulary, byte_counts=False), examples],
+        output_features={"targets": seqio.Feature(vocabulary)},
+    )

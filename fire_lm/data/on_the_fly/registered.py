@@ -1,0 +1,157 @@
+"""Tasks and mixtures that are registered with seqio, by the user's own modules or by us.
+
+Their own preprocessors run as they are; what they give as one feature is taken as documents, each
+with the end-of-document token that they append, or none.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from fire_lm.data import vocabularies
+from fire_lm.data.identity import vocabulary_fingerprint
+from fire_lm.data.on_the_fly.preprocessors import DOCUMENTS_PER_GROUP
+from fire_lm.data.quiet_tensorflow import seqio, tf
+from fire_lm.data.spec import SeqioTask
+from fire_lm.errors import UserError, did_you_mean
+
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # as SentencePiece writes a space
+
+
+def check(data: SeqioTask, split: str) -> None:
+    """Raises UserError for a name, feature, split or vocabulary that cannot be read."""
+    found = _check_feature(data)
+    splits = _splits(found)
+    if split not in splits:
+        raise UserError(f"{data.where} has no split {split!r}, only {', '.join(sorted(splits))}.")
+    if data.use_cached:
+        _check_cached(data, found)
+    _check_vocabulary(data)
+
+
+def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
+    found = _provider(data)
+    if data.feature not in found.output_features:
+        raise UserError(
+            f"{data.where} has no feature {data.feature!r}, only "
+            f"{', '.join(sorted(found.output_features))}: say --gin.SeqioTask.feature=NAME"
+        )
+    others = set(found.output_features) - {data.feature}
+    if others:
+        raise UserError(
+            f"{data.where} has {', '.join(sorted(others))} beside {data.feature}, which a language "
+            "model over one text would leave out\nregister a task that puts all of an example into "
+            f"{data.feature}"
+        )
+    if found.output_features[data.feature].rank != 1:
+        raise UserError(f"the feature {data.feature} of {data.where} is no list of tokens")
+    return found
+
+
+def _check_cached(data: SeqioTask, found: seqio.Task | seqio.Mixture) -> None:
+    if data.cache_dirs:
+        seqio.add_global_cache_dirs(list(data.cache_dirs))
+    for task in seqio.get_subtasks(found):
+        if not task.cache_dir:
+            raise UserError(
+                f"the task {task.name} is not cached: run `seqio_cache_tasks`, and name its "
+                "--output_cache_dir with --gin.SeqioTask.cache_dirs"
+            )
+
+
+def _provider(data: SeqioTask) -> seqio.Task | seqio.Mixture:
+    names = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
+    if data.name not in names:
+        hint = did_you_mean(data.name, names)
+        raise UserError(
+            f"seqio has no Task or Mixture {data.name}.{hint}\n"
+            "--import=MODULE names the module that registers it"
+        )
+    return seqio.get_mixture_or_task(data.name)
+
+
+def _splits(found: seqio.Task | seqio.Mixture) -> set[str]:
+    """Those that every task has; a Mixture's own are those of any."""
+    return set.intersection(*(set(task.splits) for task in seqio.get_subtasks(found)))
+
+
+def _check_vocabulary(data: SeqioTask) -> None:
+    """It must be the one that the run names, whose file generation and export read."""
+    found = _feature_vocabulary(data)
+    if isinstance(found, seqio.ByteVocabulary):
+        name = "bytes"
+    elif isinstance(found, seqio.SentencePieceVocabulary):
+        name = str(found.sentencepiece_model_file)
+    else:
+        raise UserError(
+            f"the vocabulary of {data.where} is a {type(found).__name__}: only seqio's "
+            "SentencePieceVocabulary and ByteVocabulary can be read"
+        )
+    vocabularies.load(data.vocabulary)
+    if vocabulary_fingerprint(name) != vocabulary_fingerprint(data.vocabulary):
+        raise UserError(
+            f"the vocabulary of {data.where} is {name}, not {data.vocabulary}: "
+            f"say --gin.VOCABULARY={name}"
+        )
+
+
+def vocabulary_size(data: SeqioTask) -> int:
+    """Ids that its vocabulary can emit, extra ids and padding included."""
+    _check_feature(data)
+    return int(_feature_vocabulary(data).vocab_size)
+
+
+def _feature_vocabulary(data: SeqioTask) -> seqio.Vocabulary:
+    return _provider(data).output_features[data.feature].vocabulary
+
+
+def groups(
+    data: SeqioTask, length: int, byte_counts: bool, reading: dict[str, Any]
+) -> tf.data.Dataset:
+    """Groups of documents, as `preprocessors` describes them, before they become rows.
+
+    `length` is what its own preprocessors are told, of which some cut or join documents.
+    """
+    found = _provider(data)
+    # Rows are shuffled in pipeline.py, whose state is small; a mixture's tasks shuffle theirs, too.
+    own = {"shuffle_buffer_size": 1} if isinstance(found, seqio.Task) else {}
+    lengths = dict.fromkeys(found.output_features, length)
+    examples = found.get_dataset(lengths, use_cached=data.use_cached, **own, **reading)
+    counts = tf.constant(_bytes_of_ids(data.vocabulary)) if byte_counts else None
+
+    def group(tokens: tf.RaggedTensor) -> dict[str, tf.Tensor]:
+        number = tokens.nrows(out_type=tf.int32)
+        tokens = tf.ragged.boolean_mask(tokens, tokens.row_lengths() > 0)
+        kept = tokens.nrows(out_type=tf.int32)
+        flat = tf.cast(tokens.flat_values, tf.int32)
+        found = {
+            "targets": flat,
+            "lengths": tf.cast(tokens.row_lengths(), tf.int32),
+            "skipped": number - kept,
+            "documents": kept,
+            "short": tf.constant(0),
+        }
+        if counts is not None:  # extra ids, which lie beyond the model's own, are no text
+            inside = flat < tf.size(counts)
+            found["byte_counts"] = tf.where(inside, tf.gather(counts, tf.where(inside, flat, 0)), 0)
+        return found
+
+    documents = examples.map(lambda example: example[data.feature])
+    return documents.ragged_batch(DOCUMENTS_PER_GROUP).map(group)
+
+
+@functools.lru_cache(maxsize=4)
+def _bytes_of_ids(vocabulary: str) -> np.ndarray:
+    """int32 [ids]: bytes of text that each stands for, after the vocabulary's normalisation."""
+    if vocabulary == "bytes":
+        return np.array([0] * 3 + [1] * 256, np.int32)
+    model = vocabularies.load(vocabulary).tokenizer
+    counts = []
+    for token in range(model.GetPieceSize()):
+        piece = model.IdToPiece(token).replace(_SPACE, " ")
+        is_text = not (model.IsControl(token) or model.IsUnknown(token))
+        counts.append(1 if model.IsByte(token) else len(piece.encode()) * is_text)
+    return np.array(counts, np.int32)

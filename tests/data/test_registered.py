@@ -1,0 +1,158 @@
+"""Tasks and mixtures of seqio by their names: rows, places, shards, scoring, and refusals."""
+
+import dataclasses
+import importlib
+import os
+
+import numpy as np
+import pytest
+from sample_text import GOOD, data_dir
+
+import fire_lm.data
+from fire_lm.cli import main
+from fire_lm.data import SeqioTask, TextData, train_iterator
+from fire_lm.data.tokens import decode
+from fire_lm.errors import UserError
+from fire_lm.experiment import load_config
+
+__all__ = ["data_dir"]  # a fixture
+LINES = [f"line number {number}" for number in range(200)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tasks(tmp_path_factory):
+    """tests/seqio_tasks.py, whose files are made here."""
+    folder = tmp_path_factory.mktemp("lines")
+    for split in ("train", "validation"):
+        for file in range(2):
+            text = "\n".join(LINES[file::2]) + "\n"
+            (folder / f"{split}-{file}.txt").write_text(text)
+    before = os.environ.get("SEQIO_TASKS_TEXT")
+    os.environ["SEQIO_TASKS_TEXT"] = str(folder)
+    yield importlib.import_module("seqio_tasks")
+    if before is None:
+        del os.environ["SEQIO_TASKS_TEXT"]
+
+
+def batches(data, count, **changed):
+    arguments = {"length": 16, "batch_size": 3, "seed": 0} | changed
+    iterator = train_iterator(data, **arguments)
+    return iterator, [next(iterator)["targets"] for _ in range(count)]
+
+
+def documents(rows):
+    """The texts of rows that hold one each."""
+    return {decode(TextData("nowhere"), row) for batch in rows for row in batch}
+
+
+def test_a_task_is_read_as_its_preprocessors_give_it():
+    """An end-of-document token, 1, is put behind each line by the task itself."""
+    _, rows = batches(SeqioTask("mine", construction="cut", shuffle_buffer=1), 70, length=32)
+    assert documents(rows) == set(LINES)
+    _, joined = batches(SeqioTask("mine", shuffle_buffer=1), 40)
+    assert all((row != 0).all() for row in joined) and any((row == 1).any() for row in joined)
+
+
+@pytest.mark.parametrize("name", ["mine", "both"])
+def test_a_place_continues_exactly(name):
+    data = SeqioTask(name, shuffle_buffer=7)
+    whole, _ = batches(data, 11)
+    state, expected = whole.get_state(), [next(whole) for _ in range(20)]
+    assert len(state) < 60_000
+    resumed, _ = batches(data, 3)
+    resumed.set_state(state)
+    for batch in expected:
+        np.testing.assert_array_equal(next(resumed)["targets"], batch["targets"])
+    other = train_iterator(SeqioTask("other", shuffle_buffer=7), length=16, batch_size=3, seed=0)
+    with pytest.raises(UserError, match="was saved with tfds_name"):
+        other.set_state(state)
+
+
+def test_shards_are_disjoint_and_together_the_text():
+    data = SeqioTask("mine", construction="cut", shuffle_buffer=1)
+    first, second = (
+        documents(batches(data, 40, length=32, shard_index=index, shard_count=2)[1])
+        for index in range(2)
+    )
+    assert not first & second and first | second == set(LINES)
+
+
+def test_a_mixture_is_drawn_at_its_rates_and_can_be_scored():
+    text = fire_lm.data.scoring_text(SeqioTask("both"), length=16, num_sequences=8)
+    again = fire_lm.data.scoring_text(SeqioTask("both"), length=16, num_sequences=8)
+    np.testing.assert_array_equal(text.targets, again.targets)
+    # One byte a token, none for the end of a document.
+    np.testing.assert_array_equal(text.byte_counts, text.targets > 2)
+    assert fire_lm.data.dataset_label(SeqioTask("both")) == "both"
+
+
+def test_a_text_of_ours_is_a_task_of_theirs(data_dir):
+    name = fire_lm.data.register_task("sample", TextData(data_dir))
+    assert name == "fire_lm:sample"
+    _, theirs = batches(SeqioTask(name, construction="cut", shuffle_buffer=1), 60, length=64)
+    read = documents(theirs)
+    short = {text.decode() for text in GOOD["train"].values() if len(text) < 60}
+    assert short and short <= read
+    with pytest.raises(UserError, match="has a task fire_lm:sample already"):
+        fire_lm.data.register_task("sample", TextData(data_dir))
+
+
+@pytest.mark.parametrize(
+    "data, words",
+    [
+        (SeqioTask("mane"), "seqio has no Task or Mixture mane. Did you mean mine?"),
+        (SeqioTask("mine", feature="text"), "has no feature 'text', only targets"),
+        (SeqioTask("two_sided"), "has inputs beside targets"),
+        (SeqioTask("passed"), "is a PassThroughVocabulary"),
+        (SeqioTask("mine", use_cached=True), "the task mine is not cached"),
+        (SeqioTask("mine", vocabulary="/nowhere.model"), "Vocabulary file not found"),
+        (SeqioTask("generated"), "cannot be saved"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(data, words):
+    with pytest.raises(UserError) as told:
+        next(train_iterator(data, length=16, batch_size=2, seed=0))
+    assert words in str(told.value) and len(str(told.value).splitlines()) <= 2
+
+
+def test_a_split_that_is_not_there():
+    with pytest.raises(UserError, match="has no split 'test', only train, validation"):
+        fire_lm.data.scoring_text(SeqioTask("mine"), length=8, num_sequences=1, split="test")
+
+
+def test_values_that_have_no_effect_are_refused():
+    with pytest.raises(UserError, match="has no effect without"):
+        SeqioTask("mine", cache_dirs=("gs://a",))
+    with pytest.raises(UserError, match="is at least 1"):
+        dataclasses.replace(SeqioTask("mine"), shuffle_buffer=0)
+
+
+FILES = [f"configs/{name}.gin" for name in ("runs/quickstart", "data/seqio", "positions/fire")]
+
+
+def test_gin_names_the_task():
+    bindings = ["MIXTURE_OR_TASK=both", "VOCABULARY=bytes"]
+    config = load_config(FILES, bindings, imports=["seqio_tasks"])
+    assert config.call("pretrain").data == SeqioTask("both", shuffle_buffer=1000)
+    assert "import seqio_tasks" in config.text()
+    with pytest.raises(UserError, match="has no dataclass"):
+        load_config(FILES, ["MIXTURE_OR_TASK=both"], imports=["json.tool"])
+
+
+@pytest.mark.ci
+def test_a_run_trains_on_a_mixture_and_is_scored(tmp_path, capsys):
+    run = tmp_path / "run"
+    sizes = "num_layers=1 hidden_size=16 num_heads=1 head_dim=16 mlp_size=16".split()
+    bindings = [
+        "MIXTURE_OR_TASK=both", "VOCABULARY=bytes", "TRAIN_STEPS=4", "BATCH_SIZE=4",
+        "TRAIN_LENGTH=16", "AdamW.warmup_steps=1", "EVAL_LENGTHS=16,32",
+        "length_sweep.tokens=1024", *(f"size_tiny.{size}" for size in sizes),
+    ]  # fmt: skip
+    arguments = [*(f"--gin_file={file}" for file in FILES), "--import=seqio_tasks"]
+    arguments += [*(f"--gin.{binding}" for binding in bindings), f"--workdir={run}"]
+    assert main(["pretrain", *arguments]) == 0
+    assert main(["sweep", str(run)]) == 0, capsys.readouterr().err
+    table = (run / "length_sweep.csv").read_text().splitlines()
+    assert len(table) == 3 and ",both,validation,concat,full,16," in table[1]
+    assert main(["report", str(run), f"--output={tmp_path / 'report'}"]) == 0
+    assert "both, concat" in (tmp_path / "report/report.md").read_text()
