@@ -1,4 +1,4 @@
-"""What long work shows: a bar with the time that is left, phases, signs of life."""
+"""Progress of long work: a bar with the time left, phases, and signs of life."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Progress:
             self._recent.popleft()
 
     def _eta(self, done: int) -> str:
-        """At the rate of the last minute; nothing before there is a rate."""
+        """The time left at the rate of the last minute; empty before there is a rate."""
         (then, before), (now, _) = self._recent[0], self._recent[-1]
         if done >= self._total:
             return ""

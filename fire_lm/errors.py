@@ -1,4 +1,4 @@
-"""What can end a command early, each with the exit code of the command-line contract."""
+"""The errors that end a command early, each with its exit code."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def _middle_cut(text: str, kept: int) -> str:
 
 
 def is_of_storage(error: Exception) -> bool:
-    """Whether a disk or a bucket refused; the errors of buckets are TensorFlow's, no OSError."""
+    """Return whether a disk or a bucket refused; a bucket's errors are TensorFlow's, no OSError."""
     return isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
 
 
 def reason(error: Exception) -> str:
-    """In one line: a bucket's own words within what TensorFlow quotes of its answer."""
+    """The reason in one line: a bucket's own words within what TensorFlow quotes of them."""
     quoted = re.search(r'\\?"message\\?": \\?"([^"\\]*)', str(error))
     return quoted[1] if quoted else str(error).partition("\n")[0]
 

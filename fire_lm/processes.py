@@ -46,7 +46,7 @@ def initialize_distributed() -> None:
 
 
 def exchanged(value: _Json, seconds: float = 3600.0) -> list[_Json]:
-    """What every process has for `value` (JSON), in their order. All must call it together.
+    """The `value` (JSON) of every process, in their order. All processes must call it together.
 
     Through JAX's coordination service: some may come minutes later than others, which a collective
     does not survive (see `wait_for_all`).
@@ -63,12 +63,12 @@ def exchanged(value: _Json, seconds: float = 3600.0) -> list[_Json]:
 
 
 def agreed(value: _Json) -> _Json:
-    """What process 0 has for `value`, on every process; as `exchanged`."""
+    """The `value` of process 0, on every process; see `exchanged`."""
     return exchanged(value)[0]
 
 
 def by_first(work: Callable[[], _Json]) -> _Json:
-    """What `work` returns on process 0 (JSON), or raises there, on every process; as `agreed`."""
+    """Run `work` on process 0 and return, or raise, its result (JSON) on every process."""
     told: dict[str, Any] = {}
     if jax.process_index() == 0:
         try:

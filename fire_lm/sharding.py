@@ -157,7 +157,7 @@ def _state_spec(
     params: Mapping[str, tuple[int, ...]],
     mesh: Mesh | AbstractMesh,
 ) -> PartitionSpec:
-    """Of an array that an optimizer keeps, whose path ends with that of a parameter if it is of it.
+    """The layout of an optimizer's array, whose path ends with that of its parameter, if any.
 
     A moment of the parameter's shape is laid out as the parameter. A factored one, as Adafactor's,
     lacks one of its axes and is laid out along the others. All else is replicated: counts, and
@@ -242,7 +242,7 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 def batch_like(
     shape: tuple[int, int], mesh: Mesh, *, packed: bool, unshifted: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """What `put_batch` makes of a batch of rows of this shape, without them.
+    """The shapes and layouts that `put_batch` gives a batch of rows of this shape.
 
     With `unshifted` it has what is read, `inputs`, and the tokens before the padding, `tokens`.
     """

@@ -1,4 +1,4 @@
-"""What the launcher asks of the bucket, through gcloud: it needs no library of Google's here."""
+"""The launcher's questions to the bucket, through gcloud, without a library of Google's."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
 
 
 def far(location: str, region: str, name: str) -> str:
-    """What it costs that the bucket at `location` is not in the region of the TPUs."""
+    """Describe the cost of a bucket outside the region of the TPUs."""
     place = location.lower()
     if not place or place == region:
         return ""
@@ -79,12 +79,12 @@ def progress(workdir: str, calls: Calls) -> str:
 
 
 def last_step(metrics: Path) -> str:
-    """As `progress`, of a run on this machine."""
+    """The progress of a run on this machine; see `progress`."""
     return in_words(metrics.read_text()[-4096:]) if metrics.exists() else ""
 
 
 def in_words(told: str) -> str:
-    """Of the newest whole line of `metrics.jsonl`."""
+    """Describe the newest whole line of `metrics.jsonl`."""
     lines = [line for line in told.splitlines() if line.startswith("{") and line.endswith("}")]
     if not lines:
         return ""

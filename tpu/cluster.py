@@ -1,4 +1,4 @@
-"""Where a job runs: one file per slice under `clusters/`, each a locked ConfigDict.
+"""Clusters: one file per slice under `clusters/`, each a locked ConfigDict.
 
 Nothing here says what is trained, and nothing in gin says where.
 """

@@ -29,7 +29,7 @@ class CallFailed(RunFailed):
 
 
 class NotFound(CallFailed):
-    """What was asked for is not there."""
+    """The resource does not exist."""
 
 
 class Refused(CallFailed):
@@ -61,7 +61,7 @@ class Calls:
         return self.change(arguments)
 
     def ask(self, arguments: Sequence[str]) -> Any:
-        """As `read`, of a call that prints JSON; None for nothing."""
+        """Return the JSON that a call prints; None for nothing."""
         told = self.read(arguments)
         try:
             return json.loads(told or "null")

@@ -133,7 +133,7 @@ class Follower:
             raise Preempted(f"{self._job.name} is followed no longer")
 
     def _act(self, state: State) -> bool:
-        """Whether the job is done; brings it one step nearer to that."""
+        """Bring the job one step nearer to its end; returns whether it is done."""
         if self._leave.is_set():
             raise Preempted(f"{self._job.name} is followed no longer")
         self._silent = self._silent + 1 if state.stage is Stage.SILENT else 0

@@ -77,7 +77,7 @@ def _flags(name: str, value: str) -> list[str]:
 
 
 def _suffix(name: str, value: str) -> str:
-    """What names an arm after one of its values; configs/log_n/training.gin is log-n-training."""
+    """The part of an arm's name for a value; configs/log_n/training.gin is log-n-training."""
     if name == FILES:
         files = [PurePath(path).with_suffix("").parts[-2:] for path in value.split(",") if path]
         return "-".join(_slug(part) for parts in files for part in parts)
@@ -135,7 +135,7 @@ class Table:
             print(f"{now} {arm.name}: {state} {why}".rstrip(), flush=True)
 
     def show_running(self) -> None:
-        """How far each arm is that runs, in one line."""
+        """Print the progress of all running arms in one line."""
         with self._lock:
             arms = [arm for arm, state in self._states.items() if state == "running"]
         told = "; ".join(f"{arm.name}: {self._progress(arm) or 'starting'}" for arm in arms)

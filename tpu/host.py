@@ -40,7 +40,7 @@ _GRACE, _GRACE_UNSAVED = 540.0, 30.0
 
 
 class Host:
-    """One job's process on this host."""
+    """The process of a job on this host."""
 
     def __init__(self, restarts: int, pause: float, folder: str):
         self._restarts, self._pause, self._folder = restarts, pause, folder
@@ -115,7 +115,7 @@ class Host:
 
 
 def workdir_of(command: Sequence[str]) -> str:
-    """What `--workdir=` names, else nothing."""
+    """The path of `--workdir=`, or an empty string."""
     named = [a.partition("=")[2] for a in command if a.startswith("--workdir=")]
     return named[-1] if named else ""
 

@@ -1,4 +1,4 @@
-"""What is run: one or more fire-lm commands, one after another, under one name."""
+"""A job: one or more fire-lm commands, one after another, under one name."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Job:
         return f"{self.folder}/logs/done-{self.digest}" if self.once else ""
 
     def on_host(self, restarts: int) -> list[str]:
-        """What each host runs."""
+        """The command that each host runs."""
         return [
             *("python", "-m", "tpu.host", f"--restarts={restarts}"),
             *(f"--folder={self.folder}", f"--mark={self.mark}"),
@@ -68,7 +68,7 @@ class Job:
 
 
 class Stage(enum.Enum):
-    """Where a job is in its life; what `follow` does next depends on nothing else."""
+    """The stage of a job, on which alone depends what `follow` does next."""
 
     ABSENT = "there is no TPU"
     WAITING = "waiting for TPUs"
@@ -102,10 +102,10 @@ EARLIER = State(Stage.DONE, "earlier")
 
 
 class Place(Protocol):
-    """Where jobs run: queued resources, or a GKE cluster. A place keeps no state of its own."""
+    """A backend that runs jobs: queued resources or a GKE cluster. It keeps no state of its own."""
 
     def look(self, job: Job) -> State:
-        """Where the job is. Raises UserError if another job runs under its name."""
+        """Return the job's state. Raises UserError if another job runs under its name."""
 
     def create(self, job: Job) -> None:
         """Asks for the TPUs."""
@@ -123,7 +123,7 @@ class Place(Protocol):
         """The last lines that a job printed on its first host."""
 
     def logs(self, name: str, host: int, lines: int, follow: bool) -> None:
-        """What a job prints on a host, to the terminal."""
+        """Print what a job prints on a host."""
 
     def stop(self, name: str) -> None:
         """Ends the job, after it has saved; its TPUs stay."""
@@ -135,4 +135,4 @@ class Place(Protocol):
         """A line for each host: what became of the job there."""
 
     def listing(self) -> list[dict[str, str]]:
-        """What there is in this place, by us or others: a row each for `status`."""
+        """List everything in this backend, ours or others': a row each for `status`."""

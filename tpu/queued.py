@@ -87,7 +87,7 @@ class QueuedResources:
             return State(Stage.SILENT, str(error))
 
     def _expected_hosts(self, name: str) -> int | State:
-        """How many hosts there are, or what is wrong with a machine."""
+        """The number of hosts, or the state if something is wrong with a machine."""
         expected = 0
         for node in self._nodes(name):
             try:
@@ -104,7 +104,7 @@ class QueuedResources:
         return expected
 
     def _report(self, name: str) -> list[tuple[str, ...]]:
-        """Of each host that answers: its name, and its container's state, exit code and job."""
+        """The name of each host that answers, and its container's state, exit code and job."""
         lines = self._on_all(name, _REPORT).splitlines()
         rows = [line.split("|")[1:] for line in lines if line.startswith(f"{_CONTAINER}|")]
         return [(*row, "", "")[:4] for row in rows]
@@ -258,7 +258,7 @@ class QueuedResources:
 
 
 def judge(report: Sequence[tuple[str, ...]], expected: int, job: Job) -> State:
-    """What the containers of `expected` hosts say of the job, a row for each host that answered.
+    """Judge the job by the containers of `expected` hosts, a row for each host that answered.
 
     Raises:
       UserError: another job runs there.
@@ -358,5 +358,5 @@ def _accelerator(one: Slice) -> list[str]:
 
 
 def _label(text: str) -> str:
-    """As the value of a label may be."""
+    """Turn text into a valid value of a label."""
     return re.sub(r"[^a-z0-9_-]", "_", text.lower())[:63]

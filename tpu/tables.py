@@ -1,4 +1,4 @@
-"""What `status` prints: what there is, since when, at whose cost, and what it has done."""
+"""The table of `status`: resources, their age, who pays, and their progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the verbs of `python -m tpu` do."""
+"""The verbs of `python -m tpu`."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def sweep(arguments: argparse.Namespace) -> None:
 
 
 def grid(arguments: argparse.Namespace) -> None:
-    """One job for each arm, then the table and figure of all of them."""
+    """Run a job for each arm, then make the table and figure of all arms."""
     name, flags = check_name(arguments.name), experiment_flags(arguments)
     varied: dict[str, list[str]] = {}
     for binding in arguments.varied:
@@ -301,7 +301,7 @@ _SHOW_EVERY = 10.0  # seconds; how far the arms of a local grid are
 
 
 def experiment_flags(arguments: argparse.Namespace) -> list[str]:
-    """Of `fire-lm pretrain`, as they are given to the hosts.
+    """The flags of `fire-lm pretrain`, as they are given to the hosts.
 
     Raises:
       UserError: an unknown flag, or a file that the image does not have.
@@ -355,7 +355,7 @@ def check_experiment(flags: Sequence[str]) -> Config:
 
 
 def status(arguments: argparse.Namespace) -> None:
-    """What there is in the project and zone, and of NAME each host."""
+    """Print what is in the project and zone, and each host of NAME."""
     where, calls = _where(arguments)
     place = _place(where, calls)
     rows = place.listing()

@@ -35,7 +35,7 @@ _backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("backend",
 
 @contextlib.contextmanager
 def compiling_for(backend: str) -> Iterator[None]:
-    """What is traced inside is for this backend ("tpu"), whatever JAX's default one is."""
+    """Trace what is inside for this backend ("tpu"), whatever JAX's default is."""
     token = _backend.set(backend)
     try:
         yield
@@ -44,7 +44,7 @@ def compiling_for(backend: str) -> Iterator[None]:
 
 
 def choose_implementation(requested: Implementation, num_keys: int) -> Implementation:
-    """What `attend` will run for `num_keys` keys on JAX's default backend, or `compiling_for`."""
+    """Return what `attend` runs for so many keys on JAX's default backend, or `compiling_for`."""
     if requested not in get_args(Implementation):
         known = ", ".join(get_args(Implementation))
         raise UserError(f"attention implementation '{requested}' is not one of {known}")

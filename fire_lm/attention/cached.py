@@ -91,7 +91,7 @@ def attend_cached(
 
 
 def _softmax(parts: Sequence[jax.Array]) -> list[jax.Array]:
-    """Of all of them together, along the last axis."""
+    """Compute one softmax over all parts together, along the last axis."""
     largest = functools.reduce(jnp.maximum, (jnp.max(x, -1, keepdims=True) for x in parts))
     weights = [jnp.exp(x - largest) for x in parts]
     total = sum(jnp.sum(x, -1, keepdims=True) for x in weights)

@@ -1,4 +1,4 @@
-"""One form for the additive biases of the papers, which kernels can serve alike.
+"""A common form of the papers' additive biases, which all kernels can serve.
 
     bias[h, i, j] = g_i (slope[s, h] slab[h, i - j] r_i + offset[s, h])
 

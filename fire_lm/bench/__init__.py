@@ -61,7 +61,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
 
 
 def compile_for_tpu(arguments: argparse.Namespace) -> None:
-    """With `--tpu`: what the compiler says of the kernels, on any machine that has libtpu."""
+    """Run `--tpu`: the compiler's estimates of the kernels, on any machine with libtpu."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("--tpu needs the TPU's compiler: `pip install 'jax[tpu]'`")
@@ -100,12 +100,12 @@ def one_core() -> Iterator[None]:
 
 
 def usable_cores() -> set[int]:
-    """Those that this process may use; empty where the system does not say (not Linux)."""
+    """The cores that this process may use; empty where the system does not say (not Linux)."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def ask_for_one_thread() -> None:
-    """Of libraries that start later; that there is one core would not tell all of them."""
+    """Ask libraries that start later for one thread: not all of them heed the number of cores."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     flags = os.environ.get("XLA_FLAGS", "")

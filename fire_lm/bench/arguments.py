@@ -1,4 +1,4 @@
-"""What a benchmark is asked for, checked before anything is measured; and where its JSON goes."""
+"""The arguments of benchmarks, checked before anything is measured, and their JSON output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an encoding costs: time and memory of two transformer blocks, for all of them side by side.
+"""The cost of each encoding: time and memory of two transformer blocks, side by side.
 
 The model is the real one (`models.Decoder`; two layers of `size_125m`, a vocabulary of 256), in
 float32, batch 1; training is forward, backward and plain SGD. All contestants, those of another
@@ -105,7 +105,7 @@ def build(
     peer: ModuleType | None,
     size: ModelSize,
 ) -> Iterator[Contestant]:
-    """One encoding's contestants, ours and the peer's, with the same initial weights."""
+    """Build one encoding's contestants, ours and the peer's, with the same initial weights."""
     state: dict[str, Any] = {}
     for implementation in implementations:
         model = decoder(name, implementation, size)

@@ -1,4 +1,4 @@
-"""What reading costs: on the fly and from blocks, beside the shortest seqio pipeline.
+"""The cost of reading text, on the fly and from blocks, beside the shortest seqio pipeline.
 
 All of them give endless shuffled batches of the same text in the same process, in turns; every turn
 opens its own and lets it fill its buffers before the clock starts, so that nobody works ahead on
@@ -33,7 +33,7 @@ _WARM_UP_ROWS = 2  # shuffle buffers
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One way of reading.
+    """The times of one way of reading.
 
     Attributes:
       tokens_per_cpu_s, tokens_per_wall_s: medians of the rounds; in the best one, much
@@ -101,7 +101,7 @@ def bench(arguments: argparse.Namespace) -> Report:
 def contestants(
     data: TextData, blocks: Blocks, length: int
 ) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
-    """How each is opened."""
+    """Return a function for each way of reading that opens it."""
     from fire_lm.data.on_the_fly.seqio_baseline import plain_batches
 
     settings = {"length": length, "batch_size": BATCH_SIZE, "seed": 0}
@@ -160,7 +160,7 @@ def rows_of(
 
 
 def text(report: Report) -> str:
-    """For people: what was measured, and the table."""
+    """Format the report: what was measured, and the table."""
     head = (
         f"{report.date}, {report.cores} cores; vocabulary {report.vocabulary}, "
         f"{report.bytes_per_token:.2f} bytes a token; batches of {BATCH_SIZE} x {report.length}; "

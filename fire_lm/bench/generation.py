@@ -1,4 +1,4 @@
-"""What an encoding costs in generation, beside NoPE: reading a prompt, and each new token after it.
+"""The cost of generation with each encoding, relative to NoPE: the prompt and each new token.
 
 The programs are those of `fire-lm generate` on the terminal: prefill with the first token, and a
 loop over the others, which takes over the cache of the call before. Contestants take turns in one
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Of one encoding after a prompt of `length` tokens.
+    """The times of one encoding after a prompt of `length` tokens.
 
     Attributes:
       prefill: reading all prompts, and the first token of each.
@@ -72,7 +72,7 @@ class PeerRow:
 
 @dataclasses.dataclass(frozen=True)
 class GenerationTimes:
-    """What `fire-lm bench generate` found.
+    """The results of `fire-lm bench generate`.
 
     Attributes:
       model: size, dtype and what is measured, in words.
@@ -93,7 +93,7 @@ class GenerationTimes:
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """Its calls return when the work is done.
+    """An encoding to measure; its calls return when the work is done.
 
     Attributes:
       temp_bytes: of prefill and tokens.
@@ -239,7 +239,7 @@ def row_of(entry: Contestant, times: dict[str, Times], new_tokens: int) -> Row:
 
 
 def beside(entry: Contestant, times: dict[str, Times], new_tokens: int) -> PeerRow:
-    """Of the peer, a token is what all of them take beyond the first."""
+    """Compare with the peer, whose time of a token is that of all tokens after the first."""
     assert entry.peer is not None
     prefill, tokens, first, all_of_them = (
         min(times[f"{entry.encoding} {entry.length} {what}"].of(clock()))

@@ -1,4 +1,4 @@
-"""Where a benchmark runs, in words; starts JAX."""
+"""The description of the machine that a benchmark runs on. Starts JAX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def on_cpu() -> bool:
 
 
 def clock() -> Clock:
-    """On a CPU the seconds that the process spent computing, elsewhere those of the wall."""
+    """The clock: on a CPU, the seconds that the process computed; elsewhere, wall time."""
     return "CPU" if jax.default_backend() == "cpu" else "wall"
 
 
@@ -51,7 +51,7 @@ def machine(load: float, versions: Mapping[str, str]) -> Machine:
 
 
 def cpu_model() -> str:
-    """As Linux names it, else as Python does."""
+    """The CPU's name by Linux, else by Python."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

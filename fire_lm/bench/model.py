@@ -1,4 +1,4 @@
-"""What an encoding costs in the whole model: forward and training step, beside NoPE (Fig. 5).
+"""The cost of each encoding in the whole model: forward pass and training step (Fig. 5).
 
 The programs are the ones that run elsewhere: what a length sweep scores a batch with, logits and
 the loss of each token, and the step of `pretrain`, forward, backward and AdamW, both on one device.
@@ -50,7 +50,7 @@ DESCRIPTION = (
 
 
 class Setting(NamedTuple):
-    """What all contestants have in common."""
+    """The settings that all contestants share."""
 
     size: ModelSize
     vocab_size: int

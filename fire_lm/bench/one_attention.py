@@ -1,4 +1,4 @@
-"""One attention with FIRE's bias, by itself: the memory it takes, and how near it is to `dense`.
+"""Memory and accuracy of a single attention with FIRE's bias, against `dense`.
 
 Shapes: B batch, T positions, N heads, H head dim.
 """
@@ -32,7 +32,7 @@ def memory(
     size: ModelSize,
     say: Callable[[str], None],
 ) -> Iterator[MemoryRow]:
-    """What forward and gradient are compiled to take; nothing is run."""
+    """Measure the compiled memory of forward and gradient; nothing is run."""
     last: tuple[int | None, int | None] = (None, None)
     for length in sorted(set(lengths)):
         say(f"compiling one FIRE attention {implementation} {length}")
@@ -93,7 +93,7 @@ def _inputs(length: int, size: ModelSize) -> tuple[Any, ...]:
 
 
 def _calls(length: int, implementation: Implementation, size: ModelSize) -> tuple[Call, Call]:
-    """Of `_inputs`: the output; its gradients by FIRE's parameters, queries, keys and values."""
+    """The output for `_inputs`; its gradients to FIRE's parameters, queries, keys and values."""
     fire = _fire(size)
 
     def forward(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -29,7 +29,7 @@ class Times:
         return self.cpu_s if clock == "CPU" else self.wall_s
 
     def per(self, count: int) -> Times:
-        """Of one of `count` equal parts of a call."""
+        """The times of one of `count` equal parts of a call."""
         return Times([s / count for s in self.cpu_s], [s / count for s in self.wall_s])
 
 

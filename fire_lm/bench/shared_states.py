@@ -20,7 +20,7 @@ from fire_lm.training.step import TrainState, init_state
 
 
 class States:
-    """By name of the encoding; the models are alike but for it."""
+    """Training states by the name of the encoding, in which alone the models differ."""
 
     def __init__(self, optimizer: optax.GradientTransformation, mesh: Mesh):
         self.optimizer = optimizer

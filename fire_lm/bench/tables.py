@@ -1,4 +1,4 @@
-"""What a benchmark found, and how it reads as plain text. Computes nothing but units."""
+"""The results of benchmarks as values and as plain text. Only units are computed here."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class AccuracyRow:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `fire-lm bench attention` found.
+    """The results of `fire-lm bench attention`.
 
     Attributes:
       matmul_gflops: speed of each library's float32 product of square matrices of `matmul_size`.

@@ -28,7 +28,7 @@ IMPLEMENTATION = "sdpa"
 
 
 def start(backend: str) -> None:
-    """One thread, and the device that JAX's backend has."""
+    """Set one thread and the device of JAX's backend."""
     torch.set_num_threads(1)
     if backend != "cpu":
         if not torch.cuda.is_available():
@@ -78,7 +78,7 @@ class Attention(nn.Module):
 
 
 class RotaryAttention(Attention):
-    """With RoPE; the two halves of a head make the pairs, the base is 10,000."""
+    """Attention with RoPE, whose pairs are made of the two halves of a head; the base is 10,000."""
 
     def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         length, width = q.shape[-2:]
@@ -94,7 +94,7 @@ class RotaryAttention(Attention):
 
 
 class FireAttention(Attention):
-    """With FIRE's bias, its own in each layer."""
+    """Attention with FIRE's bias, one for each layer."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class Peer:
         finish()
 
     def train(self, targets_BT: torch.Tensor) -> None:
-        """One step; the model reads the targets shifted right by one, a 0 first."""
+        """Train for one step; the model reads the targets shifted right by one, after a 0."""
         self.optimizer.zero_grad()
         logits_BTV = self.model(F.pad(targets_BT[:, :-1], (1, 0)))
         F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()).backward()

@@ -1,4 +1,4 @@
-"""What the compiler says of the attention kernels on a TPU: nothing is run, no TPU is needed.
+"""The compiler's estimates of the attention kernels. Nothing is run; no TPU is needed.
 
 Bundles of the final schedule (`bench/bundles.py`) times how often each is run over the whole causal
 grid, for one head: once for each step of the grid, each sequence of a block, and each pair of kinks
@@ -42,7 +42,7 @@ TRAINED_L = 1400.0  # Appendix B of the paper: 1200 to 1600 at a training length
 
 
 class Setting(NamedTuple):
-    """What is compared, in its order of columns."""
+    """A comparison, in the order of its columns."""
 
     batch: int
     length: int

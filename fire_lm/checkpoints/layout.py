@@ -1,4 +1,4 @@
-"""Where a run's checkpoints are, and which of them are whole."""
+"""The layout of a run's checkpoints, and which of them are intact."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def written_steps(workdir: str | epath.Path) -> dict[int, bool]:
 
 
 def has_ended(path: epath.Path) -> bool:
-    """Whether the save into this folder has ended."""
+    """Return whether the save into this folder has ended."""
     return present(path / MANIFEST)
 
 
 def is_checkpoint(path: epath.Path) -> bool:
-    """Whether Orbax or we have written it: people put other things beside."""
+    """Return whether Orbax or fire_lm wrote it; users may put other files beside checkpoints."""
     return any(present(path / name) for name in (MANIFEST, "_CHECKPOINT_METADATA", "state"))
 
 
@@ -95,7 +95,7 @@ def choose_step(workdir: str | epath.Path, step: int | None) -> int:
 
 
 def checkpoint_damage(workdir: str | epath.Path, step: int) -> str | None:
-    """What is wrong with a checkpoint that there is, None if it is whole."""
+    """Describe the damage of an existing checkpoint; None if it is intact."""
     return damage(checkpoint_directory(workdir) / str(step))
 
 
@@ -108,7 +108,7 @@ def unreadable(workdir: str | epath.Path, step: int, error: Exception) -> RunFai
 
 
 def misfit(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
-    """Of a checkpoint that has just been found whole."""
+    """The error for an intact checkpoint that does not fit."""
     hush_abandoned_work()
     return RunFailed(
         f"checkpoint {step} of {workdir} does not fit this model: {first_line(error)}\n"

@@ -65,7 +65,7 @@ def write_manifest(step: epath.Path, arrays: Mapping[str, str] | None = None) ->
 
 
 def damage(step: epath.Path, part: int = 0, parts: int = 1) -> str | None:
-    """What is wrong with the files of a checkpoint, in a few words; None if nothing.
+    """Describe the damage of a checkpoint's files in a few words; None if there is none.
 
     Of every `parts` files one is read, that of number `part`, so that processes can share the
     work. Files that are not in the manifest are nobody's.

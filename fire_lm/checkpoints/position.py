@@ -1,4 +1,4 @@
-"""Where a run is in the data, as an item of a checkpoint: opaque bytes.
+"""The place in the data as an item of a checkpoint: opaque bytes.
 
 One file per process, which only as many processes can take up again; or, where the place is the
 same for all processes, one file for any number of them.

@@ -51,7 +51,7 @@ _round = itertools.count()  # of what the processes tell each other; they all co
 
 @dataclasses.dataclass(frozen=True)
 class Checkpointing:
-    """How often to save and what to keep; the last step of a run is always saved.
+    """The schedule of saves and what is kept; the last step of a run is always saved.
 
     Attributes:
       save_every: steps between checkpoints.
@@ -246,7 +246,7 @@ class Checkpoints:
         return restored.state, restored.position, restored.info
 
     def reached_preemption(self, step: int) -> bool:
-        """Whether the processes of this job have agreed to stop after `step`."""
+        """Return whether the processes of this job have agreed to stop after `step`."""
         return jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step)
 
     def newest(self) -> int:
@@ -296,7 +296,7 @@ class Checkpoints:
     def _finish(
         self, step: int, number: int, error: Exception | None, arrays: Mapping[str, jax.Array]
     ) -> None:
-        """In a thread: waits until Orbax is done, and makes the step a whole one."""
+        """Wait in a thread until Orbax is done, then complete the checkpoint."""
         began = error is None or "already exists" not in str(error)
         try:
             if error is None:
@@ -364,7 +364,7 @@ class Checkpoints:
             path.rmtree()
 
     def _set_aside(self, step: int, problem: str) -> str:
-        """What has been done with it."""
+        """Set a damaged checkpoint aside; returns what was done."""
         path, name = self._directory / str(step), f"{step}.damaged"
         if problem == NEVER_ENDED:
             if in_bucket(path):
@@ -379,7 +379,7 @@ class Checkpoints:
         return f"kept as {aside.name}"
 
     def _remove_leftovers(self) -> None:
-        """Of saves (Orbax's temporary folders) and removals that were under way at a kill."""
+        """Remove what interrupted saves (Orbax's temporary folders) and removals left behind."""
         for path in children(self._directory):
             if _LEFTOVER.fullmatch(path.name):
                 path.rmtree()

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def about_run(run: Run, step: int, variant: str) -> str:
-    """For the model card: what was trained, and the rows of sweeps of this step and variant."""
+    """Collect the model card's facts: the training, and the sweep's rows of this step."""
     changed = f" as {variant}" if variant else ""
     lines = [
         f"# {run.name}, step {step}{changed}",

@@ -428,7 +428,7 @@ def check_characters(parsed: argparse.Namespace, bindings: list[str]) -> None:
 
 
 def _flag(name: str) -> str:
-    """How an argument is written on the command line."""
+    """The flag of an argument on the command line."""
     return {"runs": "RUN", "source": "--from"}.get(name, f"--{name}")
 
 

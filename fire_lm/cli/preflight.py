@@ -1,4 +1,4 @@
-"""What `fire-lm preflight` does: reads the configuration, has it compiled, prints the report."""
+"""`fire-lm preflight`: read the configuration, compile it, print the report."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def prompts_of(arguments: argparse.Namespace) -> Prompts | None:
-    """What is to be generated, if anything."""
+    """The prompts of `--generate`, if it was given."""
     if arguments.generate is None:
         if arguments.beams is not None:
             raise UserError("--beams is for --generate=BATCHxPROMPTxNEW: give it, too")

@@ -58,7 +58,7 @@ def _title(names: list[str]) -> str:
 
 
 def _times(asked: str | None, top: epath.Path) -> tuple[ModelTimes | None, str]:
-    """Those asked for, those beside the runs, or those that come with us, in this order."""
+    """Find the times: those of `--bench`, those beside the runs, or our own, in this order."""
     if asked:
         if not place(asked).is_file():
             raise UserError(f"--bench: there is no file {asked}")

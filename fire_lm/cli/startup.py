@@ -1,4 +1,4 @@
-"""What every verb that computes does first."""
+"""The first steps of every verb that computes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from fire_lm.errors import UserError, did_you_mean, nearest
 
 
 class UnusedBinding(UserError):
-    """Of a configurable that the experiment does not have."""
+    """A binding of a configurable that the experiment does not use."""
 
 
 def check_names(program: Program) -> None:

@@ -41,7 +41,7 @@ def plain(node: Node) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values mean the same; 1 and 1.0 do, 1 and True do not."""
+    """Return whether two values mean the same; 1 and 1.0 do, 1 and True do not."""
     try:
         return a is b or (isinstance(a, bool) == isinstance(b, bool) and bool(a == b))
     except Exception:  # arrays and the like
@@ -134,7 +134,7 @@ class Fitter:
 
 
 def _is_a(given: type | None, kind: Any) -> bool:
-    """Whether a `given` may stand for a `kind`, as far as the classes are known."""
+    """Return whether a `given` may stand for a `kind`, as far as the classes are known."""
     if kind is Any or getattr(kind, "_is_protocol", False):  # most protocols cannot be asked
         return True
     if given is None or not inspect.isclass(kind):

@@ -1,4 +1,4 @@
-"""What gin files may name, and what each name takes: functions and dataclasses.
+"""The functions and dataclasses that gin files may name, and their parameters.
 
 `import my_package.my_encoding` in a gin file, or `--import`, adds the dataclasses of a module.
 """
@@ -22,7 +22,7 @@ Configurable = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One keyword that a configurable takes; `default` may be NO_VALUE."""
+    """A keyword of a configurable; `default` may be NO_VALUE."""
 
     annotation: Any
     default: Any
@@ -87,7 +87,7 @@ def _of_seqio(member: Any) -> bool:
 
 
 def _dataclasses(module: ModuleType) -> dict[str, Configurable]:
-    """Those of the module and its package; what it imports from elsewhere is not its own."""
+    """The dataclasses of a module and its package, without those that it imports from elsewhere."""
     package = module.__name__.partition(".")[0]
     return {
         name: member

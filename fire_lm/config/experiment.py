@@ -106,7 +106,7 @@ class Config:
             raise UserError(f"{source.where}: {wanted} {misfit}{end}") from None
 
     def _settings(self, place: Place) -> dict[str, tuple[Statement | None, Any]]:
-        """Of each parameter: the statement that binds it, if one does; its value or NO_VALUE."""
+        """Map each parameter to the statement that binds it, if any, and its value or NO_VALUE."""
         unbound: dict[str, tuple[Statement | None, Any]] = {
             name: (None, parameter.default)
             for name, parameter in self.program.parameters(place.name).items()
@@ -182,7 +182,7 @@ class Config:
         return _replaced(value, follow)
 
     def _callable(self, place: Place) -> Configurable:
-        """What `@Name` is to the function it is bound to: Name with its configured values.
+        """Return what `@Name` stands for in a binding: Name with its configured values.
 
         It is one object for each place, so it serves as a static argument.
         """
@@ -227,7 +227,7 @@ class Config:
         return found
 
     def values(self, root: str) -> dict[str, Any]:
-        """What `root` itself is given, its defaults too, as far as there is a value."""
+        """The values that `root` itself is called with, defaults included."""
         settings = self._settings(Place((), root)).items()
         return {name: _replaced(v, str) for name, (_, v) in settings if v is not NO_VALUE}
 
@@ -242,7 +242,7 @@ class Config:
         return Config(_with(self.program, statements), strict=self._strict)
 
     def as_saved(self) -> Config:
-        """What this configuration meant when it was saved, by older code perhaps.
+        """This configuration with the meaning that it had when it was saved, perhaps by older code.
 
         A class tells in `older_defaults` what it did before a parameter of it existed; a text that
         does not bind the parameter is from that time, since `text` writes all defaults.
@@ -258,7 +258,7 @@ class Config:
         return self.with_values(older, "an older version") if older else self
 
     def idle(self, name: str) -> dict[str, tuple[str, Any]]:
-        """Where a configurable that no verb reaches is given what: parameter -> (where, value)."""
+        """The bindings of a configurable that no verb reaches: parameter -> (where, value)."""
         if any(place.name == name for place in self.program.reach()):
             return {}
         return {

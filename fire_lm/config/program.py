@@ -1,4 +1,4 @@
-"""What the statements mean together: which binding wins, what macros stand for, what is reached.
+"""The meaning of all statements: which binding wins, the values of macros, what is reached.
 
 A configurable is *reached* from a verb's function if some chain of `@references` in bound values
 leads there. References cannot come from anywhere else, so this is known before anything runs.
@@ -25,7 +25,7 @@ class Place:
     name: str
 
     def inside(self, scope: tuple[str, ...]) -> bool:
-        """Whether bindings for `scope` hold here."""
+        """Return whether bindings for `scope` hold here."""
         return self.scope[: len(scope)] == scope
 
 
@@ -57,7 +57,7 @@ class Program:
         return {s.key: s for s in self.statements if s.key.configurable}
 
     def parameters(self, name: str) -> Mapping[str, Parameter]:
-        """What a configurable takes; nothing for a name that there is not."""
+        """The parameters of a configurable; none for an unknown name."""
         return parameters(self.configurables[name]) if name in self.configurables else {}
 
     def bound(self, place: Place) -> dict[str, Statement]:
@@ -82,7 +82,7 @@ class Program:
         return self._expand(macro.node, (*chain, macro))
 
     def _follow(self, macro: Macro, chain: tuple[Statement, ...]) -> Statement:
-        """What sets a macro that the last of `chain` mentions, which set each other's values."""
+        """Find the statement that sets a macro; `chain` are the statements that led to it."""
         user = chain[-1]
         if macro.name in self.macros:
             if self.macros[macro.name] in chain:
@@ -103,7 +103,7 @@ class Program:
         return found
 
     def target(self, reference: Ref, place: Place) -> Place:
-        """What a reference in a value of `place` leads to."""
+        """The place that a reference in a value of `place` leads to."""
         return Place(reference.scope or place.scope, reference.name)
 
     def source(self, statement: Statement) -> Statement:
@@ -156,12 +156,12 @@ class Program:
 
 
 def holds_at(statement: Statement, place: Place) -> bool:
-    """Whether a statement binds a parameter of this configurable in this scope."""
+    """Return whether a statement binds a parameter of this configurable in this scope."""
     return statement.key.configurable == place.name and place.inside(statement.key.scope)
 
 
 def is_required(node: Node) -> bool:
-    """Whether `node` says %gin.REQUIRED."""
+    """Return whether `node` is %gin.REQUIRED."""
     return any(isinstance(part, Macro) and part.name == REQUIRED for part in children(node))
 
 

@@ -21,7 +21,7 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class Difference:
-    """One value that differs; `name` as the user would bind it. ABSENT: only the other has it."""
+    """A value that differs; `name` as the user would bind it. ABSENT: only the other has it."""
 
     name: str
     old: Any

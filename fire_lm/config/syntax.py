@@ -75,7 +75,7 @@ Node = Scalar | Group | Ref | Macro
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """What a statement sets; a macro has no configurable, and its scope is part of its name."""
+    """The target of a statement; a macro has no configurable, and its scope is part of its name."""
 
     scope: tuple[str, ...]
     configurable: str

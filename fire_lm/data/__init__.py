@@ -118,7 +118,7 @@ def scoring_text(
 
 
 def vocabulary_name(data: TrainingData) -> str:
-    """What messages call the vocabulary."""
+    """The name of the vocabulary in messages."""
     return _reader(data).vocabulary_name(data)
 
 
@@ -141,7 +141,7 @@ def unknown_share(data: TrainingData, split: str) -> float:
 
 
 def unknown_warning(share: float, split: str, data: TrainingData) -> str:
-    """What to tell the user, empty where few tokens are unknown."""
+    """A warning about unknown tokens; empty if there are few."""
     if share <= UNKNOWN_SHARE:
         return ""
     return (
@@ -152,7 +152,7 @@ def unknown_warning(share: float, split: str, data: TrainingData) -> str:
 
 
 def dataset_label(data: Data) -> str:
-    """What results call the text: 'embedded' for our corpus, else the TFDS name, such as 'c4'."""
+    """The name of the text in results: 'embedded' for our corpus, else the TFDS name ('c4')."""
     return _reader(data).label(data)
 
 

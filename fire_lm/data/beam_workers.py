@@ -18,7 +18,7 @@ from fire_lm.errors import FireLMError, RunFailed, UserError
 
 @dataclasses.dataclass(frozen=True)
 class BeamWorkers:
-    """Where pipelines run.
+    """The workers that run Beam pipelines.
 
     Attributes:
         runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...
@@ -52,7 +52,7 @@ class BeamWorkers:
         self._check_flags()
 
     def _check_flags(self) -> None:
-        """Of a wrong value Beam prints all of its usage; what it does not know it only logs."""
+        """Check Beam's flags: it prints all of its usage for a wrong one, and logs unknown ones."""
         options = self.options()  # before the redirection: it gives the log its stderr
         said = io.StringIO()
         try:
@@ -104,5 +104,5 @@ def _reason(error: Exception) -> str:
 
 
 def _plain(message: str) -> str:
-    """Without the step that Beam adds: it names the inside of our pipelines."""
+    """Remove the step that Beam adds to messages, which names the inside of our pipelines."""
     return re.sub(r"\s*\[while running '.*'\]$", "", message)

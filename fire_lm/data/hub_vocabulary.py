@@ -42,7 +42,7 @@ class HubVocabulary:
         return np.array(found.ids, np.int32) + np.int32(SHIFT)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Without special tokens and padding."""
+        """Decode ids to text, without special tokens and padding."""
         kept = [one - SHIFT for one in ids if SHIFT <= one < self.size]
         return str(self._tokenizer.decode(kept, skip_special_tokens=True))
 
@@ -115,7 +115,7 @@ def load_hub(name: str) -> HubVocabulary:
 
 
 def read_tokenizer(name: str) -> dict[str, Any]:
-    """What the folder's `tokenizer.json` holds.
+    """Read the folder's `tokenizer.json`.
 
     Raises:
       UserError: it is missing, or is not a JSON object.
@@ -142,7 +142,7 @@ def _json(folder: str, file: str) -> dict[str, Any] | None:
 
 
 def _byte_places(text: str) -> np.ndarray:
-    """Where each character begins in UTF-8, and where the last one ends."""
+    """The byte offsets of all characters in UTF-8, and the end of the last one."""
     code = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000)
     return np.concatenate([[0], np.cumsum(widths)])

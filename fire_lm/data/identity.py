@@ -1,4 +1,4 @@
-"""What decides the tokens beside the text itself: preprocessing and vocabulary, by fingerprint."""
+"""Fingerprints of what determines the tokens besides the text: preprocessing and vocabulary."""
 
 from __future__ import annotations
 

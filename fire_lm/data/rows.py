@@ -44,7 +44,7 @@ class Rows(abc.ABC):
         does not know yet whether there is more."""
 
     def segment_starts(self, start: int, stop: int) -> np.ndarray:
-        """Where, within a row from start to stop, a new segment begins; counted from its start."""
+        """The starts of segments within a row from start to stop, counted from its start."""
         del start, stop
         return np.zeros(0, np.int64)
 

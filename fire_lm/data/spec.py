@@ -1,4 +1,4 @@
-"""What text to read, and what a read gives back: values, which read nothing themselves."""
+"""Values that describe the text to read and what reading returns. They read nothing themselves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONSTRUCTIONS: tuple[Construction, ...] = get_args(Construction)
 
 @dataclasses.dataclass(frozen=True)
 class TextData:
-    """Where the text is and how documents become rows; gin fills the fields.
+    """The place of the text and how documents become rows; gin fills the fields.
 
     Attributes:
         data_dir: TFDS data directory, local or gs://.
@@ -81,7 +81,7 @@ class TextData:
 
     @property
     def title(self) -> str:
-        """What messages call the text: the TFDS name, or those of the mixture with their rates."""
+        """The name in messages: the TFDS name, or those of the mixture with their rates."""
         return " + ".join(f"{rate:g} {name}" for name, rate in self.mixture) or self.tfds_name
 
     @property
@@ -126,7 +126,7 @@ class SeqioTask:
 
     @property
     def packed(self) -> bool:
-        """As `TextData.packed`."""
+        """Whether a row holds several documents; see `TextData.packed`."""
         return self.construction == "packed"
 
     @property
@@ -136,7 +136,7 @@ class SeqioTask:
 
     @property
     def title(self) -> str:
-        """What messages call the text."""
+        """The name of the text in messages."""
         return self.name
 
     @property
@@ -147,7 +147,7 @@ class SeqioTask:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Where the blocks are and how documents become rows; gin fills the fields.
+    """The place of blocks and how documents become rows; gin fills the fields.
 
     Attributes:
         path: the --output of `fire-lm corpus blocks`, local, gs:// or s3://.
@@ -163,17 +163,17 @@ class Blocks:
 
     @property
     def packed(self) -> bool:
-        """As `TextData.packed`."""
+        """Whether a row holds several documents; see `TextData.packed`."""
         return self.construction == "packed"
 
     @property
     def title(self) -> str:
-        """What messages call the text."""
+        """The name of the text in messages."""
         return self.path
 
     @property
     def parts(self) -> tuple[Blocks, ...]:
-        """What is scored separately: blocks are of one data set."""
+        """The parts that are scored separately: blocks are of one data set."""
         return (self,)
 
 
@@ -201,7 +201,7 @@ class Synthetic:
 
     @property
     def title(self) -> str:
-        """What messages call it: the task."""
+        """The name of the task in messages."""
         return type(self.task).__name__
 
 
@@ -215,12 +215,12 @@ class NoText(UserError):
 
 
 def text_weights(targets: np.ndarray) -> np.ndarray:
-    """What each target of text counts, int8, in the shape of `targets`: 1, and 0 for padding."""
+    """The weights of targets, int8, in the shape of `targets`: 1, and 0 for padding."""
     return (targets != 0).astype(np.int8)
 
 
 def share_unknown(targets: np.ndarray, unknown_id: int | None) -> float:
-    """Of the tokens in `targets` (int, any shape; 0 is padding) those that are unknown."""
+    """The share of unknown tokens in `targets` (int, any shape; 0 is padding)."""
     if unknown_id is None:
         return 0.0
     return float(np.sum(targets == unknown_id)) / max(1, int(np.count_nonzero(targets)))

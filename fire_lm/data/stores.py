@@ -136,7 +136,7 @@ def _absolute(path: str) -> str:
 
 
 def _store(folder: str) -> str | dict[str, str]:
-    """Where tensorstore finds it; a local name as it is, as %, # and ? mean something in a URL."""
+    """The store for tensorstore; a local name is not a URL, in which %, # and ? have a meaning."""
     return f"{folder}/" if "://" in folder else {"driver": "file", "path": f"{folder}/"}
 
 

@@ -67,7 +67,7 @@ def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, li
 
 
 def _prefixes(model: Decoder, length: int) -> bool:
-    """Whether a shorter input stands where the beginning of a longer one does."""
+    """Return whether a shorter input has the positions of the beginning of a longer one."""
     positions = model.resampling.evaluation_positions
     half = max(1, length // 2)
     return bool(np.array_equal(positions(length)[0, :half], positions(half)[0]))

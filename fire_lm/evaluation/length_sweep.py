@@ -64,7 +64,7 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True)
 class LengthSweep:
-    """How checkpoints are scored, and nothing of which: gin's `length_sweep`.
+    """The settings of a length sweep, without the runs that it scores: gin's `length_sweep`.
 
     Attributes:
       model, data: as the run was trained, but for what a variant does otherwise.
@@ -178,7 +178,7 @@ def score_checkpoint(
 def scored(
     measurement: Measurement, where: tuple[str | int, ...], text: ScoringText, nll_RP: np.ndarray
 ) -> Scored:
-    """From summed nats of each row of text, in bins of positions.
+    """Build a row from the summed nats of each row of text, in bins of positions.
 
     Raises:
       RunFailed: the loss is not finite.
@@ -276,7 +276,7 @@ def check_scoring(
 
 
 def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int, ...]:
-    """Those that the model can read; says which are left out. The text is the same all the same.
+    """The lengths that the model can read; reports the others. The text does not depend on them.
 
     Raises:
       UserError: it can read none of them.

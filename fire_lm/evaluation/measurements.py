@@ -1,4 +1,4 @@
-"""What a length sweep measures, each at one length under one protocol, and what is missing.
+"""The measurements of a length sweep, each at one length under one protocol.
 
 Shapes: R rows of text, T tokens.
 """
@@ -22,7 +22,7 @@ from fire_lm.results import SweepRow
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What is scored at one length under one protocol.
+    """A measurement at one length under one protocol.
 
     Attributes:
       place: the key of its row.
@@ -46,7 +46,7 @@ class Measurement:
         return length
 
     def row(self, result: tuple[float, float, float, float]) -> SweepRow:
-        """Of its mean loss, error, perplexity and bits per byte."""
+        """The row of a result: mean loss, error, perplexity and bits per byte."""
         fields: tuple[Any, ...] = (*self.place, *self.counts, *result)
         return SweepRow(*fields)
 
@@ -86,7 +86,7 @@ def measurements(
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What is finished.
+    """The finished rows.
 
     Attributes:
       rows: by their key.
@@ -100,7 +100,7 @@ class Known:
 
 
 def missing(wanted: Iterable[Measurement], known: Known) -> Iterator[Measurement]:
-    """What has no row yet, or lacks its losses by position.
+    """Yield the measurements without a row or without losses by position.
 
     Raises:
       UserError: what there is is of another text.
@@ -163,6 +163,6 @@ def count(text: ScoringText, laid: Windows) -> tuple[int, int, int]:
 
 
 def scored_tokens(text: ScoringText, laid: Windows) -> np.ndarray:
-    """How many tokens of each row are scored, `[R]`."""
+    """The number of scored tokens in each row, `[R]`."""
     places_T = laid.scored_places(text.targets.shape[1])
     return text.weights[:, places_T].sum(axis=1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What is inside a trained model, as numbers for figures.
+"""Numbers from inside a trained model, for figures.
 
 * Learned biases by distance: Figures 4 and 8 of the FIRE paper.
 * Attention scores of one head and query, with and without position interpolation: Figure 1 of
@@ -37,7 +37,7 @@ def learned_biases(
     queries: Sequence[int] = (128, 8192),
     points: int = 64,
 ) -> list[BiasValue]:
-    """What the encodings add to the logits of some queries, by layer, query, head and key.
+    """The biases of some queries by layer, query, head and key.
 
     Layers that share their parameters, or have none, are there once, as the first of them; layers
     without a bias are not. The input ends at the query.
@@ -98,7 +98,7 @@ def attention_scores(
     query: int | None = None,
     bins: int = 128,
 ) -> list[AttentionScore]:
-    """What one head gives a query and its keys before the softmax, the oldest keys first.
+    """The scores of one head for a query and its keys before the softmax, oldest keys first.
 
     Args:
       tokens_T: a text of the length that is of interest, as the model takes it: all of it counts

@@ -1,4 +1,4 @@
-"""Which tokens a length sweep scores, and what each of them sees: as windows into rows of text.
+"""Protocols: which tokens a sweep scores and what each sees, as windows into rows of text.
 
 The rows are the same at every length (text_choice.py). Every protocol scores the same tokens at
 every length, whether it divides a row or not, so that lengths differ by context alone:
@@ -50,11 +50,11 @@ class Windows:
         return rows_RT[:, places_WT].reshape(-1, self.length)
 
     def scored(self, rows: int) -> np.ndarray:
-        """Whether a token of a window is scored: bool `[rows * W, length]`."""
+        """Which tokens of windows are scored, bool `[rows * W, length]`."""
         return np.tile(np.arange(self.length) >= self.scored_from[:, None], (rows, 1))
 
     def scored_places(self, longest: int) -> np.ndarray:
-        """Whether each of a row's places is scored, by whichever window: bool `[longest]`."""
+        """Which places of a row are scored, by any window, bool `[longest]`."""
         scored_T = np.zeros(longest, bool)
         for start, first in zip(self.starts, self.scored_from, strict=True):
             scored_T[start + first : start + self.length] = True
@@ -72,7 +72,7 @@ def check_names(protocols: Sequence[str]) -> None:
 
 
 def windows(protocol: str, length: int, longest: int, stride: int = 256) -> Windows:
-    """Those of a protocol in rows of `longest` tokens.
+    """The windows of a protocol in rows of `longest` tokens.
 
     Raises:
       UserError: there is no such protocol, or it does not fit the length.
@@ -97,5 +97,5 @@ def windows(protocol: str, length: int, longest: int, stride: int = 256) -> Wind
 
 
 def named(protocol: str, stride: int) -> str:
-    """As the table has it: another stride than 256 is another protocol."""
+    """The protocol's name in tables; another stride than 256 is another protocol."""
     return f"{protocol}-{stride}" if protocol == "sliding" and stride != 256 else protocol

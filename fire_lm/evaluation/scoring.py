@@ -159,7 +159,7 @@ def compile_scoring(
     length: int,
     tokens_per_batch: int,
 ) -> jax.stages.Compiled:
-    """What `score` runs, for the devices of `mesh`, which need not be of this job."""
+    """Compile the program of `score` for the devices of `mesh`, which may be of another job."""
     model = model.clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
     batch_size = sequences_at_a_time(length, tokens_per_batch, mesh)
     rows = sharding.batch_like((batch_size, length), mesh, packed=packed).values()

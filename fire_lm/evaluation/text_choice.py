@@ -1,4 +1,4 @@
-"""Which text a length sweep scores: chosen once by the budget, never by the lengths.
+"""The text of a length sweep, chosen once by the budget, never by the lengths.
 
 The budget is read as rows of equal length, so that any set of lengths scores the same text: each
 length lays its windows over the same rows (protocols.py). A row is a power of two, so lengths that

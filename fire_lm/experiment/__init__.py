@@ -1,4 +1,4 @@
-"""What gin may name, and the configuration of an experiment that it gives."""
+"""The names that gin knows, and the configuration of an experiment."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def load_config(
 
 
 def trains_on_a_task(config: Config) -> bool:
-    """Whether the run trains on exercises of a synthetic task, not on text."""
+    """Return whether the run trains on exercises of a synthetic task, not on text."""
     return isinstance(config.call("pretrain").data, Synthetic)
 
 
 def label_in(config: Config) -> str:
-    """What tables call the encoding of a run."""
+    """The name of a run's encoding in tables."""
     return str(config.macro("ENCODING"))
 
 

@@ -1,4 +1,4 @@
-"""What a run is called in tables: the macro ENCODING, which follows from the encoding.
+"""The name of a run in tables: the macro ENCODING, which follows from the encoding.
 
 A file of configs/positions/ sets POSITION and ENCODING together. If a later file or the command
 line sets another POSITION and no ENCODING, the name of that file would be wrong, so one is derived.
@@ -63,7 +63,7 @@ def _named_on_purpose(program: Program, position: Statement) -> bool:
 
 
 def _file(statement: Statement) -> str:
-    """Where a statement stands; all arguments of the command line are one place."""
+    """The file of a statement; all arguments of the command line count as one."""
     return "" if statement.from_command_line else statement.where.rpartition(":")[0]
 
 
@@ -86,7 +86,7 @@ def _refs(node: Node) -> list[Ref]:
 
 
 def _matching_file(program: Program, position: Node) -> str | None:
-    """Of the files with this POSITION whose settings all hold, the one with the most of them."""
+    """The file with this POSITION whose settings all hold; of several, the one with the most."""
     settings: dict[str, int] = {}
     for path in sorted(POSITIONS.glob("*.gin")):
         found = {
@@ -108,7 +108,7 @@ def _plain(ref: Ref) -> Ref:
 
 
 def _holds(program: Program, position: Node, setting: Statement) -> bool:
-    """Whether the configuration has this setting of a file, wherever it was made."""
+    """Return whether the configuration has this setting of a file, wherever it was bound."""
     scopes = [node.scope for node in children(position) if isinstance(node, Ref)] or [()]
     return all(
         (bound := program.bound(Place(scope, setting.key.configurable)).get(setting.key.parameter))

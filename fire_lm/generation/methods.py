@@ -1,4 +1,4 @@
-"""How the next token is chosen: greedily, by sampling, by beam search.
+"""Methods to choose the next token: greedy, sampling, beam search.
 
 Shapes: B examples, K continuations of each, V vocabulary.
 """
@@ -20,7 +20,7 @@ class Greedy:
 
     @property
     def label(self) -> str:
-        """Its name in results; likewise of the others."""
+        """The name of the method in results."""
         return "greedy"
 
     @property

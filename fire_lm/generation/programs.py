@@ -1,4 +1,4 @@
-"""What generation compiles: prefill and a loop over new tokens in one program, or in chunks.
+"""The compiled programs of generation: prefill and a loop over new tokens, whole or in chunks.
 
 Shapes: B examples, K continuations, P prompt, T new tokens, C context, V vocabulary, U words of a
 random key.
@@ -29,7 +29,7 @@ _CHUNK = 8
 
 
 class Call(NamedTuple):
-    """What a program is compiled for."""
+    """The static arguments of a program."""
 
     model: Decoder
     method: Method
@@ -54,7 +54,7 @@ class Call(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a program reads beside the parameters.
+    """The inputs of a program besides the parameters.
 
     Attributes:
       prompts_BP: int32, padded to the right.
@@ -172,7 +172,7 @@ def ways(mesh: Mesh) -> int:
 
 
 def cache_bytes(call: Call, params: Any, inputs: Inputs, mesh: Mesh | None = None) -> int:
-    """Of the keys and values that a device keeps: of its prompts and its heads."""
+    """The bytes of keys and values on a device, for its prompts and heads."""
     _, cache = jax.eval_shape(call.prefill, params, inputs)
     share = 1 if mesh is None else ways(mesh) * mesh.shape["tensor"]
     arrays = [array for past in cache.turns for array in past.keys]

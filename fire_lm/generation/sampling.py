@@ -23,7 +23,7 @@ TOKENS = "new_tokens"
 
 
 class Continued(NamedTuple):
-    """What was generated; the arrays of `Generated`."""
+    """The generated tokens: the arrays of `Generated`."""
 
     tokens_BKT: jax.Array
     logprobs_BKT: jax.Array
@@ -32,7 +32,7 @@ class Continued(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """Where sampling is: tokens up to `step` are chosen, and the newest is not read yet."""
+    """The state of sampling: tokens up to `step` are chosen; the newest is not read yet."""
 
     step: jax.Array
     logits_BKV: jax.Array
@@ -49,7 +49,7 @@ def allowed(logits: jax.Array) -> jax.Array:
 
 
 def is_stop(tokens: jax.Array, stop_ids: tuple[int, ...]) -> jax.Array:
-    """Whether each token ends its continuation."""
+    """Return whether each token ends its continuation."""
     stops = jnp.zeros(tokens.shape, bool)
     for stop in stop_ids:
         stops = stops | (tokens == stop)
@@ -100,7 +100,7 @@ def more_tokens(
 
 
 def _chosen(method: Greedy | Sample, state: Drawing, stop_ids: tuple[int, ...]) -> Drawing:
-    """With the token of index `step`."""
+    """The state with the token of index `step`."""
     fold = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, state.step)))
     tokens_BK = method.choose(allowed(state.logits_BKV), fold(state.keys_BK))
     logprobs_BKV = jax.nn.log_softmax(state.logits_BKV, axis=-1)
@@ -115,6 +115,6 @@ def _chosen(method: Greedy | Sample, state: Drawing, stop_ids: tuple[int, ...]) 
 
 
 def drawn(state: Drawing) -> Continued:
-    """What has been sampled so far."""
+    """The tokens sampled so far."""
     scores_BK = jnp.sum(state.logprobs_BKT, axis=-1)
     return Continued(state.tokens_BKT, state.logprobs_BKT, scores_BK, state.stopped_BK)

@@ -11,7 +11,7 @@ import jax
 
 
 def has_tpu() -> bool:
-    """Whether JAX would use a TPU here; asks the device files, since JAX may not be started."""
+    """Return whether JAX would use a TPU here, by the device files: JAX must not be started yet."""
     allowed = (os.environ.get("JAX_PLATFORMS") or "tpu").split(",")
     devices = (*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*"))
     return "tpu" in allowed and _is_installed("libtpu") and bool(devices)

@@ -19,7 +19,7 @@ from fire_lm.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One kind of TPU.
+    """A kind of TPU chip.
 
     Attributes:
       flops: peak, bfloat16, per second.
@@ -45,11 +45,11 @@ class Chip:
 
     @property
     def per_name(self) -> int:
-        """What a chip counts in the name of a slice."""
+        """The number that a chip counts in the name of a slice."""
         return self.cores if self.counts_cores else 1
 
     def has(self, shape: tuple[int, ...]) -> bool:
-        """Whether there are slices of that shape: of whole cubes also others than `shapes`."""
+        """Return whether slices of that shape exist; whole cubes need not be in `shapes`."""
         whole = len(shape) == 3 and not any(side % 4 for side in shape) and min(shape) > 0
         chips = max(math.prod(known) for known in self.shapes)
         as_cubes = self.counts_cores and whole and math.prod(shape) <= chips
@@ -57,7 +57,7 @@ class Chip:
 
 
 def _cubes(most: int) -> tuple[tuple[int, ...], ...]:
-    """Of every number of cubes of 4 x 4 x 4 up to `most`, the shape nearest to a cube."""
+    """The shape nearest to a cube, for each number of 4 x 4 x 4 cubes up to `most`."""
     shapes = []
     for number in range(1, most + 1):
         of_cubes = [
@@ -95,7 +95,7 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """One or more equal slices.
+    """A slice, or several equal ones.
 
     Attributes:
       kind: v4, v5e, ...
@@ -113,18 +113,18 @@ class Slice:
 
     @property
     def chips(self) -> int:
-        """Of all slices."""
+        """The number of chips in all slices."""
         return self.count * math.prod(self.shape)
 
     @property
     def hosts(self) -> int:
-        """Of all slices: four chips each, but up to eight of v5e and v6e on one."""
+        """The number of hosts in all slices: four chips each, but up to eight of v5e and v6e."""
         chips = math.prod(self.shape)
         return self.count * (1 if not self.chip.counts_cores and chips <= 8 else chips // 4)
 
     @property
     def name(self) -> str:
-        """As Google names it, with the number of slices before it; else by its shape."""
+        """Google's name, after the number of slices; else the shape."""
         one = f"{self.kind}-{math.prod(self.shape) * self.chip.per_name}"
         if self.shape not in self.chip.shapes:
             one = f"{self.kind}:{'x'.join(map(str, self.shape))}"
@@ -134,7 +134,7 @@ class Slice:
         return f"{self.name} ({self.chips} chips)"
 
     def devices(self) -> list[Any]:
-        """What the compiler takes for the chips; no TPU is needed.
+        """The devices to compile for; no TPU is needed.
 
         Raises:
           UserError: libtpu is not installed, or another process holds it.

@@ -60,7 +60,7 @@ def export(
 
 
 def card(about: str, found: Stock) -> str:
-    """What the folder is, and the lines that open it."""
+    """The model card: what the folder is, and the lines that open it."""
     more = ", trust_remote_code=True" if has_own_code(found) else ""
     return f"""{about}
 

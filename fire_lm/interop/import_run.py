@@ -34,7 +34,7 @@ _GPT2_FILES = [
 
 
 class Gin(NamedTuple):
-    """What the user adds to the configuration: the data, a vocabulary."""
+    """The user's additions to the configuration: the data, a vocabulary."""
 
     files: Sequence[str] = ()
     bindings: Sequence[str] = ()

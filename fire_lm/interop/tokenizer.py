@@ -165,7 +165,7 @@ def _sentencepiece(path: str) -> tuple[list[tuple[int, str]], Json]:
 
 
 def _unigram(model: Any) -> Json:
-    """As sentencepiece reads it: normalised by its table, spaces collapsed and one put first."""
+    """A unigram model as sentencepiece reads it: normalised, spaces collapsed, one put first."""
     ordinary = model.SentencePiece.NORMAL, model.SentencePiece.USER_DEFINED
     vocab = [[one.piece, one.score if one.type in ordinary else _NEVER] for one in model.pieces]
     never = [one.piece for one in model.pieces if one.type not in ordinary]

@@ -30,7 +30,7 @@ from fire_lm.sharding import MeshShape, decoding_layout, make_mesh
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is opened; JSON, so that process 0 can say it.
+    """The run to open, as JSON, so that process 0 can send it.
 
     Attributes:
       run: `RUN` or `RUN@STEP`.
@@ -81,7 +81,7 @@ class Engine:
         stop: Sequence[str],
         sampling: dict[str, Any],
     ) -> list[str]:
-        """What the model writes after prompts of ids, greedily without `sampling`."""
+        """Generate continuations of prompts of ids, greedily without `sampling`."""
         method: Method = Sample(**sampling) if sampling else Greedy()
         writer = Writer(
             *(self.model, self._params, self.data, new_tokens, method, tuple(stop)), mesh=self.mesh

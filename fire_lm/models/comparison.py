@@ -1,4 +1,4 @@
-"""What two models have in common: for resuming, for finetuning across, for sweeps."""
+"""Comparing two models: for resuming, for starting from another run, for sweeps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def encoding_names(model: Decoder) -> str:
 
 
 def settings(model: Decoder) -> dict[str, Any]:
-    """What decides the numbers that a model computes; not how (remat, attention kernel)."""
+    """The settings that determine the numbers of a model, not how they are computed (remat)."""
     found: dict[str, Any] = {}
     for name, part in _parts(model).items():
         found[name] = type(part).__name__
@@ -34,7 +34,7 @@ def settings(model: Decoder) -> dict[str, Any]:
 
 
 def lengths(model: Decoder) -> dict[str, Any]:
-    """What encodings and log n take from the training length, by what `settings` calls it."""
+    """The values derived from the training length by encodings and log n, as in `settings`."""
     return {
         f"{name}.{field}": getattr(part, field)
         for name, part in _parts(model).items()
@@ -54,7 +54,7 @@ def changes(old: Decoder, new: Decoder) -> dict[str, tuple[Any, Any]]:
 
 
 def variant(trained: Decoder, asked: Decoder) -> str:
-    """What `asked` does otherwise than `trained`, for tables: "yarn-4x"; empty if nothing.
+    """The difference of `asked` from `trained` for tables, such as "yarn-4x"; empty for none.
 
     Raises:
       UserError: another model than the trained one, not only another use of its parameters.
@@ -87,7 +87,7 @@ def _parts(model: Decoder) -> dict[str, Any]:
 
 
 def _labels(changed: dict[str, Any], trained: Decoder) -> list[str]:
-    """One for each field that changed; by turn, unless all turns that have it changed alike."""
+    """Label each changed field, by turn unless it changed alike in all turns."""
     by_field: dict[str, dict[str, Any]] = {}
     for name, value in sorted(changed.items()):
         part, _, field = name.rpartition(".")

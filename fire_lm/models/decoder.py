@@ -204,7 +204,7 @@ class Decoder(nn.Module):
         return (logits_BTV, kept) if keep else logits_BTV
 
     def _shared_positions(self, length: int) -> Shared:
-        """What the layers of each encoding share, or Nones; equal encodings share too."""
+        """The values that layers of each encoding share, or Nones; equal encodings share, too."""
         if not self.share_position:
             return (None,) * len(self.encodings)
         positions: dict[PositionalEncoding, Position] = {}

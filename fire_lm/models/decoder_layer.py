@@ -1,4 +1,4 @@
-"""One layer of the decoder, and what it reads and keeps in decoding.
+"""A layer of the decoder, and what it reads and keeps in decoding.
 
 Shapes: B batch, T positions, S keys, D model, N heads, H head dim, F mlp.
 """
@@ -34,7 +34,7 @@ from fire_lm.positions.log_n import LogN
 
 
 class Kept(NamedTuple):
-    """What decoding keeps of a layer.
+    """The keys and values that decoding keeps of a layer.
 
     Attributes:
       k_BSNH: keys, rotated.
@@ -48,7 +48,7 @@ class Kept(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What one layer has read before; with a leading axis, what all layers have.
+    """The past of one layer; with a leading axis, of all layers.
 
     Attributes:
       keys: the two caches.
@@ -104,7 +104,7 @@ class Linear(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
+    """A layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
 
     With `keep` it also returns its keys and values. `context_length` is the length of the whole
     input in tokens; None means that the call has all of it. A rate of dropout above 0 needs random
@@ -197,7 +197,7 @@ class DecoderLayer(nn.Module):
 
 
 class LayerGroup(nn.Module):
-    """As many layers as there are encodings that take turns, one after the other."""
+    """One layer for each of the encodings that take turns, one after the other."""
 
     turns: tuple[Callable[..., nn.Module], ...]
 

@@ -1,4 +1,4 @@
-"""What an encoding needs of a layer: parameters, their prepared form, its part of attention.
+"""The part of an encoding in a layer: its parameters, their prepared form, attention.
 
 Queries and keys stand at positions of their own, so that a few queries can meet many older keys.
 
@@ -19,7 +19,7 @@ from fire_lm.positions.log_n import LogN, Scales
 
 
 class Position(NamedTuple):
-    """What a layer needs of its encoding.
+    """The encoding as a layer uses it.
 
     Attributes:
       params: prepared.
@@ -67,7 +67,7 @@ def positioned(
 def prepare_position(
     encoding: PositionalEncoding, params: Params, attention: Implementation, length: int
 ) -> Position:
-    """For inputs of `length` tokens."""
+    """Prepare an encoding for inputs of `length` tokens."""
     params = encoding.prepare(params)
     tables = None
     if choose_implementation(attention, length) == "tpu":

@@ -1,4 +1,4 @@
-"""How arrays of the decoder lie on a mesh; fire_lm/sharding.py has its parameters.
+"""The layout of activations on a mesh; fire_lm/sharding.py has that of parameters.
 
 `activations` is the layout of `[B, T, D]` between layers; None leaves all to the compiler.
 
@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def heads_sharding(activations: NamedSharding | None) -> NamedSharding | None:
-    """Of queries, keys and values `[B, T, N, H]`: the heads are split as their weights are."""
+    """The sharding of queries, keys and values `[B, T, N, H]`: heads are split as their weights."""
     if activations is None:
         return None
     batch = activations.spec[0]

@@ -20,7 +20,7 @@ from fire_lm.models.segments import segment_positions, segment_starts
 
 
 def shift_right(targets_BT: jax.Array, segment_BT: jax.Array | None = None) -> jax.Array:
-    """What the model reads when it predicts `targets_BT`."""
+    """Shift targets right: the inputs from which the model predicts `targets_BT`."""
     read_BT = jnp.pad(targets_BT[:, :-1], ((0, 0), (1, 0)))
     if segment_BT is None:
         return read_BT

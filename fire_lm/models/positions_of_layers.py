@@ -33,7 +33,7 @@ class PositionStack(NamedTuple):
 
 
 class PositionLayer(NamedTuple):
-    """One layer of a `PositionStack`."""
+    """A layer of a `PositionStack`."""
 
     layer: int
     encoding: PositionalEncoding
@@ -41,7 +41,7 @@ class PositionLayer(NamedTuple):
 
 
 def position_stacks(model: Decoder, params: Any) -> list[PositionStack]:
-    """Of `model` with the parameters `params`; equal encodings that share are one stack."""
+    """The stacks of `model` with `params`; equal encodings that share parameters are one stack."""
     stacks = []
     for turn, encoding in enumerate(model.encodings):
         if not model.share_position and has_parameters(encoding):
@@ -61,13 +61,13 @@ def layers_of_turn(model: Decoder, params: Any, turn: int) -> Params:
 
 
 def shared_params(model: Decoder, params: Any, turn: int) -> Params:
-    """What the layers of this turn share with all others of its encoding; {} if nothing."""
+    """The parameters that layers of this turn share with all others of its encoding, or {}."""
     found: Params = params.get(position_name(model.encodings.index(model.encodings[turn])), {})
     return found
 
 
 def position_layers(model: Decoder, params: Any) -> list[PositionLayer]:
-    """What there is to know of each layer's encoding, in the order of layers.
+    """The encoding of each layer with its parameters, in the order of layers.
 
     Layers that share their parameters, or have none, are there once, as the first of them.
     """
@@ -80,7 +80,7 @@ def position_layers(model: Decoder, params: Any) -> list[PositionLayer]:
 
 
 def position_diagnostics(model: Decoder, params: Any) -> dict[str, jax.Array]:
-    """What the encodings have to tell of their parameters: the largest of all layers."""
+    """The diagnostics of the encodings: the largest value over all layers."""
     found: dict[str, list[jax.Array]] = {}
     for _, encoding, stacked in position_stacks(model, params):
         for name, value_L in (jax.vmap(encoding.diagnostics)(stacked) if stacked else {}).items():

@@ -1,4 +1,4 @@
-"""What the attention of one layer gives one query and its keys before the softmax.
+"""The logits of one layer's attention for one query and its keys.
 
 Shapes: B batch, T positions, S keys, N heads, H head dim, D model.
 """

@@ -1,4 +1,4 @@
-"""Where the documents of packed rows begin, and each token's place in its own.
+"""The starts of documents in packed rows, and each token's place in its document.
 
 A segment is a run of equal segment ids along a row; padding is one too. B batch, T tokens.
 """
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 def segment_starts(segment_BT: jax.Array) -> jax.Array:
-    """Whether a token is its segment's first in the row, bool `[B, T]`."""
+    """Which tokens are the first of their segment in the row, bool `[B, T]`."""
     same_BT = segment_BT[:, 1:] == segment_BT[:, :-1]
     return jnp.pad(~same_BT, ((0, 0), (1, 0)), constant_values=True)
 
@@ -28,7 +28,7 @@ def segment_positions(row_pos_BT: jax.Array, segment_BT: jax.Array) -> jax.Array
 
 
 def keys_seen(length: int, segment_BT: jax.Array | None = None) -> jax.Array:
-    """How many keys each token attends to, itself included: int32 `[B, T]`, `[1, T]` for all alike.
+    """The number of keys that each token attends to, itself included: int32 `[B, T]` or `[1, T]`.
 
     It is the token's place in its own segment, counted from 1, whatever positions the tokens have
     and however much padding follows.

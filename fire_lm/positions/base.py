@@ -26,7 +26,7 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class PositionalEncoding:
-    """Where a position can enter a transformer; every hook defaults to "not at all".
+    """The places where a position can enter a transformer; every hook defaults to "not at all".
 
     Concrete encodings are final: subclass this class, never another encoding.
 
@@ -67,7 +67,7 @@ class PositionalEncoding:
 
     @property
     def uses_context_length(self) -> bool:
-        """Whether a hook gives something else for another `context_length`.
+        """Whether the result of a hook depends on `context_length`.
 
         Decoding then takes one length for the whole call, as keys of another are of no use.
         """
@@ -102,7 +102,7 @@ class PositionalEncoding:
         return {}
 
     def prepare(self, params: Params) -> Params:
-        """What the other hooks need of the parameters, worked out once a step.
+        """Compute once a step what the other hooks need of the parameters.
 
         Once a layer, or once for all layers that share the parameters. The other hooks take
         parameters in either form.

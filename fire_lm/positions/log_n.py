@@ -54,6 +54,6 @@ class LogN:
         return Scales(logit_scale_BT, None if self.on == "logits" else factor_BT)
 
     def __str__(self) -> str:
-        """Its name in the tables of results; two settings have two names."""
+        """The name in tables of results; two settings have two names."""
         form = "-clipped" if self.clipped else ""
         return f"log_n{form}" + ("" if self.on == "logits" else f"-{self.on}")

@@ -1,4 +1,4 @@
-"""Where the tokens of a sequence stand: 0, 1, 2, ... or positions drawn anew at every step.
+"""The positions of a sequence's tokens: 0, 1, 2, ... or drawn anew at every step.
 
 Training on positions that are spread over more than the training length lets a model meet, within
 short sequences, the positions of long ones. All layers of a step share their positions.
@@ -72,11 +72,11 @@ class Drawn(Resampling, abc.ABC):
 
     @abc.abstractmethod
     def drawn(self, rng: jax.Array, length: int) -> jax.Array:
-        """One draw of increasing positions, `[T]`."""
+        """Draw increasing positions, `[T]`."""
 
     @abc.abstractmethod
     def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        """As `drawn`, of so many tokens, int32 scalar from 1 to T; the rest are larger, `[T]`."""
+        """Draw positions `[T]` for `tokens` tokens (int32 scalar, 1 to T); the rest are larger."""
 
     def training_positions(
         self, rng: jax.Array, batch_size: int, length: int, tokens_B1: jax.Array | None = None

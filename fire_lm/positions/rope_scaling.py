@@ -25,7 +25,7 @@ from fire_lm.positions.angles import pair_frequencies
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling(abc.ABC):
-    """What all scalings share.
+    """The base of all scalings.
 
     Attributes:
       factor: s, at least 1, for every input; None: as much as each input is longer than training.
@@ -44,7 +44,7 @@ class RopeScaling(abc.ABC):
 
     @property
     def follows_input(self) -> bool:
-        """Whether s depends on the length of the input."""
+        """Whether the factor s depends on the length of the input."""
         return self.factor is None
 
     @abc.abstractmethod
@@ -105,7 +105,7 @@ def ramp_by_turns(frequency_K: np.ndarray, length: int, slow: float, fast: float
 
 
 def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float) -> np.ndarray:
-    """As `ramp_by_turns`, but linear in the pair's index: YaRN as its authors released it."""
+    """The ramp of YaRN as its authors released it: linear in the pair's index."""
 
     def index(turns: float) -> float:
         """The (fractional) pair that makes `turns` turns in `length` tokens."""

@@ -34,7 +34,7 @@ def bucket_starts(num_buckets: int, max_distance: int) -> np.ndarray:
     exact = num_buckets // 2
 
     def reached(n: int, step: int) -> bool:
-        """Whether distance n lies in bucket `exact + step` or beyond: the formula, raised."""
+        """Return whether distance n lies in bucket `exact + step` or beyond, by powers."""
         return n**exact * exact**step >= max_distance**step * exact**exact
 
     beyond = range(exact, max_distance + 1)
@@ -68,7 +68,7 @@ class T5(PositionalEncoding):
             )
 
     def init(self, rng: jax.Array) -> Params:
-        """As T5X: uniform with variance 1 / mean(fan_in, fan_out)."""
+        """Initialise as T5X does: uniform with variance 1 / mean(fan_in, fan_out)."""
         init = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
         return {"table": init(rng, (self.num_buckets, self.num_heads), jnp.float32)}
 

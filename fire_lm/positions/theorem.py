@@ -26,7 +26,7 @@ from fire_lm.positions.fire import Function, length_gain, log_transform, mlp, no
 
 
 class Construction(NamedTuple):
-    """One head's bias in the terms of Eq. 4.
+    """The bias of one head in the terms of Eq. 4.
 
     Attributes:
       psi: the transform of distances.

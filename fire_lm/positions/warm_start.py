@@ -14,7 +14,7 @@ from fire_lm.positions.base import Params
 
 
 def knots(width: int) -> np.ndarray:
-    """Where an MLP with `width` units in its last hidden layer may bend: float64 `[width + 1]`.
+    """The knots of an MLP with `width` units in its last hidden layer, float64 `[width + 1]`.
 
     Evenly on [0, 1], the range of FIRE's normalized distance; the end is a value, not a bend.
     """

@@ -82,7 +82,7 @@ def preflight(
 
 
 def compiler_name() -> str:
-    """With its version, if it was installed under a name that is known."""
+    """The compiler's name, with its version if it was installed under a known name."""
     for name in ("libtpu", "libtpu-nightly"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{name} {importlib.metadata.version(name)}"
@@ -202,7 +202,7 @@ def first_batch(train: Pretraining, parts: int) -> str:
 
 
 def first_row(score: LengthSweep) -> str:
-    """What a sweep looks at before it computes; of its text, one row of the longest."""
+    """Check what a sweep checks before it computes, and read one row of the longest length."""
     lengths, split = score.in_order, score.split
     taken = score.lengths_taken("this run")
     for part in score.data.parts:
@@ -245,7 +245,7 @@ def writable_part(workdir: str) -> epath.Path:
 
 
 def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate) -> Check:
-    """Whether parameters are gathered over fsdp where they are used, at least once each.
+    """Check that parameters are gathered over fsdp where they are used, at least once each.
 
     With fsdp so large that a chip's part is thinner than the compiler's tiles, it adds up arrays
     of zeros around each part instead, which moves and computes a multiple.
@@ -266,7 +266,7 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
 
 
 def check_token(generation: Generation) -> Check:
-    """Whether a new token gathers no parameters, which would take far longer than to compute it."""
+    """Check that a new token gathers no parameters, which would take longer than computing it."""
     token, whole = generation.token, generation.parameters
     found = sum(token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
     sizes = [f"{size / 2**20:.1f} MiB" for size in (found, whole)]

@@ -1,4 +1,4 @@
-"""What one run of a compiled program needs on a slice: memory, collectives and time.
+"""The estimate of a compiled program on a slice: memory, collectives and time.
 
 The time is the compiler's, not measured: its cycles at the chip's clock, our kernels by their
 schedules, and collectives at the rate of the links along the axes of the network that they run
@@ -22,7 +22,7 @@ from fire_lm.preflight.time_by_module import KERNELS, add, by_part
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Of one run of a program, or of one round of a loop in it, on one chip; in seconds.
+    """The seconds of a program, or of one round of a loop in it, on one chip.
 
     Attributes:
       collectives: (number, bytes of the whole arrays), by kind.
@@ -56,7 +56,7 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate(Costs):
-    """Of one program on one chip; bytes and seconds.
+    """The bytes and seconds of a program on one chip.
 
     Attributes:
       arguments, temporary, peak: memory.
@@ -130,7 +130,7 @@ def costs(
     kernel_cycles: Callable[[str, Sequence[str]], float],
     loop: str = "",
 ) -> Costs:
-    """Of a program, or of one round of its `loop`, a `jax.named_scope`."""
+    """The costs of a program, or of one round of its `loop`, a `jax.named_scope`."""
     collectives: dict[str, tuple[int, int]] = {}
     links, parts, untimed = 0.0, dict[str, tuple[float, float]](), ""
     try:

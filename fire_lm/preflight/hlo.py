@@ -1,4 +1,4 @@
-"""What an optimised TPU program does in one run: cycles, kernels and collectives, by instruction.
+"""The instructions of an optimised TPU program: cycles, kernels and collectives.
 
 XLA's own analysis counts the body of a scanned layer once, Pallas kernels and collectives not at
 all. Here the text of the program is walked: a `while` runs its body as often as its condition says,
@@ -32,7 +32,7 @@ _CALLED = re.compile(r"\b(?:calls|to_apply|body)=%([\w.\-<>]+)")
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line: `%name = shape opcode(operands), attributes`."""
+    """An instruction: `%name = shape opcode(operands), attributes`."""
 
     name: str
     shape: str
@@ -51,7 +51,7 @@ class Instruction:
 
     @property
     def source(self) -> str:
-        """Where in our program it comes from, as JAX names it."""
+        """The place in our program that the instruction comes from, as JAX names it."""
         found = re.search(r'op_name="([^"]*)"', self.rest)
         return found.group(1) if found else ""
 
@@ -63,7 +63,7 @@ class Instruction:
 
     @property
     def kernel_code(self) -> str:
-        """Of a Pallas kernel, as the compiler is given it: it schedules the same code once."""
+        """The code of a Pallas kernel as given to the compiler, which schedules equal code once."""
         return self.rest.partition('"custom_call_config":{"body":"')[2].partition('"')[0]
 
 
@@ -128,7 +128,7 @@ class Program:
         ]
 
     def collectives(self) -> list[Collective]:
-        """Also those that the compiler has fused; a started one counts where it starts."""
+        """The collectives, fused ones too; an asynchronous one counts where it starts."""
         return [
             found for run in self.runs() for found in self._collectives(run.instruction, run.times)
         ]
@@ -174,7 +174,7 @@ class Program:
                     yield from self._walk(called.group(1), times)
 
     def trips(self, condition: str) -> int:
-        """Of a loop that counts from 0 to a constant, as `lax.scan` and `lax.map` make it.
+        """The rounds of a loop from 0 to a constant, as `lax.scan` and `lax.map` make it.
 
         Raises:
             RunFailed: it is another loop.
@@ -191,7 +191,7 @@ class Program:
         return limits[0]
 
     def likely_branch(self, conditional: Instruction) -> str:
-        """With kernels of ours if there are any: the others are what they fall back to."""
+        """The branch with our kernels if there is one: the others are fallbacks."""
         listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
         names = (
             re.findall(r"%([\w.\-<>]+)", listed.group(1))
@@ -242,7 +242,7 @@ def split_shape(text: str) -> tuple[str, str]:
 
 
 def array_bytes(shape: str) -> list[int]:
-    """Of each array of a shape."""
+    """The bytes of each array of a shape."""
     sizes = []
     for dtype, dimensions in _ARRAY.findall(shape):
         bits = _BITS.get(dtype) or int(re.sub(r"\D", "", dtype) or 0)

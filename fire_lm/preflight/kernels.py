@@ -1,4 +1,4 @@
-"""How long our attention kernels take by their schedules: bundles times how often each is run."""
+"""The time of our attention kernels by their schedules: bundles times how often each runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ORDERS: dict[str, Order] = {"forward": "by_query", "backward": "by_key"}
 def attention_cycles(
     stretches: Sequence[Stretch], which: str, model: Decoder, batch: int, length: int, packed: bool
 ) -> float:
-    """Of one kernel for `batch` sequences and one head, FIRE as it is at initialisation.
+    """The cycles of a kernel for `batch` sequences and one head, with FIRE at initialisation.
 
     Args:
       which: "forward" or "backward".
@@ -43,7 +43,7 @@ def attention_cycles(
 def live_segments(
     encoding: PositionalEncoding, params: Params, length: int, blocks: Blocks, order: Order
 ) -> np.ndarray:
-    """Of the first head, `[X, 4]`: which kinks each part of a tile can meet."""
+    """The kinks that each part of a tile can meet, for the first head, `[X, 4]`."""
     bias = encoding.common_bias(params, length, length)
     assert bias is not None and bool(bias.exact)
     tables = Tables.of(bias, None, None, blocks, length)
@@ -53,7 +53,7 @@ def live_segments(
 def cycles(
     stretches: Sequence[Stretch], blocks: Blocks, order: Order, live: np.ndarray | None
 ) -> float:
-    """For one head and `blocks.batch` sequences: a bundle a cycle."""
+    """The cycles of one head and `blocks.batch` sequences, at a bundle a cycle."""
     return sum(
         stretch.bundles * float(np.sum(times(stretch, blocks, order, live)))
         for stretch in stretches
@@ -61,7 +61,7 @@ def cycles(
 
 
 def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | None) -> np.ndarray:
-    """How often a stretch is run at each tile `[X]`; `live` as from `live_segments`.
+    """How often a stretch runs at each tile, `[X]`; `live` as from `live_segments`.
 
     A scope's name ends in when it is run; in a loop, for each sequence, but for bends.
     """

@@ -31,7 +31,7 @@ def training(compiler: Compiler, train: Pretraining) -> str:
 
 
 def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") -> float | None:
-    """Of the step in so many microbatches; None if it does not fit."""
+    """The memory of the step in so many microbatches; None if it does not fit."""
     try:
         with phase(f"trying {parts} microbatches{more}", quiet=False):
             return compiler.training(dataclasses.replace(train, microbatches=parts)).memory

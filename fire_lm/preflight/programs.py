@@ -52,7 +52,7 @@ class DoesNotFit(FireLMError):
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """What a run is to generate: `batch` prompts of `length` tokens, continued together."""
+    """The generation to compile: `batch` prompts of `length` tokens, continued together."""
 
     batch: int
     length: int

@@ -1,4 +1,4 @@
-"""What preflight found, as one table for a person and as JSON for programs."""
+"""The results of preflight, as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OK, FAILED, SKIPPED = "ok", "FAILED", "-"
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing that a run needs besides its programs."""
+    """A check of something that a run needs besides its programs."""
 
     name: str
     outcome: str
@@ -50,7 +50,7 @@ class Report:
 
     @property
     def mfu(self) -> float | None:
-        """Of the training step, by the estimate."""
+        """The MFU of the training step, by the estimate."""
         step = self.programs.get(STEP)
         if step is None or step.untimed:
             return None

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: cycles by part of the model, forward and backward."""
+"""The time of a step by part of the model, forward and backward, in cycles."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Panel:
 
 
 def figure(panels: Sequence[Panel], heads: Sequence[int], path: epath.Path) -> None:
-    """One small plot a panel as a PNG: solid at the training length, dashed beyond.
+    """Draw a small plot for each panel as a PNG: solid at the training length, dashed beyond.
 
     `heads` are the numbers of the heads that the rows of the panels belong to.
     """
@@ -115,7 +115,7 @@ def _scale(axes: Axes, panel: Panel, near: int, far: int) -> None:
 
 
 def _limits(panel: Panel) -> tuple[float, float]:
-    """Of the y axis: all values, but for those below `LOWEST`."""
+    """The limits of the y axis: all values but those below `LOWEST`."""
     drawn = [panel.near_NS] if panel.far_NS is None else [panel.near_NS, panel.far_NS]
     low = max(min(float(values_NS.min()) for values_NS in drawn), LOWEST)
     high = max(float(values_NS.max()) for values_NS in drawn)

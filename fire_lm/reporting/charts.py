@@ -1,4 +1,4 @@
-"""How figures look: one drawing as SVG, for light and dark pages, and as PNG.
+"""The style of figures: one drawing as SVG, for light and dark pages, and as PNG.
 
 The same rows give the same bytes: no date, no random identifiers, text left to the reader's fonts.
 """
@@ -50,7 +50,7 @@ def _svg(draw: Callable[[Figure], None], width: float, height: float) -> str:
 
 
 def png(draw: Callable[[Figure], None], width: float, height: float) -> bytes:
-    """As `drawn`, the PNG alone."""
+    """Draw the PNG alone; see `drawn`."""
     with _settings(_INK):
         return _saved(draw, width, height, format="png", dpi=150, metadata={"Software": None})
 
@@ -120,7 +120,7 @@ def varied(style: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def shades(count: int) -> list[str]:
-    """Of layers or heads, first to last, each of the same contrast with white as with black."""
+    """Shades for layers or heads, first to last, with equal contrast to white and to black."""
     from matplotlib.colors import LinearSegmentedColormap, to_hex
 
     ends = ("#c8553d", "#b4508f", "#7a64c8", "#2e7fb8", "#2f8f6b", "#84812c")
@@ -152,7 +152,7 @@ def training_length(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
-    """Of the lines of all panels, each name once."""
+    """Put one legend below for the lines of all panels, each name once."""
     named: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -162,18 +162,18 @@ def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
 
 
 def legend_columns(labels: Sequence[str]) -> int:
-    """As many as fit beside each other."""
+    """The number of labels that fit beside each other."""
     return max(1, min(6, 68 // (7 + max(map(len, labels), default=1))))
 
 
 def size(labels: Sequence[str]) -> tuple[float, float]:
-    """Of a chart with a legend of these below, in inches."""
+    """The size in inches of a chart with a legend of these labels below."""
     lines = -(-len(set(labels)) // legend_columns(labels))
     return 6.2, 4.0 + 0.2 * lines
 
 
 def slug(text: str) -> str:
-    """For file names."""
+    """Turn text into a file name."""
     name = re.sub("[^a-z0-9]+", "_", text.lower()).strip("_")
     if len(name) <= 80:
         return name

@@ -64,7 +64,7 @@ def _ours(line: Line, multiple: float) -> Mean | None:
 
 
 def _apart(runs: Sequence[RunFacts], scored: Scored) -> str:
-    """How far the runs are from the paper's, and what was scored from what it scored."""
+    """Describe how the runs, and the scored text, differ from the paper's."""
     sizes = sorted(run.parameters for run in runs)
     lengths = sorted({run.train_length for run in runs})
     data = sorted({run.data for run in runs})
@@ -194,7 +194,7 @@ def _told(pairs: _Pairs) -> list[str]:
 
 
 def _tie(one: Published, other: Published) -> bool:
-    """In the digits that both are printed with."""
+    """Return whether two values tie in the digits that both are printed with."""
     digits = min(len(cell.printed.partition(".")[2]) for cell in (one, other))
     return round(one.value or 0.0, digits) == round(other.value or 0.0, digits)
 
@@ -204,7 +204,7 @@ def _have_spread(*means: Mean) -> bool:
 
 
 def _told_apart(one: Mean, other: Mean) -> bool:
-    """Whether two means over seeds differ: Welch's t test, two-sided, at 5 %."""
+    """Return whether two means over seeds differ: Welch's t test, two-sided, at 5 %."""
     from scipy.special import stdtrit
 
     squared = [mean.spread**2 / mean.runs for mean in (one, other) if mean.spread is not None]

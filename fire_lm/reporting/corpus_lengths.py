@@ -1,4 +1,4 @@
-"""How long the documents of a data set are: the text table and the picture. Computes no result."""
+"""The lengths of a data set's documents as a table and a figure. Computes no result."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def learned(results: Results) -> list[Picture]:
 
 
 def _first_of_arms(results: Results, rows: Sequence[_Row]) -> Iterator[tuple[RunFacts, list[_Row]]]:
-    """Of each arm the first run by seed that has rows, and these."""
+    """Yield for each arm the first run by seed that has rows, with these rows."""
     for runs in results.arms().values():
         for run in runs:
             if own := [row for row in rows if row.run == run.run]:

@@ -134,7 +134,7 @@ def _dotted(trained: Sequence[int]) -> str:
 
 
 def _band(lines: Mapping[str, Sequence[tuple[float, Mean]]]) -> str:
-    """What is around the lines of means over positions."""
+    """Describe the bands around the lines of means over positions."""
     alone = {point.spread is None for points in lines.values() for _, point in points}
     if alone == {True}:
         return "standard error over text"
@@ -143,12 +143,12 @@ def _band(lines: Mapping[str, Sequence[tuple[float, Mean]]]) -> str:
 
 
 def have_spread(lines: Sequence[Line]) -> bool:
-    """Whether there are several seeds of anything."""
+    """Return whether any line has several seeds."""
     return any(point.spread is not None for line in lines for point in line.nats.values())
 
 
 def spread_of(lines: Sequence[Line]) -> str:
-    """What stands behind a mean, in words."""
+    """Describe the spread of a mean in words."""
     counts = sorted({point.runs for line in lines for point in line.nats.values()})
     if counts == [1]:
         return "standard error over text, one run each"
@@ -200,7 +200,7 @@ def positions(results: Results) -> list[Picture]:
 
 
 def training(results: Results) -> list[Picture]:
-    """One for each text and vocabulary."""
+    """Draw training losses, one figure for each text and vocabulary."""
     return [
         _training(lines, line_styles(results), number)
         for number, lines in enumerate(training_lines(results))

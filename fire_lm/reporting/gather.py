@@ -177,7 +177,7 @@ def _of_run(workdir: epath.Path, config: Config, arm: str) -> Results:
 
 
 def _periods(config: Config) -> Sequence[float]:
-    """Of the first rotary encoding among the layers', if there is one."""
+    """The periods of the first rotary encoding among the layers', if there is one."""
     found = (encoding.periods() for encoding in config.call("build_decoder").encodings)
     return next((periods.tolist() for periods in found if periods is not None), [])
 
@@ -212,7 +212,7 @@ def newest(
 
 
 def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | None:
-    """None of a line that lacks something, such as a loss that was not finite."""
+    """The point of a line of metrics; None if something is missing, such as a finite loss."""
     names = ("tokens", "loss", "grad_norm", "learning_rate", "tokens_per_second")
     if not all(_is_number(line.get(name)) for name in names):
         return None
@@ -246,7 +246,7 @@ def _facts(workdir: epath.Path, config: Config, arm: str, step: int) -> RunFacts
 
 
 def _label(data: TrainingData) -> str:
-    """What a run was trained on: a task and its layout, or text and its construction.
+    """The data of a run in words: a task and its layout, or text and its construction.
 
     Text that is no longer there cannot say what it is: the bundled one has C4's name in gin."""
     if isinstance(data, Synthetic):
@@ -270,7 +270,7 @@ def _label(data: TrainingData) -> str:
 
 
 def _in_words(machine: dict[str, Any]) -> str:
-    """As training/goodput.py records it; runs of before did not."""
+    """Describe the machine as training/goodput.py records it; older runs have no record."""
     if not machine:
         return "not recorded"
     devices = machine["devices"]

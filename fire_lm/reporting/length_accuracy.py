@@ -125,7 +125,7 @@ def _constant_answer(task: str) -> float | None:
 
 
 def accuracy_text(results: Results) -> str:
-    """For the terminal."""
+    """Format the tables for the terminal."""
     found = accuracy_lines(results)
     return "\n\n".join(accuracy_table(task, lines).plain() for task, lines in found.items())
 

@@ -1,4 +1,4 @@
-"""What a length sweep found, as text and picture: of a sweep, of a grid, and in a report.
+"""The results of a length sweep as text and figure, for sweeps, grids and reports.
 
 Draws results, computes none. There is a table, and a panel of the picture, for each name of text
 and protocol; runs that differ by their seed alone are one line.
@@ -42,7 +42,7 @@ def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
 
 
 def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
-    """How much was scored of which text, and why not in nats if not."""
+    """Describe how much of which text was scored, and why not in nats if so."""
     found = sorted({texts.of(row) for row in rows if row.tokens})
     budgets = sorted({row.tokens for row in rows if row.tokens})
     if apart:
@@ -68,7 +68,7 @@ def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
 
 
 def sweep_text(results: Results) -> str:
-    """For the terminal: what was scored and its tables, one name of text after another."""
+    """Format for the terminal what was scored and its tables, one text after another."""
     blocks = []
     found = loss_lines(results)
     for scored in dict.fromkeys(map(scored_in, results.losses)):
@@ -112,7 +112,7 @@ def loss_table(lines: Sequence[Line], nats: bool) -> Table:
 
 
 def length_heads(lines: Sequence[Line], lengths: Iterable[int]) -> list[str]:
-    """With multiples of the training length, where all have the same."""
+    """Column heads: lengths, with multiples of the training length where all lines share it."""
     trained = {line.train_length for line in lines}
     if len(trained) != 1:
         return [str(length) for length in lengths]

@@ -29,7 +29,7 @@ class Table:
         return "\n".join(f"| {' | '.join(row)} |" for row in [*head, *lines])
 
     def plain(self) -> str:
-        """For a terminal, with its caption."""
+        """Format the table for a terminal, with its caption."""
         lines = [self.header, *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         aligned = [
@@ -95,12 +95,12 @@ class Section:
 
 
 def _is_words(text: str) -> bool:
-    """Whether a cell may have several lines; a number never has."""
+    """Return whether a cell may have several lines; a number never has."""
     return len(text) > 15 and any(character.isalpha() for character in text)
 
 
 def _scrolling(inside: str, label: str, kind: str = "") -> str:
-    """What may be wider than its place: it scrolls by itself, and a cue says so where it does."""
+    """Wrap what may be wider than its place: it scrolls by itself, with a cue where it does."""
     named = html.escape(label, quote=True)
     return (
         '<div class="wide"><p class="cue" aria-hidden="true">scroll sideways for the rest '

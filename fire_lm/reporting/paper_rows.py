@@ -31,7 +31,7 @@ _FINETUNED = {"scrolls": "SCROLLS", "glue_superglue": "GLUE", "narrative_qa": "N
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What makes a run one of a row. `text` is None for blocks, whose name is in themselves."""
+    """The settings that make a run one of a row. `text` is None for blocks, which name theirs."""
 
     encoding: Any
     size: Any
@@ -88,7 +88,7 @@ def row_of(config: Config) -> tuple[str, str] | None:
 
 
 def run_so_far(names: Sequence[str]) -> dict[str, dict[str, None]]:
-    """By model, what has been run, in words: in these runs or folders of runs, and in evidence/.
+    """Describe what has been run of each model, in these runs and in evidence/.
 
     Raises:
       UserError: one of the names is no run.
@@ -108,7 +108,7 @@ def run_so_far(names: Sequence[str]) -> dict[str, dict[str, None]]:
 
 
 def _words(model: str, scale: str, datasets: Iterable[str]) -> str:
-    """As "mini (embedded, 64)"."""
+    """Describe runs as "mini (embedded, 64)"."""
     scored = ", ".join(sorted(datasets)) or "not scored"
     return f"{scale} ({scored}, {row_at(model, scale).train_length})"
 

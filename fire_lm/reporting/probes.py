@@ -1,4 +1,4 @@
-"""What is inside the checkpoints of a report's runs: biases and attention scores."""
+"""Probes of the checkpoints of a report's runs: biases and attention scores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def probed_arm(
     results: Results,
     before: Results,
 ) -> Results:
-    """Of the first of its runs whose checkpoint can be read; says why of those before."""
+    """Probe an arm's first run with a readable checkpoint; reports why others are skipped."""
     for workdir in workdirs:
         try:
             return _probed(workdir, configs[workdir.name], results, before)
@@ -71,7 +71,7 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
 
 
 def _trained(results: Results, run: str) -> set[TrainingPoint]:
-    """What tells a run from another one that had its name before."""
+    """The points that tell a run from an earlier one of the same name."""
     return {point for point in results.training if point.run == run}
 
 

@@ -72,7 +72,7 @@ def models() -> tuple[str, ...]:
 
 
 def cells(model: str) -> tuple[Published, ...]:
-    """What the paper has of a model; ValueError if that is nothing."""
+    """The cells that the paper prints for a model; ValueError if there are none."""
     found = tuple(cell for cell in published() if cell.model == model)
     if not found:
         raise ValueError(f"the paper has no model {model!r}")
@@ -80,7 +80,7 @@ def cells(model: str) -> tuple[Published, ...]:
 
 
 def log_perplexity_cells(model: str, dataset: str = "c4") -> Mapping[int, Published]:
-    """By length, from the table with the most digits; empty where there are curves alone."""
+    """The cells by length, from the table with the most digits; empty if there are only curves."""
     best: dict[int, Published] = {}
     for cell in cells(model):
         if (cell.metric, cell.dataset) == ("log_perplexity", dataset) and cell.length is not None:
@@ -91,13 +91,13 @@ def log_perplexity_cells(model: str, dataset: str = "c4") -> Mapping[int, Publis
 
 
 def log_perplexities(model: str, dataset: str = "c4") -> Mapping[int, float]:
-    """By length, in nats per token."""
+    """The log perplexities by length, in nats per token."""
     found = log_perplexity_cells(model, dataset)
     return {length: float(cell.printed) for length, cell in found.items()}
 
 
 def places(model: str) -> str:
-    """Where in the paper: "Tables 2, 3; Fig. 1"."""
+    """The places in the paper, such as "Tables 2, 3; Fig. 1"."""
     numbers: dict[str, set[int]] = {"Table": set(), "Fig.": set()}
     for cell in cells(model):
         kind, _, number = cell.source.partition(" ")

@@ -1,4 +1,4 @@
-"""What a report says, section by section; and its files: page, Markdown, CSV, SVG and PNG."""
+"""The sections of a report, and its files: page, Markdown, CSV, SVG and PNG."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fire_lm.results.sweep_rows import SweepRow
 
 @dataclasses.dataclass(frozen=True)
 class Beside:
-    """What results are shown with.
+    """The context in which results are shown.
 
     Attributes:
       times: of `fire-lm bench model`, if there are some.
@@ -169,7 +169,7 @@ def _run_row(arm: str, runs: Sequence[RunFacts]) -> list[str]:
 
 
 def _accuracies(results: Results) -> list[Section]:
-    """Nothing of runs that were trained on text."""
+    """The sections on accuracy; none for runs that were trained on text."""
     if not results.tasks:
         return []
     found = accuracy_lines(results)
@@ -180,7 +180,7 @@ def _accuracies(results: Results) -> list[Section]:
 
 
 def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section]:
-    """One section for each text and protocol, and what it is compared with."""
+    """One section for each text and protocol, with its comparison."""
     found = loss_lines(results)
     if not found:
         return [Section("Loss against length", [_NO_SWEEP])]
@@ -208,7 +208,7 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
 def _against(
     results: Results, lines: Sequence[Line], scored: Scored, name: str, other: Results
 ) -> Section:
-    """In nats only if all rows of both can be compared in nats."""
+    """Compare with other results, in nats only if all rows of both can be compared so."""
     rows = [*rows_of(results, scored), *rows_of(other, scored)]
     apart = differences(rows, Texts([*results.scored, *other.scored]))
     table = against(lines, loss_lines(other).get(scored, []), name, nats=not apart)
@@ -219,7 +219,7 @@ def _against(
 
 
 def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
-    """Where what was scored is not the newest of a run."""
+    """Describe rows that are not of a run's newest step."""
     last = {run.run: run.step for run in results.runs}
     steps = dict.fromkeys((row.run, row.step) for row in rows if row.step < last[row.run])
     told = [f"{run} at {step:,} of {last[run]:,}" for run, step in steps]
@@ -229,7 +229,7 @@ def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
 
 
 def _settings(results: Results) -> Section:
-    """One column for each kind of run."""
+    """The settings section, with a column for each kind of run."""
     arms = results.arms()
     values = {(s.run, s.name): s.value for s in results.settings}
     names = list(dict.fromkeys(setting.name for setting in results.settings))

@@ -1,4 +1,4 @@
-"""How many positions rotary encodings take for a full turn, beside the length of training.
+"""The periods of rotary encodings in positions, beside the training length.
 
 Source: "LLM Long Context" (2024), "How to choose RoPE base": pair i of d dims has the period
 P_i = 2 pi base^(2i/d). A model has seen full turns of the dims whose period fits the training
@@ -24,7 +24,7 @@ def dims_that_fit(periods: Sequence[float], length: int) -> int:
 
 
 def sections(results: Results) -> list[Section]:
-    """One section with picture and table; none without rotary encodings."""
+    """The section with figure and table; none without rotary encodings."""
     found = _by_arm(results)
     if not found:
         return []

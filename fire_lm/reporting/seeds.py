@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """What was scored, and how, by its name: losses of different ones are not of one figure."""
+    """The name of what was scored, and how; losses of different ones never share a figure."""
 
     dataset: str
     split: str
@@ -35,7 +35,7 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """Over runs that differ by their seed.
+    """The mean over runs that differ by their seed.
 
     Attributes:
       value: the mean.
@@ -191,7 +191,7 @@ def paired(
 
 
 def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Mean]]]]:
-    """By text: for each arm (and variant), its loss at the middle of each bin of positions.
+    """The loss of each arm (and variant) at the middle of each bin of positions, by text.
 
     Another identity or number of tokens is another text, or another vocabulary, whose nats are
     others.
@@ -258,7 +258,7 @@ def training_lines(results: Results) -> list[dict[str, list[tuple[float, Mean]]]
 
 
 def _text_of(results: Results, run: str) -> object:
-    """What a run was trained on, as far as runs differ in it."""
+    """The training text of a run, as far as runs differ in it."""
     data = next(facts.data for facts in results.runs if facts.run == run)
     settings = {s.name: s.value for s in results.settings if s.run == run}
     return data, settings.get("TextData.vocabulary"), settings.get("build_decoder.vocab_size")

@@ -20,7 +20,7 @@ MODEL = "model"
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Where and when.
+    """The machine and date of a benchmark.
 
     Attributes:
       processor: of a CPU the model, of an accelerator the kind of device.
@@ -41,7 +41,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one call, forward or training.
+    """The cost of one call, forward or training.
 
     Attributes:
       seconds: by the machine's clock, the least of `rounds_s` or, as in Fig. 5, their mean.
@@ -61,7 +61,7 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class ModelRow:
-    """One encoding at one length.
+    """The times of one encoding at one length.
 
     Attributes:
       batch: sequences of `length` tokens.
@@ -82,7 +82,7 @@ class ModelRow:
 
 @dataclasses.dataclass(frozen=True)
 class ModelTimes:
-    """What `fire-lm bench model` found.
+    """The results of `fire-lm bench model`.
 
     Attributes:
       benchmark: says in the file whose it is.
@@ -120,7 +120,7 @@ class ModelTimes:
 
     @property
     def statistic(self) -> str:
-        """What `seconds` are of the rounds, in words."""
+        """The statistic that `seconds` are of the rounds, in words."""
         name = "mean" if self.protocol == "paper" else "least"
         return f"{name} of {len(self.rows[0].train.rounds_s)} rounds"
 
@@ -140,7 +140,7 @@ def read(path: epath.PathLike) -> ModelTimes:
 
 
 def _typed(kind: type[_T], value: Any) -> _T:
-    """What JSON has made of a `kind`; ValueError if it is something else."""
+    """Rebuild a `kind` from JSON; ValueError if it is something else."""
     built = _built(kind, value)
     assert isinstance(built, kind)
     return built

@@ -34,7 +34,7 @@ from fire_lm.storage import make_folder
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """What a run is, how far it has come, and where.
+    """The facts of a run: what it is, how far it has come, and where.
 
     Attributes:
       arm: what it is called in figures; runs that differ by their seed alone have one name.
@@ -97,7 +97,7 @@ class Results:
 
     @functools.cached_property
     def texts(self) -> Texts:
-        """Which losses are of which text."""
+        """The texts that losses are of."""
         return Texts(self.scored)
 
     def arms(self) -> dict[str, list[RunFacts]]:
@@ -152,7 +152,7 @@ def write_results(folder: epath.Path, results: Results) -> None:
 
 
 def joined(parts: Sequence[Results]) -> Results:
-    """Those of several folders in one."""
+    """Join the results of several folders."""
     return Results(
         **{name: [row for part in parts for row in getattr(part, name)] for name in _FILES}
     )

@@ -60,7 +60,7 @@ class MetricsLog:
         self._add(Event(step=resume_step + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
-        """One object in the file, one scalar for each number in TensorBoard.
+        """Write a line to the file and a scalar for each number to TensorBoard.
 
         A full disk is reported, and is no reason to stop: lines wait for the next time, scalars of
         TensorBoard are lost.

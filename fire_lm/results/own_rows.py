@@ -1,4 +1,4 @@
-"""What sweeps and evaluations left in a run's own folder, all under the name that the run has now.
+"""The rows that sweeps and evaluations left in a run's folder, under the run's present name.
 
 A row says the name that its run had when it was scored. A run that is renamed or copied keeps its
 rows, so whoever reads a run's folder reads it here: taken by their names, rows of one run would be

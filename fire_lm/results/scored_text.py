@@ -28,7 +28,7 @@ _SAME = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class ScoredText:
-    """What a row of a sweep is of. The fields up to `length` are its key, and the row's.
+    """The text of a sweep's row. The fields up to `length` are its key, and the row's.
 
     Attributes:
       text: a hash of the token ids.
@@ -67,14 +67,14 @@ _KEY = [field.name for field in dataclasses.fields(ScoredText)].index("length") 
 
 
 def scored_text(row: SweepRow, text: str, tokens_R: np.ndarray, nll_R: np.ndarray) -> ScoredText:
-    """That of a new row, from the tokens and summed nats of each row of text."""
+    """The scored text of a new row, from the tokens and summed nats of each row of text."""
     by_row = (" ".join(map(str, tokens_R.tolist())), " ".join(f"{nll:.9g}" for nll in nll_R))
     fields: tuple[Any, ...] = (*row.key, text, row.nll, *by_row)
     return ScoredText(*fields)
 
 
 class Texts:
-    """Which rows are of which text."""
+    """The texts of rows."""
 
     def __init__(self, lines: Iterable[ScoredText] = ()):
         self._lines: dict[tuple[str | int, ...], list[ScoredText]] = {}
@@ -82,7 +82,7 @@ class Texts:
             self._lines.setdefault(line.key, []).append(line)
 
     def line(self, row: SweepRow) -> ScoredText | None:
-        """That of a row, if it has one that was written with it."""
+        """The text of a row, if one was written with it."""
         return next((line for line in self._lines.get(row.key, ()) if line.nll == row.nll), None)
 
     def of(self, row: SweepRow) -> str:
@@ -104,11 +104,11 @@ class Texts:
         return UNKNOWN
 
     def of_rows(self, rows: Iterable[SweepRow]) -> dict[tuple[str | int, ...], str]:
-        """By the rows' key."""
+        """Map rows to their texts, by key."""
         return {row.key: self.of(row) for row in rows}
 
     def of_all_positions(self, rows: Iterable[PositionLoss]) -> dict[tuple[str | int, ...], str]:
-        """By the rows' key."""
+        """Map rows to their texts, by key."""
         sweeps: dict[tuple[str | int, ...], list[PositionLoss]] = {}
         for row in rows:
             sweeps.setdefault(row.key, []).append(row)
@@ -116,10 +116,10 @@ class Texts:
 
 
 def read_texts(folder: epath.Path) -> Texts:
-    """Of the rows of a folder's `length_sweep.csv`."""
+    """Read the texts of the rows of a folder's `length_sweep.csv`."""
     return Texts(read_table(folder / FILE, ScoredText))
 
 
 def text_name(text: str) -> str:
-    """What tables and figures call it."""
+    """The name of a text in tables and figures."""
     return f"text {text[:8]}" if text else "text not recorded"

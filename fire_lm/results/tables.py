@@ -46,7 +46,7 @@ class PositionLoss:
 
     @property
     def key(self) -> tuple[str | int, ...]:
-        """Of all bins of one sweep, which come together."""
+        """The key of all bins of one sweep, which are computed together."""
         return dataclasses.astuple(self)[:_POSITIONS_KEY]
 
 
@@ -55,7 +55,7 @@ _POSITIONS_KEY = [field.name for field in dataclasses.fields(PositionLoss)].inde
 
 @dataclasses.dataclass(frozen=True)
 class BiasValue:
-    """What a trained encoding adds to the logit of a query and a key; both count from 0."""
+    """The bias of a trained encoding for a query and a key, which count from 0."""
 
     run: str
     encoding: str
@@ -69,7 +69,7 @@ class BiasValue:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionScore:
-    """What a head gives a query and a key before the softmax, on held-out text.
+    """The score of a head for a query and keys before the softmax, on held-out text.
 
     Attributes:
       variant: the change at evaluation, such as position interpolation; empty for none.
@@ -165,7 +165,7 @@ _ACCURACY_KEY = [f.name for f in dataclasses.fields(LengthAccuracy)].index("leng
 
 @dataclasses.dataclass(frozen=True)
 class TaskScore:
-    """One metric of a run on a task, over all its examples.
+    """The value of a metric for a run on a task, over all examples.
 
     Attributes:
       variant: the change at evaluation, as in a length sweep; empty for none.
@@ -219,7 +219,7 @@ class TrainedTask:
 
 
 class Finished(Protocol):
-    """What is computed once, by its key."""
+    """A row that is computed once, by its key."""
 
     @property
     def key(self) -> tuple[str | int, ...]: ...

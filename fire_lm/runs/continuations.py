@@ -23,7 +23,7 @@ _SMALLEST_WIDTH = 128
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-    """What was generated after a prompt.
+    """The text generated after a prompt.
 
     Attributes:
       text: of the tokens, cut before the first stop string.

@@ -32,7 +32,7 @@ def configuration(
 
 
 def variant_of(trained: Config, asked: Config, workdir: epath.Path) -> str:
-    """What is asked of the trained model at evaluation alone, by its name in the table."""
+    """The name in tables of what differs from the trained model at evaluation."""
     if trained.macro("ENCODING") != asked.macro("ENCODING"):
         raise UserError(
             f"{workdir} was trained as {trained.macro('ENCODING')}, which is its name in the table"

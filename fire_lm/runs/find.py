@@ -19,7 +19,7 @@ SEVERAL = "several runs need --output=DIR, the folder for their table and figure
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What is to be scored of a run.
+    """The checkpoints of a run that are to be scored.
 
     Attributes:
       workdir: of the run.
@@ -78,7 +78,7 @@ def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[Wanted], l
 def folder_of_all(
     output: str | None, workdirs: Sequence[epath.Path], named: Iterable[epath.Path]
 ) -> epath.Path:
-    """Where the combined results of these runs go; `named` are the folders that were asked for.
+    """The folder for the combined results of these runs; `named` are the folders asked for.
 
     Raises:
       UserError: it is not said, or is a run, whose own results would be replaced.

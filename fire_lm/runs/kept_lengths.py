@@ -41,7 +41,7 @@ def open_lengths(config: Config) -> list[Key]:
 
 
 def kept_lengths(config: Config, trained: Config) -> dict[Key, Any]:
-    """What `config` is to take from the configuration of the model that it goes on from.
+    """The values that `config` takes from the configuration of the model it starts from.
 
     Values that it has anyway, and those that the other derived too, are left out.
     """

@@ -21,7 +21,7 @@ from fire_lm.storage import read_bytes
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """One of a file; `number` is its line, from 1."""
+    """A prompt of a file; `number` is its line, from 1."""
 
     id: str | int
     text: str
@@ -107,7 +107,7 @@ def finished(
 
 
 def whole_lines(content: bytes) -> bytes:
-    """Without the last line, if a kill has left half of it."""
+    """Drop the last line if an interrupted write has left half of it."""
     return content[: content.rfind(b"\n") + 1]
 
 

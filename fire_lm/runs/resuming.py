@@ -1,4 +1,4 @@
-"""Whether a run directory, or the run that INIT_FROM names, fits the experiment at hand."""
+"""Checks that a run directory, or the run that INIT_FROM names, fits the experiment."""
 
 from __future__ import annotations
 

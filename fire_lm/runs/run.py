@@ -50,7 +50,7 @@ class Run:
 
     @property
     def encoding(self) -> str:
-        """What tables call its positional encoding."""
+        """The name of the positional encoding in tables."""
         return label_in(self.config)
 
     @property
@@ -94,7 +94,7 @@ class Run:
         return self.model, restore_params(str(self.workdir), step, like)[0]
 
     def rows(self) -> OwnRows:
-        """What sweeps have left: losses by length, losses by position, texts."""
+        """The rows of sweeps: losses by length, losses by position, texts."""
         return read_own(self.workdir, self.encoding)
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ class Run:
         stop: tuple[str, ...] = (),
         seed: int = 0,
     ) -> list[Continuation]:
-        """What the model writes after `prompt`: one continuation, or those of all samples or beams.
+        """Continue `prompt`: one continuation, or those of all samples or beams.
 
         The parameters are read at the first call and kept; `method` is one of `Greedy`, `Sample`
         and `Beam` of `fire_lm.generation`.

@@ -1,4 +1,4 @@
-"""What a run directory says of itself: its configuration, its model, its best steps."""
+"""The saved description of a run: its configuration, its model, its best steps."""
 
 from __future__ import annotations
 

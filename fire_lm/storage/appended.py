@@ -92,7 +92,7 @@ def append_to(
 def _opened(
     path: str | epath.Path, keep: Callable[[bytes], bytes], in_parts: bool
 ) -> Uploaded | None:
-    """As `append_to`; None if a part was changed by another since it was read."""
+    """Open for `append_to`; None if another writer changed a part since it was read."""
     found = [objects.read(path)]
     while found[-1].content is not None and in_parts:
         found.append(objects.read(part(path, len(found))))

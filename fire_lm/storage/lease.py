@@ -1,4 +1,4 @@
-"""One holder at a time: of a run directory, of a checkpoint that is being scored.
+"""Leases with one holder at a time: of a run directory, of a checkpoint being scored.
 
 On a disk the operating system keeps the lock and releases it with the process. In a bucket the
 lock is an object, written on the condition that nobody else has written it, and signed again every
@@ -133,7 +133,7 @@ class Lease:
 
 
 def _is_void(path: str, content: bytes, generation: bytes) -> bool:
-    """Whether the holder has died, as far as this process has seen."""
+    """Return whether the holder has died, as far as this process has seen."""
     now = time.monotonic()
     if _seen.get(path, (b"",))[0] != generation:
         _seen[path] = generation, now

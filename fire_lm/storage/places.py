@@ -18,7 +18,7 @@ def place(path: str | epath.Path) -> epath.Path:
 
 
 def resolved(path: epath.Path) -> epath.Path:
-    """One spelling for all of a folder, symbolic links included. In a bucket each is its own."""
+    """One spelling for all names of a folder, symbolic links resolved; none in a bucket."""
     return path if in_bucket(path) else epath.Path(Path(path).resolve())  # etils keeps links
 
 

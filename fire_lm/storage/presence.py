@@ -1,4 +1,4 @@
-"""What is there. An error is never taken for absence: a run must not start again for a 403.
+"""Presence of files. An error is never taken for absence: a 403 must not restart a run.
 
 TensorFlow's `is_dir` answers False for every error, and its listing of a folder calls `is_dir`
 first; only its `exists` tells the two apart.
@@ -20,7 +20,7 @@ from fire_lm.storage.quiet import load_tensorflow, without_log_lines
 
 
 def present(path: str | epath.Path) -> bool:
-    """Whether there is a file or folder of that name.
+    """Return whether a file or folder of that name exists.
 
     Raises:
       RunFailed: the storage does not say.
@@ -59,7 +59,7 @@ def children(folder: str | epath.Path) -> list[epath.Path]:
 
 
 def is_folder(path: epath.Path) -> bool:
-    """Whether there is a folder of that name.
+    """Return whether a folder of that name exists.
 
     Raises:
       RunFailed: the storage does not say.

@@ -46,7 +46,7 @@ _WRITE_EVERY = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class TaskEvaluation:
-    """What is measured of a checkpoint.
+    """The measurement of a checkpoint on a synthetic task.
 
     Attributes:
       model: at the positions of the test.

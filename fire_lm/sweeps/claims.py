@@ -17,7 +17,7 @@ _PAUSE = 0.2  # seconds
 
 @contextlib.contextmanager
 def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterator[bool]:
-    """Whether `what` of a run is ours while the block lasts; False: another job has it.
+    """Claim `what` of a run while the block lasts; yields False if another job has it.
 
     Of a job's processes one `speaks`, the others claim nothing. A claim ends with its process: at
     once on a disk with locks; in a bucket after a minute without a sign of life (`storage.Lease`).
@@ -33,7 +33,7 @@ def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterat
 
 @contextlib.contextmanager
 def held(workdir: str | epath.Path, what: str) -> Iterator[None]:
-    """As `claimed`, by one process that waits until no other has it."""
+    """Claim `what` of a run in one process, waiting until no other has it."""
     while True:
         with claimed(workdir, what) as ours:
             if ours:

@@ -26,7 +26,7 @@ _SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One way of scoring a run's checkpoints.
+    """A way of scoring a run's checkpoints.
 
     Attributes:
       also: the flags that it has more than the plain one; empty for that.
@@ -44,7 +44,7 @@ class Setting:
 
     @property
     def rows(self) -> dict[str, Any]:
-        """What decides its rows; equal for two settings that are one."""
+        """The values that determine the rows; equal for two settings that are the same."""
         return {"variant": self.variant, **{name: getattr(self.asked, name) for name in _SCORING}}
 
     def claim(self, step: int) -> str:

@@ -1,4 +1,4 @@
-"""Which checkpoints of runs that are being trained are left for `fire-lm sweep --follow`."""
+"""The checkpoints of runs in training that are left for `fire-lm sweep --follow`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TRIES = 3
 
 
 class Survey:
-    """What there is to score in runs that are being trained. Process 0's is the one that counts.
+    """The checkpoints to score in runs that are being trained. Process 0's survey counts.
 
     Attributes:
       begun: whether all that were named had, at the last look.
@@ -47,7 +47,7 @@ class Survey:
         self._left.add((name, step))
 
     def failed(self, name: str, step: int, problem: str) -> None:
-        """Of one that is there and whole, three times; any other is named and left at once."""
+        """Record a failed attempt. An intact checkpoint is retried up to three times."""
         if jax.process_index() != 0:
             return
         if step not in available_steps(name):
@@ -119,7 +119,7 @@ class Survey:
         return stopped is not None
 
     def runs(self) -> list[str]:
-        """Those that have begun."""
+        """The runs that have begun."""
         return list(self._runs)
 
     def scored(self) -> list[tuple[str, int]]:

@@ -76,7 +76,7 @@ def sweep(arguments: argparse.Namespace) -> None:
 
 
 def describe(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> None:
-    """For --dry_run."""
+    """Print what `--dry_run` shows."""
     for one in settings(arguments, workdir):
         asked = f" also {one.also}" * bool(one.also)
         lengths = one.config.macro("EVAL_LENGTHS")
@@ -166,7 +166,7 @@ def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
 
 
 def finished_in(workdir: epath.Path, encoding: str) -> Known:
-    """What process 0 sees of it."""
+    """The finished rows of a run, as process 0 sees them."""
     own = read_own(workdir, encoding)
     if own.problem:
         say_once(own.problem)

@@ -1,4 +1,4 @@
-"""What `fire-lm sweep` leaves at the top of several runs: their rows, a table and a figure."""
+"""The combined files of several runs' sweeps: their rows, a table and a figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which batches a run has seen, as one number that any two runs can compare.
+"""A hash of the batches that a run has seen, by which two runs can be compared.
 
 The hash of a batch is a sum over its rows, modulo 2^32 twice, so that it is computed where the rows
 are, whatever the processes and devices and whichever row lies where; rows enter with all their

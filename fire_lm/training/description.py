@@ -1,4 +1,4 @@
-"""What is printed of a run before it starts: parameters, mesh, tokens and FLOPs."""
+"""The description of a run before it starts: parameters, mesh, tokens and FLOPs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, over all its starts: from the run's own files, without a service.
+"""Goodput: where the time of a run goes over all its starts, from the run's own files.
 
 Process 0 keeps one file a start, `goodput/<number>.json`, with the seconds of each stage so far. It
 is written where starting and compiling begin and end, at each save, and every few seconds of steps,
@@ -129,7 +129,7 @@ class Goodput:
 
 
 def machine() -> dict[str, Any]:
-    """What a start runs on; of CPUs, the cores of a process count as its devices."""
+    """Describe the machine of a start; on CPUs, the cores of a process count as devices."""
     kind, devices = jax.devices()[0].device_kind, jax.device_count()
     if jax.devices()[0].platform == "cpu":
         kind, devices = (
@@ -164,13 +164,13 @@ def starts(workdir: str) -> list[dict[str, Any]]:
 
 
 def _records(folder: epath.Path) -> list[epath.Path]:
-    """In the order of the starts; people put other things beside."""
+    """The records in the order of starts, without other files."""
     found = storage.children(folder)
     return sorted(path for path in found if re.fullmatch(r"[0-9]{5,9}\.json", path.name))
 
 
 def _of_a_start(facts: dict[str, Any]) -> bool:
-    """Whether it is all that `_account` needs: a disk may have changed it."""
+    """Return whether a record has all that `_account` needs: it may be damaged."""
     at_save = facts.get("at_save")
     return (
         _is_time(facts.get("began"))

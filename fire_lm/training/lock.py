@@ -1,4 +1,4 @@
-"""One writer for a run directory: two at once would spoil each other's logs and checkpoints."""
+"""The lock of a run directory: two writers would spoil each other's logs and checkpoints."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from fire_lm.training.watchdog import Watch
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a process holds while it trains in a run directory."""
+    """The resources of a process while it trains in a run directory."""
 
     workdir: str
     quiet: bool
@@ -128,7 +128,7 @@ def train(
     source: Callable[[], Decoder] | None,
     before_first_step: Callable[[], None],
 ) -> bool:
-    """From a whole checkpoint, or 0; whether a signal ended it."""
+    """Train from an intact checkpoint or step 0; returns whether a signal ended it."""
     job.goodput.resumed(start)
     mesh = sharding.make_mesh(run.mesh)
 

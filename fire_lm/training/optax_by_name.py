@@ -57,7 +57,7 @@ class Optax:
 
 
 def chained(transformations: Sequence[Optax]) -> Optax:
-    """One after another, as `optax.chain`; the rate is that of the last that has one."""
+    """Chain transformations as `optax.chain`; the rate is that of the last that has one."""
     if not transformations:
         raise UserError("pretrain.optimizer is an empty list: name a transformation of optax")
     rates = [one.learning_rate for one in transformations if one.learning_rate is not None]
@@ -66,7 +66,7 @@ def chained(transformations: Sequence[Optax]) -> Optax:
 
 
 def muon_dimensions(params: Any) -> Any:
-    """Which axes of each kernel are a matrix, for `optax.contrib.muon`.
+    """The axes of each kernel that are a matrix, for `optax.contrib.muon`.
 
     Arrays of the layers are stacked: their first axis is the layer, and each layer's matrix is
     orthogonalised by itself, all heads of a layer together. None for embeddings, biases, norms and

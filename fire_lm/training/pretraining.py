@@ -1,4 +1,4 @@
-"""What a pretraining run is, as a value: gin's `pretrain`."""
+"""The settings of a pretraining run as a value: gin's `pretrain`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Pretraining:
 
     @property
     def flops_per_token(self) -> float:
-        """By the convention of `metrics.FLOPS_CONVENTION`."""
+        """The FLOPs of a token, by the convention `FLOPS_CONVENTION`."""
         params = self.abstract_state().params
         return model_flops_per_token(self.model, params, self.train_length)
 

@@ -26,7 +26,7 @@ from fire_lm.training.spikes import SpikeLog, remember
 
 
 def new_counters() -> dict[str, Any]:
-    """What a run counts, as its checkpoints keep it: plain JSON.
+    """The counters of a run, as its checkpoints keep them: plain JSON.
 
     `largest` holds the metrics of the encoding since the last line of the log, `recent_losses`
     what `Spikes` judges by.

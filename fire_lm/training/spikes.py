@@ -1,4 +1,4 @@
-"""What a run does about a step gone wrong: a loss that is not finite, or that jumps.
+"""The handling of bad steps: a loss that is not finite, or that jumps.
 
 The limit of a step comes from the losses up to two steps before it, because the host works one
 step ahead of the losses that it reads. It is kept with the counters of a checkpoint, so that a
@@ -66,7 +66,7 @@ class Spikes:
         return self.limit(losses) if self.skip_finite else math.inf
 
     def guard(self, skip_above: _Array) -> tuple[_Array, ...]:
-        """What the training step takes besides state and batch: nothing where it need not judge."""
+        """The training step's arguments besides state and batch; none where it need not judge."""
         return (skip_above,) if self.skips_allowed else ()
 
 

@@ -1,4 +1,4 @@
-"""What is asked before a run starts, and the parameters that it may start from."""
+"""Checks before a run starts, and the parameters that it may start from."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check_start(run: Pretraining, source: Decoder) -> tuple[int, list[str]]:
 
 @contextlib.contextmanager
 def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Callable[[str], bool]]:
-    """Which parameters of `run` mean something else here; names both encodings in errors."""
+    """Yield a test for parameters with another meaning here; errors name both encodings."""
     ours, theirs = encoding_names(model), encoding_names(source or model)
     if source is not None and len(source.encodings) != len(model.encodings):
         raise UserError(

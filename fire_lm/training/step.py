@@ -89,7 +89,7 @@ def train_step(
     z_loss: float,
     microbatches: int,
 ) -> tuple[TrainState, Metrics]:
-    """One update by the mean gradient over the batch's tokens.
+    """Update the state by the mean gradient over the batch's tokens.
 
     `seed` draws the positions, where the model resamples them, and the masks of its dropout.
     With `skip_above`, a float32 scalar, an update is left out whose loss is above it or whose loss

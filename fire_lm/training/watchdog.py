@@ -98,7 +98,7 @@ def telling_others() -> Iterator[None]:
 
 
 class Watch:
-    """What the training loop tells the watchdog, and what that does about it."""
+    """The watchdog of a training loop, which reports its stages to it."""
 
     def __init__(self, settings: Watchdog, workdir: str, goodput: Goodput):
         self._settings, self._workdir, self._goodput = settings, workdir, goodput
@@ -119,7 +119,7 @@ class Watch:
         self._step, self._since = step, now
 
     def saved(self) -> None:
-        """What a save takes is not part of a step."""
+        """Exclude the time of a save from the step."""
         self._since = time.monotonic()
 
     def limit(self) -> float:
@@ -189,7 +189,7 @@ def _own_name() -> str:
 
 
 class _Peers:
-    """What the processes of a job tell each other, through JAX's coordination service."""
+    """Messages between the processes of a job, through JAX's coordination service."""
 
     def __init__(self) -> None:
         self._client: Any = distributed.global_state.client
@@ -206,7 +206,7 @@ class _Peers:
         threading.Thread(target=start, name="watchdog_line", daemon=True).start()
 
     def say(self, last_words: str) -> None:
-        """To those who listen for the end of process 0; good-bye is a full stop."""
+        """Tell the listeners that process 0 ends; a normal end is a full stop."""
         for line in self._lines:
             with contextlib.suppress(OSError):
                 line.sendall(last_words.encode())
@@ -222,7 +222,7 @@ class _Peers:
                 self._lines.append(self._server.accept()[0])
 
     def _listen(self) -> None:
-        """Where no connection can be made, JAX's own words must do."""
+        """Listen for the end of process 0; without a connection, JAX's own message has to do."""
         with contextlib.suppress(Exception):
             host = str(distributed.global_state.coordinator_address).rpartition(":")[0]
             port = int(self._client.blocking_key_value_get(_PORT, 60_000))

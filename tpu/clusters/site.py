@@ -1,4 +1,4 @@
-"""What all of your slices share: fill it in once (README.md says how to make these)."""
+"""The settings that all of your slices share: fill them in once (see README.md)."""
 
 from ml_collections import ConfigDict
 

@@ -35,7 +35,7 @@ def tpu_attention(
 
 
 def scale_queries(q_BTNH: jax.Array, factor: jax.Array | float = 1.0) -> jax.Array:
-    """Their products with keys are logits in base 2, times `factor`. Also its own transpose."""
+    """Scale queries so that q·k is a logit in base 2, times `factor`. It is its own transpose."""
     scaled_BTNH = q_BTNH.astype(jnp.float32) * (log2_scale(q_BTNH.shape[3]) * factor)
     return scaled_BTNH.astype(q_BTNH.dtype)
 
@@ -104,7 +104,7 @@ def with_gradients(
 
 
 class Prepared(NamedTuple):
-    """What the kernels take."""
+    """The arguments of the kernels."""
 
     q_BNHP: jax.Array
     k_BNHP: jax.Array

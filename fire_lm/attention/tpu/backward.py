@@ -46,7 +46,7 @@ OVER_QUERIES = (((1,), (1,)), ((), ()))  # [H, queries], [keys, queries]
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """Which tables of a bias somebody asks the gradient to; `segment` stands for slope, offset."""
+    """The bias tables whose gradients are needed; `segment` stands for slope and offset."""
 
     segment: bool = False
     row: bool = False

@@ -139,7 +139,7 @@ class Part:
 
 
 def parts(block: int, on_diagonal: bool) -> Iterator[Part]:
-    """Those of a tile with keys that some query sees."""
+    """The parts of a tile with keys that some query sees."""
     strips = block // LANES
     for query in range(strips):
         for key in range(strips):
@@ -179,7 +179,7 @@ def _build(refs: BiasRefs, tile: Ref, on_diagonal: bool) -> None:
 
 
 def _add_bends(refs: BiasRefs, tile: Ref, part: Part, k: jax.Array) -> None:
-    """Of kink k and the next."""
+    """Add the bends at kink k and at the next one."""
     row, gain = refs.row_and_gain(part)
     x = refs.slab_of(part) * row
     bends = [gain * refs.change(one) * jnp.maximum(x, refs.kink(one)) for one in (k, k + 1)]
@@ -239,7 +239,7 @@ def _add_part(refs: BiasRefs, sums: Sums, d_tile: Ref, part: Part, first_chunk: 
 def _add_beyond(
     refs: BiasRefs, sums: Sums, d_tile: Ref, part: Part, chunk: jax.Array, k: jax.Array
 ) -> None:
-    """Of the values beyond kink k, and beyond the next, where the slope is another."""
+    """Sum the values beyond kink k and beyond the next one, where the slope changes."""
     row, gain = refs.row_and_gain(part)
     slab, d_bias = refs.slab_of(part), d_tile[part.keys, part.queries]
     d_slab = jnp.zeros_like(slab)

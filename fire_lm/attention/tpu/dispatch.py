@@ -1,4 +1,4 @@
-"""From what `attend` is given to the kernels: when they can run, on each device of a mesh.
+"""The way from `attend` to the kernels: when they can run, on each device of a mesh.
 
 The kernels take the tokens of a document to be at positions that follow one another, and a bias to
 be its tables. Whether that is so depends on numbers that are known at run time alone: so the step
@@ -112,7 +112,7 @@ class ByToken(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Which leaves of the inputs somebody asks the gradient to."""
+    """The leaves of the inputs whose gradients are needed."""
 
     leaves: tuple[bool, ...]
 
@@ -121,7 +121,7 @@ class Mask:
 # taken would write zeros in place of all that the other keeps.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attention(sharding: NamedSharding | None, blocks: Any, usable: Any, *inputs: Any) -> jax.Array:
-    """By the kernels, where `usable`, or by the program `blocks`.
+    """Attention by the kernels where `usable`, else by the program `blocks`.
 
     `inputs`: q, k, v; tables; by token; what `blocks` takes before q, k, v.
     """

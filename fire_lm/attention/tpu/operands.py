@@ -1,4 +1,4 @@
-"""What forward and backward kernels share: grid, blocks of the arrays, tables of a bias.
+"""The grid, array blocks and bias tables that forward and backward kernels share.
 
 The grid is (groups of sequences, heads, tiles); which blocks a tile joins stands in two tables
 that the kernels are started with, so that tiles above the diagonal do not exist.
@@ -31,7 +31,7 @@ class Operands:
     order: Order
 
     def by_query(self, width: int) -> pl.BlockSpec:
-        """Of `[B, N, width, P]`."""
+        """The block of an array `[B, N, width, P]`."""
         shape = (self.blocks.batch, 1, width, self.blocks.tokens)
         return pl.BlockSpec(shape, lambda g, n, x, query, key: (g, n, 0, query[x]))
 
@@ -40,12 +40,12 @@ class Operands:
         return pl.BlockSpec(shape, lambda g, n, x, query, key: (g, n, 0, key[x]))
 
     def of_head(self, shape: tuple[int, ...]) -> pl.BlockSpec:
-        """Of `[G, N, ...]`, whole for all tiles of a head."""
+        """The block of `[G, N, ...]`: whole, for all tiles of a head."""
         zeros = (0,) * (len(shape) - 2)
         return pl.BlockSpec((1, 1, *shape[2:]), lambda g, n, x, query, key: (g, n, *zeros))
 
     def segments(self) -> list[pl.BlockSpec]:
-        """Of `[B, 1, P]`, once for the queries and once for the keys."""
+        """The blocks of `[B, 1, P]`, one for the queries and one for the keys."""
         shape = (self.blocks.batch, 1, self.blocks.tokens)
         return [
             pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, query[x])),

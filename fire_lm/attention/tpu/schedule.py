@@ -1,4 +1,4 @@
-"""What the kernels are told before they start: tiles, blocks, skewed slab, live segments.
+"""The kernels' scalars: tiles, blocks, the skewed slab and live segments.
 
 Shapes: N heads, P positions and distances (padded to whole blocks), K kinks, M slabs (N or 1),
 R = 128 rows of a skewed slab, Q = P / 128 chunks, X tiles.
@@ -29,7 +29,7 @@ Order = Literal["by_query", "by_key"]
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """How attention is cut: `tokens` queries by as many keys, for `batch` sequences at a time."""
+    """The tiling of attention: `tokens` queries by as many keys, `batch` sequences at a time."""
 
     tokens: int
     batch: int
@@ -84,7 +84,7 @@ def choose_blocks(
 
 
 def vmem_bytes(tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.dtype) -> int:
-    """What the backward kernel, the larger one, holds at a time; by trial, a little more."""
+    """Estimate the VMEM of the backward kernel, the larger one; a little above what trials show."""
     block = tokens * head_dim
     # Inputs q, k, v, do and outputs dk, dv twice, for the next step's copies; sums of dk, dv, dq.
     per_sequence = 2 * 6 * block * dtype.itemsize + 3 * block * 4
@@ -178,5 +178,5 @@ def live_segments(
 
 
 def log2_scale(head_dim: int) -> float:
-    """On q k: the softmax's base is 2, which saves the kernels a product."""
+    """The factor on q·k for a softmax in base 2, which saves the kernels a product."""
     return math.log2(math.e) / math.sqrt(head_dim)

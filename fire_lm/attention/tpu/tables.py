@@ -38,7 +38,7 @@ class Tables(NamedTuple):
         blocks: Blocks,
         length: int,
     ) -> Tables:
-        """Of the tokens of each example.
+        """Build the tables for the tokens of each example.
 
         Args:
           bias: by position, with tables that reach all of `pos_ET`.

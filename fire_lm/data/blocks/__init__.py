@@ -20,7 +20,7 @@ def train_iterator(data: Blocks, **arguments: int) -> TrainIterator:
 
 
 def vocabulary_name(data: Blocks) -> str:
-    """Its path, or the name of the file of the blocks'."""
+    """The vocabulary's path, or the name of the file that made the blocks."""
     return data.vocabulary or open_set(data.path, "").identity.vocabulary
 
 

@@ -1,4 +1,4 @@
-"""What a set of blocks is: one JSON file, written last, with a checksum of itself.
+"""The manifest of a set of blocks: a JSON file with its own checksum, written last.
 
 It says enough to open every array without reading anything else, and to refuse a set that was made
 by another vocabulary or another preprocessing.
@@ -24,7 +24,7 @@ FORMAT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One directory of arrays, from one or more files of the source.
+    """A directory of arrays, from one or more files of the source.
 
     Attributes:
         documents: of the source, skipped ones included.
@@ -45,7 +45,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What decides the tokens, beside the text itself.
+    """Everything besides the text that determines the tokens.
 
     Attributes:
         dataset: the TFDS name with config and version.
@@ -82,23 +82,23 @@ class Manifest:
     splits: Mapping[str, tuple[Part, ...]]
 
     def fingerprint(self, split: str) -> str:
-        """Of the stream of tokens of a split."""
+        """The fingerprint of a split's token stream."""
         return _digest({"parts": [dataclasses.asdict(part) for part in self.splits[split]]})
 
     def unknown_share(self, split: str) -> float:
-        """Of all tokens of a split."""
+        """The share of unknown tokens in a split."""
         parts = self.splits[split]
         return sum(part.unknown for part in parts) / max(1, sum(part.tokens for part in parts))
 
 
 def write_json(path: str, content: Mapping[str, Any]) -> None:
-    """With its checksum in it."""
+    """Write JSON with a checksum of its content."""
     text = json.dumps({**content, "sha256": _digest(content)}, indent=1)
     stores.write_bytes(path, text.encode())  # no newline: every byte counts
 
 
 def read_json(path: str) -> dict[str, Any] | None:
-    """What `write_json` wrote, None if there is no such file.
+    """Read what `write_json` wrote; None if there is no such file.
 
     Raises:
         RunFailed: it is not what was written.

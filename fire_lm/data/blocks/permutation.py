@@ -14,7 +14,7 @@ _ROUNDS = 8  # with few bits a half, fewer rounds leave some orders out
 
 
 def permuted(index: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
-    """Where the permutation number (seed, epoch) of `count` things sends `index`.
+    """Map `index` by the permutation of `count` items that (seed, epoch) chooses.
 
     Args:
         index: int64 [k], each in 0..count-1.

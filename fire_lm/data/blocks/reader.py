@@ -165,7 +165,7 @@ def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
 
 
 def _ends_of_written(stream: Stream) -> Iterator[np.ndarray]:
-    """As `document_ends`, without the skipped documents and the parts that have no others."""
+    """Yield `document_ends` without skipped documents, and without parts that hold no others."""
     begin = 0
     for ends in stream.document_ends():
         written = ends[np.diff(ends, prepend=begin) > 0]

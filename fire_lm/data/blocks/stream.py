@@ -70,7 +70,7 @@ class Stream:
         return int(self._edges[-1])
 
     def document_ends(self) -> Iterator[np.ndarray]:
-        """For each part, where the documents of the source end: int64 [documents].
+        """Yield for each part the ends of the source's documents, int64 [documents].
 
         A skipped document ends where the one before it does.
         """

@@ -38,7 +38,7 @@ RunParts = Callable[[Sequence["PartToWrite"], Callable[["PartToWrite"], object]]
 
 @dataclasses.dataclass(frozen=True)
 class PartToWrite:
-    """One part of one split; `source_documents` and `source_bytes` are of the whole split."""
+    """A part of a split; `source_documents` and `source_bytes` are those of the whole split."""
 
     data: TextData
     output: str
@@ -54,7 +54,7 @@ class PartToWrite:
         return part_path(self.output, self.split, self.index, self.count)
 
     def facts(self) -> dict[str, Any]:
-        """What must be the same for a part that is there to be this one."""
+        """The facts in which an existing part must agree to be this one."""
         return {
             "identity": dataclasses.asdict(self.identity),
             "documents": self.source_documents,
@@ -121,7 +121,7 @@ def write_blocks(
 
 
 def write_part(job: PartToWrite, progress: Callable[[int], None] = lambda documents: None) -> Part:
-    """One part, or what it holds if it is there already."""
+    """Write a part, or read what it holds if it exists already."""
     finished = _finished(job)
     if finished is not None:
         progress(finished.documents)
@@ -165,7 +165,7 @@ def _identity(data: TextData) -> Identity:
 
 
 def _check_output(output: str, held: Manifest | None, identity: Identity, splits: set[str]) -> None:
-    """Nothing that is there may be overwritten by other text, or mixed with it."""
+    """Refuse an output that holds other text, which must be neither overwritten nor mixed."""
     if held is not None and held.identity != identity:
         now, then = dataclasses.asdict(identity), dataclasses.asdict(held.identity)
         changed = [name for name in now if now[name] != then[name]]
@@ -233,7 +233,7 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
 
 
 def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:
-    """Its parts as they are on the disk, if together they hold all documents."""
+    """The parts of a split on the disk, if together they hold all documents."""
     whole = [part for part in map(_finished, jobs) if part is not None]
     first, documents = jobs[0], sum(part.documents for part in whole)
     if len(whole) < len(jobs):

@@ -43,7 +43,7 @@ Document = tuple[str, bytes]
 
 @dataclasses.dataclass(frozen=True)
 class CorpusSummary:
-    """What a corpus directory holds.
+    """The contents of a corpus directory.
 
     Attributes:
         documents, bytes: by split, 'train' and 'validation'.

@@ -1,4 +1,4 @@
-"""One's own documents (arXiv, GitHub, anything) as a TFDS data set.
+"""Documents of your own (arXiv, GitHub, anything) as a TFDS data set.
 
 A document's split is decided by a hash of its text, so it depends neither on order nor on how the
 documents are divided into files, and a text that occurs twice cannot be in both splits: exact
@@ -42,7 +42,7 @@ _FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
 
 @dataclasses.dataclass(frozen=True)
 class TextCorpus:
-    """What was written.
+    """The data set that was written.
 
     Attributes:
         tfds_name: for `TextData.tfds_name`.
@@ -193,7 +193,7 @@ class _Passes:
 
 
 def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | None:
-    """What is there from the same files, None if nothing is.
+    """The data set that exists from the same files, or None.
 
     "The same" is of the same names, sizes and times: to compare the text is to read it all.
 

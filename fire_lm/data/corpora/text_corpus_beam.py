@@ -27,7 +27,7 @@ from fire_lm.storage import make_folder
 
 
 class Reading(NamedTuple):
-    """What is read: files as `list_files` gives them."""
+    """The files to read, as `list_files` gives them."""
 
     files: Sequence[File]
     text_field: str | None

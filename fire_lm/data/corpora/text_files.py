@@ -147,7 +147,7 @@ def check_files(files: Sequence[File], text_field: str | None) -> None:
 
 
 def is_text(name: str, text_field: str | None) -> bool:
-    """Whether a file is plain text, rather than records that are documents."""
+    """Return whether a file is plain text, rather than records that are documents."""
     return not _form(name, text_field)[0]
 
 

@@ -1,4 +1,4 @@
-"""One text file as many documents: at its blank lines, or in pieces of a size."""
+"""Splitting a text file into documents: at its blank lines, or into pieces of a size."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _between_blank_lines(stream: Any) -> Iterator[bytes]:
 
 
 def _of_size(stream: Any, size: int) -> Iterator[bytes]:
-    """As many lines as fit; a longer line is cut after a space, or between two characters."""
+    """Yield pieces of as many lines as fit; a longer line is cut after a space or a character."""
     held = b""
     while True:
         while len(held) < size and (more := stream.read(size - len(held))):

@@ -1,4 +1,4 @@
-"""Which documents a data set takes, and into which split: by their text alone."""
+"""The selection of documents and their splits, by their text alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def digest_of(text: bytes) -> bytes:
 
 
 def key_of(digest: bytes) -> str:
-    """For TFDS. A place would not do: a file may be called a.jsonl:1, as the line of another."""
+    """The key for TFDS. A place is none: a file may be called a.jsonl:1, as another's line."""
     return digest.hex()
 
 

@@ -75,7 +75,7 @@ def quick_splits(data: ReadBySeqio) -> list[str] | None:
 
 
 def unknown_share(data: ReadBySeqio, split: str) -> float:
-    """Of the first documents of the split; of a registered task, of rows of the first ones."""
+    """The share of unknown tokens in a split's first documents (or rows, of a registered task)."""
     if isinstance(data, SeqioTask):
         return scoring_text(data, length=64, num_sequences=64, split=split).unknown
     from fire_lm.data.on_the_fly import survey

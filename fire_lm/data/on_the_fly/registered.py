@@ -74,7 +74,7 @@ def _provider(data: SeqioTask) -> seqio.Task | seqio.Mixture:
 
 
 def _splits(found: seqio.Task | seqio.Mixture) -> set[str]:
-    """Those that every task has; a Mixture's own are those of any."""
+    """The splits that every task has; a Mixture's own are those of any of its tasks."""
     return set.intersection(*(set(task.splits) for task in seqio.get_subtasks(found)))
 
 

@@ -1,4 +1,4 @@
-"""What reading costs at least: the shortest seqio pipeline that gives the same kind of batches.
+"""A baseline for reading: the shortest seqio pipeline with the same kind of batches.
 
 The yardstick of `fire-lm bench data`. seqio's own steps, one document after the other; joined and
 chopped; shuffled by tf.data. It does not look for undecodable documents, counts nothing, and its

@@ -50,7 +50,7 @@ class Source(seqio.TfdsDataSource):
 
 
 def documents_of(data: TextData, split: str, shard: seqio.ShardInfo | None) -> int:
-    """That a shard reads in one epoch, at most."""
+    """The most documents that a shard reads in one epoch."""
     with without_their_warnings():
         files = Source(data, split).documents_by_file(split)
     if shard is None:
@@ -61,7 +61,7 @@ def documents_of(data: TextData, split: str, shard: seqio.ShardInfo | None) -> i
 
 
 def _of_shard(files: Sequence[int], shard: seqio.ShardInfo) -> Sequence[int]:
-    """As TFDS divides the files."""
+    """The files of a shard, as TFDS divides them."""
     return files[shard.index :: shard.num_shards]
 
 

@@ -1,4 +1,4 @@
-"""What a data set holds: documents, tokens, unknowns, duplicates, and what a sweep would read."""
+"""A survey of a data set: documents, tokens, unknowns, duplicates, and the rows of sweeps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fire_lm.data.spec import Construction, TextData
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """Of the documents of a split that were read.
+    """Statistics of the documents of a split that were read.
 
     Attributes:
         tokens: int64 [documents], each with its end-of-document.
@@ -111,7 +111,7 @@ class Sweep:
 def sweep_contents(
     construction: Construction, document_tokens: np.ndarray, lengths: Sequence[int]
 ) -> list[Sweep]:
-    """What each length of a sweep over these documents holds; every one divides the longest.
+    """Describe each length of a sweep over these documents; every length divides the longest.
 
     A sweep reads rows of the longest length and cuts them into equal parts.
     """

@@ -78,7 +78,7 @@ def _check_data_set(data: TextData, split: str) -> int:
 
 
 def _is_string(feature: tfds.features.FeatureConnector) -> bool:
-    """One for each document; not a list, a tree or a data set of strings."""
+    """Return whether a feature is one string for each document, not a list, tree or data set."""
     single = isinstance(feature, tfds.features.Text | tfds.features.Tensor)
     return single and feature.shape == () and feature.tf_dtype == tf.string
 
@@ -124,7 +124,7 @@ def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
 
 
 def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
-    """What its metadata says.
+    """Read the metadata of a data set.
 
     Raises:
         UserError: there is no such data set. RunFailed: its metadata cannot be read.
@@ -229,7 +229,7 @@ def _task(
     rank: int,
     in_mixture: str = "",
 ) -> seqio.Task:
-    """Of groups (rank 2; whole documents, rank 1) or, in a mixture, where names must differ, rows.
+    """A task of groups (rank 2), of whole documents (rank 1), or of rows in a mixture.
 
     Not registered: two data directories in one process never collide.
     """

@@ -21,7 +21,7 @@ UNSEEN = 2**30
 
 
 class Position(nn.Module):
-    """Where a position can enter; nothing by default."""
+    """The hooks by which a position enters the model; by default they do nothing."""
 
     def __init__(self, config, settings):
         super().__init__()
@@ -332,7 +332,7 @@ class FireLMModel(FireLMPreTrainedModel):
 
 
 def real_tokens(attention_mask, past, length):
-    """Which of the tokens of this call are no padding, bool `[B, T]`; None if all are."""
+    """Which tokens of this call are not padding, bool `[B, T]`; None if none is."""
     if attention_mask is None:
         return None
     if attention_mask.dim() == 2:

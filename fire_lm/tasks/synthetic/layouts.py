@@ -1,4 +1,4 @@
-"""How an exercise becomes a row of token ids, and what a model is asked on it.
+"""Layouts: how an exercise becomes a row of token ids with its targets.
 
 Symbol s is id s + 2. Id 0 is padding, and the beginning of a row; id 1 is a slot of the answer
 (`slots`), or what stands between input and answer (`autoregressive`). With x an input of n symbols

@@ -1,4 +1,4 @@
-"""What a synthetic task is: a rule that makes an input and its answer from random numbers."""
+"""The interface of synthetic tasks: a rule that makes an input and its answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Variant = Literal["code", "text"]
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One exercise, in symbols.
+    """An exercise, in symbols.
 
     Attributes:
         inputs: int [n], each from 0 to `Task.input_symbols - 1`.
@@ -39,7 +39,7 @@ class Task(abc.ABC):
 
     @property
     def label(self) -> str:
-        """Its name in tables: the class, with the fields that are not at their defaults."""
+        """The task's name in tables: the class, with the fields that are not at their defaults."""
         changed = [
             f"{field.name}={getattr(self, field.name)}"
             for field in dataclasses.fields(self)  # type: ignore[arg-type]
@@ -50,12 +50,12 @@ class Task(abc.ABC):
     @property
     @abc.abstractmethod
     def input_symbols(self) -> int:
-        """How many symbols inputs are made of."""
+        """The number of symbols that inputs are made of."""
 
     @property
     @abc.abstractmethod
     def answer_symbols(self) -> int:
-        """How many symbols answers are made of."""
+        """The number of symbols that answers are made of."""
 
     @property
     def terminator(self) -> int | None:
