@@ -88,7 +88,7 @@ class Progress:
 
 @contextmanager
 def phase(name: str, quiet: bool = False) -> Iterator[None]:
-    """Says what start-up is doing, every 10 seconds that it still does, and how long it took."""
+    """Report what start-up is doing, every 10 seconds, and how long it took."""
     start = time.monotonic()
     if quiet:
         yield
@@ -115,7 +115,7 @@ def signs_of_life(what: str) -> Iterator[None]:
 
 @contextmanager
 def every(seconds: float, say: Callable[[], None]) -> Iterator[None]:
-    """Calls `say` from a thread of its own as long as the block takes."""
+    """Call `say` from a thread of its own as long as the block takes."""
     over = threading.Event()
 
     def repeat() -> None:

@@ -21,7 +21,7 @@ _SILENCE_SECONDS = 60
 
 
 def initialize_distributed() -> None:
-    """Joins the processes of a multi-host job, where the machine or its environment says so.
+    """Join the processes of a multi-host job, where the machine or its environment says so.
 
     On a Cloud TPU VM JAX finds the other hosts by itself (metadata server or GKE variables).
     Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID name them. A single
@@ -85,7 +85,7 @@ def by_first(work: Callable[[], _Json]) -> _Json:
 
 
 def wait_for_all(point: str, seconds: float = 3600.0) -> None:
-    """Returns once every process of the job has come to `point`; each needs a name of its own.
+    """Return once every process of the job has come to `point`; each needs a name of its own.
 
     Before the first collective of a kind: the CPU's (gloo) gives up when a process comes to it
     half a minute after another, and compiling may well take one that much longer.

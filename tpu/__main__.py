@@ -131,7 +131,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a verb; exit codes as fire-lm's."""
+    """Run a verb; exit codes as fire-lm's."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
         parsed = parse(given)

@@ -45,7 +45,7 @@ class Calls:
         self.dry_run = dry_run
 
     def change(self, arguments: Sequence[str], stdin: str = "") -> str:
-        """Runs a call that changes something; its output.
+        """Run a call that changes something; returns its output.
 
         Raises:
           UserError: the program is missing.
@@ -57,7 +57,7 @@ class Calls:
         return self._run(arguments, stdin)
 
     def read(self, arguments: Sequence[str]) -> str:
-        """Runs a call that changes nothing; its output, or nothing in a dry run."""
+        """Run a call that changes nothing; returns its output, or nothing in a dry run."""
         return self.change(arguments)
 
     def ask(self, arguments: Sequence[str]) -> Any:
@@ -69,7 +69,7 @@ class Calls:
             raise CallFailed(f"`{shlex.join(arguments)}` did not print JSON: {error}") from error
 
     def stream(self, arguments: Sequence[str]) -> None:
-        """Runs a call whose output goes straight to the terminal."""
+        """Run a call whose output goes straight to the terminal."""
         if self.dry_run:
             print(shlex.join(arguments))
             return

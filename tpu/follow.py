@@ -62,7 +62,7 @@ class Follower:
         self._silent = self._unstarted = self._gone = 0
 
     def follow(self) -> None:
-        """Returns when the job is done, or runs if it is to be left then.
+        """Return when the job is done, or once it runs if it is to be left then.
 
         Raises:
           UserError: it ended with exit code 2, or cannot be started as it was asked for.
@@ -163,7 +163,7 @@ class Follower:
         return False
 
     def _create(self, state: State) -> None:
-        """Asks for TPUs, unless somebody else deleted those that there were."""
+        """Ask for TPUs, unless somebody else deleted the earlier ones."""
         name = self._job.name
         if not self._ours:
             self._gone += 1
@@ -234,7 +234,7 @@ class Follower:
         raise RunFailed(f"{name}: {state}")
 
     def _end(self) -> None:
-        """Gives the TPUs back. Raises RunFailed if that failed again and again."""
+        """Give the TPUs back. Raises RunFailed if that failed again and again."""
         name = self._job.name
         if not self._may_cost:
             return

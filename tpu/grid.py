@@ -96,7 +96,7 @@ def arm_job(
     fire_lm: Sequence[str],
     scoring: Sequence[str],
 ) -> Job:
-    """Trains, then scores every length.
+    """Train, then score every length.
 
     Args:
       fire_lm: the command of that name where the job runs.
@@ -162,7 +162,7 @@ def run(
     log: Callable[[Arm], str] = lambda arm: "",
     every: float | None = None,
 ) -> None:
-    """Runs what is not done, `at_once` at a time; an arm that fails leaves the others going.
+    """Run what is not done, `at_once` at a time; an arm that fails leaves the others going.
 
     Args:
       run_arm: returns when the arm is done, raises when it failed.

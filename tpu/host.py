@@ -121,7 +121,7 @@ def workdir_of(command: Sequence[str]) -> str:
 
 
 def keep(log: IO[bytes], folder: str, name: str) -> None:
-    """Copies what was printed so far into `folder`: a lost host takes its own disk with it."""
+    """Copy what was printed so far into `folder`: a lost host takes its own disk with it."""
     if not folder:
         return
     path = epath.Path(folder) / "logs" / name
@@ -153,7 +153,7 @@ def diverged(workdir: str, began: float) -> str:
 
 
 def write_mark(path: str, pause: float) -> None:
-    """Tries a few times: without it a job that is done would be asked for again."""
+    """Try a few times: without it a job that is done would be asked for again."""
     for _ in range(5):
         try:
             make_folder(epath.Path(path).parent)
@@ -165,7 +165,7 @@ def write_mark(path: str, pause: float) -> None:
 
 
 def try_bucket(folder: str) -> None:
-    """Writes, reads and removes a file there. Raises what the bucket's library raises."""
+    """Write, read and remove a file there. Raises what the bucket's library raises."""
     path = epath.Path(folder) / f".tried_by_{socket.gethostname()}"
     require_bucket(folder, "--try_bucket")
     make_folder(path.parent)

@@ -50,7 +50,7 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """Tells this job from another one under the same name."""
+        """The identity of this job among others under the same name."""
         return hashlib.sha256(json.dumps(self.commands).encode()).hexdigest()[:16]
 
     @property
@@ -108,16 +108,16 @@ class Place(Protocol):
         """Return the job's state. Raises UserError if another job runs under its name."""
 
     def create(self, job: Job) -> None:
-        """Asks for the TPUs."""
+        """Ask for the TPUs."""
 
     def setup(self, name: str) -> None:
-        """Brings the image to every host, and tries the bucket from each."""
+        """Bring the image to every host, and try the bucket from each."""
 
     def launch(self, job: Job) -> None:
-        """Starts the job on all hosts or on none. Raises RunFailed if it could not."""
+        """Start the job on all hosts or on none. Raises RunFailed if it could not."""
 
     def reset(self, name: str) -> None:
-        """Makes room for the job to start again after it failed."""
+        """Make room for the job to start again after it failed."""
 
     def tail(self, name: str, lines: int) -> str:
         """The last lines that a job printed on its first host."""
@@ -126,10 +126,10 @@ class Place(Protocol):
         """Print what a job prints on a host."""
 
     def stop(self, name: str) -> None:
-        """Ends the job, after it has saved; its TPUs stay."""
+        """End the job, after it has saved; its TPUs stay."""
 
     def delete(self, name: str) -> str:
-        """Ends the job and gives its TPUs back; says what that did."""
+        """End the job and give its TPUs back; say what that did."""
 
     def hosts(self, name: str) -> list[str]:
         """A line for each host: what became of the job there."""

@@ -29,7 +29,7 @@ class LocalJobs:
         self._stopped = threading.Event()
 
     def run(self, job: Job, log: Path) -> None:
-        """Returns when the job is done; what it prints goes to `log`.
+        """Return when the job is done; what it prints goes to `log`.
 
         Raises:
           UserError: it ended with exit code 2. RunFailed: in another way. Preempted: by `stop`.
@@ -73,7 +73,7 @@ class LocalJobs:
                 self._stopped.wait(0.5)
 
     def stop(self) -> None:
-        """Ends all jobs, after they have saved; no more are started."""
+        """End all jobs, after they have saved; no more are started."""
         self._stopped.set()
         for child in list(self._children.values()):
             child.send_signal(signal.SIGTERM)

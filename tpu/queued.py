@@ -243,7 +243,7 @@ class QueuedResources:
         return self._vm("ssh", node, f"--worker={worker}", "--quiet", f"--command={command}")
 
     def _on_all(self, name: str, command: str) -> str:
-        """Runs a command on every host of every slice; what all printed."""
+        """Run a command on every host of every slice; returns what all printed."""
         return "".join(self._calls.change(self._ssh(n, command)) for n in self._nodes(name))
 
     def _patiently(self, name: str, command: str) -> None:

@@ -14,7 +14,7 @@ _COLUMNS = ("name", "state", "accelerator", "tier", "user", "since", "chip-hours
 
 
 def show(rows: Sequence[dict[str, str]], where: ConfigDict, progress: Callable[[str], str]) -> None:
-    """Prints a row for each; `progress` says what the run in a folder has done."""
+    """Print a row for each; `progress` says what the run in a folder has done."""
     print(f"project {where.project} pays; zone {where.zone}")
     if not rows:
         print("nothing there")

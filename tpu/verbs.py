@@ -59,7 +59,7 @@ def _only_queued(where: ConfigDict, verb: str) -> None:
 
 
 def pretrain(arguments: argparse.Namespace) -> None:
-    """Trains `gs://BUCKET/runs/NAME` to its end."""
+    """Train `gs://BUCKET/runs/NAME` to its end."""
     where, calls = _where(arguments)
     flags = experiment_flags(arguments)
     check_experiment(flags)
@@ -75,7 +75,7 @@ def training_job(name: str, where: ConfigDict, flags: Sequence[str]) -> Job:
 
 
 def render(arguments: argparse.Namespace) -> None:
-    """Prints the manifest that `pretrain` would apply to a GKE cluster."""
+    """Print the manifest that `pretrain` would apply to a GKE cluster."""
     where, _ = _where(arguments)
     where.image = images.tagged(where)
     flags = experiment_flags(arguments)
@@ -224,7 +224,7 @@ def _prepared(
     preflight_flags: Sequence[str] | None = None,
     leave: threading.Event | None = None,
 ) -> Follower | None:
-    """Checks all that can be checked before TPUs are asked for. In a dry run prints the calls of
+    """Check all that can be checked before TPUs are asked for. In a dry run prints the calls of
     the job's life, and returns nothing."""
     where = where.copy_and_resolve_references()
     where.image = images.tagged(where)
@@ -270,7 +270,7 @@ def _preflight(
     calls: Calls,
     leave: threading.Event | None,
 ) -> None:
-    """Compiles the job here before TPUs are asked for; not again where they are there already.
+    """Compile the job here before TPUs are asked for; not again where they are there already.
 
     Raises:
       UserError: the configuration is wrong. RunFailed: it would not work on this slice.

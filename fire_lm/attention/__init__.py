@@ -146,7 +146,7 @@ def announce(text: str) -> None:
 
 
 def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_order: bool) -> None:
-    """Refuses shapes and dtypes that no implementation takes."""
+    """Refuse shapes and dtypes that no implementation takes."""
     shapes = [x.shape for x in (q_BTNH, k_BSNH, v_BSNH)]
     if any(len(shape) != 4 or 0 in shape for shape in shapes):
         raise UserError(f"attend takes q, k, v of four axes [B, T, N, H], none empty, got {shapes}")

@@ -122,7 +122,7 @@ class Contestant:
 
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> GenerationTimes:
-    """Measures what the command line asks for, prints it, and writes the JSON."""
+    """Measure what the command line asks for, print it, and write the JSON."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:

@@ -50,7 +50,7 @@ def memory(
 
 
 def accuracy(implementation: Implementation, size: ModelSize) -> AccuracyRow:
-    """Runs it and `dense` on the same random inputs, float32."""
+    """Compare an implementation with `dense` on the same random inputs, float32."""
     inputs = _inputs(ACCURACY_LENGTH, size)
     (out, gradients), (dense_out, dense_gradients) = (
         tuple(jax.jit(call)(*inputs) for call in _calls(ACCURACY_LENGTH, name, size))

@@ -36,7 +36,7 @@ class Times:
 def race(
     calls: dict[str, Callable[[], object]], rounds: int, say: Callable[[str], None]
 ) -> dict[str, Times]:
-    """Times every call once a round, after one turn that does not count.
+    """Time every call once a round, after one turn that does not count.
 
     Every other round goes backwards, so that a machine that slowly warms up favours nobody.
     """

@@ -40,7 +40,7 @@ def start(backend: str) -> None:
 
 
 def finish() -> None:
-    """Waits for the device."""
+    """Wait for the device."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -178,7 +178,7 @@ class Peer:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
 
     def load(self, params: dict[str, Any]) -> None:
-        """Takes the weights of our decoder: numpy arrays, the layers stacked."""
+        """Take the weights of our decoder: numpy arrays, the layers stacked."""
         state = {
             name: torch.tensor(array, dtype=torch.float32)
             for name, array in torch_state(params).items()

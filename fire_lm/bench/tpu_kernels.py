@@ -49,7 +49,7 @@ class Setting(NamedTuple):
 
 
 def bench(slice_name: str, folder: Path) -> list[tuple[str, str]]:
-    """Prints measure and figure, and returns them; `folder` is where the compiler writes."""
+    """Print measures and figures, and return them; `folder` is where the compiler writes."""
     compiler = Compiler(slice_name, folder)
     version = importlib.metadata.version("libtpu")
     rows = [(f"the compiler's estimates for {slice_name}", f"libtpu {version}")]
@@ -123,7 +123,7 @@ class Compiler:
         self.folder = folder
 
     def compile(self, function: Callable[..., Any], *arguments: Any) -> jax.stages.Compiled:
-        """Leaves the schedules of this program alone in the folder."""
+        """Leave the schedules of this program alone in the folder."""
         for path in self.folder.iterdir():
             path.unlink()
         sharding = SingleDeviceSharding(self.device)

@@ -34,7 +34,7 @@ class Peer:
         self._prompts = torch.tensor(prompts_BP, dtype=torch.long)
 
     def call(self, new_tokens: int) -> Callable[[], np.ndarray]:
-        """Reads the prompts and writes `new_tokens`, greedily, never token 0."""
+        """Read the prompts and write `new_tokens`, greedily, never token 0."""
         config = transformers.GenerationConfig(
             max_new_tokens=new_tokens, do_sample=False, suppress_tokens=[0], pad_token_id=0
         )

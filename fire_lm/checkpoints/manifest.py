@@ -35,7 +35,7 @@ _READERS = 16  # at a time, of a bucket
 
 
 def write_manifest(step: epath.Path, arrays: Mapping[str, str] | None = None) -> None:
-    """Makes the checkpoint in the folder `step` an intact one.
+    """Complete the checkpoint in the folder `step`: it is intact from now on.
 
     Args:
       arrays: for a bucket, the fingerprint of each array, by its path.

@@ -77,7 +77,7 @@ def check_params(
     allow_unused: Sequence[str] = (),
     foreign: Callable[[str], bool] = lambda path: False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Refuses what `restore_params` refuses, without reading an array.
+    """Refuse what `restore_params` refuses, without reading an array.
 
     Returns:
       What there is to read, by path, and the paths that are missing.

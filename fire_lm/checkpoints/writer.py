@@ -167,7 +167,7 @@ class Checkpoints:
         *,
         shared_position: bool = False,
     ) -> None:
-        """Starts an asynchronous save; `state` may be donated once this returns.
+        """Start an asynchronous save; `state` may be donated once this returns.
 
         With `shared_position`, all processes give the same position, and it is restored on any
         number of them.
@@ -255,13 +255,13 @@ class Checkpoints:
         return max(available_steps(self.workdir), default=0)
 
     def settle(self) -> None:
-        """Waits for the save that is under way."""
+        """Wait for the save under way."""
         if self._finishing is not None:
             self._finishing.join()
             self._finishing = None
 
     def close(self) -> None:
-        """Returns once every started save is on disk.
+        """Return once every started save is on disk.
 
         Raises:
           RunFailed: the last one is not, and this is not the end of another failure.
@@ -346,7 +346,7 @@ class Checkpoints:
                 _remove(path)
 
     def _prune(self) -> None:
-        """Removes what the policy does not keep; never the newest."""
+        """Remove what the policy does not keep; never the newest."""
         steps, every = available_steps(self.workdir), self._policy.keep_every
         kept = set(steps[-self._policy.keep_last :])
         if every is not None:

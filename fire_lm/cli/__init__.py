@@ -22,7 +22,7 @@ from fire_lm.errors import (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a verb; returns its exit code (docs/pretraining.md lists them)."""
+    """Run a verb; returns its exit code (docs/pretraining.md lists them)."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         parsed = parse(arguments)
@@ -75,7 +75,7 @@ def perform(parsed: argparse.Namespace) -> None:
 
 
 def require_buckets(parsed: argparse.Namespace) -> None:
-    """Refuses the first argument that names a bucket which does not exist."""
+    """Refuse the first argument that names a bucket which does not exist."""
     for name, value in vars(parsed).items():
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, str) and path.startswith("gs://"):
@@ -114,7 +114,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def tell_given_twice(bindings: list[str]) -> None:
-    """Says which of the bindings win over others of the same name: scripts append to a command."""
+    """Report which bindings win over others of the same name: scripts append to a command."""
     values: dict[str, list[str]] = {}
     for binding in bindings:
         name, _, value = binding.partition("=")

@@ -152,7 +152,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def make_place(file: epath.Path) -> None:
-    """Makes its folder, so that hours of reading do not end in having nowhere to write."""
+    """Make the output's folder before hours of reading, not after."""
     try:
         make_folder(file.parent)
     except OSError as error:

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def prompts_of(arguments: argparse.Namespace) -> list[Prompt]:
-    """Returns those of --prompts, or the one of --prompt, on every process."""
+    """Return the prompts of --prompts, or the one of --prompt, on every process."""
     if arguments.prompt is not None:
         return [Prompt("--prompt", arguments.prompt, 0)]  # number 0: from no file
     return [Prompt(*fields) for fields in by_first(lambda: _fields(arguments.prompts))]
@@ -98,7 +98,7 @@ class Opened:
     about: dict[str, Any]
 
     def restored(self) -> Writer:
-        """Returns the writer with the parameters of the checkpoint."""
+        """Return the writer with the parameters of the checkpoint."""
         assert self.writer.mesh is not None
         like = decoding_layout(parameter_shapes(self.writer.model), self.writer.mesh)
         params, _ = restore_params(self.folder, self.step, like)
@@ -130,7 +130,7 @@ def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
 
 
 def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:
-    """Prints one continuation as it is written; several ones when all are complete."""
+    """Print one continuation as it is written; several ones when all are complete."""
     terminal = _Terminal(writer.stop)
     alone = writer.method.continuations == 1 and not isinstance(writer.method, Beam)
     start = time.monotonic()
@@ -171,7 +171,7 @@ def continue_all(
     encoded: Sequence[tuple[Prompt, np.ndarray]],
     context_length: int,
 ) -> None:
-    """Writes a line of results for each prompt that is not in --output yet."""
+    """Write a line of results for each prompt that is not in --output yet."""
     about = opened.about | {"context_length": context_length}
     output = place(arguments.output) if arguments.output else None
     prompts = [prompt for prompt, _ in encoded]
@@ -217,7 +217,7 @@ def _encoded(writer: Writer, prompt: Prompt) -> np.ndarray:
 
 @contextmanager
 def _lines_to(output: str | None) -> Iterator[Any]:
-    """Yields a function that writes a line of results, in bytes, on process 0."""
+    """Yield a function that writes a line of results, in bytes, on process 0."""
     if output is None:
         first = jax.process_index() == 0
         yield lambda line: print(line.decode(), end="", flush=True) if first else None

@@ -72,7 +72,7 @@ def prompts_of(arguments: argparse.Namespace) -> Prompts | None:
 
 
 def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str, Callable[[], str]]:
-    """Checks of what the run would go on from, or start from."""
+    """Check what the run would resume or start from."""
 
     def checkpoint() -> str:
         check_same_experiment(config, workdir, allow_change=False)

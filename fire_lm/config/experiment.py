@@ -29,7 +29,7 @@ def load(
     derive: Callable[[Program], Sequence[Statement]] = lambda program: (),
     imports: Sequence[str] = (),
 ) -> Config:
-    """Reads and checks a configuration. Nothing global changes; load as often as you like.
+    """Read and check a configuration. Nothing global changes; load as often as you like.
 
     Args:
       gin_files: names or paths (also gs://), later ones win. Looked for under `search_paths`,
@@ -117,7 +117,7 @@ class Config:
     # Calling.
 
     def call(self, root: str, **kwargs: Any) -> Any:
-        """Calls a verb's function with its configured values and `kwargs`.
+        """Call a verb's function with its configured values and `kwargs`.
 
         UserError before the call if something that it needs has no value, or if a binding sets
         what `kwargs` sets to another value (it could never act).
@@ -135,7 +135,7 @@ class Config:
                 self._check(place, {}, heed_files=True)
 
     def call_place(self, place: Place, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Calls one configurable. What the caller passes wins over files, as in gin.
+        """Call one configurable. What the caller passes wins over files, as in gin.
 
         A command-line binding that the caller overrules is a UserError.
         """

@@ -32,7 +32,7 @@ class Difference:
 
 
 def save(config: Config, workdir: Any) -> Any:
-    """Writes config.gin, or the first free of config_1.gin, config_2.gin, ...; returns its path.
+    """Write config.gin, or the first free of config_1.gin, config_2.gin, ...; returns its path.
 
     `workdir` is a local or gs:// folder, made if absent. No file is ever overwritten, and a
     crash leaves no half-written one. In a job of many processes only one may call this.

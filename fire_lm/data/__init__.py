@@ -169,7 +169,7 @@ def _reader(data: TrainingData) -> ModuleType:
 
 
 def register_task(name: str, data: TextData) -> str:
-    """Registers text with seqio as fire_lm:NAME, for other code and for `SeqioTask`.
+    """Register text with seqio as fire_lm:NAME, for other code and for `SeqioTask`.
 
     Returns:
         Its full name.
@@ -191,7 +191,7 @@ def write_blocks(
     progress: Callable[[int, int], None] = lambda done, total: None,
     workers: BeamWorkers | None = None,
 ) -> Manifest:
-    """Tokenises a data set once, into blocks; see `fire_lm.data.blocks.writer.write_blocks`.
+    """Tokenise a data set once, into blocks; see `fire_lm.data.blocks.writer.write_blocks`.
 
     Args:
         workers: of Beam, which write the parts; else they are written here, one by one.

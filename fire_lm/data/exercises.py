@@ -82,7 +82,7 @@ class TrainIterator:
         return json.dumps({"step": self._step, **self._identity}).encode()
 
     def set_state(self, state: bytes) -> None:
-        """Continues with the batch that was next when `state` was taken.
+        """Continue with the batch that was next when `state` was taken.
 
         Raises:
             UserError: the state is of another task, seed or size, or unreadable.

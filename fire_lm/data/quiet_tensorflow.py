@@ -15,7 +15,7 @@ from fire_lm.storage.quiet import load_tensorflow, without_log_lines
 
 @contextlib.contextmanager
 def without_their_warnings() -> Iterator[None]:
-    """Mutes the deprecation warnings of TFDS and SentencePiece.
+    """Mute the deprecation warnings of TFDS and SentencePiece.
 
     They are not ours to mend, and where warnings are errors SentencePiece's wrapper crashes the
     process instead of raising. TFDS also logs: of an ordered data set that it is shuffled.

@@ -156,7 +156,7 @@ def _cut(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _next_fit(edges: array.array[int], starts: np.ndarray, stops: np.ndarray, length: int) -> None:
-    """Appends where new rows begin among these parts; the last of `edges` is that of the open row.
+    """Append where new rows begin among these parts; the last of `edges` is that of the open row.
 
     For every part, the first one that does not fit into a row begun by it is found at once; only
     the walk from row to row is one by one.

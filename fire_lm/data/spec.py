@@ -56,7 +56,7 @@ class TextData:
     unshifted: ClassVar[bool] = False  # what is read is the targets shifted by one
 
     def __post_init__(self) -> None:
-        """Refuses what no machine could read, wherever it is first asked for."""
+        """Refuse settings that no machine could read, wherever they are first used."""
         if self.shuffle_buffer < 1:
             raise UserError(f"TextData.shuffle_buffer is at least 1, not {self.shuffle_buffer}.")
         for name, rate in self.mixture:

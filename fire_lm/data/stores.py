@@ -51,7 +51,7 @@ def read_bytes(path: str) -> bytes | None:
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Replaces a small file; it appears whole or not at all."""
+    """Replace a small file; it appears whole or not at all."""
     folder, _, name = _absolute(path).rpartition("/")
     try:
         ts.KvStore.open(_store(folder), context=_context()).result().write(name, content).result()

@@ -34,7 +34,7 @@ def continuation_scores(
     mesh: Mesh,
     tokens_per_batch: int = 2**14,
 ) -> Iterator[tuple[int, float, bool]]:
-    """Yields for each row (its index, the natural logarithm of the continuation's probability after
+    """Yield for each row (its index, the natural logarithm of the continuation's probability after
     the context, whether greedy decoding would write it), the longest rows first.
 
     The model reads the context and all but the last token of the continuation.

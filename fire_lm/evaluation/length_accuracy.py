@@ -42,7 +42,7 @@ def length_accuracies(
     seed: int = 0,
     batch_size: int = 64,
 ) -> Iterator[tuple[int, Tally]]:
-    """Yields each length with what the answers to its `sequences` test exercises are worth.
+    """Yield each length with what the answers to its `sequences` test exercises are worth.
 
     Raises:
         UserError: the task has no exercise of a length.

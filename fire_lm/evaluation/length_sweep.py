@@ -129,7 +129,7 @@ def score_checkpoint(
     finished: Known,
     on_scored: Callable[[Scored], None],
 ) -> None:
-    """Scores one checkpoint at each length.
+    """Score one checkpoint at each length.
 
     Args:
       workdir, step, run: the run directory, the checkpoint, and the run's name in the table.
@@ -261,7 +261,7 @@ def check_scoring(
     stride: int,
     position_bins: int,
 ) -> None:
-    """Refuses settings that no model and no text could be scored under."""
+    """Refuse settings that no model and no text could be scored under."""
     if not lengths or min(lengths) < 2:
         raise UserError(f"EVAL_LENGTHS = {lengths}: give lengths of 2 tokens or more")
     for name, value, least in (

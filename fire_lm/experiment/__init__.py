@@ -87,7 +87,7 @@ def label_in(config: Config) -> str:
 
 
 def check_blocks(config: Config) -> None:
-    """Refuses what a file says of `TextData` where blocks are read, which would not heed it."""
+    """Refuse bindings of `TextData` where blocks are read, which would ignore them."""
     idle = config.idle("TextData")
     where, mixture = idle.get("mixture", ("", ()))
     if mixture:
@@ -105,7 +105,7 @@ def check_blocks(config: Config) -> None:
 
 
 def check_settings(config: Config) -> None:
-    """Refuses what no run and no sweep could do, in a dry run as in others."""
+    """Refuse settings that no run and no sweep could use, also in a dry run."""
     if config.macro("DATA_DIR") == "":
         raise UserError("DATA_DIR is empty: give the folder of the data set")
     split_run(str(config.macro("INIT_FROM") or ""))

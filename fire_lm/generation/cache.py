@@ -43,7 +43,7 @@ def prefill(
     continuations: int,
     context_length: int,
 ) -> tuple[jax.Array, Cache]:
-    """Reads the prompts by the forward pass of training: (logits `[B, V]`, cache).
+    """Read the prompts by the forward pass of training: (logits `[B, V]`, cache).
 
     `pos_C` int32 are the positions of a text of prompt and answer, repeated at its end.
     """
@@ -76,7 +76,7 @@ def read_token(
     index: jax.Array,
     context_length: int,
 ) -> tuple[jax.Array, Cache]:
-    """Reads generated token `index` (from 0) of every continuation: (logits `[B, K, V]`, cache)."""
+    """Read generated token `index` (from 0) of every continuation: (logits `[B, K, V]`, cache)."""
     place_B = lengths_B + index
     pos_BK, seen_BK = (
         jnp.broadcast_to(x_B[:, None], tokens_BK.shape) for x_B in (pos_C[place_B], place_B + 1)

@@ -63,7 +63,7 @@ def generate(
     mesh: Mesh | None = None,
     on_tokens: Callable[[np.ndarray], None] | None = None,
 ) -> Generated:
-    """Continues each prompt by `new_tokens` tokens at most.
+    """Continue each prompt by `new_tokens` tokens at most.
 
     A continuation does not depend on the other prompts or on padding, given `context_length`: by
     default it is the longest prompt and `new_tokens`, which matters to encodings that are defined

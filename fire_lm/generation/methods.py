@@ -117,7 +117,7 @@ class Beam:
         return self.beams
 
     def penalty(self, length: jax.Array | int) -> jax.Array:
-        """Divides the log-probability of `length` generated tokens; float32."""
+        """Divide the log-probability of `length` generated tokens; float32."""
         return ((5.0 + jnp.asarray(length, jnp.float32)) / 6.0) ** self.alpha
 
 

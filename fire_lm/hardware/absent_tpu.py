@@ -18,7 +18,7 @@ def has_tpu() -> bool:
 
 
 def skip_absent_tpu() -> None:
-    """Keeps JAX from asking libtpu, which without a TPU takes seconds and prints errors."""
+    """Keep JAX from asking libtpu, which without a TPU takes seconds and prints errors."""
     others = _is_installed("jax_plugins") or entry_points(group="jax_plugins")  # GPUs and the like
     if "JAX_PLATFORMS" not in os.environ and not has_tpu() and not others:
         jax.config.update("jax_platforms", "cpu")

@@ -26,7 +26,7 @@ def export(
     context_length: int | None = None,
     configuration: str | None = None,
 ) -> Stock:
-    """Writes the folder that `AutoModelForCausalLM` and `AutoTokenizer` open.
+    """Write the folder that `AutoModelForCausalLM` and `AutoTokenizer` open.
 
     A stock class is chosen where one computes the same function; otherwise the folder carries its
     own code, and is opened with `trust_remote_code=True`.

@@ -128,7 +128,7 @@ def check_shapes(like: Any, params: Any, folder: Path) -> None:
 
 
 def write_run(found: Imported, workdir: str) -> None:
-    """Writes the checkpoint, and then the configuration, which makes the folder a run.
+    """Write the checkpoint, and then the configuration, which makes the folder a run.
 
     Raises:
       UserError: there is something in `workdir`. RunFailed: it cannot be written.

@@ -29,7 +29,7 @@ def write_model(
     folder: Path,
     more: Mapping[str, Any] | None = None,
 ) -> Stock:
-    """Writes config.json, model.safetensors, and the code where no stock class will do.
+    """Write config.json, model.safetensors, and the code where no stock class will do.
 
     Args:
       length: tokens that the model is to reach, where a table or the length of the input limits it.

@@ -20,7 +20,7 @@ _LACKING = "the lm-evaluation-harness is not installed: pip install -e '.[lm-eva
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the harness; returns the exit code."""
+    """Run the harness; returns the exit code."""
     quiet_libraries()
     try:
         try:

@@ -108,7 +108,7 @@ class Leader:
 
 
 def follow() -> None:
-    """Computes what process 0 asks for, until it is done; it reports what goes wrong."""
+    """Compute what process 0 asks for, until it is done; it reports what goes wrong."""
     engine: Engine | None = None
     while (asked := agreed(None)) is not None:
         what, arguments = asked
@@ -124,6 +124,6 @@ def follow() -> None:
 
 
 def dismiss() -> None:
-    """Ends the others' `follow`."""
+    """End the others' `follow`."""
     if jax.process_count() > 1:
         agreed(None)

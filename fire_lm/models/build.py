@@ -86,7 +86,7 @@ def check_fit(
     resampling: Resampling,
     share_position: bool,
 ) -> None:
-    """Refuses what would not do what it says. `turns`: encodings that take turns."""
+    """Refuse settings that would not do what they say. `turns`: encodings that take turns."""
     kind, base = type(encoding), PositionalEncoding
     if kind.embed is not base.embed:
         if turns > 1:
@@ -108,7 +108,7 @@ def check_fit(
 
 
 def check_log_n(log_n: LogN, encodings: tuple[PositionalEncoding, ...], train_length: int) -> None:
-    """Refuses a scaling that scales nothing, and a logarithm to the base 1."""
+    """Refuse a scaling that scales nothing, and a logarithm to the base 1."""
     kinds = [type(encoding) for encoding in encodings]
     if log_n.on != "logits" and all(kind.bias is PositionalEncoding.bias for kind in kinds):
         raise UserError(

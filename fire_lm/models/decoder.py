@@ -89,7 +89,7 @@ class Decoder(nn.Module):
     def prefill(
         self, tokens_BP: jax.Array, pos_BP: jax.Array, lengths_B: jax.Array, context_length: int
     ) -> tuple[jax.Array, tuple[Kept, ...]]:
-        """Reads prompts by the forward pass of training.
+        """Read prompts by the forward pass of training.
 
         Args:
           tokens_BP: int32, padded to the right.
@@ -110,7 +110,7 @@ class Decoder(nn.Module):
         past: tuple[Past, ...],
         context_length: int,
     ) -> tuple[jax.Array, tuple[Kept, ...]]:
-        """Reads one more token of each of K continuations.
+        """Read one more token of each of K continuations.
 
         `reading.pos_BT` and `seen_BT` are `[B, K]`, the same for all K.
 

@@ -23,7 +23,7 @@ def check_rate(name: str, rate: float) -> None:
 
 
 def drop(x: jax.Array, rate: float, rng: jax.Array) -> jax.Array:
-    """Returns `x` with entries set to 0 with probability `rate`, the others divided by 1 - rate."""
+    """Return `x` with entries set to 0 with probability `rate`, the others divided by 1 - rate."""
     return _masked(x, jax.random.bernoulli(rng, 1 - rate, x.shape), rate)
 
 

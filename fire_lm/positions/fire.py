@@ -236,7 +236,7 @@ class FIRE(PositionalEncoding):
         return pos + self.query_index_offset
 
     def prepare(self, params: Params) -> Params:
-        """Adds f as a sum of hinges, and how many it has."""
+        """Add f as a sum of hinges, and their number."""
         if self.activation != "relu" or "hinges" in params:
             return params
         f, kinks = hinges(params["mlp"], MAX_KINKS[-1])

@@ -91,7 +91,7 @@ def stretch_geometrically(frequency_K: np.ndarray, s: float) -> np.ndarray:
 
 
 def interpolate(frequency_K: np.ndarray, s: float, share_K: np.ndarray) -> np.ndarray:
-    """Divides the share of each frequency by s and keeps the rest; unchanged for s = 1."""
+    """Divide the share of each frequency by s and keep the rest; unchanged for s = 1."""
     return frequency_K * (1 - share_K * (1 - 1 / s))
 
 

@@ -40,7 +40,7 @@ def preflight(
     saved: Mapping[str, Callable[[], str]],
     prompts: Prompts | None = None,
 ) -> Report:
-    """Compiles the training step, the forward pass of a sweep at `lengths`, and the generation of
+    """Compile the training step, the forward pass of a sweep at `lengths`, and the generation of
     `prompts`, if there are any.
 
     What takes seconds comes first; what fails then is in the report, as is what does not compile.
@@ -121,7 +121,7 @@ def compile_generation(
     programs: dict[str, Estimate],
     failures: dict[str, str],
 ) -> Generation | None:
-    """Adds it to programs or failures."""
+    """Compile a program; add it to programs or failures."""
     found = _compiled(
         *(compiler, GENERATION),
         functools.partial(compiler.generation, score, prompts),
@@ -182,7 +182,7 @@ def parts_of_batch(mesh: Mesh) -> int:
 
 
 def first_batch(train: Pretraining, parts: int) -> str:
-    """Reads it as the host of the last part does: where text is short, that is the one without."""
+    """Read it as the host of the last part does: where text is short, that is the one without."""
     data, rows = train.data, train.batch_size // parts
     check_vocabulary(data, train.model.vocab_size)
     if isinstance(data, data_layer.TextData | data_layer.SeqioTask):

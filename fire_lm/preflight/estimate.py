@@ -102,7 +102,7 @@ def estimate(
     compile_seconds: float,
     kernel_cycles: Callable[[str, Sequence[str]], float],
 ) -> Estimate:
-    """Reads what the compiler says and has written.
+    """Read what the compiler reports and has written.
 
     Args:
       compiled: `jax.stages.Compiled` for devices of `where`.

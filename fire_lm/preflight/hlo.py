@@ -107,7 +107,7 @@ class Program:
         return list(self._walk(self.entry, 1))
 
     def enter(self, scope: str) -> None:
-        """Reduces the program to one round of the loop that is written under `scope`, a
+        """Reduce the program to one round of the loop that is written under `scope`, a
         `jax.named_scope`: its condition and its body.
 
         Raises:

@@ -49,7 +49,7 @@ class Beside:
 
 
 def write_report(folder: epath.Path, title: str, results: Results, beside: Beside) -> list[Section]:
-    """Writes all files of a report. Pictures of the last one there that are not in this one go.
+    """Write all files of a report. Pictures of the last one there that are not in this one go.
 
     Raises:
       UserError: the folder holds anything but a report.
@@ -122,7 +122,7 @@ _NO_SCORES = (
 
 
 def _section(title: str, pictures: Sequence[Picture], otherwise: str) -> Section:
-    """Says why, where there is no picture."""
+    """Make a section; one without a figure says why."""
     return Section(title, [] if pictures else [otherwise], pictures)
 
 

@@ -80,7 +80,7 @@ class MetricsLog:
             self._add(event)
 
     def flush(self) -> None:
-        """Asks for what a bucket has not yet been given to be uploaded, without waiting for it."""
+        """Request an upload of what a bucket does not have yet, without waiting for it."""
         self._file.flush()
         if self._events is not None:
             self._events.flush()

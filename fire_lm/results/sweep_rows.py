@@ -79,5 +79,5 @@ def merge_rows(path: epath.Path, rows: Iterable[SweepRow]) -> list[SweepRow]:
 
 
 def write_rows(path: epath.Path, rows: Iterable[SweepRow]) -> None:
-    """Replaces the file at once."""
+    """Replace the file atomically."""
     write_table(path, SweepRow, rows)

@@ -263,7 +263,7 @@ def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
 
 
 def write_table(path: epath.Path, kind: type[Any], rows: Iterable[Any]) -> None:
-    """Replaces the file at once, so that a reader never sees half of it."""
+    """Replace the file atomically, so that a reader never sees half of it."""
     storage.replace_text(path, _in_csv(kind, rows))
 
 
@@ -281,7 +281,7 @@ def merge_table(
     rows: Iterable[FinishedRow],
     replace: bool = False,
 ) -> list[FinishedRow]:
-    """Adds rows to a file, whoever else writes to it: theirs stay, and so does what has a key that
+    """Add rows to a file, whoever else writes to it: theirs stay, and so does what has a key that
     is there already, unless it is asked to `replace` that. By step, and as they came within one.
 
     Returns:

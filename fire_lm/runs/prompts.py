@@ -29,7 +29,7 @@ class Prompt:
 
 
 def read_prompts(content: bytes, name: str) -> list[Prompt]:
-    """Returns the prompts of the file `name`; blank lines are skipped.
+    """Return the prompts of the file `name`; blank lines are skipped.
 
     Lines end at line feeds alone: JSON may hold the other line separators of Unicode as they are.
 
@@ -74,7 +74,7 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
 def finished(
     path: epath.Path, made: Mapping[str, Any], prompts: Sequence[Prompt]
 ) -> list[str | int]:
-    """Returns the ids of the `prompts` whose results an earlier command has written to `path`.
+    """Return the ids of the `prompts` whose results an earlier command has written to `path`.
 
     Raises:
       UserError: a line is not a result, was not `made` the same way, or continues another prompt

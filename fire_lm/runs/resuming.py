@@ -11,7 +11,7 @@ from fire_lm.runs.saved import damaged, model_of_run, newest_config, saved_confi
 
 
 def check_not_imported(workdir: str) -> None:
-    """Refuses to train in the folder of `fire-lm import`, whose checkpoint is of step 0 and has no
+    """Refuse to train in the folder of `fire-lm import`, whose checkpoint is of step 0 and has no
     optimizer: training there would begin with fresh parameters."""
     if 0 in available_steps(workdir):
         raise UserError(
@@ -21,7 +21,7 @@ def check_not_imported(workdir: str) -> None:
 
 
 def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> None:
-    """Refuses a workdir of another experiment; training longer is the same experiment."""
+    """Refuse a workdir of another experiment; training longer is the same experiment."""
     saved = newest_config(workdir)
     if saved is None:
         return

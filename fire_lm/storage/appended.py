@@ -32,7 +32,7 @@ class Appended(Protocol):
     def append(self, content: bytes) -> None: ...
 
     def flush(self) -> None:
-        """Asks for an early upload, without waiting for it."""
+        """Ask for an early upload, without waiting for it."""
 
     def close(self) -> None: ...
 
@@ -59,7 +59,7 @@ def append_to(
     *,
     in_parts: bool = True,
 ) -> Appended:
-    """Opens a file, and its newest part, for appending; made if absent.
+    """Open a file, and its newest part, for appending; made if absent.
 
     In a bucket the newest part is always written anew: an earlier writer, which may not know that
     its run directory has been taken over, has another generation of it and can write no more.
@@ -163,7 +163,7 @@ class Uploaded:
         self._wake.set()
 
     def close(self) -> None:
-        """Waits until everything is uploaded, or has been refused several times."""
+        """Wait until everything is uploaded, or has been refused several times."""
         self._closed = True
         self._wake.set()
         self._thread.join()

@@ -19,7 +19,7 @@ def in_bucket(path: str | epath.Path) -> bool:
 
 
 def make_folder(path: str | epath.Path) -> None:
-    """Makes a folder and those above it; a bucket needs none.
+    """Make a folder and those above it; a bucket needs none.
 
     Raises:
       OSError: it cannot be made.
@@ -43,7 +43,7 @@ def read_bytes(path: str | epath.Path) -> bytes | None:
 
 
 def replace_text(path: str | epath.Path, text: str, *, durable: bool = False) -> None:
-    """Writes a file so that a reader finds the old or the new text, and never a part of it.
+    """Write a file so that a reader finds the old or the new text, and never a part of it.
 
     Args:
       durable: whether the text is on the disk, and not only on its way, before it replaces the old.
@@ -61,7 +61,7 @@ def replace_text(path: str | epath.Path, text: str, *, durable: bool = False) ->
 
 
 def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) -> None:
-    """Replaces a file by what `change` makes of its content, whoever else does so: nobody's change
+    """Replace a file by what `change` makes of its content, whoever else does so: nobody's change
     is lost. None leaves the file as it is.
 
     On a disk it is locked meanwhile, by a file beside it (a file system without locks, as some
@@ -87,7 +87,7 @@ def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) 
 
 
 def create_text(path: str | epath.Path, text: str) -> bool:
-    """Writes a file that must be new, synced to disk; False if there is one of that name.
+    """Write a file that must be new, synced to disk; False if there is one of that name.
 
     Raises:
       RunFailed, OSError: it cannot be written.
@@ -115,7 +115,7 @@ def create_text(path: str | epath.Path, text: str) -> bool:
 
 
 def remove(path: str | epath.Path) -> None:
-    """Removes a file if there is one.
+    """Remove a file if there is one.
 
     Raises:
       RunFailed, OSError: it cannot be removed.

@@ -52,7 +52,7 @@ class Lease:
         self.lost = ""
 
     def take(self) -> str:
-        """Takes the lease if nobody holds it, or if its holder has died.
+        """Take the lease if nobody holds it, or if its holder has died.
 
         Returns:
           Empty if it is ours, else the words that name its holder, host and time.
@@ -104,7 +104,7 @@ class Lease:
             raise LeaseLost(f"{self._path} is now held by {self.lost}")
 
     def release(self) -> None:
-        """Removes the object, if it is still ours; storage that refuses leaves it to grow void."""
+        """Remove the object, if it is still ours; storage that refuses leaves it to grow void."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()

@@ -26,7 +26,7 @@ class Stored(NamedTuple):
 
 
 def read(path: str | epath.Path, seconds: float = _ANSWER_SECONDS) -> Stored:
-    """Reads an object; one that gives no answer for `seconds` cannot be read.
+    """Read an object; one that gives no answer for `seconds` cannot be read.
 
     Raises:
       RunFailed: it cannot be read, which says nothing about whether it exists.
@@ -42,7 +42,7 @@ def write(
     if_generation: bytes | None = None,
     seconds: float = _ANSWER_SECONDS,
 ) -> bytes | None:
-    """Writes an object; with `if_generation` only if the present one is of that generation.
+    """Write an object; with `if_generation` only if the present one is of that generation.
 
     Returns:
       The new generation; None if the present object is of another generation, and of another
@@ -62,7 +62,7 @@ def write(
 
 
 def remove(path: str | epath.Path, if_generation: bytes | None = None) -> bool:
-    """Removes an object if there is one, and if it is of this generation.
+    """Remove an object if there is one, and if it is of this generation.
 
     Returns:
       Whether there is none now.

@@ -75,7 +75,7 @@ def is_folder(path: epath.Path) -> bool:
 
 
 def require_bucket(path: str | epath.Path, flag: str) -> None:
-    """Refuses a path in a bucket that does not exist, within ten seconds and without a write.
+    """Refuse a path in a bucket that does not exist, within ten seconds and without a write.
 
     TensorFlow, asked to make a folder there, never returns. The libraries are loaded on the way,
     without the lines that they log.
@@ -105,7 +105,7 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
 
 
 def require_folder(path: epath.Path, flag: str) -> None:
-    """Refuses a place where no folder can be made or written in; makes nothing.
+    """Refuse a place where no folder can be made or written in; make nothing.
 
     Raises:
       UserError: the place, or one above it, is a file, or may not be written.

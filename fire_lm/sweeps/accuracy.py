@@ -178,7 +178,7 @@ def left_to_measure(asked: TaskEvaluation) -> list[int]:
 
 
 def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
-    """Measures these lengths; what has been measured is written also when it is interrupted."""
+    """Measure these lengths; what has been measured is written also when it is interrupted."""
     mesh = make_mesh(MeshShape())
     params = read_params(str(asked.workdir), asked.step, asked.model, mesh)
     answers = slot_answers if asked.data.layout == "slots" else generated_answers
@@ -232,7 +232,7 @@ def _score(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> TaskScore:
 
 
 def combine(asked: Sequence[TaskEvaluation], top: epath.Path) -> None:
-    """Writes table and figure of these evaluations, and at the top of several runs their CSV."""
+    """Write table and figure of these evaluations, and at the top of several runs their CSV."""
     rows = [row for one in asked for row in one.rows_there()]
     make_folder(top)
     if newest_config(top) is None:

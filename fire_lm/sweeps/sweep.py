@@ -107,7 +107,7 @@ def chosen(arguments: argparse.Namespace) -> tuple[list[tuple[str, int]], str]:
 
 
 def follow(arguments: argparse.Namespace) -> None:
-    """Scores each checkpoint of runs that are being trained, oldest first, until they have ended.
+    """Score each checkpoint of runs that are being trained, oldest first, until they have ended.
 
     What is scored already stays, so that a follower that was killed goes on by the same command.
 
@@ -141,7 +141,7 @@ def follow(arguments: argparse.Namespace) -> None:
 
 
 def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool:
-    """Writes what is missing of a checkpoint's rows; False if another process is at it."""
+    """Write what is missing of a checkpoint's rows; False if another process is at it."""
     whole = True
     for one in settings(arguments, workdir):
         with claimed(workdir, one.claim(step), jax.process_index() == 0) as claim:

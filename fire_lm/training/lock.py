@@ -21,7 +21,7 @@ _LOOK_SECONDS = 2.0
 
 @contextlib.contextmanager
 def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
-    """Holds the run directory until the block ends, or the process dies.
+    """Hold the run directory until the block ends, or the process dies.
 
     On a disk the operating system releases the lock with the process, so a kill leaves nothing
     behind. In a bucket it is a lease (`storage.Lease`): after a kill on another machine the next

@@ -58,7 +58,7 @@ def pretrain(
     before_first_step: Callable[[], None] = lambda: None,
     ranked: Callable[[], Sequence[int]] = lambda: (),
 ) -> None:
-    """Trains, or resumes, `run` and leaves a run directory (docs/pretraining.md lists its files).
+    """Train, or resume, `run` and leave a run directory (docs/pretraining.md lists its files).
 
     Args:
       workdir: the run directory, local or gs://.
@@ -99,7 +99,7 @@ def pretrain(
 
 @contextlib.contextmanager
 def job_in(workdir: str, run: Pretraining, ranked: Callable[[], Sequence[int]]) -> Iterator[Job]:
-    """Holds the run directory until the last save is on disk."""
+    """Hold the run directory until the last save is on disk."""
     quiet = jax.process_index() != 0
     with (
         Goodput(workdir, quiet) as goodput,
@@ -184,7 +184,7 @@ def open_text(run: Pretraining, mesh: Mesh, quiet: bool) -> data_layer.TrainIter
 
 
 def rows_shown(quiet: bool) -> Callable[[int, int], None]:
-    """Shows how much of the shuffle buffer is filled, where that takes more than a few seconds: few
+    """Show how much of the shuffle buffer is filled, where that takes more than a few seconds: few
     long documents fill a large one slowly, with many epochs of them."""
     bars: list[Progress] = []
 

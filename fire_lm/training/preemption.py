@@ -18,7 +18,7 @@ class StopFlag:
 
 @contextlib.contextmanager
 def sigterm_flag() -> Iterator[StopFlag]:
-    """Turns SIGTERM into a flag. With several processes JAX's preemption service agrees on a
+    """Turn SIGTERM into a flag. With several processes JAX's preemption service agrees on a
     step instead, and a flag of one process alone would let them part."""
     flag = StopFlag()
 

@@ -74,7 +74,7 @@ class Reporter:
         self._waiting = (step, metrics, skipped)
 
     def flush(self) -> None:
-        """Reads the step that was handed over last."""
+        """Read the step that was handed over last."""
         if self._waiting is None:
             return
         step, metrics, skipped = self._waiting
@@ -102,7 +102,7 @@ class Reporter:
             self._write(step, values, learning_rate, learned)
 
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
-        """Logs a spike; stops a run that has gone wrong beyond what is allowed."""
+        """Log a spike; stop a run with more of them than allowed."""
         loss, gradient, losses = values["loss"], values["grad_norm"], self.counters["recent_losses"]
         finite, limit = (
             math.isfinite(loss) and math.isfinite(gradient),
@@ -158,7 +158,7 @@ class Reporter:
         self._progress.show(step, f"loss {values['loss']:.4f}  {rate:,.0f} tokens/s")
 
     def upload(self) -> None:
-        """Asks for the lines so far to reach a bucket, without waiting for it."""
+        """Ask for the lines so far to reach a bucket, without waiting for it."""
         if self._log is not None:
             self._log.flush()
 

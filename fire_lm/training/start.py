@@ -44,7 +44,7 @@ def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> T
 
 
 def check_start(run: Pretraining, source: Decoder) -> tuple[int, list[str]]:
-    """Refuses what `start_from` would for its names and shapes, and reads no array.
+    """Refuse what `start_from` would for its names and shapes, and read no array.
 
     Returns:
       The checkpoint that it would read if it is whole, and what that lacks.

@@ -61,7 +61,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self, workdir: str, goodput: Goodput) -> Iterator[Watch]:
-        """Watches until the block ends; `goodput` knows what the process is doing."""
+        """Watch until the block ends; `goodput` knows what the process is doing."""
         watch = Watch(self, workdir, goodput)
         thread = threading.Thread(target=watch.run, name="watchdog", daemon=True)
         thread.start()
@@ -79,7 +79,7 @@ class Watchdog:
 
 @contextlib.contextmanager
 def telling_others() -> Iterator[None]:
-    """Tells the other processes of an error in this one, for which they would wait in vain: their
+    """Tell the other processes of an error in this one, for which they would wait in vain: their
     watchdogs print it, and end with the same exit code."""
     try:
         yield

@@ -153,7 +153,7 @@ def _strip(index: int) -> slice:
 
 
 def build(refs: BiasRefs, tile: Ref, on_diagonal: jax.Array) -> None:
-    """Fills `tile` [keys, queries], but for parts that no query sees."""
+    """Fill `tile` [keys, queries], but for parts that no query sees."""
     either("bias", on_diagonal, lambda diagonal: _build(refs, tile, diagonal))
 
 
@@ -205,7 +205,7 @@ def _for_pairs(refs: BiasRefs, part: Part, run: Callable[[jax.Array], None]) -> 
 def add_gradient(
     refs: BiasRefs, sums: Sums, d_tile: Ref, query_block: jax.Array, key_block: jax.Array
 ) -> None:
-    """Adds what `d_tile`, the gradient to the tile's bias, is to each table."""
+    """Add what `d_tile`, the gradient to the tile's bias, is to each table."""
     strips = d_tile.shape[0] // LANES
     if sums.skewed is not None:
         sums.skewed[...] = jnp.zeros_like(sums.skewed)
@@ -260,12 +260,12 @@ def _add_beyond(
 
 
 def _to_8_keys(x: jax.Array) -> jax.Array:
-    """Sums over keys as far as they are sums of registers."""
+    """Sum over keys as far as they are sums of registers."""
     return jnp.sum(x.reshape(-1, 8, x.shape[1]), axis=0)
 
 
 def _add_skewed(sums: Sums, skewed: Ref, first_chunk: jax.Array) -> None:
-    """Adds the sums over equal distances, w - r in row r, of `skewed`; the rows meet in pairs."""
+    """Add the sums over equal distances, w - r in row r, of `skewed`; the rows meet in pairs."""
     rows, width = skewed.shape
     x = skewed[...]
     while rows > 8:

@@ -113,7 +113,7 @@ class Operands:
         scratch: list[Any],
         name: str,
     ) -> Any:
-        """Runs `kernel`; on a CPU step by step in XLA, for tests."""
+        """Run `kernel`; on a CPU step by step in XLA, for tests."""
         batch, heads = ins[0].shape[:2]
         query_X, key_X = tiles(self.blocks, self.order)
         grid = (batch // self.blocks.batch, heads, query_X.size)

@@ -37,7 +37,7 @@ class Blocks:
 
     @property
     def strips(self) -> int:
-        """Strips of 128 tokens in a block."""
+        """The number of strips of 128 tokens in a block."""
         return self.tokens // LANES
 
 

@@ -9,7 +9,7 @@ from fire_lm.data.blocks.writer import PartToWrite, RunParts
 
 
 def parts_runner(workers: BeamWorkers) -> RunParts:
-    """Runs a function once for each part."""
+    """Run a function once for each part."""
     import apache_beam as beam
 
     def run(jobs: Sequence[PartToWrite], write: Callable[[PartToWrite], object]) -> None:

@@ -102,7 +102,7 @@ class TrainIterator:
         return json.dumps({"samples": self._samples, **self._identity}).encode()
 
     def set_state(self, state: bytes) -> None:
-        """Continues after the batches that had been handed out when `state` was taken.
+        """Continue after the batches that had been handed out when `state` was taken.
 
         Raises:
             UserError: the state is of other blocks or another order, or unreadable.

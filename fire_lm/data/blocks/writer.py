@@ -71,7 +71,7 @@ def write_blocks(
     progress: Progress = lambda done, total: None,
     run_parts: RunParts | None = None,
 ) -> Manifest:
-    """Writes the splits (all by default) as blocks; what is there already is kept.
+    """Write the splits (all by default) as blocks; what is there already is kept.
 
     Args:
         data: the text and vocabulary; its construction does not matter.

@@ -11,7 +11,7 @@ _BUFFER_BYTES = 2**20  # asked for at a time; TensorFlow itself reads ahead by m
 
 
 def open_binary(path: epath.Path) -> BinaryIO:
-    """Opens a file for reading, on a disk or in a bucket.
+    """Open a file for reading, on a disk or in a bucket.
 
     Raises:
         OSError, tf.errors.OpError: it cannot be opened, or later, read.

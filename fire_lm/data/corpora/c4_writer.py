@@ -15,7 +15,7 @@ _FIELDS = ("text", "url", "content-type", "content-length", "timestamp")
 
 
 def write(data_dir: str | os.PathLike, splits: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Writes `c4/en/3.1.0` below `data_dir`.
+    """Write `c4/en/3.1.0` below `data_dir`.
 
     Args:
         data_dir: a TFDS data dir; made if missing.

@@ -60,7 +60,7 @@ class CorpusSummary:
 def write_embedded_corpus(
     data_dir: str, progress: Callable[[str], None] = lambda message: None
 ) -> CorpusSummary:
-    """Writes the embedded corpus as a TFDS data dir; a quick no-op if it is there already.
+    """Write the embedded corpus as a TFDS data dir; a quick no-op if it is there already.
 
     Args:
         data_dir: local directory: new, empty, or written by this function before.
@@ -99,7 +99,7 @@ def _sources(name: str, root: pathlib.Path) -> Iterator[Document]:
 def write_corpus(
     data_dir: str, documents: Iterable[Document], progress: Callable[[str], None]
 ) -> CorpusSummary:
-    """Writes any documents as `write_embedded_corpus` does."""
+    """Write any documents as `write_embedded_corpus` does."""
     if "://" in data_dir:
         raise UserError(
             f"The corpus is written to a local directory, not to {data_dir}.\n"
@@ -199,7 +199,7 @@ def _is_utf8(content: bytes) -> bool:
 
 
 def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest: dict) -> None:
-    """Writes beside the target and renames at the end: it appears complete or not at all."""
+    """Write beside the target and rename at the end: it appears complete or not at all."""
     from fire_lm.data.corpora import c4_writer
 
     target = target.absolute()

@@ -46,7 +46,7 @@ class Found(NamedTuple):
 def count(
     workers: BeamWorkers, reading: Reading, splits: Sequence[str], folder: epath.Path
 ) -> Counts:
-    """Counts all documents; the sums come back through a file in `folder`."""
+    """Count all documents; the sums come back through a file in `folder`."""
     make_folder(folder)
     result = folder / "counts.json"
     with workers.pipeline() as pipeline:

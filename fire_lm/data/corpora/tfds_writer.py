@@ -52,7 +52,7 @@ def write_dataset(
     config: str | None = None,
     beam_options: Any = None,
 ) -> None:
-    """Writes DATA_DIR/NAME[/CONFIG]/VERSION: all of its splits appear at the end, or none.
+    """Write DATA_DIR/NAME[/CONFIG]/VERSION: all of its splits appear at the end, or none.
 
     TFDS orders the examples of a split by a hash of their keys.
 

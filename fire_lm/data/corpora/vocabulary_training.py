@@ -41,7 +41,7 @@ class TrainedVocabulary:
 def train_vocabulary(
     data: TextData, output: str, *, size: int, megabytes: int, on_bytes: OnBytes
 ) -> TrainedVocabulary:
-    """Trains on the first documents of the training split, which TFDS has in order of a hash.
+    """Train on the first documents of the training split, which TFDS has in order of a hash.
 
     Args:
         data: `data_dir` and `tfds_name`.

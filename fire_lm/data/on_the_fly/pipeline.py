@@ -114,7 +114,7 @@ class TrainIterator:
         return buffer.getvalue()
 
     def set_state(self, state: bytes) -> None:
-        """Continues after the batches that had been handed out when `state` was taken.
+        """Continue after the batches that had been handed out when `state` was taken.
 
         Raises:
             UserError: the state is of other data or another number of shards, or unreadable.
@@ -203,7 +203,7 @@ class TrainIterator:
     def _read_ahead(
         self, rows: int, on_rows: Callable[[int, int], None] = lambda done, total: None
     ) -> None:
-        """Reads the next block up to `rows` rows, at most to its end."""
+        """Read the next block up to `rows` rows, at most to its end."""
         fruitless = 0
         while self._next_rows < min(rows, self._data.shuffle_buffer):
             try:

@@ -74,7 +74,7 @@ def is_text(text: tf.Tensor) -> tf.Tensor:
 
 
 def concat(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Chops the stream of documents into full rows; what is left waits for the next group.
+    """Chop the stream of documents into full rows; what is left waits for the next group.
 
     Only the tail shorter than one row is lost, at the end of a finite read.
     """
@@ -92,7 +92,7 @@ def concat(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.d
 
 
 def cut(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Splits each document into rows of its own, the last one padded with 0; loses nothing."""
+    """Split each document into rows of its own, the last one padded with 0; loses nothing."""
     length = sequence_length["targets"]
     keys = _per_token(dataset)
 
@@ -105,7 +105,7 @@ def cut(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data
 
 
 def packed(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Lays the parts that `cut` makes into rows, next-fit; loses nothing.
+    """Lay the parts that `cut` makes into rows, next-fit; loses nothing.
 
     A part goes into the open row if it fits; else that row is closed, padded, and a new one is
     opened. `segment_ids` tell the parts of a row apart.

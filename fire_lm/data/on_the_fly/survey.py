@@ -51,7 +51,7 @@ def survey(
     most: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Contents:
-    """Reads up to `most` documents of a split; `progress` receives documents done and in all.
+    """Read up to `most` documents of a split; `progress` receives documents done and in all.
 
     Raises:
         UserError: no such data set, split or vocabulary. RunFailed: a damaged file.

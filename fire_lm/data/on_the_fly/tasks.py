@@ -34,7 +34,7 @@ _METADATA_ERRORS = (
 
 
 def check(data: ReadBySeqio, *, length: int, split: str) -> int:
-    """Checks that the text can be read.
+    """Check that the text can be read.
 
     Returns:
         Documents in the split; 0 if the data set does not say.
@@ -297,7 +297,7 @@ def _with_options(groups: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def register(name: str, data: TextData) -> seqio.Task:
-    """Registers `data` as the task fire_lm:NAME, as seqio's names have no slash.
+    """Register `data` as the task fire_lm:NAME, as seqio's names have no slash.
 
     An example is a document with its end-of-document token.
     Other code reads it by its name, in mixtures of its own, or caches it.

@@ -95,7 +95,7 @@ class Task(abc.ABC):
         return (ended == 0) | ((ended == 1) & (answer == self.terminator))
 
     def check_length(self, length: int) -> None:
-        """Refuses a length that the rule is not defined for.
+        """Refuse a length that the rule is not defined for.
 
         Raises:
             UserError: `length` is below `shortest` or above `longest`.
