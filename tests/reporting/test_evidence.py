@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 
+from fire_lm.bench import data
 from fire_lm.cli import main
 from fire_lm.results import bench_times, read_rows
 from fire_lm.results.folder import read_results
@@ -152,6 +153,54 @@ def test_the_documentation_has_the_times_of_generation():
         told = f"| {row['encoding']} | {prefill['x_nope']:.2f} | {1e3 * token['seconds']:.1f} | "
         assert told + f"{token['x_nope']:.2f} |" in page
     assert {(row["length"], row["cache_bytes"] >> 20) for row in found["rows"]} == {(2048, 146)}
+
+
+def attention_lines(report: dict) -> dict[str, tuple[float, float]]:
+    """The two ratios of every line of the table of attention on a CPU."""
+    names = {"nope": "NoPE", "fire": "FIRE", "fire_s": "FIRE-S", "fire_g": "FIRE-G",
+             "fire_appendix_e": "FIRE of Appendix E", "alibi": "ALiBi", "t5": "T5", "rope": "RoPE",
+             "kerple_log": "KERPLE (log)", "sandwich": "Sandwich"}  # fmt: skip
+    told = {"nope": "torch SDPA", "rope": "torch SDPA", "fire_appendix_e": "torch",
+            "fire": "torch (as one would write it; SDPA)"}  # fmt: skip
+    lines = {}
+    for row in report["rows"]:
+        if row["encoding"] == "nope" or (row["library"] == "torch" and row["encoding"] != "fire"):
+            continue
+        whose = "ours" if row["library"] == "fire_lm" else "torch"
+        ratios = row["forward"]["x_nope"], row["train"]["x_nope"]
+        lines[f"{names[row['encoding']]} / NoPE, {whose}"] = ratios
+    for row in report["peers"]:
+        line = f"{names[row['encoding']]}, ours / {told[row['encoding']]}"
+        lines[line] = row["forward"], row["train"]
+    return lines
+
+
+def test_the_documentation_has_the_times_of_attention():
+    report = json.loads((MINI.parent / "bench_attention.json").read_text())
+    page = " ".join((DOCS / "performance.md").read_text().split())
+    table = re.findall(r"\| ([^|]* / [^|]*) \| ([\d.]+) \| ([\d.]+) \|", page)
+    expected = attention_lines(report)
+    assert len(expected) == 14
+    assert {name: (forward, train) for name, forward, train in table} == {
+        name: (f"{forward:.2f}", f"{train:.2f}") for name, (forward, train) in expected.items()
+    }
+    short, long = report["memory"]
+    mebibytes = [row[f"{kind}_bytes"] / 2**20 for row in (short, long)
+                 for kind in ("forward", "gradient")]  # fmt: skip
+    assert (
+        "takes {:,.0f} MiB of temporary memory at length 8,192 and {:,.0f} MiB with gradients, and "
+        "{:,.0f} and {:,.0f} MiB at 16,384"
+    ).format(*mebibytes) in page
+    (errors,) = report["accuracy"]
+    assert errors["output_error"] < 2.05e-8 and errors["gradient_error"] < 9.5e-6
+    assert max(row["logit_difference"] for row in report["peers"]) < 3.25e-6
+
+
+@pytest.mark.parametrize("vocabulary", ["bytes", "t5"])
+def test_the_documentation_has_the_times_of_reading(vocabulary):
+    report = json.loads((MINI.parent / f"bench_data_{vocabulary}.json").read_text())
+    rows = [data.Row(**row) for row in report.pop("rows")]
+    assert data.text(data.Report(**report, rows=rows)) in (DOCS / "blocks.md").read_text()
 
 
 @pytest.mark.ci
