@@ -50,11 +50,12 @@ def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[s
     names = {}
     for run, encoding in encodings.items():
         same = [values for other, values in own.items() if encodings[other] == encoding]
-        apart = [
+        # One macro often sets parameters of one name: TRAIN_LENGTH that of pretrain and of the model.
+        apart = dict.fromkeys(
             f"{name.rpartition('.')[2]} {value}"
             for name, value in own[run].items()
             if len({values.get(name) for values in same}) > 1
-        ]
+        )
         names[run] = f"{encoding}, {', '.join(apart)}" if apart else encoding
     draws = Counter((names[run], config.call("pretrain").seed) for run, config in configs.items())
     repeated = {name for (name, _), count in draws.items() if count > 1}

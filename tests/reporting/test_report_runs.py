@@ -66,6 +66,15 @@ def test_runs_of_one_encoding_are_told_apart_by_what_differs():
     }
 
 
+def test_a_macro_that_sets_two_parameters_of_one_name_is_named_once():
+    found = configs(
+        ("a", "fire", ("TRAIN_LENGTH=64", "build_decoder.train_length=64")),
+        ("b", "fire", ("TRAIN_LENGTH=256", "build_decoder.train_length=256")),
+    )
+    names = arm_names(found, differing(found))
+    assert names["a"].count("train_length 64") == 1, names
+
+
 def test_what_a_macro_binds_in_one_run_and_another_itself_differs():
     """Of the paper's rows, whose settings have names of their own."""
     files = ["configs/paper/base_nope.gin", "configs/scales/mini.gin"]
