@@ -17,7 +17,9 @@ from fire_lm.training import AdamW, Pretraining
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {path.stem: path.read_text() for path in (ROOT / "configs" / "paper").glob("*.gin")}
 MODELS = sorted(FILES)
-TUNED = {"base_rope_yarn": 400, "base_rope_pi": 1000, "large_rope_pi": 1000}
+TUNED = {"base_rope_yarn": 400, "base_rope_pi": 1000, "base_rope_pi_32k": 1000,
+         "large_rope_pi": 1000}  # fmt: skip
+TUNED_TIMES = {model: 16 if model.endswith("32k") else 4 for model in TUNED}  # RoPE's length
 PRETRAINED = [model for model in MODELS if model not in TUNED]
 
 # The compiler's estimates in the table of docs/preflight.md: ms a step, of which
@@ -51,7 +53,7 @@ def dry_run(model: str, scale: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_file_for_each_model_of_the_paper_and_no_other():
-    assert set(published.models()) == set(MODELS) and len(MODELS) == 28
+    assert set(published.models()) == set(MODELS) and len(MODELS) == 29
 
 
 def expected_encoding_parameters(model: str) -> int:
@@ -93,8 +95,8 @@ def test_a_dry_run_has_the_papers_size(model, capsys):
 @pytest.mark.parametrize("model", MODELS)
 def test_a_dry_run_at_a_smaller_scale(model, scale, capsys):
     said = dry_run(model, scale, capsys)
-    lengths = {"mini": (16, 64, 256), "gpu": (128, 512, 2048)}[scale]
-    length = lengths[0 if "_512_" in model else 2 if model in TUNED else 1]
+    pretrained = {"mini": 64, "gpu": 512}[scale]
+    length = pretrained // 4 if "_512_" in model else pretrained * TUNED_TIMES.get(model, 1)
     batch = {"mini": 16, "gpu": 64}[scale]
     steps = TUNED.get(model, {"mini": 1000, "gpu": 6000}[scale])
     tokens = f"batch {batch} x {length} = {batch * length:,} tokens a step, {steps:,} steps"
@@ -161,11 +163,12 @@ def yarn(length: int, factor: float) -> np.ndarray:
 @pytest.mark.parametrize("scale, length", [("paper", 2048), ("gpu", 512)])
 def test_tuning_scales_the_frequencies_of_the_original_length(scale, length):
     """Not of the length that it is tuned on, by which YaRN would keep other pairs."""
-    for model, tuned in (("base_rope_pi", None), ("base_rope_yarn", yarn(length, 4))):
-        loaded = load(model, scale)
-        assert run_of(loaded).train_length == 4 * length
-        found, factor = loaded.call("build_decoder").encodings[0].frequencies(4 * length)
-        expected = 10_000.0 ** -(np.arange(32) / 32) / 4 if tuned is None else tuned
+    for model in ("base_rope_pi", "base_rope_pi_32k", "base_rope_yarn"):
+        loaded, times = load(model, scale), TUNED_TIMES[model]
+        assert run_of(loaded).train_length == times * length
+        found, factor = loaded.call("build_decoder").encodings[0].frequencies(times * length)
+        tuned = yarn(length, 4) if model == "base_rope_yarn" else None
+        expected = 10_000.0 ** -(np.arange(32) / 32) / times if tuned is None else tuned
         np.testing.assert_allclose(found, expected, rtol=1e-12)
         assert factor == pytest.approx(1 if tuned is None else 0.1 * math.log(4) + 1)
     unbound = load("base_rope_yarn", scale, "build_decoder.train_length=%TRAIN_LENGTH")
@@ -180,7 +183,7 @@ def test_tuning_continues_the_run_with_rope(model, scale):
     run, source = run_of(loaded), run_of(rope)
     assert run.init_from.endswith(f"/{model.split('_')[0]}_rope")
     assert run.model.size == source.model.size
-    assert run.train_length == 4 * source.train_length
+    assert run.train_length == TUNED_TIMES[model] * source.train_length
     assert run.model.encodings[0].train_length == source.train_length
     assert run.train_steps == TUNED[model]
     recipe = run.optimizer
@@ -255,9 +258,10 @@ def step_time(model: str) -> float:
     """ms, from the compiler's estimates for FIRE and RoPE."""
     size = model.split("_")[0]
     xla, kernels, collectives, total = STEP[size, "fire" if "fire" in model else "rope"]
-    if model in TUNED:  # one sequence of 8192 a chip, for two (large: one) of 2048
-        times = 2 if size == "base" else 4
-        return times * xla + 4 * times * kernels + collectives
+    if model in TUNED:  # one long sequence a chip, for two (large: one) of 2048
+        longer = TUNED_TIMES[model]
+        times = longer / 2 if size == "base" else longer
+        return times * xla + longer * times * kernels + collectives
     if "_512_" in model:
         return (total - collectives) / 4 + collectives
     return total
