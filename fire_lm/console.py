@@ -14,7 +14,7 @@ _SIGN_OF_LIFE = 10.0  # seconds between two signs of it
 
 _PATIENCE_SECONDS = 5.0
 
-# What the time left is estimated from: so many seconds, and what was done in them.
+# The time left is estimated from this many seconds, and the work done in them.
 _RECENT_SECONDS = 60.0
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class FireLMError(Exception):
-    """An ending that is told in one or two plain lines, without a traceback."""
+    """An expected failure, reported in one or two plain lines without a traceback."""
 
     exit_code = 1
 
@@ -18,7 +18,7 @@ class RunFailed(FireLMError):
 
 
 class UserError(FireLMError):
-    """Bad usage or configuration. Says what, where, and how to mend it."""
+    """Bad usage or configuration; the message says what, where, and how to fix it."""
 
     exit_code = 2
 

@@ -45,16 +45,31 @@ def initialize_distributed() -> None:
         jax.distributed.initialize(heartbeat_timeout_seconds=_SILENCE_SECONDS)
 
 
-def exchanged(value: _Json, seconds: float = 3600.0) -> list[_Json]:
+def coordination_client() -> Any:
+    """The client of JAX's coordination service, which JAX does not publish; of jobs of several."""
+    return distributed.global_state.client
+
+
+def coordinator_host() -> str:
+    """The host name or address of process 0."""
+    return str(distributed.global_state.coordinator_address).rpartition(":")[0].strip("[]")
+
+
+def exchanged(value: _Json, seconds: float = 3600.0, key: str = "") -> list[_Json]:
     """The `value` (JSON) of every process, in their order. All processes must call it together.
 
-    Through JAX's coordination service: some may come minutes later than others, which a collective
-    does not survive (see `wait_for_all`).
+    It goes through JAX's coordination service: some processes may arrive minutes later than others,
+    which a collective does not survive (see `wait_for_all`).
+
+    Args:
+      seconds: how long to wait for each process.
+      key: a name for this exchange, unique in the job. Without one, exchanges are counted, so
+        threads of a process that exchange at the same time must name theirs.
     """
     if jax.process_count() == 1:
         return [value]
-    client: Any = distributed.global_state.client
-    key = f"fire_lm/exchanged/{next(_exchanges)}"
+    client = coordination_client()
+    key = f"fire_lm/exchanged/{key or next(_exchanges)}"
     client.key_value_set(f"{key}/{jax.process_index()}", json.dumps(value))
     return [
         json.loads(client.blocking_key_value_get(f"{key}/{index}", int(1000 * seconds)))
@@ -95,9 +110,8 @@ def wait_for_all(point: str, seconds: float = 3600.0) -> None:
     """
     if jax.process_count() == 1:
         return
-    client: Any = distributed.global_state.client
     try:
-        client.wait_at_barrier(f"fire_lm/{point}", int(1000 * seconds))
+        coordination_client().wait_at_barrier(f"fire_lm/{point}", int(1000 * seconds))
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise RunFailed(

@@ -101,7 +101,7 @@ def mesh_of(
 
 
 def fitting(sizes: tuple[int, int, int], devices: int, slices: int = 1) -> tuple[int, int, int]:
-    """Sizes near `sizes` for so many devices: tensor and fsdp no larger, data takes the rest."""
+    """Mesh sizes near `sizes` for a number of devices: tensor, fsdp no larger, data the rest."""
     left = devices // slices
     tensor = max(size for size in range(1, sizes[2] + 1) if left % size == 0)
     fsdp = max(size for size in range(1, sizes[1] + 1) if left // tensor % size == 0)

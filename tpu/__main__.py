@@ -7,9 +7,9 @@ import math
 import sys
 import traceback
 
-from fire_lm.cli.parser import (
+from fire_lm.cli.argument_checks import check_not_empty
+from fire_lm.cli.argument_types import (
     Parser,
-    check_not_empty,
     names,
     number,
 )
@@ -27,9 +27,9 @@ def build_parser() -> argparse.ArgumentParser:
     name = Parser(add_help=False)
     name.add_argument("name", metavar="NAME", help="of the run and its TPUs")
     gin = Parser(add_help=False)
-    gin.add_argument("--gin_file", action="append", default=[], help="as at home")
-    gin.add_argument("--gin_search_paths", default="", help="as at home")
-    gin.add_argument("--gin.NAME", metavar="VALUE", help="as at home (repeat)")
+    gin.add_argument("--gin_file", action="append", default=[], help="as in fire-lm")
+    gin.add_argument("--gin_search_paths", default="", help="as in fire-lm")
+    gin.add_argument("--gin.NAME", metavar="VALUE", help="as in fire-lm (repeat)")
     looks = Parser(add_help=False)
     looks.add_argument("--every", type=_seconds, help="seconds between looks (60)")
     job = Parser(add_help=False, parents=[looks])
@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     logs = verbs.add_parser("logs", parents=[where, name], help="what a job prints")
     logs.add_argument("--host", type=int, default=0, help="(%(default)s)")
     logs.add_argument("--lines", type=int, default=100, help="(%(default)s)")
-    logs.add_argument("--follow", action="store_true", help="go on printing")
+    logs.add_argument("--follow", action="store_true", help="keep printing")
     verbs.add_parser("stop", parents=[where, name], help="save and end; the TPUs stay")
     verbs.add_parser("delete", parents=[where, name], help="end it and give the TPUs back")
     return parser

@@ -124,7 +124,7 @@ _REFUSALS = (
     (r"PERMISSION_DENIED|\b403\b|Forbidden", "tpu/README.md lists the roles that are needed"),
     (
         r"context .*does not exist|no context exists",
-        "`kubectl config get-contexts` lists those that there are, for --cluster.gke_context",
+        "`kubectl config get-contexts` lists the available ones, for --cluster.gke_context",
     ),
 )
 _CREDENTIALS = re.compile(

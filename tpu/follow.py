@@ -1,7 +1,7 @@
 """Drives a job to its end: asks for TPUs, starts it, and again when they are lost; gives them back.
 
 Each look at the place decides what is next, so that a follower that was stopped, on this machine or
-another one, goes on by the same command. One follower for each job.
+another one, resumes with the same command. One follower for each job.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Follower:
             self._known = True
         done = self._progress() if state.stage in (Stage.RUNNING, Stage.SILENT) else ""
         if done != self._done_so_far:
-            self._silent = 0  # whatever it is that does not answer, the job goes on
+            self._silent = 0  # whatever does not answer, the job keeps running
         self._done_so_far = done
         self._tell(f"{state}; {done}" if done else str(state))
         return state
@@ -219,8 +219,8 @@ class Follower:
         if state.code == STOPPED:
             self._may_cost = False  # which this says
             raise Preempted(
-                f"{name} was stopped and has saved\nthe same command goes on, on the TPUs that it "
-                f"has; `python -m tpu delete {name}` gives them back"
+                f"{name} was stopped and has saved\nrerun the command to resume on the same TPUs; "
+                f"`python -m tpu delete {name}` gives them back"
             )
         try:
             self._say(self._place.tail(name, 20))

@@ -23,7 +23,7 @@ FILES = "gin_file"  # among the varied names: gin files, not a binding
 class Arm:
     """Attributes:
     name: of its run, a folder of the grid's.
-    flags: gin's, beside those that all arms share.
+    flags: gin's, besides the flags that all arms share.
     """
 
     name: str
@@ -166,8 +166,8 @@ def run(
 
     Args:
       run_arm: returns when the arm is done, raises when it failed.
-      stop: makes the arms that run end soon, and those that wait not begin.
-      log: where an arm's output goes, to be told when it starts; empty if that is told elsewhere.
+      stop: ends the running arms soon, and keeps the waiting ones from starting.
+      log: the file of an arm's output, reported when the arm starts; empty if reported elsewhere.
       every: seconds between two lines of how far the running arms are; None for no such lines.
 
     Raises:

@@ -97,7 +97,7 @@ class State:
         return self.stage.value + (f": {self.why}" if self.why else "")
 
 
-# Of a job whose mark says that it is done, and of which nothing is there.
+# A job that is marked as done, and of which nothing exists.
 EARLIER = State(Stage.DONE, "earlier")
 
 

@@ -33,7 +33,7 @@ def show(rows: Sequence[dict[str, str]], where: ConfigDict, progress: Callable[[
 
 
 def chip_hours(row: dict[str, str], now: datetime.datetime) -> str:
-    """Since the TPUs were there; nothing for those that only wait."""
+    """The time since the TPUs were ready; empty for jobs that still wait."""
     if not row.get("since"):
         return ""
     since = datetime.datetime.fromisoformat(row["since"]).replace(tzinfo=datetime.UTC)

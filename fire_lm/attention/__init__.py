@@ -44,7 +44,7 @@ def compiling_for(backend: str) -> Iterator[None]:
 
 
 def choose_implementation(requested: Implementation, num_keys: int) -> Implementation:
-    """Return what `attend` runs for so many keys on JAX's default backend, or `compiling_for`."""
+    """Return what `attend` runs for `keys` keys on JAX's default backend, or `compiling_for`."""
     if requested not in get_args(Implementation):
         known = ", ".join(get_args(Implementation))
         raise UserError(f"attention implementation '{requested}' is not one of {known}")
@@ -151,7 +151,7 @@ def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_ord
     if any(len(shape) != 4 or 0 in shape for shape in shapes):
         raise UserError(f"attend takes q, k, v of four axes [B, T, N, H], none empty, got {shapes}")
     if k_BSNH.shape != v_BSNH.shape or q_BTNH.shape[2:] != k_BSNH.shape[2:]:
-        raise UserError(f"attend takes k and v alike, of the heads and width of q, got {shapes}")
+        raise UserError(f"attend needs k, v of one shape, with q's heads and width, got {shapes}")
     if in_order and q_BTNH.shape[1] != k_BSNH.shape[1]:
         raise UserError(
             f"attend: in_order means that queries and keys are the same tokens, but there are "

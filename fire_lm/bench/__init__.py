@@ -115,7 +115,7 @@ def ask_for_one_thread() -> None:
 
 
 def bind(cores: set[int]) -> None:
-    """Lets every thread of this process, and those that they start, run on `cores` alone."""
+    """Restrict every thread of this process, and the threads that they start, to `cores`."""
     if not cores:  # not Linux
         return
     for thread in os.listdir("/proc/self/task"):

@@ -1,7 +1,7 @@
 """Training states of many encodings in the memory of little more than one.
 
 They differ in what the encoding learns alone, which is small. Of all other arrays, which would be
-gigabytes for each, there is one copy: whoever trains next goes on with it.
+gigabytes for each, there is one copy, which the next contestant trains on.
 """
 
 from __future__ import annotations

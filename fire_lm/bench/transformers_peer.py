@@ -28,7 +28,7 @@ class Peer:
             self._model = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, trust_remote_code=True
             ).eval()
-        # Ours goes on behind the end of a document, so that all write the same number of tokens.
+        # Ours continues after the end of a document, so that all write the same number of tokens.
         # (A least number of new tokens would make transformers never write that token.)
         self._model.generation_config.eos_token_id = None
         self._prompts = torch.tensor(prompts_BP, dtype=torch.long)

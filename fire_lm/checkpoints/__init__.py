@@ -14,7 +14,8 @@ from fire_lm.checkpoints.layout import (
     split_run,
 )
 from fire_lm.checkpoints.params import check_arrays, check_params, restore_params
-from fire_lm.checkpoints.writer import Checkpointing, Checkpoints
+from fire_lm.checkpoints.policy import Checkpointing
+from fire_lm.checkpoints.writer import Checkpoints
 
 __all__ = [
     "Checkpointing",

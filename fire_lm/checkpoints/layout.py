@@ -35,7 +35,7 @@ def available_steps(workdir: str | epath.Path) -> list[int]:
 
 
 def written_steps(workdir: str | epath.Path) -> dict[int, bool]:
-    """The steps that are there, ascending, and whether the save of each has ended.
+    """The existing steps, ascending, and whether the save of each has ended.
 
     Raises:
       RunFailed: the storage does not say, which must never look like a run without checkpoints.
@@ -63,7 +63,7 @@ def candidates(workdir: str | epath.Path, step: int | None) -> list[int]:
     """`step` alone, or for None all that the run has, the newest first; not verified.
 
     Raises:
-      UserError: that lists what there is.
+      UserError: no such step; lists the existing ones.
     """
     steps = available_steps(workdir)
     if not steps:
@@ -80,7 +80,7 @@ def choose_step(workdir: str | epath.Path, step: int | None) -> int:
     none is asked for, left out.
 
     Raises:
-      UserError: that lists what there is. RunFailed: `step`, or all, are damaged.
+      UserError: no such step; lists the existing ones. RunFailed: `step`, or each, is damaged.
     """
     steps = available_steps(workdir)
     for candidate in candidates(workdir, step):

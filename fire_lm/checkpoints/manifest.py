@@ -1,7 +1,7 @@
 """The last file of a checkpoint: SHA-256 and size of every other one.
 
 Orbax keeps no checksum of arrays, so a bit that flips on disk is restored in silence. And as the
-manifest is written when all else is there, a step without one is a save that never ended. On a
+manifest is written last, so a step without one is a save that never ended. On a
 local disk all of it outlives a power cut from then on: the step before may be removed.
 
 In a bucket the files of arrays are not read back for this. The manifest names them, and holds a

@@ -1,10 +1,9 @@
-"""The checkpoints of a run that writes: saved while training goes on, verified before a restore."""
+"""The checkpoints of a training run: saved while training continues, verified before a restore."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import re
 import sys
@@ -15,7 +14,6 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
-from jax._src import distributed
 from jax.experimental import multihost_utils
 
 from fire_lm.checkpoints.fingerprints import changed_arrays, fingerprints, in_words
@@ -34,47 +32,19 @@ from fire_lm.checkpoints.manifest import (
     damage,
     write_manifest,
 )
+from fire_lm.checkpoints.orbax_checkpointer import orbax_checkpointer
 from fire_lm.checkpoints.params import check_arrays
+from fire_lm.checkpoints.policy import Checkpointing
 from fire_lm.checkpoints.position import PositionRestore, PositionSave, process_file
 from fire_lm.errors import RunFailed, UserError, first_line
-from fire_lm.processes import agreed
+from fire_lm.processes import agreed, exchanged
 from fire_lm.storage import LeaseLost, children, in_bucket, present
 
-_PATIENCE_MS = 3_600_000  # for the slowest reader of a checkpoint
-_WRITING_SECONDS = 900  # after which a process that has not written its part has failed
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _REMOVING = ".removing"
 _LEFTOVER = re.compile(f"[0-9]+({re.escape(_UNFINISHED)}.*|{re.escape(_REMOVING)})")
 _ASIDE = re.compile(r"[0-9]+\.unfinished(_[0-9]+)?")  # of no use once a later save has ended
 _round = itertools.count()  # of what the processes tell each other; they all count alike
-
-
-@dataclasses.dataclass(frozen=True)
-class Checkpointing:
-    """The schedule of saves and what is kept; the last step of a run is always saved.
-
-    Attributes:
-      save_every: steps between checkpoints.
-      keep_last: newest checkpoints kept.
-      keep_every: checkpoints at multiples of this step are kept for good; None keeps none extra.
-      keep_best: so many with the best results of the sweeps so far are kept, too.
-      failures_allowed: saves that may fail in a row while training goes on; the next one ends it.
-    """
-
-    save_every: int = 1000
-    keep_last: int = 3
-    keep_every: int | None = None
-    keep_best: int = 0
-    failures_allowed: int = 2
-
-    def __post_init__(self) -> None:
-        for name, least in {"save_every": 1, "keep_last": 1, "keep_every": 1}.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"Checkpointing.{name} is {value}: it must be {least} or more")
-        for name in ("keep_best", "failures_allowed"):
-            if getattr(self, name) < 0:
-                raise UserError(f"Checkpointing.{name} is negative: it must be 0 or more")
 
 
 class Checkpoints:
@@ -92,21 +62,21 @@ class Checkpoints:
         """
         Args:
           ranked: gives the steps that have been evaluated, the best first.
-          still_ours: raises RunFailed where another process writes to the run directory by now.
+          still_ours: raises LeaseLost if another process has taken over the run directory.
         """
         self.workdir, self._policy, self._ranked = workdir, policy, ranked
         self._still_ours, self._directory = still_ours, checkpoint_directory(workdir)
         self._leads = jax.process_index() == 0
-        self._orbax = _checkpointer(self._directory)
+        self._orbax = orbax_checkpointer(self._directory)
         self._finishing: threading.Thread | None = None
         self._failures = 0  # since the last save that succeeded
-        self._failure = ""  # the last of them, told
+        self._failure = ""  # the message of the last of them
         self._damaged: dict[int, str] = {}  # steps that only their restore has shown to be damaged
 
     def recover(self) -> int:
         """The newest whole step, verified; 0 if none has ever been saved.
 
-        What lies above it is told and set aside, so that the step can be saved again: damaged
+        Later steps are reported and set aside, so that they can be saved again: damaged
         steps as `<step>.damaged`, those whose save never ended as `<step>.unfinished`, which a
         bucket, where this would copy object by object, does not keep. What a kill left of a save
         or a removal under way is removed.
@@ -124,7 +94,7 @@ class Checkpoints:
             found = self._damaged.get(step) or damage(
                 self._directory / str(step), jax.process_index(), jax.process_count()
             )
-            problem = _told_by_all(next(_round), found)
+            problem = _problem_of_any(next(_round), found)
             if not problem:
                 break
             problems[step] = problem
@@ -133,8 +103,8 @@ class Checkpoints:
         if not step and problems and list(problems.values()) != [NEVER_ENDED]:
             told = "; ".join(f"{number}: {problem}" for number, problem in problems.items())
             raise RunFailed(
-                f"no checkpoint of {self.workdir} is whole ({told})\n"
-                f"to begin again, move {self._directory} away"
+                f"{self.workdir} has no intact checkpoint ({told})\n"
+                f"to start over, move {self._directory} away"
             )
         self._damaged.clear()
         if self._leads:
@@ -172,12 +142,12 @@ class Checkpoints:
         With `shared_position`, all processes give the same position, and it is restored on any
         number of them.
 
-        A save that fails is told and training may go on: the newest whole checkpoint stays. When
+        A failed save is reported and training may continue; the newest intact checkpoint stays. If
         no more may fail, this waits for the end of the save.
 
         Raises:
           RunFailed: more saves in a row have failed than are allowed.
-          LeaseLost: another process writes to the run directory by now.
+          LeaseLost: another process has taken over the run directory.
         """
         self.settle()
         arrays: dict[str, jax.Array] = {}
@@ -225,7 +195,7 @@ class Checkpoints:
         if written and process_file() not in written:
             raise UserError(
                 f"checkpoint {step} of {self.workdir} was written by another number of processes: "
-                f"their places in the data do not fit the {jax.process_count()} of now"
+                f"their places in the data do not fit this job's {jax.process_count()}"
             )
         try:
             restored = self._orbax.restore(
@@ -276,7 +246,7 @@ class Checkpoints:
         error in this, Orbax would tell process 0 alone, and the others would wait for ever.
 
         Raises:
-          RunFailed: on all processes, if it is there or cannot be made.
+          RunFailed: on all processes, if it exists or cannot be made.
         """
         problem = None
         if self._leads:
@@ -290,7 +260,7 @@ class Checkpoints:
                 raise
             except Exception as error:
                 problem = first_line(error)
-        if told := _told_by_all(next(_round), problem):
+        if told := _problem_of_any(next(_round), problem):
             raise RunFailed(told)
 
     def _finish(
@@ -307,8 +277,8 @@ class Checkpoints:
         except Exception as found:
             error = found
         try:
-            problem = _told_by_all(number, None if error is None else first_line(error))
-        except jax.errors.JaxRuntimeError as found:  # a process has not told in time
+            problem = _problem_of_any(number, None if error is None else first_line(error))
+        except jax.errors.JaxRuntimeError as found:  # a process did not answer in time
             problem = first_line(found)
         if problem:
             self._fail(step, problem, began, isinstance(error, LeaseLost))
@@ -321,14 +291,14 @@ class Checkpoints:
                 print(f"no checkpoint removed: {first_line(found)}", file=sys.stderr)
 
     def _fail(self, step: int, problem: str, began: bool, lost: bool) -> None:
-        """`began`: whether what there is of the step by now was written by this save; `lost`: the
+        """`began`: whether the existing files of the step were written by this save; `lost`: the
         run directory is another's, which ends the run at its next save."""
         self._failures += 1
         self._failure = f"checkpoint {step} of {self.workdir} could not be saved: {problem}"
         hush_abandoned_work()
         with contextlib.suppress(Exception):  # Orbax would raise this error again at a later save
             self._orbax.close()
-        self._orbax = _checkpointer(self._directory)
+        self._orbax = orbax_checkpointer(self._directory)
         if not self._leads:
             return
         with contextlib.suppress(Exception):  # the storage may refuse this as well
@@ -337,7 +307,7 @@ class Checkpoints:
                 f"{max(available_steps(self.workdir), default='none')}"
             )
         if self._failures <= self._policy.failures_allowed:
-            print(f"{self._failure}{'' if lost else '; training goes on'}", file=sys.stderr)
+            print(f"{self._failure}{'' if lost else '; training continues'}", file=sys.stderr)
         with contextlib.suppress(Exception):
             self._still_ours()
             self._remove_leftovers()  # what was written may fill the disk
@@ -347,13 +317,8 @@ class Checkpoints:
 
     def _prune(self) -> None:
         """Remove what the policy does not keep; never the newest."""
-        steps, every = available_steps(self.workdir), self._policy.keep_every
-        kept = set(steps[-self._policy.keep_last :])
-        if every is not None:
-            kept |= {step for step in steps if step % every == 0}
-        if self._policy.keep_best:
-            ranked = [step for step in self._ranked() if step in steps]
-            kept |= set(ranked[: self._policy.keep_best])
+        steps = available_steps(self.workdir)
+        kept = self._policy.kept(steps, self._ranked)
         unkept = [self._directory / str(step) for step in sorted(set(steps) - kept)]
         aside = [path for path in children(self._directory) if _ASIDE.fullmatch(path.name)]
         if unkept or aside:
@@ -385,34 +350,6 @@ class Checkpoints:
                 path.rmtree()
 
 
-class _Checkpointer(ocp.AsyncCheckpointer):
-    """Writes into a folder that is there (`Checkpoints._make_folder`)."""
-
-    async def create_temporary_path(self, temporary_path: Any) -> None:
-        pass
-
-
-class _NoFolder(ocp.path.atomicity.CommitFileTemporaryPath):
-    """An item of a checkpoint in a bucket, which has no folders to be made."""
-
-    async def create(self) -> epath.Path:
-        return self.get()
-
-
-def _checkpointer(directory: epath.Path) -> ocp.AsyncCheckpointer:
-    """Without the folders that Orbax would make, waiting minutes for those that a bucket refuses;
-    but for those of items on a disk."""
-    options = ocp.options.AsyncOptions(
-        timeout_secs=_WRITING_SECONDS, create_directories_asynchronously=False
-    )
-    items = ocp.CompositeOptions(temporary_path_class=_NoFolder if in_bucket(directory) else None)
-    return _Checkpointer(
-        ocp.CompositeCheckpointHandler(composite_options=items),
-        async_options=options,
-        file_options=ocp.options.FileOptions(skip_sync_file_validations=True),
-    )
-
-
 def _remove(step: epath.Path) -> None:
     """What a kill leaves is no whole checkpoint. It goes by another name, so that the next start
     removes the rest; a bucket, which would rename file by file, loses the manifest first."""
@@ -426,22 +363,10 @@ def _remove(step: epath.Path) -> None:
     step.rename(leaving).rmtree()
 
 
-def _told_by_all(number: int, problem: str | None) -> str:
-    """The problem of this process and of all others, the same text on all; empty if none has one.
-
-    Told through JAX's coordination service: some may take minutes longer than others, which a
-    collective does not survive (see `processes.wait_for_all`).
-    """
-    if jax.process_count() == 1:
-        return problem or ""
-    client: Any = distributed.global_state.client
-    key = f"fire_lm/checkpoints/{number}"
-    client.key_value_set(f"{key}/{jax.process_index()}", f"={problem or ''}")
-    said = [
-        client.blocking_key_value_get(f"{key}/{index}", _PATIENCE_MS)
-        for index in range(jax.process_count())
-    ]
-    problems = {index: words[1:] for index, words in enumerate(said) if words[1:]}
+def _problem_of_any(number: int, problem: str | None) -> str:
+    """The problem of this process and of the others, the same text on all; empty without any."""
+    found = exchanged(problem or "", key=f"checkpoints/{number}")
+    problems = {index: words for index, words in enumerate(found) if words}
     if len(set(problems.values())) > 1:  # one may fail, and others by waiting for it
         return "; ".join(f"process {index}: {words}" for index, words in problems.items())
     return next(iter(problems.values()), "")

@@ -8,7 +8,8 @@ import os
 import sys
 import traceback
 
-from fire_lm.cli.parser import build_parser, check_characters, check_not_empty
+from fire_lm.cli.argument_checks import check_characters, check_not_empty
+from fire_lm.cli.parser import build_parser
 from fire_lm.errors import (
     FireLMError,
     Preempted,
@@ -144,5 +145,5 @@ def _check_before(part: str, arguments: list[str]) -> None:
         if flag.startswith("--") and flag != "--debug":
             raise UserError(
                 f"{flag} before `{part}` has no effect: what `corpus {part}` takes comes after it\n"
-                f"`fire-lm corpus {part} --help` lists what there is"
+                f"`fire-lm corpus {part} --help` lists its arguments"
             )

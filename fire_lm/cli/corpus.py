@@ -45,7 +45,7 @@ def write(arguments: argparse.Namespace) -> None:
     )
     given = [f"--{name}" for name in own if getattr(arguments, name) is not None]
     if given:
-        raise UserError(f"{given[0]} is for documents of one's own: add --from=FILE_OR_FOLDER")
+        raise UserError(f"{given[0]} is for your own documents: add --from=FILE_OR_FOLDER")
     summary = write_embedded_corpus(arguments.data_dir, lambda text: print(text, flush=True))
     for split, documents in summary.documents.items():
         print(f"{split}: {documents:,} documents, {summary.bytes[split] / 1e6:.1f} MB")

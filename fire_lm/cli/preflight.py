@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.gin_file, arguments.bindings, arguments.gin_search_paths, arguments.imports
     )
     check_blocks(config)
-    with contextlib.suppress(UserError, RunFailed):  # told below, as a check of what is saved
+    with contextlib.suppress(UserError, RunFailed):  # reported below, as a check of what is saved
         config = with_kept_lengths(config, workdir, allow_change=False)
     train: Pretraining = config.call("pretrain")
     score: LengthSweep = config.call("length_sweep")
@@ -80,7 +80,7 @@ def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str,
         if not steps:
             return "none yet"
         check_arrays(workdir, steps[-1], train.abstract_state())
-        return f"goes on from step {steps[-1]}"
+        return f"continues from step {steps[-1]}"
 
     def source() -> str:
         if workdir and available_steps(workdir):

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
 def start_run(
     config: Config, arguments: argparse.Namespace, speaks: bool, kept: bool = False
 ) -> None:
-    """`kept`: whether `config` has lengths of the model that it goes on from."""
+    """`kept`: whether `config` has lengths of the model that it continues."""
     check_not_imported(arguments.workdir)
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]

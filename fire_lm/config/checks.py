@@ -3,7 +3,7 @@
 When is a binding *unused*? Only if no verb of the experiment could use it.
 - A macro is used if any binding refers to it, also an overridden one, or another used macro.
 - A command-line binding is used if its configurable is reached from a verb by the winning
-  bindings: whoever types `--gin.FIRE.width=3` in an experiment without FIRE is told so.
+  bindings: `--gin.FIRE.width=3` in an experiment without FIRE is an error that says so.
 - A binding in a file may also be reached by overridden ones: with positions/fire.gin and then
   positions/rope.gin the later POSITION wins, and fire.gin's own values are meant to be idle.
 """

@@ -143,7 +143,7 @@ def _is_a(given: type | None, kind: Any) -> bool:
 
 
 def _listed(node: Scalar, args: tuple[Any, ...]) -> Group:
-    """A value where a list is wanted; of words, as in full,last256, each by itself."""
+    """A value where a list is expected; words such as full,last256 become separate items."""
     if args[:1] == (str,) and isinstance(node.value, str):
         return Group(tuple, tuple(Scalar(w.strip(), w.strip()) for w in node.value.split(",")))
     return Group(tuple, (node,))

@@ -87,7 +87,7 @@ def _of_seqio(member: Any) -> bool:
 
 
 def _dataclasses(module: ModuleType) -> dict[str, Configurable]:
-    """The dataclasses of a module and its package, without those that it imports from elsewhere."""
+    """The dataclasses that a module and its package define, without imported ones."""
     package = module.__name__.partition(".")[0]
     return {
         name: member

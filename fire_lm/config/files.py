@@ -101,7 +101,7 @@ class _Reader:
 
 
 def _instead(path: Any) -> str:
-    """Describe a path that is not a file; empty if nothing is there."""
+    """Describe a path that is not a file; empty if nothing exists there."""
     if path.is_dir():
         files = sorted(file.name for file in path.glob("*.gin"))
         return (

@@ -31,7 +31,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Program:
-    """All statements, those that win, and what they reach."""
+    """All statements, the winning ones, and what they reach."""
 
     statements: tuple[Statement, ...]
     configurables: Mapping[str, Configurable]

@@ -17,7 +17,7 @@ from fire_lm.storage.quiet import load_tensorflow, without_log_lines
 def without_their_warnings() -> Iterator[None]:
     """Mute the deprecation warnings of TFDS and SentencePiece.
 
-    They are not ours to mend, and where warnings are errors SentencePiece's wrapper crashes the
+    They are not ours to fix, and where warnings are errors SentencePiece's wrapper crashes the
     process instead of raising. TFDS also logs: of an ordered data set that it is shuffled.
     """
     log = logging.getLogger("absl")

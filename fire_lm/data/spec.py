@@ -39,12 +39,12 @@ class TextData:
             'concat' joins them and chops the stream into full rows; 'cut' splits each into rows
             of its own, the last one padded; 'packed' lays these parts into rows side by side
             (next-fit), each a segment with positions and attention of its own; 'long_documents'
-            takes the first n tokens of those that have n.
+            takes the first n tokens of documents that have n.
         shuffle_buffer: rows that are shuffled together, per shard. The saved position does not
             grow with it; the time to the first batch does.
         mixture: instead of `tfds_name`, data sets of `data_dir` and the rates at which their rows
             are drawn: (('c4/en:3.1.0', 3), ('arxiv:1.0.0', 1)) gives arXiv a quarter of the rows.
-            For training; a sweep scores each data set by itself.
+            For training; a sweep scores each data set separately.
     """
 
     data_dir: str
@@ -67,7 +67,7 @@ class TextData:
 
     @property
     def packed(self) -> bool:
-        """Whether a row holds several documents, told apart by `segment_ids`."""
+        """Whether a row holds several documents, distinguished by `segment_ids`."""
         return self.construction == "packed"
 
     @property

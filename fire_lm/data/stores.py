@@ -20,7 +20,7 @@ from fire_lm.errors import RunFailed
 CHUNK = 2**13  # elements; what is read for a row at random, at least
 FILE = 2**24  # elements
 _CACHE_BYTES = 2**28  # of file indices (16 bytes a chunk) and of chunks read last
-# For half a minute; tensorstore's own default goes on for a quarter of an hour.
+# For half a minute; tensorstore's own default is a quarter of an hour.
 _RETRIES = {"max_retries": 6, "initial_delay": "1s", "max_delay": "8s"}
 
 _INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]

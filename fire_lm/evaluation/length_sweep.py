@@ -160,7 +160,7 @@ def score_checkpoint(
         )
         say_what_was_left_out(wanted, finished)
         due.append((text, where, list(missing(wanted, finished))))
-    for text, where, of_text in due:  # after all of it is known to fit what there is
+    for text, where, of_text in due:  # once all of it is known to fit the existing rows
         for measurement in of_text:
             if measurement.laid is None:
                 on_scored(Scored(None, [], measurement.row(NO_NUMBERS)))

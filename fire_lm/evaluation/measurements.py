@@ -103,7 +103,7 @@ def missing(wanted: Iterable[Measurement], known: Known) -> Iterator[Measurement
     """Yield the measurements without a row or without losses by position.
 
     Raises:
-      UserError: what there is is of another text.
+      UserError: the existing rows are of another text.
     """
     for measurement in wanted:
         check_same_text(measurement, known)

@@ -2,7 +2,7 @@
 
 The budget is read as rows of equal length, so that any set of lengths scores the same text: each
 length lays its windows over the same rows (protocols.py). A row is a power of two, so lengths that
-are powers of two, up to the row's, divide it. Which text it was is told by a hash of its token ids.
+are powers of two, up to the row's, divide it. A hash of its token ids identifies the text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Beam search (Wu et al., 2016), with so many candidates a step that K live ones always remain.
+"""Beam search (Wu et al., 2016), with enough candidates to keep K live hypotheses.
 
 Shapes: B examples, K beams, C candidates, T new tokens, V vocabulary.
 """

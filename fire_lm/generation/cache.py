@@ -98,7 +98,7 @@ def read_token(
 
 
 def of_parents(cache: Cache, parent_BK: jax.Array) -> Cache:
-    """The cache of continuations that go on from others of their example."""
+    """Reorder the cache: each continuation takes over from another one of its example."""
 
     def taken(x_LBKTNH: jax.Array) -> jax.Array:
         return jnp.take_along_axis(x_LBKTNH, parent_BK[None, :, :, None, None, None], axis=2)

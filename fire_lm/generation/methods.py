@@ -40,7 +40,7 @@ class Sample:
 
     Attributes:
       temperature: divides the logits; above 0.
-      top_k: only so many of the likeliest tokens; None for all.
+      top_k: the number of likeliest tokens to draw from; None for all.
       top_p: only the likeliest tokens whose probabilities sum to this, the one that crosses it
         included; 1 for all.
       samples: continuations of each prompt.

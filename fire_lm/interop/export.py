@@ -32,7 +32,7 @@ def export(
     own code, and is opened with `trust_remote_code=True`.
 
     Args:
-      folder: is there once all of it is written, and must not hold anything yet.
+      folder: the destination, which must be empty or absent; it appears once everything is written.
       about: Markdown for the model card: what was trained, and what it scores.
       context_length: tokens that the model is to reach, where a table or the length of the input
         limits it: 16 times the training length by default.

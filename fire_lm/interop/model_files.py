@@ -103,7 +103,7 @@ def check_plain_positions(model: Decoder) -> None:
     if model.resampling != Resampling() and not np.array_equal(positions, np.arange(8)[None]):
         raise UserError(
             "this model is evaluated at resampled positions, which depend on the length of the "
-            "whole input: a folder of transformers cannot say so\nexport it with "
+            "whole input: which a transformers folder cannot express\nexport it with "
             "--gin_file=configs/resampling/plain.gin"
         )
 

@@ -25,7 +25,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_text())
     except OSError:
         raise UserError(
-            f"--from: {folder} is no folder of Hugging Face: it has no config.json"
+            f"--from: {folder} is not a Hugging Face model folder: it has no config.json"
         ) from None
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from error
@@ -97,7 +97,7 @@ def _files(folder: Path) -> list[str]:
     except OSError:
         raise UserError(f"--from: {folder} has no {_ONE}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / _INDEX} is no index of safetensors files") from error
+        raise UserError(f"{folder / _INDEX} is not an index of safetensors files") from error
 
 
 def _opened(path: Path) -> Any:

@@ -65,7 +65,7 @@ class Engine:
         self.name = f"{opened.name}@{step}" + f" ({variant})" * bool(variant)
 
     def check_length(self, length: int) -> None:
-        """Raises UserError if the model cannot read inputs of so many tokens."""
+        """Raise UserError if the model cannot read inputs of this many tokens."""
         if told := lengths_refused(self.model, [length]):
             raise UserError(f"max_length={length}: {told[length]}")
 

@@ -18,7 +18,7 @@ from fire_lm.lm_eval.engine import Leader, Settings
 
 _MOST_NEW_TOKENS = 256  # the harness's default
 
-# What generation can be told beside a temperature.
+# The arguments of generation besides the temperature.
 _SAMPLING = ("top_k", "top_p")
 
 

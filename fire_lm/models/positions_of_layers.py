@@ -91,7 +91,7 @@ def position_diagnostics(model: Decoder, params: Any) -> dict[str, jax.Array]:
 def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array]:
     """The numbers that each layer's encoding learns, as "L/layer_3"; layers from 0.
 
-    What layers share is there once, as the first of them.
+    What layers share appears once, under the first of them.
     """
     return {
         f"{name}/layer_{layer}": value_L[index]

@@ -33,7 +33,7 @@ class PositionalEncoding:
     Attributes:
       num_heads: N, number of attention heads.
       head_dim: H, width of one head.
-      train_length: training sequence length in tokens, of the first run where one goes on from
+      train_length: training sequence length in tokens, of the first run where one continues
         another; encodings that are defined relative to it (FIRE's threshold, position
         interpolation) read it, the others ignore it.
       hidden_size: D, width of the embeddings.

@@ -339,7 +339,7 @@ class FIRE(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        # For keys after the query, which attention masks, x is above 1, and f goes on in a line.
+        # For keys after the query, which attention masks, x is above 1, and f continues linearly.
         del context_length
         params = self.prepare(params)
         psi, L = self._psi(params), self._threshold(params)

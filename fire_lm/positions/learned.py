@@ -28,7 +28,7 @@ class Learned(PositionalEncoding):
     Attributes:
       max_length: rows of the table; None: the training length.
       interpolation: a factor of at least 1 by which positions are divided at evaluation, so that
-        the table of a trained model reaches inputs that are so many times as long; rows between
+        the table of a trained model covers inputs that are this many times as long; rows between
         two learned ones are interpolated linearly. None: positions as they are.
     """
 

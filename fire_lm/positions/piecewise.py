@@ -30,7 +30,7 @@ class Hinges(NamedTuple):
 
     Attributes:
       value_N, slope_N: f(0) and f'(0).
-      kink_K: increasing; those that there are not are 1.
+      kink_K: increasing; unused ones are 1.
       change_KN: change of slope at each kink; 0 where there is none.
     """
 

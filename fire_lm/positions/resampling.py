@@ -152,7 +152,7 @@ class _EqualMean(Drawn):
         return jnp.linspace(0, 1, length, dtype=jnp.float32) * extent
 
     def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        """Padding goes on at the same distances."""
+        """Padding continues at the same distances."""
         number = tokens.astype(jnp.float32)
         extent = jnp.maximum(self.extent(rng, number), _SHORTEST)
         steps = jnp.maximum(number - 1, 1)

@@ -181,8 +181,8 @@ class YaRN(RopeScaling):
     """Slow pairs are interpolated, fast ones kept; cos and sin are multiplied by 0.1 ln s + 1.
 
     Attributes:
-      beta_fast: pairs that make at least so many turns in L tokens keep their frequency.
-      beta_slow: pairs that make at most so many are divided by s.
+      beta_fast: pairs that make at least this many turns in L tokens keep their frequency.
+      beta_slow: frequencies of pairs that make at most this many turns are divided by s.
       ramp: between the two, "code" goes linearly by the pair's index, with rounded ends, as
         released and as everybody uses it; "paper" by its number of turns (Eq. 17-18). The
         code's frequencies are the higher ones, by up to 80 percent at s = 4.
@@ -217,8 +217,8 @@ class Llama3(RopeScaling):
 
     Attributes:
       factor: s, for every input.
-      low_frequency_factor: pairs that make at most so many turns are divided by s.
-      high_frequency_factor: pairs that make at least so many keep their frequency.
+      low_frequency_factor: pairs that make at most this many turns are divided by s.
+      high_frequency_factor: pairs that make at least this many keep their frequency.
       original_length: L in tokens (8192 in Llama 3.1); None: the training length.
     """
 

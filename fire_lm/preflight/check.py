@@ -92,7 +92,7 @@ def compiler_name() -> str:
 def compile_all(
     compiler: Compiler, train: Pretraining, score: LengthSweep, lengths: Sequence[int]
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """Programs by name; of those that cannot be, what is the matter and what would fit."""
+    """Programs by name; for each that does not fit, the reason and what would fit."""
     programs: dict[str, Estimate] = {}
     failures: dict[str, str] = {}
 
@@ -223,7 +223,7 @@ def _check(name: str, what: Callable[[], str]) -> Check:
 
 
 def writable_part(workdir: str) -> epath.Path:
-    """The run directory, or the nearest folder above it that is there: nothing is made.
+    """The run directory, or its nearest existing parent; nothing is created.
 
     Raises:
       UserError: it cannot be written.

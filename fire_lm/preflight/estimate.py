@@ -74,7 +74,7 @@ class Estimate(Costs):
 
     @property
     def memory(self) -> int:
-        """Arguments, which are there all the time, and what else is there at the worst."""
+        """Bytes of the arguments, which live throughout, plus the peak of everything else."""
         return self.arguments + self.temporary + self.code
 
 

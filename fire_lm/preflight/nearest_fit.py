@@ -13,7 +13,7 @@ MORE = "split the state over more fsdp or tensor, or take more chips"
 
 
 def training(compiler: Compiler, train: Pretraining) -> str:
-    """The fewest microbatches with which the step fits, which change no result; if there are none,
+    """The fewest microbatches with which the step fits, which change no result; if none suffice,
     whether it fits when the backward pass computes every layer again."""
     mesh = compiler.mesh(train.mesh)
     sequences = train.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
@@ -31,7 +31,7 @@ def training(compiler: Compiler, train: Pretraining) -> str:
 
 
 def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") -> float | None:
-    """The memory of the step in so many microbatches; None if it does not fit."""
+    """The memory of the step in this number of microbatches; None if it does not fit."""
     try:
         with phase(f"trying {parts} microbatches{more}", quiet=False):
             return compiler.training(dataclasses.replace(train, microbatches=parts)).memory

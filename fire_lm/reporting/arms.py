@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from fire_lm.config import Config
 from fire_lm.results.folder import Setting
 
-# Of a run's settings, by the beginning of their names, those that change no number, or say where
-# something is and not what.
+# Prefixes of the names of settings that change no result, or that say where
+# something is rather than what it is.
 _IDLE = (
     *("pretrain.seed", "pretrain.log_every", "Checkpointing.", "Watchdog.", "MeshShape."),
     *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
@@ -39,8 +39,8 @@ def differing(configs: dict[str, Config]) -> list[Setting]:
 def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[str, str]:
     """The encoding, and where runs of one encoding differ by more than seeds, also by what.
 
-    Two runs of one seed, such as a run and its copy, are no two draws of anything: they are told
-    apart by their names.
+    Two runs with the same seed, such as a run and its copy, are not two samples, so they are
+    distinguished by their names.
     """
     own: dict[str, dict[str, str]] = {run: {} for run in configs}
     for setting in settings:
@@ -50,7 +50,7 @@ def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[s
     names = {}
     for run, encoding in encodings.items():
         same = [values for other, values in own.items() if encodings[other] == encoding]
-        # One macro often sets parameters of one name: TRAIN_LENGTH that of pretrain and of the model.
+        # One macro may set parameters of one name: TRAIN_LENGTH those of run and model.
         apart = dict.fromkeys(
             f"{name.rpartition('.')[2]} {value}"
             for name, value in own[run].items()
@@ -63,7 +63,7 @@ def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[s
 
 
 def _what(setting: Setting) -> str:
-    """Seeds that continue one from another of theirs differ by which run that is."""
+    """The value of a setting; of INIT_FROM, only whether there is one, as seeds differ in it."""
     if setting.name == "pretrain.init_from":
         return "nothing" if setting.value == "''" else "a run"
     return setting.value

@@ -100,7 +100,7 @@ def _is_words(text: str) -> bool:
 
 
 def _scrolling(inside: str, label: str, kind: str = "") -> str:
-    """Wrap what may be wider than its place: it scrolls by itself, with a cue where it does."""
+    """Wrap content that may be too wide, so that it scrolls on its own, with a scroll cue."""
     named = html.escape(label, quote=True)
     return (
         '<div class="wide"><p class="cue" aria-hidden="true">scroll sideways for the rest '

@@ -22,7 +22,7 @@ from fire_lm.runs.find import find_runs
 from fire_lm.runs.saved import saved_config
 from fire_lm.storage import place
 
-# The scales, with the one that a row's file has by itself first.
+# The scales; a row's file alone has the first one.
 SCALES = ("paper", "mini", "gpu")
 EVIDENCE = Path(reporting.__file__).parent / "evidence"
 # What we cannot compute yet: dataset of published.csv -> what it is called.

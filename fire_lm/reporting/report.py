@@ -70,12 +70,12 @@ def write_report(folder: epath.Path, title: str, results: Results, beside: Besid
 
 
 def check_is_reports(folder: epath.Path) -> None:
-    """Raises UserError where a report would write over what is something else's."""
+    """Raise UserError if the folder holds anything other than a report."""
     ours = (folder / _MARKDOWN).exists() or holds_results(folder)
     if folder.exists() and any(folder.iterdir()) and not ours:
         raise UserError(
-            f"{folder} holds other files, which a report would write over\n"
-            "say --output=DIR, a new folder or one of an earlier report"
+            f"{folder} holds other files, which a report would overwrite\n"
+            "give --output=DIR, a new folder or one of an earlier report"
         )
 
 
@@ -83,7 +83,7 @@ _MARKDOWN = "report.md"
 
 
 def _drawn(folder: epath.Path) -> set[str]:
-    """The pictures of the report that is there."""
+    """The pictures of the existing report."""
     text = (folder / _MARKDOWN).read_text() if (folder / _MARKDOWN).exists() else ""
     return set(re.findall(r"\]\((\w+)\.svg\)", text))
 

@@ -126,7 +126,7 @@ class ModelTimes:
 
 
 def read(path: epath.PathLike) -> ModelTimes:
-    """Raises RunFailed where the file is none of `fire-lm bench model`, or damaged."""
+    """Raise RunFailed if the file is not from `fire-lm bench model`, or is damaged."""
     try:
         found = json.loads(epath.Path(path).read_text())
         if not isinstance(found, dict) or found.get("benchmark") != MODEL:

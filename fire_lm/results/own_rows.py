@@ -65,12 +65,12 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
 
 
 def _named(rows: Iterable[_Row], run: str, encoding: str) -> list[tuple[str, _Row]]:
-    """(the name that it was written under, the row under the name of now)."""
+    """(the name that it was written under, the row under the run's present name)."""
     return [(r.run, dataclasses.replace(r, run=run)) for r in rows if r.encoding == encoding]
 
 
 def _once(named: Sequence[tuple[str, _Row]], run: str) -> list[_Row]:
-    """What was written under several names counts once: as written under the name of now, else
+    """Rows written under several names count once: as written under the present name, else
     under the first."""
     counts: dict[tuple[str | int, ...], str] = {}
     for name, row in named:

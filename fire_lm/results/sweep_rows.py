@@ -58,7 +58,7 @@ def ranked_steps(
     rows: Iterable[SweepRow], text_of: Callable[[SweepRow], str] = lambda row: ""
 ) -> list[int]:
     """A run's evaluated steps, best first: by the loss at the longest length that any of them has;
-    those that do not have it (yet) are left out.
+    runs that do not have it (yet) are left out.
 
     Only plain results count, the model as it was trained, where there was text to score; of several
     data sets the first in the file, and of several texts that of the newest step.

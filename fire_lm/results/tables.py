@@ -252,7 +252,7 @@ def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
     columns, types = _columns(kind), tuple(get_type_hints(kind).values())
     lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
     if lines and tuple(lines[0]) != columns:
-        raise RunFailed(f"{name} has other columns than {', '.join(columns)}: move it away")
+        raise RunFailed(f"{name} does not have the columns {', '.join(columns)}: move it away")
     try:
         return [
             kind(*(convert(value) for convert, value in zip(types, line, strict=True)))
@@ -282,7 +282,7 @@ def merge_table(
     replace: bool = False,
 ) -> list[FinishedRow]:
     """Add rows to a file, whoever else writes to it: theirs stay, and so does what has a key that
-    is there already, unless it is asked to `replace` that. By step, and as they came within one.
+    exists already, unless asked to `replace` it. Sorted by step, in order of arrival within one.
 
     Returns:
       All rows of the file.

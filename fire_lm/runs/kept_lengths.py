@@ -1,4 +1,4 @@
-"""The lengths that a model keeps when a run at another length goes on from it.
+"""The lengths that a model keeps when a run at another length continues it.
 
 Learned parameters mean what they meant under the length that they were trained with: FIRE's
 threshold is a learned multiple of `init_L`, by default a quarter of the training length; ALiBi's

@@ -88,7 +88,7 @@ def finished(
             there = key in texts
         except (ValueError, KeyError, TypeError):
             raise UserError(
-                f"{path}, line {number}: no result of fire-lm generate\ngive another --output"
+                f"{path}, line {number}: not a result of fire-lm generate\ngive another --output"
             ) from None
         for name, value in made.items():
             if fields.get(name) != value:

@@ -46,7 +46,7 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
     if changed:
         raise UserError(
             f"{workdir} holds another experiment ({saved.name}): {'; '.join(changed)}\n"
-            "choose another --workdir, or add --allow_config_change to go on in this one"
+            "choose another --workdir, or add --allow_config_change to continue in this one"
         )
 
 
@@ -56,16 +56,16 @@ def check_same_encoding(config: Config, workdir: str) -> None:
     names = [models.encoding_names(model) for model in (old, new)]
     if names[0] != names[1] and available_steps(workdir):
         raise UserError(
-            f"{workdir} was trained with {names[0]}, this run has {names[1]}: it cannot go on\n"
+            f"{workdir} was trained with {names[0]}, this run has {names[1]}: it cannot continue\n"
             f"to finetune across, choose another --workdir and add --gin.INIT_FROM={workdir}"
         )
 
 
 def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Config:
-    """`config` with the lengths that its model keeps of the one it goes on from (kept_lengths.py).
+    """`config` with the lengths that its model keeps from the one it continues (kept_lengths.py).
 
     That is the model of INIT_FROM, unless the run directory has one already: such a run, which may
-    be older than this rule, goes on as it was saved. `config` itself if nothing is to be changed.
+    be older than this rule, continues as it was saved. `config` itself if nothing changes.
 
     Raises:
       UserError: INIT_FROM holds no run, or one whose configuration cannot be read.
@@ -75,7 +75,7 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
     started = bool(workdir) and newest_config(workdir) is not None
     if started and not (source or allow_change):
-        return config  # its own run: what differs will be told
+        return config  # its own run: the differences are reported later
     if not started and not source:
         return config
     where = workdir if started else source

@@ -3,7 +3,7 @@
 Buckets have no folders, no renames, no appends and no locks, and the libraries that hide this
 answer "not there" for whatever goes wrong. So the few operations that a run depends on are here:
 
-- `presence`: what is there and what is not, where an error is never taken for absence;
+- `presence`: whether something exists, where an error is never mistaken for absence;
 - `objects`: reading and replacing one object, with the generation as a precondition;
 - `files`: whole files, read, replaced, created once, changed by several;
 - `lease`: one writer for a run directory, one scorer of a checkpoint;

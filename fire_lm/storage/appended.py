@@ -1,6 +1,6 @@
-"""Files that grow, line by line, while a run goes on.
+"""Files that grow, line by line, during a run.
 
-On a disk a line is there at once. In a bucket an object cannot grow, so lines are gathered for
+On a disk a line is visible at once. In a bucket an object cannot grow, so lines are gathered for
 half a minute and uploaded by a thread of their own: the step that logs never waits. The newest
 object is uploaded anew each time until it has 256 KiB; then the next part begins, `metrics.jsonl`,
 `metrics_1.jsonl`, `metrics_2.jsonl`, ... A process that is killed loses the lines of the last half
@@ -66,7 +66,7 @@ def append_to(
 
     Args:
       keep: what stays of the content of each part.
-      in_parts: whether a large file goes on in a new part.
+      in_parts: whether a large file continues in a new part.
 
     Raises:
       RunFailed, OSError: the storage refuses.
@@ -145,7 +145,7 @@ class Uploaded:
         heading: bytes = b"",
         in_parts: bool = True,
     ):
-        """`name` gives the path of each part, from `number` on, which holds `content` by now and is
+        """`name` gives the path of each part, from `number` on, which holds `content` so far and is
         of this generation, or is absent; every new part begins with `heading`."""
         self._name, self._number, self._heading = name, number, heading
         self._part_bytes = PART_BYTES if in_parts else math.inf
@@ -190,7 +190,7 @@ class Uploaded:
             generation = self._written(self._name(self._number), self._content + taken)
         except RunFailed as error:
             if not self._refused:
-                print(f"\n{error}; training goes on", file=sys.stderr)
+                print(f"\n{error}; training continues", file=sys.stderr)
             self._refused = True
             return
         if generation is None:

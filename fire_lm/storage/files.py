@@ -147,7 +147,7 @@ def tolerating(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         if what not in _failing:
-            print(f"\n{what} cannot be written: {error}; training goes on", file=sys.stderr)
+            print(f"\n{what} cannot be written: {error}; training continues", file=sys.stderr)
         _failing.add(what)
     else:
         _failing.discard(what)

@@ -32,7 +32,7 @@ _seen: dict[str, tuple[bytes, float]] = {}
 
 
 class LeaseLost(RunFailed):
-    """Somebody else holds it by now, or it has been removed."""
+    """Another process holds the lease, or it has been removed."""
 
 
 class Lease:

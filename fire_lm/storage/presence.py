@@ -93,7 +93,7 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
     if str(path).startswith("gs:") and not re.fullmatch(
         r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]", bucket
     ):
-        raise UserError(f"{flag} {path}: {bucket!r} is no name of a bucket")
+        raise UserError(f"{flag} {path}: {bucket!r} is not the name of a bucket")
     load_tensorflow()  # etils would do so aloud
     with without_log_lines(), suppress(RunFailed):
         objects.read(f"gs://{bucket}/.fire_lm")  # tensorstore logs at its first request

@@ -50,7 +50,7 @@ class TaskEvaluation:
 
     Attributes:
       model: at the positions of the test.
-      lengths: of exercises, ascending: those that the task has and the model can read.
+      lengths: of exercises, ascending; lengths that the task has and the model can read.
       variant, encoding: as in the table.
     """
 

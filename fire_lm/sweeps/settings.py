@@ -79,7 +79,7 @@ def check_split(setting: Setting) -> None:
 def resolved(
     arguments: argparse.Namespace, workdir: epath.Path
 ) -> tuple[list[Setting], dict[str, str]]:
-    """(settings, why others are none of this run)."""
+    """(settings, why the others do not apply to this run)."""
     found = [Setting("", *configuration(arguments, workdir))]
     text_of_run(found[0].config, workdir)  # refuses a run that has none
     check_settings(found[0].config)
@@ -114,7 +114,7 @@ def check_named_apart(one: Setting, other: Setting) -> None:
     if one.rows["data"] != other.rows["data"]:
         raise UserError(
             f"--also='{one.also}' scores another text that is called {min(both)[0]}, too: rows "
-            "could not be told apart\ngive the data sets names of their own "
+            "could not be distinguished\ngive the data sets names of their own "
             "(fire-lm corpus --name=NAME)"
         )
     if one.rows["tokens"] != other.rows["tokens"]:
@@ -131,7 +131,7 @@ def check_effects(arguments: argparse.Namespace, workdirs: Iterable[epath.Path])
         if idle and all(also in of_run for of_run in idle):
             raise UserError(
                 f"--also='{also}' adds nothing to any of these runs: {idle[0][also]}\n"
-                "leave it out, or mend it"
+                "leave it out, or fix it"
             )
 
 

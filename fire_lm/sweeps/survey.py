@@ -82,7 +82,7 @@ class Survey:
             named += folders
             for run in runs:
                 self._runs[str(run.workdir)] = run
-                over &= self._has_ended(run)  # before what there is: the last one counts
+                over &= self._has_ended(run)  # before the existing files: the last one counts
                 due += [(str(run.workdir), step) for step in self._steps(run)]
         names = [run.workdir.name for run in self._runs.values()]
         if len(set(names)) < len(names):
@@ -91,7 +91,7 @@ class Survey:
         return due, str(top), over
 
     def _steps(self, run: Wanted) -> list[int]:
-        """The checkpoints that are left to score; tells of those that have gone."""
+        """The checkpoints left to score; reports the ones that have disappeared."""
         name, there = str(run.workdir), available_steps(run.workdir)
         wanted = {(name, step) for step in there if not run.steps or step in run.steps}
         gone = {one for one in self._seen - wanted - self._left if one[0] == name}
@@ -115,7 +115,7 @@ class Survey:
             return True
         stopped = stopped_at(run.workdir)
         if stopped is not None:
-            self._tell(f"training of {name} stopped by itself at step {stopped} (spikes.jsonl)")
+            self._tell(f"training of {name} stopped on its own at step {stopped} (spikes.jsonl)")
         return stopped is not None
 
     def runs(self) -> list[str]:
@@ -139,7 +139,7 @@ class Survey:
         if lost:
             raise RunFailed(f"{len(lost)} checkpoints could not be scored\n" + "\n".join(lost))
         if not self.scored():
-            raise RunFailed("training has ended, and there was no whole checkpoint to score")
+            raise RunFailed("training has ended, and there was no intact checkpoint to score")
 
     def _tell(self, words: str) -> None:
         if words not in self._told:

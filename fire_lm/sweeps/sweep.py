@@ -109,7 +109,7 @@ def chosen(arguments: argparse.Namespace) -> tuple[list[tuple[str, int]], str]:
 def follow(arguments: argparse.Namespace) -> None:
     """Score each checkpoint of runs that are being trained, oldest first, until they have ended.
 
-    What is scored already stays, so that a follower that was killed goes on by the same command.
+    Scored rows stay, so that the same command resumes a killed follower.
 
     Raises:
       RunFailed: training has ended, and some checkpoints could not be scored, or there were none.
@@ -183,12 +183,12 @@ def finished_in(workdir: epath.Path, encoding: str) -> Known:
 
 def write_scored(workdir: epath.Path, scored: Scored) -> None:
     """Its text first: it belongs to its row by their common loss, so that one without a row, left
-    by a kill, is nobody's. That of a row that is there stays with it.
+    by a kill, belongs to no row. The text of an existing row stays with it.
 
     Raises:
       RunFailed: another sweeper has begun with another text meanwhile.
     """
-    with held(workdir, "rows"):  # from the look at what is there to the last file
+    with held(workdir, "rows"):  # from reading the existing files to writing the last one
         if (line := scored.text) is not None:
             own = read_own(workdir, line.encoding)
             for row in own.losses:

@@ -27,7 +27,7 @@ def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
     behind. In a bucket it is a lease (`storage.Lease`): after a kill on another machine the next
     start waits for up to a minute. Shared file systems without locks are used without one.
 
-    Process 0 of a job holds it for all; none of them goes on before it does.
+    Process 0 of a job holds it for all processes, which wait until it does.
 
     Yields:
       A function to call before anything is published or removed: it raises LeaseLost where another

@@ -91,7 +91,7 @@ def pretrain(
     if newest < run.train_steps:
         raise RunFailed(
             f"the loss of step {run.train_steps} is not finite, so it is not saved; the newest "
-            f"checkpoint is {newest}\nmore TRAIN_STEPS go on from there"
+            f"checkpoint is {newest}\nraise TRAIN_STEPS to continue from there"
         )
     if not job.quiet:
         print(f"done: {run.train_steps} steps, run in {workdir}\n{table(workdir)}", flush=True)

@@ -69,7 +69,7 @@ def muon_dimensions(params: Any) -> Any:
     """The axes of each kernel that are a matrix, for `optax.contrib.muon`.
 
     Arrays of the layers are stacked: their first axis is the layer, and each layer's matrix is
-    orthogonalised by itself, all heads of a layer together. None for embeddings, biases, norms and
+    orthogonalised separately, all heads of a layer together. None for embeddings, biases, norms and
     everything that an encoding learns: Muon leaves them to its AdamW.
     """
 
@@ -149,7 +149,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _hint(annotation: Any) -> Any:
-    """An annotation of optax in terms that gin's values are checked by; Any if there are none."""
+    """An annotation of optax as a type that gin's values can be checked against; else Any."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     members = typing.get_args(annotation) if union else (annotation,)
     numeric = float in members  # arrays are numbers to it, and so is a bool

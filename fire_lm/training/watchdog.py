@@ -21,13 +21,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 from etils import epath
-from jax._src import distributed
 
 from fire_lm.errors import FireLMError, Preempted, UserError
+from fire_lm.processes import coordination_client, coordinator_host
 from fire_lm.training.goodput import DEVICES, SAVE, STEPS, Goodput
 
 _PERIOD = 1.0  # seconds between two looks
@@ -89,10 +88,9 @@ def telling_others() -> Iterator[None]:
         if jax.process_count() > 1:
             code = error.exit_code if isinstance(error, FireLMError) else 1
             words = f"{code}|{_own_name()}: {str(error) or type(error).__name__}"
-            client: Any = distributed.global_state.client
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first one counts
-                client.key_value_set(_FAILED, words)
-            if jax.process_index() == 0:  # with it ends what the others are told by
+                coordination_client().key_value_set(_FAILED, words)
+            if jax.process_index() == 0:  # it runs the service by which the others hear of this
                 time.sleep(3 * _PERIOD)
         raise
 
@@ -192,7 +190,7 @@ class _Peers:
     """Messages between the processes of a job, through JAX's coordination service."""
 
     def __init__(self) -> None:
-        self._client: Any = distributed.global_state.client
+        self._client = coordination_client()
         self._index, self._count = jax.process_index(), jax.process_count()
         self._name = _own_name()
         self._beats = 0
@@ -224,9 +222,9 @@ class _Peers:
     def _listen(self) -> None:
         """Listen for the end of process 0; without a connection, JAX's own message has to do."""
         with contextlib.suppress(Exception):
-            host = str(distributed.global_state.coordinator_address).rpartition(":")[0]
+            host = coordinator_host()
             port = int(self._client.blocking_key_value_get(_PORT, 60_000))
-            with socket.create_connection((host.strip("[]"), port), timeout=60) as line:
+            with socket.create_connection((host, port), timeout=60) as line:
                 line.settimeout(None)
                 with line.makefile() as words:
                     why = words.read()

@@ -103,7 +103,7 @@ def test_every_checkpoint_damaged(tmp_path, capsys):
         truncate_arrays(folder / str(step))
     with pytest.raises(RunFailed, match=r"every checkpoint of .* is damaged: \[3, 5\]"):
         checkpoints.choose_step(tmp_path, None)
-    with pytest.raises(RunFailed, match=r"no checkpoint of .* is whole \(5: .*; 3: .*\nto begin"):
+    with pytest.raises(RunFailed, match=r"has no intact checkpoint \(5: .*; 3: .*\nto start over"):
         recovered(tmp_path)
     assert checkpoints.available_steps(tmp_path) == [3, 5], "nothing has been moved"
 
@@ -213,7 +213,7 @@ def test_saves_on_a_full_disk(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["15", "3", "9"]
     for step, newest in ((5, 3), (7, 3), (11, 9), (13, 9), (17, 15), (19, 15)):
         first = f"checkpoint {step} of {tmp_path} could not be saved: "
-        second = f"\nthe newest intact checkpoint is {newest}; training goes on"
+        second = f"\nthe newest intact checkpoint is {newest}; training continues"
         assert re.search(f"{re.escape(first)}.*{second}", done.stderr)
     assert done.stdout.count(f"checkpoint 21 of {tmp_path} could not be saved") == 2
 

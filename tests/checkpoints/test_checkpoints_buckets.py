@@ -119,7 +119,7 @@ def test_a_refused_save_fails_within_seconds_with_its_cause(bucket: Bucket, caps
         assert time.monotonic() - start < 30
         told = capsys.readouterr().err
         assert re.search("checkpoint 2 of .* could not be saved: .*loopback does not have", told)
-        assert "training goes on" in told
+        assert "training continues" in told
         bucket.faults = []
         run.save(3, state(3), b"place", INFO)
     assert available_steps(bucket.url("run")) == [1, 3]
@@ -264,7 +264,7 @@ def test_a_save_that_was_overtaken_publishes_and_removes_nothing(
     earlier.settle()
     assert bucket.objects == before
     assert available_steps(bucket.url("run")) == ([3, 5, 10] if saved_again else [3, 5])
-    assert ("training goes on" in capsys.readouterr().err) is not knows
+    assert ("training continues" in capsys.readouterr().err) is not knows
     with pytest.raises(RunFailed, match="10 of .* could not be saved: .*(taken over|process)"):
         earlier.close()
 

@@ -77,7 +77,7 @@ def as_trained(data: Path, run: Path, *changes: str) -> tuple[str, str]:
 @pytest.mark.ci
 def test_a_run_goes_on_where_it_is(data, trained):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*") if path.is_file()}
-    assert as_trained(data, trained) == (OK, "goes on from step 3")
+    assert as_trained(data, trained) == (OK, "continues from step 3")
     outcome, told = as_trained(data, trained, "SEED=1")
     assert outcome == FAILED and "holds another experiment" in told
     assert before == {p: p.stat().st_mtime_ns for p in trained.rglob("*") if p.is_file()}

@@ -260,6 +260,51 @@ def test_the_documentation_has_the_times_of_attention():
     assert max(row["logit_difference"] for row in report["peers"]) < 3.25e-6
 
 
+def preflight_row(report: dict) -> str:
+    """Everything after the name of a run in the table of estimates."""
+    programs = report["programs"]
+    step, sweep = programs["training step"], programs.get("sweep at 8192")
+
+    def gibibytes(program: dict) -> float:
+        return sum(program[kind] for kind in ("arguments", "temporary", "code")) / 2**30
+
+    collectives = sum(size for _, size in step["collectives"].values()) / 2**20
+    xla, kernels, links, total = (
+        1e3 * step[kind] for kind in ("xla", "kernels", "links", "seconds")
+    )
+    swept = f"{gibibytes(sweep):.2f} GiB, {1e3 * sweep['seconds']:.0f} ms" if sweep else ""
+    return (
+        f"{report['slice']}: {report['chips']} | "
+        f"{gibibytes(step):.2f} of {step['usable'] / 2**30:.2f} | {collectives:,.0f} | "
+        f"{xla:.1f} + {kernels:.1f} + {links:.1f} = {total:.1f} | "
+        f"{100 * report['mfu_estimate']:.1f} % | {swept} |"
+    )
+
+
+def test_the_documentation_has_the_compilers_estimates():
+    """docs/preflight.md: each file is a line of its table, and there are no other lines."""
+    page = (DOCS / "preflight.md").read_text()
+    lines = [line for line in page.splitlines() if re.match(r"\| (125M|350M) ", line)]
+    expected = {}
+    for file in (MINI.parent / "preflight").glob("*.json"):
+        _, size, encoding, _ = file.stem.split("_", 3)
+        name = f"| {size.upper()} {encoding.upper().replace('ROPE', 'RoPE')}"
+        expected[name, preflight_row(json.loads(file.read_text()))] = file
+    found = {(re.split(r",| \|", line)[0], line.split(" | ", 1)[1]) for line in lines}
+    assert found == expected.keys() and len(lines) == len(expected) == 12
+
+
+def test_the_documentation_has_the_estimates_of_generation():
+    report = json.loads((MINI.parent / "preflight/c4_125m_fire_v4-8.json").read_text())
+    program, found = report["programs"]["generation"], report["generation"]
+    memory = sum(program[kind] for kind in ("arguments", "temporary", "code")) / 2**30
+    token = found["token"]["seconds"]
+    prompts = program["seconds"] - 127 * token  # the first of 128 new tokens is the prompts'
+    page = (DOCS / "preflight.md").read_text()
+    times = f"{1e3 * prompts:.0f} ms | {1e3 * token:.1f} ms"
+    assert f"| {memory:.2f} of 30.75 | {found['cache'] / 2**30:.2f} | {times} |" in page
+
+
 @pytest.mark.parametrize("vocabulary", ["bytes", "t5"])
 def test_the_documentation_has_the_times_of_reading(vocabulary):
     report = json.loads((MINI.parent / f"bench_data_{vocabulary}.json").read_text())

@@ -198,11 +198,11 @@ FAILS_ON_ONE = """
 import sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from fire_lm.checkpoints import Checkpointing, Checkpoints, position, writer
+from fire_lm.checkpoints import Checkpointing, Checkpoints, orbax_checkpointer, position
 from fire_lm.processes import initialize_distributed
 
 initialize_distributed()
-writer._WRITING_SECONDS = 10
+orbax_checkpointer.WRITING_SECONDS = 10
 save = position._PositionHandler.save
 
 def fail(self, directory, args):

@@ -207,5 +207,5 @@ def test_a_full_disk_does_not_end_the_run(data_dir, tmp_path):
     time.sleep(1)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (unlimited, unlimited))
     _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0 and "training goes on" in errors, told + errors
+    assert process.returncode == 0 and "training continues" in errors, told + errors
     assert saved_state(tmp_path, 400)

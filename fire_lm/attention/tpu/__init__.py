@@ -1,7 +1,7 @@
 """Flash attention for TPUs with the whole family of biases inside, and its gradients.
 
 Logits and bias never leave the chip's VMEM: memory is O(n). The kernels see a bias as the tables of
-`CommonBias` and return gradients to each of them, from where XLA goes on to the parameters. The
+`CommonBias` and return gradients to each of them, from which XLA continues to the parameters. The
 tile of a bias is built once for all sequences of a batch, which is what makes it cheap.
 
 Shapes: B batch, T tokens, N heads, H head dim, P places (padded to whole blocks).

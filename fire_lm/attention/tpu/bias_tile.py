@@ -88,7 +88,7 @@ class Sums:
 
     Attributes:
       ref: `[1, rows, 1, R]`.
-      starts: the first row of each sum; those that nobody asks for are not there. First those
+      starts: the first row of each sum; sums that are not requested are absent. First those
         `BY_SEGMENT`: "offset" and "slope" by the first segment of a part, "kink_offset" and
         "kink_slope" the same of values beyond each kink; then "row" and "gain" by chunk of
         queries, "slab" by chunk of distances.

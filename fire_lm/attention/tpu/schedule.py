@@ -164,7 +164,7 @@ def live_segments(
     slab_2XSS = jnp.stack([low_Q, high_Q])[:, distance_XSS]
     x_22XSS = slab_2XSS[:, None] * row_2XS[None, :, :, :, None]
     x_2XSS = jnp.stack([jnp.min(x_22XSS, axis=(0, 1)), jnp.max(x_22XSS, axis=(0, 1))], axis=-1)
-    # Beyond the last real kink are only those that fill the table; a key before the first token,
+    # After the last real kink come only fillers of the table; a key before the first token,
     # which is in the first part's bounds, would pass them.
     bends_K = jnp.any(jnp.diff(slope_KN, axis=0) != 0, axis=1)
     real_K = jax.lax.cummax(bends_K.astype(jnp.int32), reverse=True) > 0

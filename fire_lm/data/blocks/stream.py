@@ -35,7 +35,7 @@ def open_set(path: str, vocabulary: str) -> Manifest:
     if found is None:
         raise UserError(
             f"No blocks in {path}: it has no {manifests.FILE_NAME}, which is written last.\n"
-            f"`fire-lm corpus blocks --data_dir=TEXT --output={path}` writes them, or goes on."
+            f"`fire-lm corpus blocks --data_dir=TEXT --output={path}` writes them, or resumes."
         )
     identity = found.identity
     if vocabulary and vocabulary_fingerprint(vocabulary) != identity.vocabulary_fingerprint:

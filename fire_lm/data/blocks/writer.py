@@ -2,7 +2,7 @@
 
 Each split is written in parts, of a gigabyte of text or so, that need nothing of each other: a
 process at a time here, or spread over workers by Beam. A part's own small file is written after its
-arrays and the manifest after all parts, so that an interrupted writing goes on with the next part.
+arrays and the manifest after all parts, so that interrupted writing resumes with the next part.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def write_blocks(
     progress: Progress = lambda done, total: None,
     run_parts: RunParts | None = None,
 ) -> Manifest:
-    """Write the splits (all by default) as blocks; what is there already is kept.
+    """Write the splits (all by default) as blocks; existing parts are kept.
 
     Args:
         data: the text and vocabulary; its construction does not matter.
         output: directory of the set, local or in a bucket.
         splits: of the data set.
         parts: of each split; by default one a gigabyte, at most one a file of the source.
-        progress: told now and then.
+        progress: called now and then with a message.
         run_parts: calls its second argument once with each part to write, wherever; in this
             process by default.
 
@@ -239,7 +239,7 @@ def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:
     if len(whole) < len(jobs):
         raise RunFailed(
             f"Of the {len(jobs)} parts of the {first.split} split, {len(whole)} were written.\n"
-            "The same command goes on with what is missing."
+            "Rerun the same command to write what is missing."
         )
     if first.source_documents not in (0, documents):
         folder = stores.join(first.output, first.split)

@@ -60,7 +60,7 @@ class CorpusSummary:
 def write_embedded_corpus(
     data_dir: str, progress: Callable[[str], None] = lambda message: None
 ) -> CorpusSummary:
-    """Write the embedded corpus as a TFDS data dir; a quick no-op if it is there already.
+    """Write the embedded corpus as a TFDS data dir; a quick no-op if it exists already.
 
     Args:
         data_dir: local directory: new, empty, or written by this function before.

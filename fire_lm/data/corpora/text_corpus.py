@@ -69,7 +69,7 @@ def write_text_corpus(
     on_bytes: OnBytes = lambda done, total: None,
     workers: BeamWorkers | None = None,
 ) -> TextCorpus:
-    """Write DATA_DIR/NAME/1.0.0; does nothing if it is there from files that have not changed.
+    """Write DATA_DIR/NAME/1.0.0; does nothing if it exists and its files have not changed.
 
     The documents are read once to count them and once for each split. In this process TFDS holds
     up to 1 GB of them, to shuffle.

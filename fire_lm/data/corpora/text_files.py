@@ -133,7 +133,7 @@ def _file(name: str, path: epath.Path) -> File:
 def check_files(files: Sequence[File], text_field: str | None) -> None:
     """Raises RunFailed for a file whose first bytes tell that it is not what its ending says.
 
-    A last file that was not downloaded is told at once, not after hours of the others.
+    A last file that was not downloaded is reported at once, not after hours of the others.
     """
 
     def check(file: File) -> None:
@@ -295,5 +295,5 @@ def _no_field(place: str, field: str, found: list[str]) -> UserError:
     shown = ", ".join(map(repr, found[:8])) + (", ..." if len(found) > 8 else "")
     return UserError(
         f"{place} has no field {field!r}, only {shown or 'none'}\n"
-        "say which one holds the text: --text_field=NAME (or --whole_files: a document each)"
+        "name the one that holds the text: --text_field=NAME (or --whole_files: a document each)"
     )

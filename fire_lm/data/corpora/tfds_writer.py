@@ -66,7 +66,7 @@ def write_dataset(
     tfds.disable_progress_bar()
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_their_warnings())
-        # TFDS prints about downloads, of which there are none, and makes a folder for them.
+        # TFDS prints about downloads, although there are none, and makes a folder for them.
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         unused = stack.enter_context(tempfile.TemporaryDirectory())
         with tfds.core.registered.skip_registration():

@@ -58,9 +58,9 @@ def train_vocabulary(
 
     target = epath.Path(output)
     if target.exists():
-        raise UserError(f"{output} exists: a vocabulary is never written over another")
+        raise UserError(f"{output} exists: an existing vocabulary is never overwritten")
     if size <= SMALLEST:
-        raise UserError(f"--size {size}: {SMALLEST} ids are bytes and special pieces, give more")
+        raise UserError(f"--size {size}: {SMALLEST} ids are bytes and special pieces; give more")
     if size > _LARGEST:
         raise UserError(
             f"--size {size}: SentencePiece makes at most {_LARGEST:,} pieces, which is the number "

@@ -37,7 +37,7 @@ def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
     if data.feature not in found.output_features:
         raise UserError(
             f"{data.where} has no feature {data.feature!r}, only "
-            f"{', '.join(sorted(found.output_features))}: say --gin.SeqioTask.feature=NAME"
+            f"{', '.join(sorted(found.output_features))}: set --gin.SeqioTask.feature=NAME"
         )
     others = set(found.output_features) - {data.feature}
     if others:
@@ -47,7 +47,7 @@ def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
             f"{data.feature}"
         )
     if found.output_features[data.feature].rank != 1:
-        raise UserError(f"the feature {data.feature} of {data.where} is no list of tokens")
+        raise UserError(f"the feature {data.feature} of {data.where} is not a list of tokens")
     return found
 
 

@@ -40,7 +40,7 @@ def check(data: ReadBySeqio, *, length: int, split: str) -> int:
         Documents in the split; 0 if the data set does not say.
 
     Raises:
-        UserError: with what is wrong and how to mend it.
+        UserError: says what is wrong and how to fix it.
     """
     if length < 2:
         raise UserError(f"A row has at least 2 tokens; the length asked for is {length}.")

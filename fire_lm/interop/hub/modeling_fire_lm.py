@@ -337,7 +337,7 @@ def real_tokens(attention_mask, past, length):
         return None
     if attention_mask.dim() == 2:
         return attention_mask[:, past : past + length].bool()
-    # Of a static cache. The last token, which is none of the padding on the left, sees all others.
+    # With a static cache. The last token is never left padding, so it sees all others.
     row_BS = attention_mask[:, 0, -1]
     seen_BS = row_BS if row_BS.dtype == torch.bool else row_BS == 0
     return seen_BS[:, past : past + length]

@@ -75,7 +75,7 @@ def prompt(
 
 
 def random_bytes(rng: np.random.Generator, alphabet: bytes, size: int) -> bytes:
-    """A word of so many letters of the alphabet."""
+    """A word of `letters` letters of the alphabet."""
     return rng.choice(np.frombuffer(alphabet, np.uint8), size).tobytes()
 
 
@@ -85,7 +85,7 @@ def distinct_words(
     """`count` different words of `size` letters, in random order.
 
     Raises:
-        UserError: there are not so many.
+        UserError: there are too few.
     """
     if count > len(alphabet) ** size // 2:
         raise UserError(

@@ -49,7 +49,7 @@ class Tally:
     """Counts over answers, which add up whichever batches they were counted in.
 
     Attributes:
-        sequences, whole: answers; those that are right in every symbol that counts.
+        sequences, whole: the number of answers; the number that are right in every counted symbol.
         symbols, right: symbols that count; those of them that are right.
         symbols_squared, right_squared, product: sums over answers of symbols^2, right^2 and
             symbols * right, for the standard error.

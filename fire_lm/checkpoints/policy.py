@@ -1,0 +1,49 @@
+"""When checkpoints are saved, and which of them are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from fire_lm.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpointing:
+    """The schedule of saves and what is kept; the last step of a run is always saved.
+
+    Attributes:
+      save_every: steps between checkpoints.
+      keep_last: newest checkpoints kept.
+      keep_every: checkpoints at multiples of this step are kept for good; None keeps none extra.
+      keep_best: the number of checkpoints with the best sweep results so far that are also kept.
+      failures_allowed: saves that may fail in a row while training continues; one more ends it.
+    """
+
+    save_every: int = 1000
+    keep_last: int = 3
+    keep_every: int | None = None
+    keep_best: int = 0
+    failures_allowed: int = 2
+
+    def __post_init__(self) -> None:
+        for name, least in {"save_every": 1, "keep_last": 1, "keep_every": 1}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"Checkpointing.{name} is {value}: it must be {least} or more")
+        for name in ("keep_best", "failures_allowed"):
+            if getattr(self, name) < 0:
+                raise UserError(f"Checkpointing.{name} is negative: it must be 0 or more")
+
+    def kept(self, steps: Sequence[int], ranked: Callable[[], Sequence[int]]) -> set[int]:
+        """The steps to keep of `steps` (ascending); never without the newest.
+
+        Args:
+          ranked: gives the steps that have been evaluated, the best first; called if needed.
+        """
+        found = set(steps[-self.keep_last :])
+        if self.keep_every is not None:
+            found |= {step for step in steps if step % self.keep_every == 0}
+        if self.keep_best:
+            found |= set([step for step in ranked() if step in steps][: self.keep_best])
+        return found

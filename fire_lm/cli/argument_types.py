@@ -1,0 +1,66 @@
+"""The argument parser of every verb, and the types of its arguments."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any, NoReturn
+
+from fire_lm.errors import UserError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any):
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**settings, allow_abbrev=False)  # --allow is not --allow_config_change
+
+    def error(self, message: str) -> NoReturn:
+        if wrong := re.search(r"(\w+): invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            known = [name.strip(" '") for name in wrong[3].split(",")]
+            if near := nearest(wrong[2], known):
+                raise UserError(f"there is no {wrong[1]} {wrong[2]!r}: did you mean {near}?")
+        raise UserError(f"{message}\n`{self.prog} --help` lists them all")
+
+
+def number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"'{text:.20}' is not a whole number of 1 or more")
+    if len(text) > 18 or int(text) >= 2**31:  # as settings are, in int32
+        raise argparse.ArgumentTypeError(f"{text[:20]} is too large: it must be less than {2**31}")
+    return int(text)
+
+
+def ranges(text: str) -> tuple[int, ...]:
+    """Numbers and ranges with both ends, ascending, each once."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        low, high = number(first), number(last or first)
+        if low > high or high - low >= 100_000:
+            raise argparse.ArgumentTypeError(f"'{part:.20}' is not a range such as 1-500")
+        found |= set(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+def three_numbers(text: str) -> tuple[int, int, int]:
+    if len(parts := text.split("x")) != 3:
+        raise argparse.ArgumentTypeError(f"'{text:.20}' is not of the form BATCHxPROMPTxNEW")
+    batch, prompt, new_tokens = map(number, parts)
+    return batch, prompt, new_tokens
+
+
+def seed(text: str) -> int:
+    return 0 if text == "0" else number(text)
+
+
+def split_rule(text: str) -> str | int:
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def numbers(text: str) -> list[int]:
+    return [number(part) for part in names(text)]
+
+
+def names(text: str) -> list[str]:
+    """Comma-separated."""
+    return [part.strip() for part in text.split(",")] if text.strip() else []
