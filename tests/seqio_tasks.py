@@ -40,5 +40,6 @@ if "mine" not in seqio.TaskRegistry.names():  # a test process imports it once
         TOKENS[1:],
     )
     add("two_sided", features={**BYTES, "inputs": seqio.Feature(seqio.ByteVocabulary())})
+    add("cached", preprocessors=(*TOKENS[:2], seqio.CacheDatasetPlaceholder(), TOKENS[2]))
     add("passed", features={"targets": seqio.Feature(seqio.PassThroughVocabulary(10))})
     seqio.MixtureRegistry.add("both", [("mine", 3.0), ("other", 1.0)])

@@ -50,7 +50,7 @@ def test_help_and_version_are_no_failure(capsys):
             "--runner before `blocks`",
         ),
         (["corpus", "--data_dir=x", "--validation_percent=0"], "--validation_percent is for"),
-        (["corpus", "--data_dir=x", "--name=y"], "--name is for documents of one's own"),
+        (["corpus", "--data_dir=x", "--name=y"], "--name is for your own documents"),
         (["corpus", "--data_dir=x", "--from=", "--name=y"], "--from is empty"),
         (["corpus", "blocks", "--data_dir=x", "--output="], "--output is empty"),
         (["pretrain", *QUICKSTART, "--workdir="], "--workdir is empty: is a shell variable"),

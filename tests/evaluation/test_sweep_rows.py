@@ -246,8 +246,8 @@ def test_a_last_line_cut_short_is_left_out(path):
 @pytest.mark.parametrize(
     "whole, damaged, message",
     [
-        ("nll_stderr", "stderr", "other columns"),
-        ("bits_per_byte", "bits_per_byte,more", "other columns"),
+        ("nll_stderr", "stderr", "does not have the columns"),
+        ("bits_per_byte", "bits_per_byte,more", "does not have the columns"),
         (",512,", ",many,", "damaged"),
         (",512,", ",", "damaged"),
     ],

@@ -304,7 +304,7 @@ def test_a_damaged_file_and_no_results_are_told(folder, tmp_path):
         read_results(epath.Path(tmp_path))
     (tmp_path / "runs.csv").write_bytes((folder / "runs.csv").read_bytes())
     (tmp_path / "biases.csv").write_text("run,bias\nfire,0\n")
-    with pytest.raises(RunFailed, match="biases.csv has other columns"):
+    with pytest.raises(RunFailed, match="biases.csv does not have the columns"):
         read_results(epath.Path(tmp_path))
 
 
