@@ -1,6 +1,7 @@
 """The harness's requests, and what is asked of the run for them."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -123,7 +124,7 @@ QUESTIONS = [
 
 def write_tasks(folder: Path) -> tuple[str, ...]:
     """A multiple-choice, a rolling and a generate_until task over QUESTIONS; their names."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     lines = folder / "lines.jsonl"
     lines.write_text("\n".join(map(json.dumps, QUESTIONS)))
     base = {
@@ -174,7 +175,9 @@ def offline(monkeypatch, tmp_path):
 
 @needs_harness
 def test_the_three_kinds_of_tasks_over_a_run(trained, offline, tmp_path, capsys):
-    names = write_tasks(tmp_path / "tasks")
+    """And over the tasks of docs/hugging_face.md."""
+    shutil.copytree("docs/lm_eval_tasks", tmp_path / "tasks")
+    names = [*write_tasks(tmp_path / "tasks"), "code_choice", "code_bits"]
     asked = ["run", "--model", "fire_lm", "--include_path", str(tmp_path / "tasks")]
     asked += ["--tasks", *names]
     results = ["--output_path", str(tmp_path / "out"), "--model_args"]
@@ -183,6 +186,8 @@ def test_the_three_kinds_of_tasks_over_a_run(trained, offline, tmp_path, capsys)
     scores = json.loads(found.read_text())["results"]
     assert 1 < scores["rolling"]["byte_perplexity,none"] < 256
     assert np.isfinite(scores["choice"]["acc,none"])
+    assert scores["code_choice"]["acc,none"] in np.arange(9) / 8
+    assert 0 < scores["code_bits"]["bits_per_byte,none"] < 9
     assert main([*asked, "--model_args", f"run={tmp_path}/none"]) == 2
     assert "holds no run" in capsys.readouterr().err
 
