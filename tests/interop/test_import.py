@@ -254,7 +254,7 @@ def test_a_run_there_and_back(tmp_path, capsys):
 
 def recipe(position: str, run: Path, workdir: Path, **more: Any) -> list[str]:
     """The documented command, small: `run`, an imported GPT-2, trained on for two steps."""
-    model, _ = fire_lm.open_run(run).restore()
+    model, _ = fire_lm.open_run(str(run)).restore()
     bindings = {
         "INIT_FROM": run,
         "TRAIN_STEPS": 2,
