@@ -234,7 +234,7 @@ class _Peers:
             if why == ".":
                 return
             name = self._heard[0][0].split("|")[2]
-            tell_end(why or f"{name}, on which the others depend, is gone")
+            tell_end(why or f"{name} is gone, and the others depend on it")
             os._exit(1)
 
     def tell(self, step: int, doing: str) -> None:
