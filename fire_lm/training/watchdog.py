@@ -265,7 +265,7 @@ class _Peers:
             return ""
         if len(names) == self._count:  # including this process: it is the coordinator that is gone
             names = [self._heard[0][0].split("|")[2]]
-        return f"{' and '.join(names)} not heard of for {silence_seconds:.0f} s"
+        return f"{' and '.join(names)} not heard from for {silence_seconds:.0f} s"
 
     def late(self) -> str:
         """Return which processes delay the others, and what they are doing."""

@@ -116,7 +116,7 @@ def test_what_is_finished_stays_when_the_model_fails(workdir, prompts, tmp_path,
     def fail_later(*given):
         calls.append(given)
         if len(calls) == 2:
-            raise RunFailed("the model gives NaN")
+            raise RunFailed("the model returns NaN")
         return real(*given)
 
     monkeypatch.setattr(Writer, "continue_prompts", fail_later)

@@ -118,7 +118,7 @@ def test_a_killed_peer_is_named_and_ends_the_job(tmp_path, killed):
     _, errors = survivor.communicate(timeout=90)
     assert survivor.returncode != 0 and time.monotonic() - began < 60
     name = f"process {killed} ({socket.gethostname()}, pid {processes[killed].pid})"
-    silent, gone = "not heard of for 15 s at step 6", "is gone, and the others depend on it"
+    silent, gone = "not heard from for 15 s at step 6", "is gone, and the others depend on it"
     assert f"{name} {silent if killed else gone}: stopped" in errors
     processes[killed].communicate()
 
