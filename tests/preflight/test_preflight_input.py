@@ -71,7 +71,7 @@ def nothing_compiles(monkeypatch):
         ),
         ("v4-256", ("--generate=8x8192",), "'8x8192' is not of the form BATCHxPROMPTxNEW"),
         ("v4-256", ("--generate=8x8192x0",), "'0' is not a whole number of 1 or more"),
-        ("v4-256", ("--beams=4",), "--beams is for --generate=BATCHxPROMPTxNEW"),
+        ("v4-256", ("--beams=4",), "--beams needs --generate=BATCHxPROMPTxNEW"),
         ("v4-256", ("--json=no/such/folder/it.json",), "there is no folder no/such/folder"),
         ("v4-256", ("--json=configs",), "--json=configs is a folder"),
         ("v4-256", ("--json=/proc/it.json",), "cannot write to --json /proc"),
