@@ -37,7 +37,7 @@ DIVERGED, STOPPED = 4, 5
 FINAL = (0, 2, DIVERGED, STOPPED)
 # Seconds between copies of a log to the bucket.
 _KEEP_EVERY = 300.0
-# The number of seconds that a command gets to end, and that one without state to save gets.
+# The number of seconds that a command has to end, with and without state to save.
 _GRACE, _GRACE_UNSAVED = 540.0, 30.0
 
 
@@ -152,7 +152,7 @@ def diverged(workdir: str, began: float) -> str:
         if not path.exists() or path.stat().mtime < began - 1:  # from an earlier start
             return ""
         last = json.loads(path.read_text().splitlines()[-1])
-    except Exception as error:  # see above; a restart in vain does less harm
+    except Exception as error:  # see above; an unnecessary restart does less harm
         print(f"tpu.host: {path} was not read: {error}", flush=True)
         return ""
     if not last.get("stopped"):

@@ -23,7 +23,7 @@ EXPORTED = "fire_lm_configuration"
 
 
 class HubVocabulary:
-    """A tokenizer of Hugging Face whose ids are shifted by one.
+    """A Hugging Face tokenizer whose ids are shifted by one.
 
     Attributes:
       size: The number of ids, including padding.

@@ -28,7 +28,7 @@ _PLAIN = [*_INDEX_CODECS]
 _SMALL = [_INDEX_CODECS[0], {"name": "zstd", "configuration": {"level": 3}}, _INDEX_CODECS[1]]
 
 
-# What tensorstore raises for its status codes: invalid or missing, denied, late, unknown scheme.
+# tensorstore's exceptions for status codes: invalid or missing, denied, timed out, unknown scheme.
 _REFUSALS = (ValueError, OSError, TimeoutError, NotImplementedError)
 
 

@@ -1,4 +1,4 @@
-"""The file `scored_text.csv`: the text of each row of `length_sweep.csv`, with loss per text row.
+"""The file `scored_text.csv`: the text behind each row of `length_sweep.csv`, with its losses.
 
 The columns of `length_sweep.csv` are a contract with users' scripts, so this is a separate file
 with one line per row. A line belongs to the row with the same key and the same loss: moving,

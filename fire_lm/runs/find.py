@@ -54,7 +54,7 @@ def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[Wanted], l
     runs: list[Wanted] = []
     folders = []
     for name in named:
-        # Only a name with an @ can mean two things.
+        # Only a name with an @ is ambiguous.
         literal = "@" not in name or present(place(name))
         folder, steps, every = (name, (), False) if literal else split_steps(name)
         path = with_name(place(folder))

@@ -54,7 +54,7 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
 
 
 def check_same_encoding(config: Config, workdir: str) -> None:
-    """Refuse another encoding than the saved one; their states differ, even with the same names."""
+    """Refuse an encoding other than the saved one: states differ, even under the same names."""
     old, new = (model_of_run(workdir), config.call("build_decoder"))
     names = [models.encoding_names(model) for model in (old, new)]
     if names[0] != names[1] and available_steps(workdir):

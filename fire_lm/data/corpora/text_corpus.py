@@ -35,8 +35,9 @@ from fire_lm.errors import UserError
 
 VERSION = "1.0.0"
 
-# At least so many files, because the seed's order of files determines what a short run reads and
-# each process gets its own files; beyond that, files of so many bytes, but never more than C4 has.
+# There are at least _FILES files, because the seed's order of files determines what a short run
+# reads, and each process gets its own files. Larger data sets have files of about _FILE_BYTES, but
+# never more files than C4 has.
 _FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
 
 

@@ -13,7 +13,7 @@ from fire_lm.errors import RunFailed, reason
 # The number of files read at once. It is small, so that the seed's order of the files determines
 # which documents a short run sees; within a file, documents are mostly in hash order already.
 _FILES_AT_ONCE = 4
-# The name of the operation, which TensorFlow adds to a message and which is no part of the reason.
+# The name of the operation, which TensorFlow adds to a message and which is not part of the reason.
 _OPERATION = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*")
 
 
