@@ -21,7 +21,8 @@ from fire_lm.tasks.synthetic.task import Sample, Task, terminated
 class BinaryMultiplication(Task):
     """Two numbers separated by a 2; the answer is their product, a 2 and zeros. Lowest bits first.
 
-    With fewer than three symbols there is one number, and the answer is as many zeros as its bits, minus one.
+    With fewer than three symbols there is one number, and the answer is as many zeros as it has
+    bits, minus one.
     """
 
     input_symbols = 3
