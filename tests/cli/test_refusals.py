@@ -103,8 +103,8 @@ def test_a_dry_run_refuses_what_pretrain_cannot_do(folder, binding, told, capsys
         (["--also=--gin.length_sweep.split=nope"], "no split 'nope', only train, validation"),
         (["--gin.length_sweep.split=nope"], "no split 'nope', only train, validation"),
         (["--also=--gin.EVAL_LENGTHS=8192"], "longer than a row of text"),
-        (["--output=file"], "--output=file is no folder"),
-        (["--output=file/below"], "--output=file/below cannot be: "),
+        (["--output=file"], "--output=file is not a folder"),
+        (["--output=file/below"], "--output=file/below cannot be created: "),
         (["--output=http://x"], "http://x is neither a local folder nor gs://"),
     ],
 )
@@ -122,8 +122,8 @@ def test_dry_runs_that_can_work_still_do(folder, capsys):
 
 def test_a_report_looks_at_its_folder_before_it_reads_runs(folder, monkeypatch, capsys):
     monkeypatch.setattr("fire_lm.cli.report.gather", lambda *_, **__: pytest.fail("runs are read"))
-    assert "--output=file is no folder" in refused(["report", "runs", "--output=file"], capsys)
-    assert "cannot be: " in refused(["report", "runs", "--output=file/below"], capsys)
+    assert "--output=file is not a folder" in refused(["report", "runs", "--output=file"], capsys)
+    assert "cannot be created: " in refused(["report", "runs", "--output=file/below"], capsys)
 
 
 def test_a_bucket_without_a_name_is_refused(folder, capsys):

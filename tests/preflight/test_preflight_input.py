@@ -58,7 +58,7 @@ def nothing_compiles(monkeypatch):
         (
             "2xv4-8",
             ("--gin.MeshShape.data=1", "--gin.MeshShape.fsdp=8"),
-            "MeshShape.data is 1, but the batch is what 2 slices share",
+            "MeshShape.data is 1, but 2 slices must share the batch",
         ),
         ("v4-256", ("--gin.BATCH_SIZE=100",), "make BATCH_SIZE a multiple of 128"),
         ("v4-256", ("--gin.BATCH_SIZE=64",), "make BATCH_SIZE a multiple of 128"),
