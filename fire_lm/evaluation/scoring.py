@@ -21,22 +21,18 @@ from fire_lm.data import ScoringText
 from fire_lm.errors import RunFailed
 from fire_lm.evaluation.protocols import Windows
 from fire_lm.models import Decoder, segment_positions, token_losses
-from fire_lm.processes import exchanged
+from fire_lm.processes import failing_together
 
 
 def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh) -> Any:
-    """The checkpoint's parameters on `mesh`; verified first. What fails on one process of a job
-    (the checkpoint may be removed under its reader) fails on all."""
-    params, problem = None, ""
-    try:
+    """Return a checkpoint's parameters on `mesh`, after verifying the checkpoint.
+
+    If one process of a job fails (the checkpoint may be removed under its reader), all do.
+    """
+    with failing_together():
         if jax.process_index() == 0 and (found := checkpoint_damage(workdir, step)):
             raise RunFailed(f"checkpoint {step} of {workdir} is damaged: {found}")
-        params = restore_params(workdir, step, abstract_params(model, mesh))[0]
-    except RunFailed as error:
-        problem = str(error)
-    if problems := [told for told in exchanged(problem) if told]:
-        raise RunFailed(problems[0])
-    return params
+        return restore_params(workdir, step, abstract_params(model, mesh))[0]
 
 
 def parameter_shapes(model: Decoder) -> Any:

@@ -42,8 +42,10 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
         try:
             line = raw.decode()
         except UnicodeDecodeError as error:
-            raise UserError(f"{name}, line {number}: not UTF-8 ({error.reason} at byte "
-                            f"{error.start + 1}): convert the file")  from None  # fmt: skip
+            raise UserError(
+                f"{name}, line {number}: not UTF-8 ({error.reason} at byte "
+                f"{error.start + 1}): convert the file"
+            ) from None
         if not line.strip():
             continue
         try:
@@ -63,8 +65,10 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
                 f"number) if you like, got {line.strip()[:60]}"
             )
         if key in found:
-            raise UserError(f"{name}, line {number}: the id {key!r} is that of line "
-                            f"{found[key].number} too: make ids unique")  # fmt: skip
+            raise UserError(
+                f"{name}, line {number}: the id {key!r} is that of line "
+                f"{found[key].number} too: make ids unique"
+            )
         found[key] = Prompt(key, text, number)
     if not found:
         raise UserError(f"{name} holds no prompt")

@@ -1,4 +1,4 @@
-"""Accuracy of answers: of symbols, and of whole answers; the benchmark's score; baselines."""
+"""Accuracy of answers by symbols; the benchmark's score; baselines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from fire_lm.errors import UserError
-from fire_lm.tasks.synthetic.exercises import fixed_samples
 from fire_lm.tasks.synthetic.task import Task
 
 # The lengths whose mean is the benchmark's score (Ruoss et al. 2023). Its example leaves out 41.
@@ -49,14 +48,13 @@ class Tally:
     """Counts over answers, which add up whichever batches they were counted in.
 
     Attributes:
-        sequences, whole: the number of answers; the number that are right in every counted symbol.
+        sequences: the number of answers.
         symbols, right: symbols that count; those of them that are right.
         symbols_squared, right_squared, product: sums over answers of symbols^2, right^2 and
             symbols * right, for the standard error.
     """
 
     sequences: int = 0
-    whole: int = 0
     symbols: int = 0
     right: int = 0
     symbols_squared: int = 0
@@ -71,11 +69,6 @@ class Tally:
     def accuracy(self) -> float:
         """Percent of the symbols that count."""
         return 100 * self.right / self.symbols
-
-    @property
-    def whole_accuracy(self) -> float:
-        """Percent of the answers."""
-        return 100 * self.whole / self.sequences
 
     @property
     def stderr(self) -> float:
@@ -93,7 +86,6 @@ def tally(task: Task, truth: np.ndarray, given: np.ndarray) -> Tally:
     of_answer, right_of_answer = counts.sum(axis=1), right.sum(axis=1)
     return Tally(
         sequences=len(truth),
-        whole=int(np.sum(right_of_answer == of_answer)),
         symbols=int(of_answer.sum()),
         right=int(right_of_answer.sum()),
         symbols_squared=int(np.sum(of_answer**2)),
@@ -119,15 +111,3 @@ def score(
 def chance(task: Task) -> float:
     """Percent that random answers get: every symbol is as likely as the others."""
     return 100 / task.answer_symbols
-
-
-def most_frequent(task: Task, length: int, seed: int, sequences: int) -> tuple[int, float]:
-    """The symbol that is the best constant answer, and its accuracy in percent, on test exercises.
-
-    What a model scores that knows how answers look and reads no input.
-    """
-    truth = np.stack([s.answer for s in fixed_samples(task, length, seed, range(sequences))])
-    symbols = truth[task.counted(truth)]
-    counts = np.bincount(symbols, minlength=task.answer_symbols)
-    best = int(np.argmax(counts))
-    return best, 100 * int(counts[best]) / len(symbols)
