@@ -7,6 +7,7 @@ import argparse
 import jax
 from etils import epath
 
+import fire_lm
 from fire_lm import training
 from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.cli.startup import quiet_libraries
@@ -76,6 +77,7 @@ def start_run(
         ),
         before_first_step=lambda: save_config(config, arguments.workdir) if speaks else None,
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
+        since=fire_lm.STARTED,
     )
     if speaks and newest_config(arguments.workdir) is None:  # that of a finished run, moved away
         save_config(config, arguments.workdir)
