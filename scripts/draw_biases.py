@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from fire_lm.config.program import Place
+from fire_lm.config.bindings import Scoped
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.models import ModelSize
@@ -36,9 +36,9 @@ HEADS = (1, 3, 5, 7)  # counted from 0; ALiBi's slopes are 1/4, 1/16, 1/64, 1/25
 def encodings(name: str) -> tuple[PositionalEncoding, ...]:
     """Return the encodings in configs/positions/NAME.gin; several encodings take turns."""
     files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
-    place = Place((), "build_decoder")
-    changed = {"size": SIZE, "train_length": TRAIN_LENGTH}
-    return load_config(files).call_place(place, (), changed).encodings
+    model = Scoped((), "build_decoder")
+    config = load_config(files)
+    return config.call_scoped(model, size=SIZE, train_length=TRAIN_LENGTH).encodings
 
 
 def curves(encoding: PositionalEncoding, length: int) -> tuple[str, np.ndarray]:

@@ -21,7 +21,7 @@ from fire_lm.data import ScoringText
 from fire_lm.errors import RunFailed
 from fire_lm.evaluation.protocols import Windows
 from fire_lm.models import Decoder, segment_positions, token_losses
-from fire_lm.processes import exchanged
+from fire_lm.processes import failing_together
 
 
 def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh) -> Any:
@@ -30,16 +30,10 @@ def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh
     A failure on one process of a job (the checkpoint may be removed while it is read) is raised on
     all processes.
     """
-    params, problem = None, ""
-    try:
+    with failing_together():
         if jax.process_index() == 0 and (found := checkpoint_damage(workdir, step)):
             raise RunFailed(f"checkpoint {step} of {workdir} is damaged: {found}")
-        params = restore_params(workdir, step, abstract_params(model, mesh))[0]
-    except RunFailed as error:
-        problem = str(error)
-    if problems := [found for found in exchanged(problem) if found]:
-        raise RunFailed(problems[0])
-    return params
+        return restore_params(workdir, step, abstract_params(model, mesh))[0]
 
 
 def parameter_shapes(model: Decoder) -> Any:

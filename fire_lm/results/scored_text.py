@@ -18,7 +18,7 @@ import numpy as np
 from etils import epath
 
 from fire_lm.results.sweep_rows import SweepRow
-from fire_lm.results.tables import PositionLoss, read_table
+from fire_lm.results.tables import Keyed, PositionLoss, read_table
 
 FILE = "scored_text.csv"
 UNKNOWN = ""
@@ -27,7 +27,7 @@ _SAME = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoredText:
+class ScoredText(Keyed):
     """The text of a sweep's row. The fields up to `length` are the key of both.
 
     Attributes:
@@ -52,19 +52,12 @@ class ScoredText:
     nll_by_row: str
 
     @property
-    def key(self) -> tuple[str | int, ...]:
-        return dataclasses.astuple(self)[:_KEY]
-
-    @property
     def tokens_R(self) -> np.ndarray:
         return np.array(self.tokens_by_row.split(), np.int64)
 
     @property
     def nll_R(self) -> np.ndarray:
         return np.array(self.nll_by_row.split(), np.float64)
-
-
-_KEY = [field.name for field in dataclasses.fields(ScoredText)].index("length") + 1
 
 
 def scored_text(row: SweepRow, text: str, tokens_R: np.ndarray, nll_R: np.ndarray) -> ScoredText:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 
 from etils import epath
 
-from fire_lm.results.tables import merge_table, read_table, write_table
+from fire_lm.results.tables import Keyed, merge_table, read_table, write_table
 
 
 @dataclasses.dataclass(frozen=True)
-class SweepRow:
+class SweepRow(Keyed):
     """The result of a run at one length. The fields up to `length` are its key.
 
     Attributes:
@@ -50,13 +50,6 @@ class SweepRow:
     nll_stderr: float
     perplexity: float
     bits_per_byte: float
-
-    @property
-    def key(self) -> tuple[str | int, ...]:
-        return dataclasses.astuple(self)[:_KEY]
-
-
-_KEY = [field.name for field in dataclasses.fields(SweepRow)].index("length") + 1
 
 
 def read_rows(path: epath.Path) -> list[SweepRow]:

@@ -19,10 +19,24 @@ from fire_lm.errors import RunFailed
 
 
 @dataclasses.dataclass(frozen=True)
-class PositionLoss:
+class Keyed:
+    """A row that is computed once. Its fields up to the one named `last_of_key` are its key."""
+
+    last_of_key = "length"
+
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        """The values that identify the row."""
+        last = _columns(type(self)).index(self.last_of_key)
+        return dataclasses.astuple(self)[: last + 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionLoss(Keyed):
     """The mean loss of the tokens in a range of positions, each predicted from all earlier ones.
 
-    The fields up to `construction` mean the same as in `SweepRow`.
+    The fields up to `construction` mean the same as in `SweepRow`. The bins of one sweep, which are
+    computed together, share one key.
 
     Attributes:
       length: The number of tokens in a sequence.
@@ -46,14 +60,6 @@ class PositionLoss:
     tokens: int
     nll: float
     nll_stderr: float
-
-    @property
-    def key(self) -> tuple[str | int, ...]:
-        """The key that all bins of one sweep share, because they are computed together."""
-        return dataclasses.astuple(self)[:_POSITIONS_KEY]
-
-
-_POSITIONS_KEY = [field.name for field in dataclasses.fields(PositionLoss)].index("length") + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +142,7 @@ class TrainingPoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class LengthAccuracy:
+class LengthAccuracy(Keyed):
     """The accuracy of a run on exercises of one length of a synthetic task.
 
     Attributes:
@@ -161,16 +167,9 @@ class LengthAccuracy:
     accuracy: float
     stderr: float
 
-    @property
-    def key(self) -> tuple[str | int, ...]:
-        return dataclasses.astuple(self)[:_ACCURACY_KEY]
-
-
-_ACCURACY_KEY = [f.name for f in dataclasses.fields(LengthAccuracy)].index("length") + 1
-
 
 @dataclasses.dataclass(frozen=True)
-class TaskScore:
+class TaskScore(Keyed):
     """The value of a metric for a run on a task, over all examples.
 
     Attributes:
@@ -203,13 +202,7 @@ class TaskScore:
     examples: int
     value: float
     stderr: float
-
-    @property
-    def key(self) -> tuple[str | int, ...]:
-        return dataclasses.astuple(self)[:_SCORE_KEY]
-
-
-_SCORE_KEY = [f.name for f in dataclasses.fields(TaskScore)].index("metric") + 1
+    last_of_key = "metric"
 
 
 @dataclasses.dataclass(frozen=True)

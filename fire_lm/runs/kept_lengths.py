@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from fire_lm.config import Config
-from fire_lm.config.program import Place, key_of
+from fire_lm.config.bindings import Scoped
 from fire_lm.config.syntax import Key, Macro
 
 MODEL = "build_decoder"
@@ -29,12 +29,12 @@ def open_lengths(config: Config) -> list[Key]:
     A binding on the command line counts as the user's, even if its value is `%TRAIN_LENGTH`.
     """
     found = []
-    program = config.program
-    for place in program.reach([MODEL]):
-        bound = program.bound(place)
-        fields = getattr(program.configurables[place.name], "length_fields", ())
-        found += [key_of(place, field) for field in fields if field not in bound]
-    told = program.bound(Place((), MODEL)).get(_TOLD.parameter)
+    bindings = config.bindings
+    for at in bindings.reach(MODEL):
+        bound = bindings.bound(at)
+        fields = getattr(bindings.configurables[at.name], "length_fields", ())
+        found += [at.key(field) for field in fields if field not in bound]
+    told = bindings.bound(Scoped((), MODEL)).get(_TOLD.parameter)
     if told is None or (told.node == _FOLLOWS and not told.from_command_line):
         found.append(_TOLD)
     return found

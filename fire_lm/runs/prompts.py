@@ -42,8 +42,10 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
         try:
             line = raw.decode()
         except UnicodeDecodeError as error:
-            raise UserError(f"{name}, line {number}: not UTF-8 ({error.reason} at byte "
-                            f"{error.start + 1}): convert the file")  from None  # fmt: skip
+            raise UserError(
+                f"{name}, line {number}: not UTF-8 ({error.reason} at byte "
+                f"{error.start + 1}): convert the file"
+            ) from None
         if not line.strip():
             continue
         try:
@@ -63,8 +65,10 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
                 f"or a number), got {line.strip()[:60]}"
             )
         if key in found:
-            raise UserError(f"{name}, line {number}: line {found[key].number} already has the id "
-                            f"{key!r}: make ids unique")  # fmt: skip
+            raise UserError(
+                f"{name}, line {number}: line {found[key].number} already has the id {key!r}: "
+                "make ids unique"
+            )
         found[key] = Prompt(key, text, number)
     if not found:
         raise UserError(f"{name} holds no prompt")

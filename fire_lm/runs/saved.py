@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -10,10 +11,26 @@ from etils import epath
 from fire_lm import models
 from fire_lm.config import Config
 from fire_lm.data import Data, Synthetic
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, first_line
 from fire_lm.experiment import load_config
 from fire_lm.results import ranked_steps, read_own
-from fire_lm.storage import children, place
+from fire_lm.storage import children, create_text, make_folder, place
+
+
+def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
+    """Write config.gin, or the first free of config_1.gin, config_2.gin, ...; return its path.
+
+    The folder is made if it is absent. No file is ever overwritten, and a crash leaves no
+    half-written one. In a job of many processes only one may call this.
+    """
+    folder = place(workdir)
+    try:
+        make_folder(folder)
+        names = itertools.chain(["config.gin"], (f"config_{i}.gin" for i in itertools.count(1)))
+        return next(folder / name for name in names if create_text(folder / name, config.text()))
+    except OSError as error:
+        reason = first_line(error)
+        raise UserError(f"{workdir}: cannot write the configuration there: {reason}") from None
 
 
 def newest_config(

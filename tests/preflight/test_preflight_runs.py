@@ -13,12 +13,12 @@ from sample_run import command, write_text
 
 from fire_lm.checkpoints import Checkpointing, Checkpoints, check_arrays
 from fire_lm.cli import preflight
-from fire_lm.config import save
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import load_config
 from fire_lm.positions.fire import FIRE
 from fire_lm.preflight import check
 from fire_lm.preflight.report import FAILED, OK
+from fire_lm.runs.saved import save_config
 from fire_lm.training.start import check_start
 from fire_lm.training.step import TrainState
 
@@ -62,7 +62,7 @@ def trained(data, tmp_path_factory) -> Path:
     """A run directory as training leaves it, but for what its arrays hold."""
     run = tmp_path_factory.mktemp("runs") / "fire"
     config = config_as_trained(data)
-    save(config, str(run))
+    save_config(config, str(run))
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state_as_trained(data))
     with contextlib.closing(Checkpoints(run, Checkpointing())) as writer:
         writer.save(3, state, b"", {})

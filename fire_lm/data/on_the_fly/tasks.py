@@ -181,7 +181,9 @@ def dataset(
         construct = preprocessors.LAID[data.construction]
         if isinstance(data, SeqioTask):
             groups = registered.groups(data, length, byte_counts, _reading(split, seed, shard))
-            return _with_options(construct(groups, {"targets": length}))
+            # The file sources of seqio interleave in parallel, and TensorFlow 2.21 can crash
+            # (SIGSEGV) while such an iterator records its position symbolically at every element.
+            return _with_options(construct(groups, {"targets": length}), symbolic=False)
         if not data.mixture:
             task = _task(data, split, construct, byte_counts=byte_counts, rank=2)
             rows = task.get_dataset({"targets": length}, **_reading(split, seed, shard))
@@ -297,10 +299,16 @@ def _reading(split: str, seed: int | None, shard: seqio.ShardInfo | None) -> dic
     }
 
 
-def _with_options(groups: tf.data.Dataset) -> tf.data.Dataset:
+def _with_options(groups: tf.data.Dataset, symbolic: bool = True) -> tf.data.Dataset:
+    """Fix the order of a data set, and how its iterators save their position.
+
+    Args:
+      symbolic: whether an iterator saves what produces its buffered elements, which is small,
+        instead of the elements themselves.
+    """
     options = tf.data.Options()
     options.deterministic = True
-    options.experimental_symbolic_checkpoint = True
+    options.experimental_symbolic_checkpoint = symbolic
     options.autotune.ram_budget = 2**29  # bytes; limits how much is read ahead
     return groups.with_options(options)
 
