@@ -187,15 +187,15 @@ bootstrap_beam() {  # .venv/beam: the lock and the extra `cache`, whose packages
   touch "$VENV/.whole"
 }
 
-bootstrap_interop() {  # .venv/interop: torch, transformers and lm-eval over .venv, whose packages it sees
+bootstrap_interop() {  # .venv/interop: torch, transformers and lm-eval, on top of the packages in .venv
   local base="$VENV" VENV="$VENV/interop" have="" want extras packages
   extras=$("$base/bin/python" -c '
 import sys, tomllib
 with open(sys.argv[1], "rb") as file:
     extras = tomllib.load(file)["project"]["optional-dependencies"]
 print(*extras["hf"], *extras["lm-eval"])' "$ROOT/pyproject.toml")
-  # The versions with which the documented figures were measured. Some indexes have a CPU build of
-  # torch 2.13.0 (200 MB); others have only the CUDA build, of several GB.
+  # The versions with which the documented numbers were measured. Some indexes have a CPU build of
+  # torch 2.13.0 (200 MB); others have only the CUDA build, which takes several GB.
   # shellcheck disable=SC2206  # the extras are words
   packages=(torch==2.13.0 transformers==5.24.0 accelerate==1.15.0 $extras)
   want="$(cat "$base/.fire_lm_stamp") ${packages[*]}"
@@ -214,7 +214,7 @@ install_interop() {  # BASE PACKAGES...
   phase "creating an environment for torch over .venv" make_environment "$base/bin/python"
   site=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   echo "import site; site.addsitedir('$base${site#"$VENV"}')" >"$site/over_venv.pth"
-  # The lock as constraints: what it holds stays as it is.
+  # The lock serves as constraints, so that the locked versions do not change.
   sed -n 's/ *\\$//; /^[A-Za-z0-9].*==/p' "$ROOT/requirements.lock" >"$VENV/constraints.txt"
   phase "installing $*" install --constraint "$VENV/constraints.txt" "$@"
 }

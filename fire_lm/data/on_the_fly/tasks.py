@@ -303,8 +303,9 @@ def _with_options(groups: tf.data.Dataset, symbolic: bool = True) -> tf.data.Dat
     """Fix the order of a data set, and how its iterators save their position.
 
     Args:
-      symbolic: whether an iterator saves what produces its buffered elements, which is small,
-        instead of the elements themselves.
+      groups: The data set.
+      symbolic: Whether iterators save the state that produces their buffered elements, which is
+        small, instead of the elements themselves.
     """
     options = tf.data.Options()
     options.deterministic = True
