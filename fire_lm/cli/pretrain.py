@@ -77,5 +77,5 @@ def start_run(
         before_first_step=lambda: save(config, arguments.workdir) if speaks else None,
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
     )
-    if speaks and newest_config(arguments.workdir) is None:  # that of a finished run, moved away
+    if speaks and newest_config(arguments.workdir) is None:  # a finished run lost it
         save(config, arguments.workdir)
