@@ -79,5 +79,5 @@ def start_run(
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
         since=fire_lm.STARTED,
     )
-    if speaks and newest_config(arguments.workdir) is None:  # that of a finished run, moved away
+    if speaks and newest_config(arguments.workdir) is None:  # a finished run lost it
         save_config(config, arguments.workdir)

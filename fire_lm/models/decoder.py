@@ -160,8 +160,8 @@ class Decoder(nn.Module):
             )
 
         table_VD = gather_table(self.activation_sharding, self.dtype, table_VD)
-        # Looked up in the whole table: from a lookup in a sharded table, the compiler finds no
-        # efficient way to activations that are sharded by batch.
+        # Looked up in the whole table: the compiler finds no efficient way from a lookup in a
+        # sharded table to activations that are sharded by batch.
         x_BTD = jnp.take(replicate(table_VD, self.activation_sharding), tokens_BT, axis=0)
         x_BTD = constrain(x_BTD.astype(self.dtype), self.activation_sharding)
         x_BTD = self.encodings[0].embed(shared[0].params if shared[0] else {}, x_BTD, pos_BT)

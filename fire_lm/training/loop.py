@@ -199,7 +199,7 @@ def rows_shown(quiet: bool) -> Callable[[int, int], None]:
         if not bars:
             bars.append(Progress(total, quiet=quiet, patient=True))
         bars[0].show(
-            done, "rows to shuffle among (a smaller TextData.shuffle_buffer starts sooner)"
+            done, "rows in the shuffle buffer (a smaller TextData.shuffle_buffer starts sooner)"
         )
         if done >= total:
             bars.pop().close()
