@@ -1,7 +1,7 @@
 """Drives a job to its end: asks for TPUs, starts it, and again when they are lost; gives them back.
 
-Each look at the place decides what is next, so that a follower that was stopped, on this machine or
-another one, resumes with the same command. One follower for each job.
+Each look at the backend decides what is next, so that a follower that was stopped, on this machine
+or another one, resumes with the same command. One follower for each job.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeVar
 from fire_lm.errors import Preempted, RunFailed, UserError
 from tpu.commands import CallFailed, NotFound, Refused
 from tpu.host import DIVERGED, STOPPED
-from tpu.job import EARLIER, Job, Place, Stage, State
+from tpu.job import EARLIER, Backend, Job, Stage, State
 
 _T = TypeVar("_T")
 # Looks in a row at hosts that do not answer, after which they count as lost; calls in a row that
@@ -39,7 +39,7 @@ class Follower:
     def __init__(
         self,
         job: Job,
-        place: Place,
+        backend: Backend,
         *,
         retries: int,
         progress: Callable[[], str] = lambda: "",
@@ -49,7 +49,7 @@ class Follower:
         detach: bool = False,
         leave: threading.Event | None = None,
     ):
-        self._job, self._place, self._retries = job, place, retries
+        self._job, self._backend, self._retries = job, backend, retries
         self._progress, self._say, self._every = progress, say, every
         self._keep, self._detach = keep, detach
         self._leave = leave or threading.Event()
@@ -99,7 +99,7 @@ class Follower:
     def _look(self) -> State:
         state = None
         while state is None:
-            state = self._patiently("look", lambda: self._place.look(self._job))
+            state = self._patiently("look", lambda: self._backend.look(self._job))
         if state.stage is not Stage.ABSENT:
             self._may_cost = self._may_cost or state is not EARLIER
             self._gone = 0
@@ -175,7 +175,7 @@ class Follower:
         number = self._count(self._created, state)
         before, self._may_cost = self._may_cost, True  # also if the answer gets lost
         try:
-            self._place.create(self._job)
+            self._backend.create(self._job)
         except NotFound as error:  # of the zone, or the project
             self._may_cost = before
             raise Refused(f"{error}\nsee --cluster.zone and --cluster.project") from error
@@ -186,13 +186,13 @@ class Follower:
 
     def _give_up_on_slice(self) -> None:
         self._ours = True  # also if the answer gets lost
-        self._place.delete(self._job.name)
+        self._backend.delete(self._job.name)
         self._may_cost, self._silent = False, 0
         self._nap()
 
     def _reset(self) -> bool:
         self._ours = True
-        self._place.reset(self._job.name)
+        self._backend.reset(self._job.name)
         return True
 
     def _count(self, number: int, state: State) -> int:
@@ -203,8 +203,8 @@ class Follower:
 
     def _launch(self) -> None:
         try:
-            self._place.setup(self._job.name)
-            self._place.launch(self._job)
+            self._backend.setup(self._job.name)
+            self._backend.launch(self._job)
             self._unstarted = 0
         except RunFailed as error:
             self._unstarted += 1
@@ -223,7 +223,7 @@ class Follower:
                 f"`python -m tpu delete {name}` gives them back"
             )
         try:
-            self._say(self._place.tail(name, 20))
+            self._say(self._backend.tail(name, 20))
         except CallFailed as error:
             self._say(f"its last lines could not be had: {error}")
         self._end()
@@ -245,7 +245,7 @@ class Follower:
         self._ours = True
         for _ in range(_FAILED):
             try:
-                told = self._place.delete(name)
+                told = self._backend.delete(name)
             except CallFailed as error:
                 self._tell(f"giving its TPUs back, trying again: {error}")
                 self._nap()

@@ -113,7 +113,7 @@ def _pod(job: Job, cluster: ConfigDict, hosts: int) -> dict[str, Any]:
 
 
 class GKE:
-    """A `Place`."""
+    """A `Backend`."""
 
     def __init__(self, cluster: ConfigDict, calls: Calls):
         self._cluster, self._calls = cluster, calls

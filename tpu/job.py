@@ -101,8 +101,8 @@ class State:
 EARLIER = State(Stage.DONE, "earlier")
 
 
-class Place(Protocol):
-    """A backend that runs jobs: queued resources or a GKE cluster. It keeps no state of its own."""
+class Backend(Protocol):
+    """What runs jobs: queued resources or a GKE cluster. It keeps no state of its own."""
 
     def look(self, job: Job) -> State:
         """Return the job's state. Raises UserError if another job runs under its name."""

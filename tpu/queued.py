@@ -49,7 +49,7 @@ _REPORT = (
 
 
 class QueuedResources:
-    """A `Place`."""
+    """A `Backend`."""
 
     def __init__(self, cluster: ConfigDict, caller: Calls):
         self._cluster, self._calls = cluster, caller
