@@ -1,7 +1,8 @@
-"""The name of a run in tables: the macro ENCODING, which follows from the encoding.
+"""The name of a run in tables: the macro ENCODING, which is derived from the encoding.
 
-A file of configs/positions/ sets POSITION and ENCODING together. If a later file or the command
-line sets another POSITION and no ENCODING, the name of that file would be wrong, so one is derived.
+A file in configs/positions/ sets POSITION and ENCODING together. If a later file or the command
+line sets another POSITION but no ENCODING, the name from that file would be wrong, so a name is
+derived.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _SHARED = Key((), "build_decoder", "share_position")
 
 
 def check_label(label: object) -> None:
-    """Raises UserError for a name that no row of a table could carry."""
+    """Raise UserError for a name that cannot be used in tables."""
     fits = isinstance(label, str) and label.isprintable() and 0 < len(label.strip()) == len(label)
     if label is not None and not (fits and len(str(label)) <= _LONGEST):
         raise UserError(
-            f"ENCODING is {label!r}: it names the run in tables, so give it 1 to {_LONGEST} "
+            f"ENCODING is {label!r}: it names the run in tables, so it must have 1 to {_LONGEST} "
             "printable characters, without blanks around them"
         )
 
@@ -36,7 +37,7 @@ _LONGEST = 250
 
 
 def derived_label(bindings: Bindings) -> list[Statement]:
-    """The binding of ENCODING that POSITION asks for; none if ENCODING was set with it."""
+    """Return the binding of ENCODING that POSITION implies, or none if both were set together."""
     if _MODEL_POSITION not in bindings.winning:
         return []
     position = bindings.source(bindings.winning[_MODEL_POSITION])
@@ -62,17 +63,20 @@ def _named_on_purpose(bindings: Bindings, position: Statement) -> bool:
 
 
 def _file(statement: Statement) -> str:
-    """The file of a statement; all arguments of the command line count as one."""
+    """Return the file of a statement; all arguments of the command line count as one file."""
     return "" if statement.from_command_line else statement.where.rpartition(":")[0]
 
 
 def label_of(bindings: Bindings, position: Node) -> str:
-    """The file of configs/positions/ that describes it, or those of the encodings that take turns:
-    "rope", "fire_g+nope", "3xrope+nope"."""
+    """Return the name of a POSITION, such as "rope", "fire_g+nope" or "3xrope+nope".
+
+    It is the name of the file in configs/positions/ that describes POSITION, or the names of the
+    files for the encodings that take turns.
+    """
     if label := _matching_file(bindings, position):
         return label
     turns = [
-        _matching_file(bindings, ref) or ref.name  # the class, where no file describes it
+        _matching_file(bindings, ref) or ref.name  # the class, if no file describes it
         for ref in _refs(position)
     ]
     runs = [(name, len(list(same))) for name, same in itertools.groupby(turns)]
@@ -84,7 +88,7 @@ def _refs(node: Node) -> list[Ref]:
 
 
 def _matching_file(bindings: Bindings, position: Node) -> str | None:
-    """The file with this POSITION whose settings all hold; of several, the one with the most."""
+    """Return the file with this POSITION whose settings all hold; of several, the most specific."""
     settings: dict[str, int] = {}
     for path in sorted(POSITIONS.glob("*.gin")):
         found = {

@@ -1,4 +1,4 @@
-"""The saved description of a run: its configuration, its model, its best steps."""
+"""What a run's folder says about the run: its configuration, its model, and its best steps."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
 def newest_config(
     workdir: str | epath.Path, inside: Sequence[epath.Path] | None = None
 ) -> epath.Path | None:
-    """The configuration of a run's latest start; `inside` is what the folder holds, if known.
+    """Return the path of the configuration of a run's latest start, or None if there is none.
+
+    `inside` is the content of the folder, if it is known.
 
     Raises:
-      RunFailed: the folder cannot be listed, which is not to say that it holds no run.
+      RunFailed: The folder cannot be listed, which does not mean that it holds no run.
     """
     found = {
         int(match[1] or 0): path
@@ -50,10 +52,11 @@ def newest_config(
 
 
 def saved_config(workdir: str | epath.Path) -> Config:
-    """The configuration of a run's latest start.
+    """Return the configuration of a run's latest start.
 
     Raises:
-      UserError: it cannot be loaded: damaged, or of another version of the code.
+      UserError: The configuration cannot be loaded, because it is damaged or was written by another
+        version of the code.
     """
     saved = newest_config(workdir)
     if saved is None:
@@ -67,19 +70,20 @@ def saved_config(workdir: str | epath.Path) -> Config:
 
 
 def damaged(saved: epath.Path, why: str) -> UserError:
-    told = why.partition("\n")[0].partition("; give one")[0].rstrip(".")
-    where = "" if str(saved) in told else f"{saved}: "
+    """Return the error for a saved configuration that cannot be loaded."""
+    problem = why.partition("\n")[0].partition("; give one")[0].rstrip(".")
+    where = "" if str(saved) in problem else f"{saved}: "
     return UserError(
-        f"{where}{told}\nif the file is damaged, move it away: the command with which the run was "
-        "trained writes a new one"
+        f"{where}{problem}\nif the file is damaged, move it away: the command that trained the run "
+        "writes a new one"
     )
 
 
 def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
-    """The text that a run of this configuration was trained on.
+    """Return the text that a run of this configuration was trained on.
 
     Raises:
-      UserError: it was trained on a synthetic task, which has no text.
+      UserError: The run was trained on a synthetic task, which has no text.
     """
     data = config.call("pretrain").data
     if isinstance(data, Synthetic):
@@ -92,12 +96,13 @@ def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
 
 
 def model_of_run(workdir: str) -> models.Decoder:
+    """Return the model of the run that INIT_FROM names, without parameters."""
     if newest_config(workdir) is None:
         raise UserError(f"INIT_FROM: {workdir} holds no run (no config.gin)")
     return saved_config(workdir).call("build_decoder")
 
 
 def ranked(workdir: epath.Path, encoding: str) -> list[int]:
-    """The steps of a run that sweeps have scored, best first."""
+    """Return the steps of a run that sweeps have scored, best first."""
     own = read_own(workdir, encoding)
     return ranked_steps(own.losses, own.texts.of)

@@ -244,7 +244,7 @@ def test_the_vocabulary_is_known_by_its_content(data_dir, tmp_path):
     assert vocabulary_size(data) == open_set(data.path, "").identity.vocabulary_size
     with open(moved, "ab") as file:
         file.write(b" ")
-    with pytest.raises(UserError, match="another SHA-256"):
+    with pytest.raises(UserError, match="its SHA-256 differs"):
         vocabulary_size(data)
 
 

@@ -98,7 +98,7 @@ def test_the_comparison_names_what_is_kept(source, tmp_path):
     trained = saved_config(source()).call("build_decoder")
     kept = started(tmp_path, f"--gin.INIT_FROM={tmp_path / 'source'}")
     assert compare_with_source(kept, trained, "runs/a", kept=True) == (
-        "model against runs/a: the same; kept from that run: position.train_length 32, "
+        "model compared with runs/a: unchanged; kept from that run: position.train_length 32, "
         "position.init_L 8.0"
     )
     moved = compare_with_source(started(tmp_path), trained, "runs/a", kept=False)
