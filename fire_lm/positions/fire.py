@@ -12,7 +12,8 @@ printed text is ambiguous, we follow the code of Appendix E:
 * kernels and biases start from U(-1/sqrt(fan_in), 1/sqrt(fan_in)): with zero biases, f would be
   exactly linear at step 0;
 * c and L enter by their absolute values, and L = |L_multiplier * init_L|, where only
-  L_multiplier (initially 1) is learned, so that Adam changes L by a fraction of itself instead of by the learning rate;
+  L_multiplier (initially 1) is learned, so that Adam changes L by a fraction of itself instead of
+  by the learning rate;
 * positions count from 0, and epsilon is added to the denominator after the logarithm.
 
 The default has the two hidden layers of the paper's experiments (Appendix B and C.1, Table 5);

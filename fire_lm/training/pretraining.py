@@ -84,7 +84,7 @@ class Pretraining:
             raise UserError(f"z_loss is {self.z_loss}: it must be 0 or more")
         if not isinstance(self.optimizer, AdamW):
             self.schedule()  # raises if there is none
-        # With INIT_FROM, an encoding may keep a shorter length than this run's: check this run's, too.
+        # With INIT_FROM, an encoding may keep a shorter length: check this run's, too.
         for encoding in self.model.encodings:
             encoding.check_length(
                 self.model.resampling.largest(self.train_length), self.train_length
