@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from fire_lm.attention import Implementation, announce, choose_implementation
+from fire_lm.attention import Implementation
 from fire_lm.attention.saved_residuals import SAVED
 from fire_lm.models.decoder_layer import DecoderLayer, Kept, LayerGroup, LayerNorm, Past, Reading
 from fire_lm.models.dropout import DROPOUT, drop
@@ -65,6 +65,7 @@ class Decoder(nn.Module):
       attention: see `attention.choose_implementation`.
       log_n: attention scaled by log n, or None.
       resampling: where tokens stand; for those who call the decoder, which is given positions.
+        The decoder itself reads from it only whether positions have gaps.
       share_position: one set of the encoding's parameters for all layers (FIRE-S, T5) instead of
         one set a layer.
       dropout: rate of dropout after the embedding, attention and MLP; see models/dropout.py.
@@ -148,12 +149,6 @@ class Decoder(nn.Module):
         table_shape = (self.vocab_size, self.size.hidden_size)
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
         shared = self._shared_positions(tokens_BT.shape[1])
-        kernel = choose_implementation(self.attention, tokens_BT.shape[1]) == "tpu"
-        if kernel and self.resampling != Resampling():
-            name = type(self.resampling).__name__
-            announce(f"{name}: with a bias, attention at positions other than 0, 1, 2, ... is "
-                     "computed in blocks, not by the TPU kernel")  # fmt: skip
-
         table_VD = gather_table(self.activation_sharding, self.dtype, table_VD)
         # Looked up from the whole table: the compiler finds no efficient way from a lookup in a
         # split one to activations that are split by the batch.
@@ -172,6 +167,7 @@ class Decoder(nn.Module):
         common = (
             self.log_n,
             self.attention,
+            self.resampling == Resampling(),
             self.activation_sharding,
             context_length,
             keep,

@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 from jax.sharding import NamedSharding
 
-from fire_lm.attention import Implementation, attend
+from fire_lm.attention import Implementation, TabulatedBias, attend
 from fire_lm.attention.cached import CachedKeys, attend_cached
 from fire_lm.models.dropout import DROPOUT, drop, drop_values
 from fire_lm.models.layer_position import (
@@ -107,7 +107,8 @@ class DecoderLayer(nn.Module):
     """A layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
 
     With `keep` it also returns its keys and values. `context_length` is the length of the whole
-    input in tokens; None means that the call has all of it. A rate of dropout above 0 needs random
+    input in tokens; None means that the call has all of it. `consecutive`: positions have no gaps,
+    see `attend`. A rate of dropout above 0 needs random
     bits.
     """
 
@@ -115,6 +116,7 @@ class DecoderLayer(nn.Module):
     encoding: PositionalEncoding
     log_n: LogN | None
     attention: Implementation
+    consecutive: bool
     activation_sharding: NamedSharding | None
     context_length: int | None = None
     keep: bool = False
@@ -172,13 +174,13 @@ class DecoderLayer(nn.Module):
                 v_BTNH,
                 q_pos_BT=pos_BT,
                 k_pos_BS=pos_BT,
-                bias=bias,
+                bias=bias if tables is None else TabulatedBias(bias, tables),
                 logit_scale_BT=scales.on_logits_BT,
                 bias_scale_BT=scales.on_bias_BT,
                 q_segment_BT=segment_BT,
                 k_segment_BS=segment_BT,
                 in_order=True,
-                tables=tables,
+                consecutive=self.consecutive,
                 sharding=heads_sharding(self.activation_sharding),
                 implementation=self.attention,
             )

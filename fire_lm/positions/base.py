@@ -13,6 +13,7 @@ bfloat16 cannot tell 257 from 256.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -113,6 +114,14 @@ class PositionalEncoding:
         """Numbers of one layer to watch in training, float32 scalars; the largest counts."""
         del params
         return {}
+
+    def explain_nan(self, diagnostics: Mapping[str, float]) -> str | None:
+        """Return why these `diagnostics` make the TPU kernel's output NaN, and the way out.
+
+        None if they do not.
+        """
+        del diagnostics
+        return None
 
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
         """Numbers that a layer learns, float32 scalars by their names in the paper."""
