@@ -34,7 +34,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
 import jax
@@ -251,6 +251,15 @@ class FIRE(PositionalEncoding):
             return {}
         kinks = params["kinks"].astype(jnp.float32)
         return {"fire_kinks": kinks, "fire_dense": (kinks > MAX_KINKS[-1]).astype(jnp.float32)}
+
+    def explain_nan(self, diagnostics: Mapping[str, float]) -> str | None:
+        if not diagnostics.get("fire_dense"):
+            return None
+        return (
+            f"f of FIRE has {diagnostics['fire_kinks']:.0f} kinks in a layer, and the TPU kernel's "
+            f"tables hold {MAX_KINKS[-1]}; --gin.build_decoder.attention=\"'blockwise'\" with "
+            "--allow_config_change computes the MLP itself"
+        )
 
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
         """Return c and L of Eq. 4 as positive numbers, and gamma of FIRE-G, where learned."""
