@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from gin_files import CONFIGS
 
-from fire_lm.config.program import Place
+from fire_lm.config.bindings import Scoped
 from fire_lm.experiment import load_config
 from fire_lm.models import Decoder, ModelSize
 
@@ -24,7 +24,7 @@ def configured(name: str, *more: str, dtype: str = "float32") -> Decoder:
     bindings += [b for b in more if "=" in b]
     config = load_config([str(CONFIGS / f"{file}.gin") for file in files], bindings)
     changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": TRAINED}
-    return config.call_place(Place((), "build_decoder"), (), changed | {"dtype": dtype})
+    return config.call_scoped(Scoped((), "build_decoder"), **changed, dtype=dtype)
 
 
 def filled(model: Decoder) -> Any:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from fire_lm.checkpoints import Checkpointing, Checkpoints, checkpoint_directory
-from fire_lm.config import Config, save
+from fire_lm.config import Config
 from fire_lm.data.hub_vocabulary import EXPORTED
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
@@ -26,6 +26,7 @@ from fire_lm.interop.gpt2 import read_gpt2
 from fire_lm.interop.own_exports import read_own
 from fire_lm.interop.weights import Weights, read_config
 from fire_lm.models import Decoder
+from fire_lm.runs.saved import save_config
 from fire_lm.storage import children, place
 
 _GPT2_FILES = [
@@ -146,7 +147,7 @@ def write_run(found: Imported, workdir: str) -> None:
     try:
         with contextlib.closing(Checkpoints(folder, Checkpointing(failures_allowed=0))) as saved:
             saved.save(0, {"params": params}, b"", {}, shared_position=True)
-        save(found.config, epath.Path(folder))
+        save_config(found.config, epath.Path(folder))
     except BaseException:
         with contextlib.suppress(OSError):
             checkpoint_directory(folder).rmtree()  # so that the next attempt finds the folder empty
