@@ -59,19 +59,22 @@ def _only_queued(where: ConfigDict, verb: str) -> None:
 
 
 def pretrain(arguments: argparse.Namespace) -> None:
-    """Train `gs://BUCKET/runs/NAME` to its end."""
+    """Train `gs://BUCKET/runs/NAME` to its end; `finetune` is the same for its verb."""
     where, calls = _where(arguments)
     flags = experiment_flags(arguments)
-    check_experiment(flags)
-    job = training_job(arguments.name, where, flags)
+    check_experiment(flags, arguments.verb)
+    job = training_job(arguments.name, where, flags, arguments.verb)
     follower = _prepared(job, job.folder, arguments, where, calls, flags)
     if follower is not None:
         follower.follow()
 
 
-def training_job(name: str, where: ConfigDict, flags: Sequence[str]) -> Job:
+finetune = pretrain
+
+
+def training_job(name: str, where: ConfigDict, flags: Sequence[str], verb: str = "pretrain") -> Job:
     workdir = cluster.run_directory(where, check_name(name))
-    return Job(name, (("fire-lm", "pretrain", f"--workdir={workdir}", *flags),), workdir)
+    return Job(name, (("fire-lm", verb, f"--workdir={workdir}", *flags),), workdir)
 
 
 def render(arguments: argparse.Namespace) -> None:
@@ -335,17 +338,19 @@ def _in_image(path: str) -> str:
     return str(full.relative_to(ROOT))
 
 
-def check_experiment(flags: Sequence[str]) -> Config:
-    """The configuration, read as strictly as the hosts will.
+def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
+    """The configuration of `fire-lm VERB`, read as strictly as the hosts will.
 
     Raises:
       UserError: a slip in it, or a path that still has the place of a bucket's name.
     """
-    from fire_lm.experiment import load_config  # TensorFlow comes with it, 10 s
+    from fire_lm.experiment import training_root  # TensorFlow comes with it, 10 s
+    from fire_lm.runs.inherited import training_config
 
-    parsed = cli.parse(["pretrain", *flags])
-    config = load_config(parsed.gin_file, parsed.bindings, parsed.gin_search_paths, parsed.imports)
-    for name, value in config.leaves("pretrain").values():
+    config = training_config(cli.parse([verb, *flags]), "")
+    if (described := training_root(config)) != verb:
+        raise UserError(f"the gin files describe a {described} run: `python -m tpu {described}`")
+    for name, value in config.leaves(training_root(config)).values():
         if "YOUR_BUCKET" in str(value):
             raise UserError(
                 f"{name} = {value}: YOUR_BUCKET stands for the name of a bucket\n"

@@ -22,6 +22,14 @@ _PRETRAIN: dict[str, Any] = {
     "exit codes: 0 done; 1 failed while running; 2 bad usage or configuration; 3 stopped by\n"
     "SIGTERM or one Ctrl-C, after saving; 130 ended by Ctrl-C, without saving",
 }
+_FINETUNE: dict[str, Any] = {
+    "description": "Trains a run's model on a task in --workdir, or resumes it: the same command\n"
+    "continues from the newest checkpoint. The model and its vocabulary are those of INIT_FROM.",
+    "epilog": "example:\n"
+    "  fire-lm finetune --gin_file=configs/finetune/scrolls_qasper.gin \\\n"
+    "    --gin.INIT_FROM=runs/fire --gin.DATA_DIR=data/tasks --workdir=runs/fire_qasper\n\n"
+    "exit codes: as pretrain",
+}
 _SWEEP: dict[str, Any] = {
     "description": "Scores trained models at several lengths, the same text at each. Leaves\n"
     "length_sweep.csv and .png beside each run and for all of them; what is in the table\n"
@@ -76,6 +84,8 @@ def build_parser() -> argparse.ArgumentParser:
         return added
 
     add_pretrain(verb("pretrain", *configured, help="train, or resume, a model", **_PRETRAIN))
+    told = "train a run's model on a task"
+    add_pretrain(verb("finetune", *configured, help=told, **_FINETUNE))
     told = "compile a run for a TPU slice, without a TPU"
     add_preflight(verb("preflight", *configured, help=told))
     add_sweep(verb("sweep", *configured, help="loss against sequence length", **_SWEEP))

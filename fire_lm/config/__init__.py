@@ -21,6 +21,7 @@ state. Where the meaning departs from gin's:
 
 from fire_lm.config.checks import UnusedBinding
 from fire_lm.config.experiment import Config, load
+from fire_lm.config.files import stated
 from fire_lm.config.saved import ABSENT, Difference, differences, save
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "differences",
     "load",
     "save",
+    "stated",
 ]

@@ -28,6 +28,7 @@ def load(
     hints: Mapping[str, str] | None = None,
     derive: Callable[[Program], Sequence[Statement]] = lambda program: (),
     imports: Sequence[str] = (),
+    first: Mapping[str, str] | None = None,
 ) -> Config:
     """Read and check a configuration. Nothing global changes; load as often as you like.
 
@@ -45,12 +46,13 @@ def load(
       derive: statements that follow from all others, and win over them.
       imports: modules of the user, as `import` lines in a file name them: their dataclasses are
         configurables, too.
+      first: texts by their names, read before the files, which win over them.
 
     Raises:
       UserError: for anything misspelt, unused, undefined or of the wrong type; it names the
         file and line or the command-line argument.
     """
-    statements, modules = read_statements(gin_files, bindings, search_paths)
+    statements, modules = read_statements(gin_files, bindings, search_paths, first)
     modules = dict.fromkeys(imports, "--import") | modules
     known = imported(modules, configurables)
     program = Program(tuple(statements), known, tuple(roots), hints or {}, tuple(modules))
@@ -272,9 +274,13 @@ class Config:
         statements = [s for s in parse_file(text, "saved config") if isinstance(s, Statement)]
         return Config(dataclasses.replace(self.program, statements=tuple(statements)), strict=False)
 
-    def text(self) -> str:
-        """gin text that loads, alone, into an equal Config; the same for equal configurations."""
-        return printed(self.program, self._fitter)
+    def text(self, root: str | None = None) -> str:
+        """gin text that loads, alone, into an equal Config; the same for equal configurations.
+        With `root`, of what that alone reaches."""
+        program = self.program
+        if root is not None:
+            program = dataclasses.replace(program, roots=(root,))
+        return printed(program, self._fitter)
 
 
 def _replaced(value: Any, change: Callable[[Ref], Any]) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fire_lm.config.syntax import Key, Statement, parse_binding, parse_file
+from fire_lm.config.syntax import Key, Scalar, Statement, parse_binding, parse_file
 from fire_lm.errors import UserError, first_line, nearest
 
 # Holds `configs/`: the repository in a checkout, the package itself where a wheel is installed.
@@ -16,10 +16,13 @@ SHIPPED = _PACKAGE.parent if (_PACKAGE.parent / "configs/base.gin").exists() els
 
 
 def read_statements(
-    gin_files: Sequence[str], bindings: Sequence[str], search_paths: Sequence[str]
+    gin_files: Sequence[str],
+    bindings: Sequence[str],
+    search_paths: Sequence[str],
+    first: Mapping[str, str] | None = None,
 ) -> tuple[list[Statement], dict[str, str]]:
-    """Every statement in order of increasing precedence: the files, then the command line. And
-    the modules that the files import, with where they do.
+    """Every statement in order of increasing precedence: the texts `first`, by their names, the
+    files, then the command line. And the modules that these import, with where they do.
 
     A name is looked for under `search_paths`, then '.', then what is shipped. A file that
     is *included* a second time is skipped: gin would read it again, and so undo what came
@@ -27,9 +30,22 @@ def read_statements(
     twice.
     """
     reader = _Reader((*search_paths, ".", str(SHIPPED)))
+    for name, text in (first or {}).items():
+        reader.take(text, name)
     for name in gin_files:
         reader.read(name, wanted_by="--gin_file")
     return reader.statements + [parse_binding(binding) for binding in bindings], reader.imports
+
+
+def stated(
+    gin_files: Sequence[str], bindings: Sequence[str], search_paths: Sequence[str]
+) -> dict[Key, Any]:
+    """What these bind, by key, before anything is resolved: plain values as they are, all others
+    as trees of the grammar."""
+    statements, _ = read_statements(gin_files, bindings, search_paths)
+    return {
+        one.key: one.node.value if isinstance(one.node, Scalar) else one.node for one in statements
+    }
 
 
 class _Reader:
@@ -53,6 +69,9 @@ class _Reader:
             ) from None
         except OSError as error:
             raise UserError(f"{wanted_by}: cannot read {name}: {first_line(error)}") from None
+        self.take(text, name)
+
+    def take(self, text: str, name: str) -> None:
         lines: dict[Key, str] = {}
         for statement in parse_file(text, name):
             where = statement.where

@@ -1,9 +1,9 @@
 """Text for training and scoring: on the fly through seqio, or from blocks that were tokenised once.
 
 `TextData` and `Blocks` say which; the functions here take either, and for training also
-`Synthetic`, the exercises of a task. The only package that imports
-TensorFlow, and only once `TextData` needs it (10 s): importing this module is light, and `Blocks`
-is read without it.
+`TextToText`, examples of an input and its target, and `Synthetic`, the exercises of a task. The
+only package that imports TensorFlow, and only once `TextData` needs it (10 s): importing this
+module is light, and `Blocks` is read without it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from fire_lm.data.spec import (
     SeqioTask,
     Synthetic,
     TextData,
+    TextToText,
+    Tokenized,
     TrainingData,
     TrainIterator,
 )
@@ -40,6 +42,8 @@ __all__ = [
     "SeqioTask",
     "Synthetic",
     "TextData",
+    "TextToText",
+    "Tokenized",
     "TrainIterator",
     "TrainingData",
     "dataset_label",
@@ -80,11 +84,12 @@ def train_iterator(
 
     Returns:
         An iterator over dicts of numpy arrays [batch_size, length]: `targets`, int32 (0 is
-        padding); `weights`, int8: what each target counts in the loss; and, where rows are packed,
-        `segment_ids`, int32. Of `Synthetic` also `inputs`, int32: what is read, which is else
-        `targets` shifted by one; and `tokens`, int32 [batch_size, 1]: those of a row before its
-        padding. `get_state()` gives bytes, and `set_state(bytes)` resumes exactly
-        there; with `shared_state` they are the same on all shards, and serve any number of shards.
+        padding); `weights`, int8: what each target counts in the loss, of `TextToText` 0 for
+        inputs; and, where rows are packed, `segment_ids`, int32. Of `Synthetic` also `inputs`,
+        int32: what is read, which is else `targets` shifted by one; and `tokens`, int32
+        [batch_size, 1]: those of a row before its padding. `get_state()` gives bytes, and
+        `set_state(bytes)` resumes exactly there; with `shared_state` they are the same on all
+        shards, and serve any number of shards.
 
     Raises:
         UserError: data set or vocabulary missing or unfit, or less text than shards.
@@ -151,7 +156,7 @@ def unknown_warning(share: float, split: str, data: TrainingData) -> str:
     )
 
 
-def dataset_label(data: Data) -> str:
+def dataset_label(data: Data | TextToText) -> str:
     """The name of the text in results: 'embedded' for our corpus, else the TFDS name ('c4')."""
     return _reader(data).label(data)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fire_lm import evaluation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, split_run
-from fire_lm.config import Config, load
-from fire_lm.data import Blocks, SeqioTask, Synthetic, TextData
+from fire_lm.config import Config, load, stated
+from fire_lm.data import Blocks, SeqioTask, Synthetic, TextData, TextToText
 from fire_lm.errors import UserError
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
 from fire_lm.sharding import MeshShape
@@ -18,11 +18,13 @@ from fire_lm.tasks import synthetic
 # The experiments by their names in gin, which are those of the functions that they once were.
 EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "pretrain": training.Pretraining,
+    "finetune": training.Finetuning,
     "length_sweep": evaluation.LengthSweep,
 }
 
 # What a configuration can be asked for: experiments, and the model, to compare two of them.
-ROOTS = (*EXPERIMENTS, "build_decoder")
+ROOTS = ("pretrain", "length_sweep", "build_decoder")
+FINETUNING_ROOTS = ("finetune", "build_decoder")
 
 
 def load_config(
@@ -30,9 +32,14 @@ def load_config(
     bindings: Sequence[str] = (),
     search_paths: str = "",
     imports: Sequence[str] = (),
+    first: Mapping[str, str] | None = None,
 ) -> Config:
     """The experiment. Every verb knows all configurables, so that one set of files serves them
-    all, and a binding is unused only if no verb could use it."""
+    all, and a binding is unused only if no verb could use it.
+
+    Args:
+      first: texts by their names, read before the files.
+    """
     configurables: list[Callable[..., Any]] = [
         models.build_decoder,
         models.size_tiny,
@@ -41,6 +48,7 @@ def load_config(
         TextData,
         Blocks,
         SeqioTask,
+        TextToText,
         Synthetic,
         training.AdamW,
         training.decay_mask,
@@ -53,10 +61,8 @@ def load_config(
         *synthetic.configurables().values(),
     ]
     names = ", ".join(sorted(path.stem for path in POSITIONS.glob("*.gin")))
-    folders = [path for path in search_paths.split(",") if path]
-    for folder in folders:
-        if not place(folder).is_dir():
-            raise UserError(f"--gin_search_paths: there is no folder {folder}")
+    folders = search_folders(search_paths)
+    roots = FINETUNING_ROOTS if finetunes(gin_files, bindings, search_paths) else ROOTS
     config = load(
         gin_files,
         bindings,
@@ -64,21 +70,61 @@ def load_config(
         configurables=EXPERIMENTS
         | {c.__name__: c for c in configurables}
         | dict(training.optax_configurables()),
-        roots=ROOTS,
+        roots=roots,
         hints={
             "POSITION": "no positional encoding chosen: add "
             f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
         },
         derive=derived_label,
         imports=imports,
+        first=first,
     )
     check_label(config.macro("ENCODING"))
     return config
 
 
+def search_folders(search_paths: str) -> list[str]:
+    """The folders of --gin_search_paths.
+
+    Raises:
+      UserError: one of them does not exist.
+    """
+    folders = [path for path in search_paths.split(",") if path]
+    for folder in folders:
+        if not place(folder).is_dir():
+            raise UserError(f"--gin_search_paths: there is no folder {folder}")
+    return folders
+
+
+def finetunes(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> bool:
+    """Return whether these describe a finetuning, by `finetune.` bindings, and not a pretraining.
+
+    Raises:
+      UserError: they describe both, or cannot be read.
+    """
+    bound = {key.configurable for key in stated(gin_files, bindings, search_folders(search_paths))}
+    if {"finetune", "pretrain"} <= bound:
+        raise UserError(
+            "the gin files describe a pretraining (pretrain.) and a finetuning (finetune.)\nto "
+            "finetune, leave the run file out: the model is that of INIT_FROM"
+        )
+    return "finetune" in bound
+
+
+def training_root(config: Config) -> str:
+    """The name in gin of the experiment that trains: pretrain or finetune."""
+    return "finetune" if "finetune" in config.program.roots else "pretrain"
+
+
+def training_of(config: Config) -> training.Pretraining:
+    """The experiment that trains: a pretraining or a finetuning."""
+    found: training.Pretraining = config.call(training_root(config))
+    return found
+
+
 def trains_on_a_task(config: Config) -> bool:
     """Return whether the run trains on exercises of a synthetic task, not on text."""
-    return isinstance(config.call("pretrain").data, Synthetic)
+    return isinstance(training_of(config).data, Synthetic)
 
 
 def label_in(config: Config) -> str:
@@ -109,6 +155,6 @@ def check_settings(config: Config) -> None:
     if config.macro("DATA_DIR") == "":
         raise UserError("DATA_DIR is empty: give the folder of the data set")
     split_run(str(config.macro("INIT_FROM") or ""))
-    asked = config.values("length_sweep")
+    asked = config.values("length_sweep") if "length_sweep" in config.program.roots else {}
     if set(evaluation.CHECKED) <= set(asked):
         evaluation.check_scoring(**{name: asked[name] for name in evaluation.CHECKED})

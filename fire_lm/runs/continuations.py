@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fire_lm.data import Data
+from fire_lm.data import Tokenized
 from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
 from fire_lm.generation import Generated, Greedy, Method, generate
@@ -46,7 +46,7 @@ class Writer:
     """A model with its vocabulary, and how it continues a text.
 
     Attributes:
-      data: the text that it was trained on, of which the vocabulary is used.
+      data: that it was trained on, of which the vocabulary is used.
       new_tokens: generated at most.
       stop: strings that end a continuation; they are not part of it.
       seed: of sampling. A continuation depends on it and on the number of its prompt.
@@ -57,7 +57,7 @@ class Writer:
 
     model: Decoder
     params: Any
-    data: Data
+    data: Tokenized
     new_tokens: int
     method: Method = Greedy()
     stop: tuple[str, ...] = ()

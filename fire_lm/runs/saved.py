@@ -9,9 +9,9 @@ from etils import epath
 
 from fire_lm import models
 from fire_lm.config import Config
-from fire_lm.data import Data, Synthetic
+from fire_lm.data import Data, Synthetic, TextToText, Tokenized
 from fire_lm.errors import UserError
-from fire_lm.experiment import load_config
+from fire_lm.experiment import load_config, training_of
 from fire_lm.results import ranked_steps, read_own
 from fire_lm.storage import children, place
 
@@ -62,16 +62,30 @@ def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
     """The text that a run of this configuration was trained on.
 
     Raises:
-      UserError: it was trained on a synthetic task, which has no text.
+      UserError: it was trained on a task, synthetic or of inputs and targets.
     """
-    data = config.call("pretrain").data
-    if isinstance(data, Synthetic):
+    data = training_of(config).data
+    if isinstance(data, Synthetic | TextToText):
         raise UserError(
             f"{workdir} was trained on the task {data.title}, not on text: `fire-lm evaluate` "
             "measures its accuracy"
         )
-    found: Data = data
-    return found
+    return data
+
+
+def tokenized_of_run(config: Config, workdir: str | epath.Path) -> Tokenized:
+    """The data that a run of this configuration was trained on, for its vocabulary.
+
+    Raises:
+      UserError: it was trained on a synthetic task, whose tokens are no text.
+    """
+    data = training_of(config).data
+    return data if isinstance(data, TextToText) else text_of_run(config, workdir)
+
+
+def vocabulary_of_run(config: Config, workdir: str | epath.Path) -> str:
+    """The vocabulary by its name; raises UserError as `tokenized_of_run`."""
+    return tokenized_of_run(config, workdir).vocabulary
 
 
 def model_of_run(workdir: str) -> models.Decoder:

@@ -22,7 +22,7 @@ from fire_lm.evaluation.length_accuracy import (
     slot_answers,
 )
 from fire_lm.evaluation.scoring import read_params
-from fire_lm.experiment import label_in
+from fire_lm.experiment import label_in, training_of
 from fire_lm.models import Decoder
 from fire_lm.reporting.gather import trained_tasks
 from fire_lm.reporting.length_accuracy import accuracy_text, write_figure
@@ -130,7 +130,7 @@ def evaluation_of(arguments: argparse.Namespace, workdir: epath.Path, step: int)
       UserError: the run was trained on text, or there is no length to measure.
     """
     config, variant = configuration(arguments, workdir)
-    data = config.call("pretrain").data
+    data = training_of(config).data
     if not isinstance(data, Synthetic):
         raise UserError(
             f"{workdir} was trained on text, not on a synthetic task: `fire-lm sweep` scores it"

@@ -30,7 +30,9 @@ from fire_lm.data.spec import (
     NoText,
     ReadBySeqio,
     ScoringText,
+    TextBySeqio,
     TextData,
+    TextToText,
     share_unknown,
     text_weights,
 )
@@ -61,7 +63,9 @@ class TrainIterator:
         )
         self._data, self._length, self._batch_size = data, length, batch_size
         self._seed, self._shard_index, self._shard_count = seed, shard_index, shard_count
-        if isinstance(data, TextData) and data.mixture:
+        if isinstance(data, TextToText):
+            self._documents_of_shard = self._documents
+        if data.mixture or isinstance(data, TextToText):
             for part in data.parts:
                 self._check_part(part)
         self._fingerprint = vocabulary_fingerprint(data.vocabulary)
@@ -81,6 +85,9 @@ class TrainIterator:
 
     @property
     def description(self) -> str:
+        if isinstance(self._data, TextToText):
+            count = f"{self._documents:,} examples" if self._documents else "examples"
+            return f"{count} of {self._data.title} through seqio, {self._data.construction}"
         return f"{self._documents:,} documents through seqio"
 
     def __iter__(self) -> TrainIterator:
@@ -100,7 +107,7 @@ class TrainIterator:
             self._read_ahead(self._used)
         self.skipped, self._skipped = self._skipped, 0
         batch = _joined(parts)
-        return {**batch, "weights": text_weights(batch["targets"])}
+        return {"weights": text_weights(batch["targets"]), **batch}
 
     def get_state(self) -> bytes:
         """The exact position after the batches handed out so far."""
@@ -139,8 +146,8 @@ class TrainIterator:
         self._read_ahead(self._used)
         self._skipped = header.get("skipped", 0)  # the others that are read again were reported
 
-    def _check_part(self, part: TextData) -> None:
-        """It must have a row, or the mixture would read it for ever in search of one."""
+    def _check_part(self, part: ReadBySeqio) -> None:
+        """It must have a row, or it would be read for ever in search of one."""
         groups = tasks.dataset(
             part, length=self._length, split="train", seed=None, shard=self._shard
         )
@@ -155,7 +162,7 @@ class TrainIterator:
         if counts["documents"] == counts["short"]:
             raise UserError(_nothing_to_read(part, "train", self._length, counts["short"]))
         raise UserError(
-            f"{part.tfds_name} in {part.data_dir} has less text than one row of {self._length} "
+            f"{part.where} has less text than one row of {self._length} "
             f"tokens for shard {self._shard_index} of {self._shard_count}: leave it out of the "
             "mixture."
         )
@@ -273,6 +280,11 @@ def _no_place(data: ReadBySeqio) -> str:
 
 def _nothing_to_read(data: ReadBySeqio, split: str, length: int, short: int) -> str:
     where = f"the split {split!r} of {data.where}"
+    if isinstance(data, TextToText):
+        return (
+            f"No example in {where} has a target of 1 to {data.target_length - 1:,} tokens beside "
+            "its end: raise TextToText.target_length, or look at the data"
+        )
     if short:
         return (
             f"No document of {where} has the {length:,} tokens of a row.\n"
@@ -282,7 +294,7 @@ def _nothing_to_read(data: ReadBySeqio, split: str, length: int, short: int) -> 
 
 
 def scoring_text(
-    data: ReadBySeqio, *, length: int, num_sequences: int, split: str = "validation"
+    data: TextBySeqio, *, length: int, num_sequences: int, split: str = "validation"
 ) -> ScoringText:
     """See `fire_lm.data.scoring_text`."""
     if num_sequences < 1:
