@@ -259,7 +259,7 @@ def test_mesh_shape_fills_in_what_is_left():
 
 @pytest.mark.parametrize("sizes", [(0, 1, 1), (-2, 1, 1), (-1, -1, 1)])
 def test_mesh_shape_refuses(sizes):
-    with pytest.raises(UserError, match="sizes are positive, at most one is -1"):
+    with pytest.raises(UserError, match="sizes must be positive; at most one may be -1"):
         MeshShape(*sizes).resolve(4)
 
 
@@ -301,7 +301,7 @@ def test_slices_are_of_tpus(monkeypatch):
     gpus = [Elsewhere(number, number // 2) for number in range(4)]
     found: Any = sharding.mesh_of((1, 4, 1), gpus)
     assert found.shape == (1, 4, 1)
-    with pytest.raises(UserError, match="the batch is what 2 slices share"):
+    with pytest.raises(UserError, match="2 slices must share the batch"):
         sharding.mesh_of((1, 4, 1), [dataclasses.replace(gpu, platform="tpu") for gpu in gpus])
 
 

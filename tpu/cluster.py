@@ -68,7 +68,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
         )
     config.bucket = config.bucket.removeprefix("gs://").rstrip("/")
     if not re.fullmatch(r"[a-z0-9][-a-z0-9._]*(/[-\w./]+)?", config.bucket):
-        raise UserError(f"--cluster.bucket={config.bucket} is not the name of a bucket")
+        raise UserError(f"--cluster.bucket={config.bucket} is not a valid bucket name")
     slice_of(config)
     return config
 

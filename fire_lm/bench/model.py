@@ -1,10 +1,11 @@
 """The cost of each encoding in the whole model: forward pass and training step (Fig. 5).
 
-The programs are the ones that run elsewhere: what a length sweep scores a batch with, logits and
-the loss of each token, and the step of `pretrain`, forward, backward and AdamW, both on one device.
-Every length has as many tokens in its batch, as long as a sequence fits into it. Contestants take
-turns in one process and the best round counts (rounds.py). Fig. 5 of the paper is forward alone,
-the base model at length 2048, as a mean of 10 runs on 4 TPUv2 chips: `--protocol=paper`.
+The programs are those used elsewhere: scoring a batch in a length sweep (logits and the loss of
+each token), and the step of `pretrain` (forward, backward and AdamW), both on one device. Every
+length has the same number of tokens in its batch, as long as a sequence fits into it. Contestants
+take turns in one process, and the best round counts (rounds.py). Fig. 5 of the paper measures only
+the forward pass, of the base model at length 2048, as a mean of 10 runs on 4 TPUv2 chips:
+`--protocol=paper`.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from fire_lm.models import Decoder, ModelSize, build_decoder, size_125m, size_35
 from fire_lm.results.bench_times import MODEL, ModelRow, ModelTimes
 from fire_lm.training import AdamW, Spikes, compile_training, model_flops_per_token
 
-# With the vocabularies of configs/data: bytes, and that of C4.
+# With the vocabularies of configs/data: bytes, and C4's.
 SIZES: dict[str, tuple[Callable[[], ModelSize], int]] = {
     "tiny": (size_tiny, 384),
     "125m": (size_125m, 32_128),
     "350m": (size_350m, 32_128),
 }
-TRAIN_STEPS = 600_000  # of the paper; the learning rate stays near zero
+TRAIN_STEPS = 600_000  # the paper's; the learning rate stays near zero
 TOKENS, TOKENS_ON_CPU = 8192, 2048
 DESCRIPTION = (
     "{name}: {size.num_layers} layers in a loop, {size.hidden_size} wide, {size.num_heads} heads "
@@ -65,8 +66,8 @@ class Contestant:
     """An encoding at a length; its calls return when the work is done.
 
     Attributes:
-      flops_per_token: of training, by the convention.
-      temp_bytes: of forward and train, what the compiler sets aside, if it says.
+      flops_per_token: The FLOPs of training, by the convention.
+      temp_bytes: The memory that the compiler reserves for forward and train, if it reports it.
     """
 
     encoding: str
@@ -80,7 +81,7 @@ class Contestant:
 
 
 def bench(arguments: argparse.Namespace) -> ModelTimes:
-    """Measure what the command line asks for, print it, and write the JSON."""
+    """Measure what the command line requests, print it, and write the JSON."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:
@@ -118,7 +119,7 @@ def bench(arguments: argparse.Namespace) -> ModelTimes:
 
 
 def setting_for(name: str, tokens_per_batch: int | None, protocol: Protocol = "best") -> Setting:
-    """`tokens_per_batch` are of each device."""
+    """Return the settings shared by all contestants; `tokens_per_batch` are per device."""
     on_cpu = jax.default_backend() == "cpu"
     size, vocab_size = SIZES[name]
     devices = jax.local_devices() if protocol == "paper" else jax.local_devices()[:1]
@@ -126,7 +127,7 @@ def setting_for(name: str, tokens_per_batch: int | None, protocol: Protocol = "b
     return Setting(
         size(),
         vocab_size,
-        "float32" if on_cpu else "bfloat16",  # CPUs have no quick bfloat16
+        "float32" if on_cpu else "bfloat16",  # CPUs have no fast bfloat16
         tokens * len(devices),
         sharding.mesh_of((len(devices), 1, 1), devices),
         protocol,
@@ -136,7 +137,7 @@ def setting_for(name: str, tokens_per_batch: int | None, protocol: Protocol = "b
 def build(
     encodings: Sequence[str], lengths: Sequence[int], setting: Setting, left_out: list[str]
 ) -> Iterator[Contestant]:
-    """Length by length, NoPE first; what a length is too long for goes to `left_out`."""
+    """Build contestants by length, NoPE first; what a length is too long for goes to `left_out`."""
     optimizer = AdamW().build(TRAIN_STEPS)
     states = States(optimizer, setting.mesh)
     for length in dict.fromkeys(lengths):
@@ -232,6 +233,6 @@ def row_of(entry: Contestant, times: dict[str, Times], setting: Setting) -> Mode
 
 
 def utilisation(tokens_per_second: float, flops_per_token: float, device_kind: str) -> float | None:
-    """MFU of one device, or None where its peak is not known."""
+    """Return the MFU of one device, or None if its peak is unknown."""
     peak = peak_flops(device_kind)
     return None if peak is None else tokens_per_second * flops_per_token / peak

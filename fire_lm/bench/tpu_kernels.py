@@ -1,9 +1,10 @@
-"""The compiler's estimates of the attention kernels. Nothing is run; no TPU is needed.
+"""The compiler's estimates of the attention kernels; nothing is run, and no TPU is needed.
 
-Bundles of the final schedule (`bench/bundles.py`) times how often each is run over the whole causal
-grid, for one head: once for each step of the grid, each sequence of a block, and each pair of kinks
-that a part of a tile can meet, counted from FIRE's parameters. Forward and backward pass of one
-attention with 12 heads of 64, bfloat16. Work of XLA around the kernels is not in it.
+The estimate is the bundles of the final schedule (`preflight/bundles.py`) times how often each runs
+over the whole causal grid, for one head: once for each step of the grid, each sequence of a block,
+and each pair of kinks that a part of a tile can meet, counted from FIRE's parameters. It covers the
+forward and backward pass of one attention with 12 heads of 64 in bfloat16, without XLA's work
+around the kernels.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ HEADS, WIDTH, TRAIN_LENGTH = 12, 64, 2048
 SETTINGS = ((8, 2048), (8, 8192), (2, 2048))
 MEMORY_LENGTHS = (8192, 32768)
 KERNELS: tuple[tuple[str, Order], ...] = (("forward", "by_query"), ("backward", "by_key"))
-# Draws of FIRE's MLP, of which the one with the most kinks stands for a trained one.
+# The number of draws of FIRE's MLP; the draw with the most kinks stands for a trained one.
 DRAWS = 100
 TRAINED_L = 1400.0  # Appendix B of the paper: 1200 to 1600 at a training length of 2048
 
 
 class Setting(NamedTuple):
-    """A comparison, in the order of its columns."""
+    """The batch size and sequence length of one comparison."""
 
     batch: int
     length: int
 
 
 def bench(slice_name: str, folder: Path) -> list[tuple[str, str]]:
-    """Print measures and figures, and return them; `folder` is where the compiler writes."""
+    """Print measures and figures, and return them; the compiler writes to `folder`."""
     compiler = Compiler(slice_name, folder)
     version = importlib.metadata.version("libtpu")
     rows = [(f"the compiler's estimates for {slice_name}", f"libtpu {version}")]
@@ -116,14 +117,14 @@ def _encoding(kind: Any) -> PositionalEncoding:
 
 
 class Compiler:
-    """Compiles one attention for a TPU, and reads what the compiler wrote down of it."""
+    """Compiles one attention for a TPU, and reads the schedules that the compiler wrote."""
 
     def __init__(self, name: str, folder: Path):
         self.device = parse_slice(name).devices()[0]
         self.folder = folder
 
     def compile(self, function: Callable[..., Any], *arguments: Any) -> jax.stages.Compiled:
-        """Leave the schedules of this program alone in the folder."""
+        """Compile, leaving only the schedules of this program in the folder."""
         for path in self.folder.iterdir():
             path.unlink()
         sharding = SingleDeviceSharding(self.device)
@@ -132,13 +133,13 @@ class Compiler:
         )
         return jax.jit(function).lower(*placed).compile()
 
-    @functools.cache  # noqa: B019  (one compiler a run)
+    @functools.cache  # noqa: B019  (there is one compiler per run)
     def schedules(self, kind: Any, setting: Setting) -> dict[str, list[Stretch]]:
         self.attention(kind, setting)
         return {name: bundles.read(self.folder, f"fire_lm_attention_{name}") for name, _ in KERNELS}
 
     def attention(self, kind: Any, setting: Setting) -> jax.stages.Compiled:
-        """Forward and backward pass."""
+        """Compile the forward and backward pass."""
         say(f"compiling {kind.__name__} B={setting.batch} n={setting.length}")
         encoding = _encoding(kind)
 
@@ -159,7 +160,7 @@ class Compiler:
         return memory.temp_size_in_bytes
 
     def count(self, kind: Any, setting: Setting, params: Params | None) -> dict[str, float]:
-        """Bundles of each kernel, for one head and all sequences."""
+        """Return the bundles of each kernel, for one head and all sequences."""
         dtype = jnp.dtype(jnp.bfloat16)
         blocks = choose_blocks(setting.length, setting.batch, WIDTH, dtype, None)
         found = {}
@@ -172,7 +173,7 @@ class Compiler:
         return found
 
     def stock(self, length: int) -> dict[str, float]:
-        """Bundles of a tile in the bodies of JAX's own kernels, of 512 tokens as ours."""
+        """Return the bundles per tile of JAX's own kernels, with tiles of 512 tokens as in ours."""
         from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes, flash_attention
 
         say("compiling JAX's flash attention")
@@ -197,7 +198,7 @@ class Compiler:
 
 
 def say(text: str) -> None:
-    """Progress, apart from the table."""
+    """Print progress to stderr, separate from the table."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""`fire-lm pretrain`, and `fire-lm finetune`, which is the same for its kind of experiment."""
+"""`fire-lm pretrain`, and `fire-lm finetune`, which does the same for its kind of experiment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fire_lm.runs.saved import model_of_run, newest_config, ranked
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train, or resume, the run in `--workdir`."""
+    """Train or resume the run in `--workdir`."""
     quiet_libraries()
     if not arguments.workdir and not arguments.dry_run:
         raise UserError(f"{arguments.verb} needs --workdir=DIR, the run directory (or --dry_run)")
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
             config = with_kept_lengths(config, arguments.workdir, arguments.allow_config_change)
         except (UserError, RunFailed) as error:
             told = str(error).partition("\n")[0]
-            print(f"{told}; shown as if nothing were kept of the length that it was trained with")
+            print(f"{told}; shown as if no length that it was trained with were kept")
         if speaks:
             print(config.text())
         plan = training.describe(training_of(config))
@@ -73,13 +73,13 @@ def check_verb(arguments: argparse.Namespace) -> None:
 def start_run(
     config: Config, arguments: argparse.Namespace, speaks: bool, kept: bool = False
 ) -> None:
-    """`kept`: whether `config` has lengths of the model that it continues."""
+    """Start the run; `kept` states whether `config` has lengths of the model that it continues."""
     check_not_imported(arguments.workdir)
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
     if arguments.verb == "finetune" and not source:
         raise UserError("finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from")
-    if source and not available_steps(arguments.workdir):  # else the run resumes without it
+    if source and not available_steps(arguments.workdir):  # otherwise the run resumes without it
         trained = model_of_run(source)
         if speaks:
             print(compare_with_source(config.call("build_decoder"), trained, source, kept))
@@ -87,12 +87,12 @@ def start_run(
         training_of(config),
         arguments.workdir,
         source=lambda: model_of_run(source),
-        # Again: a run that was still writing may have begun after the first look.
+        # Check again: a run that was still writing may have started after the first check.
         once_held=lambda: check_same_experiment(
             config, arguments.workdir, arguments.allow_config_change
         ),
         before_first_step=lambda: save(config, arguments.workdir) if speaks else None,
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
     )
-    if speaks and newest_config(arguments.workdir) is None:  # of a finished run, moved away
+    if speaks and newest_config(arguments.workdir) is None:  # that of a finished run, moved away
         save(config, arguments.workdir)

@@ -1,4 +1,4 @@
-"""`fire-lm report`: a page of some runs; with `--list`, the paper's rows and which were run."""
+"""`fire-lm report`: a page on some runs; with `--list`, the paper's rows and which were run."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_what_an_encoding_cannot_take_is_left_out_and_said(monkeypatch, capsys):
     ]
     shown = capsys.readouterr().out
     for told in report.left_out:
-        assert f"left out: {told}\n" in shown and "2048 positions" in told
+        assert f"skipped: {told}\n" in shown and "2048 positions" in told
 
 
 def test_a_device_that_is_too_small_is_told(monkeypatch, capsys):
@@ -272,7 +272,7 @@ def test_the_file_reads_back(tmp_path):
     text = tables.model_text(REPORT)
     assert f"MFU: FLOPs of a token = {FLOPS_CONVENTION}" in text and "25.0%" in text
     assert text.count("\nlength ") == 2
-    assert text.endswith("left out: learned at 4096: too long")
+    assert text.endswith("skipped: learned at 4096: too long")
 
 
 def _without(*names: str) -> str:

@@ -103,8 +103,8 @@ def test_a_dry_run_refuses_what_pretrain_cannot_do(folder, binding, told, capsys
         (["--also=--gin.length_sweep.split=nope"], "no split 'nope', only train, validation"),
         (["--gin.length_sweep.split=nope"], "no split 'nope', only train, validation"),
         (["--also=--gin.EVAL_LENGTHS=8192"], "longer than a row of text"),
-        (["--output=file"], "--output=file is no folder"),
-        (["--output=file/below"], "--output=file/below cannot be: "),
+        (["--output=file"], "--output=file is not a folder"),
+        (["--output=file/below"], "--output=file/below cannot be created: "),
         (["--output=http://x"], "http://x is neither a local folder nor gs://"),
     ],
 )
@@ -122,8 +122,8 @@ def test_dry_runs_that_can_work_still_do(folder, capsys):
 
 def test_a_report_looks_at_its_folder_before_it_reads_runs(folder, monkeypatch, capsys):
     monkeypatch.setattr("fire_lm.cli.report.gather", lambda *_, **__: pytest.fail("runs are read"))
-    assert "--output=file is no folder" in refused(["report", "runs", "--output=file"], capsys)
-    assert "cannot be: " in refused(["report", "runs", "--output=file/below"], capsys)
+    assert "--output=file is not a folder" in refused(["report", "runs", "--output=file"], capsys)
+    assert "cannot be created: " in refused(["report", "runs", "--output=file/below"], capsys)
 
 
 def test_a_bucket_without_a_name_is_refused(folder, capsys):
@@ -157,10 +157,10 @@ def test_a_binding_given_twice_is_told(folder, capsys):
         (["--gin.SEED=@" + "x" * 5000], "x...x"),
         (["--gin.SEED=" + "1" * 5000], "1...: SEED feeds"),
         (["--gin.EVAL_LENGTHS=" + ",".join(["1"] * 3000)], ": give lengths of 2"),
-        (["--workdir=a\0b"], r"--workdir holds the character '\x00'"),
-        (["--workdir=\x1b[31m"], r"--workdir holds the character '\x1b'"),
-        (["--gin.DATA_DIR=\x1b[31m"], r"--gin.DATA_DIR holds the character '\x1b'"),
-        (["--gin.DATA_DIR=\udcff"], r"--gin.DATA_DIR holds the character '\udcff'"),
+        (["--workdir=a\0b"], r"--workdir contains the character '\x00'"),
+        (["--workdir=\x1b[31m"], r"--workdir contains the character '\x1b'"),
+        (["--gin.DATA_DIR=\x1b[31m"], r"--gin.DATA_DIR contains the character '\x1b'"),
+        (["--gin.DATA_DIR=\udcff"], r"--gin.DATA_DIR contains the character '\udcff'"),
         (["--\x1b[31m"], r"unknown argument --\x1b[31m"),
     ],
     ids=lambda value: ascii(value)[:30],

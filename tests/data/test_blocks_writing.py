@@ -266,7 +266,7 @@ def test_the_command(data_dir, tmp_path, capsys):
         (["--data_dir=x", "--output=y"], "unknown argument --output"),
         (["--data_dir=x", "--parts=2"], "unknown argument --parts"),
         (["blocks", "--data_dir=x", "--output=y", "--parts=0"], "not a whole number of 1"),
-        (["blocks", "--data_dir=x", "--output=y", "--runner_options=--a=1"], "say which --runner"),
+        (["blocks", "--data_dir=x", "--output=y", "--runner_options=--a=1"], "add --runner"),
         (["blocks", "--data_dir=nowhere", "--output=y"], "No data set c4/en:3.1.0 in"),
         (
             ["blocks", "--data_dir=nowhere", "--output=y", "--vocabulary=gone"],

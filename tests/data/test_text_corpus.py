@@ -284,7 +284,7 @@ def test_the_command(source, tmp_path, capsys):
     assert main([*arguments, "--validation_percent=30"]) == 0
     out = capsys.readouterr().out
     assert f"--gin.DATA_DIR={tmp_path} --gin.TextData.tfds_name=mine:1.0.0" in out
-    assert "documents left out: none" in out
+    assert "documents skipped: none" in out
     assert main([*arguments, "--validation_percent=30"]) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert main(["corpus", f"--data_dir={tmp_path}", "--name=x"]) == 2

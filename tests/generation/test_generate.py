@@ -116,7 +116,7 @@ def test_what_is_finished_stays_when_the_model_fails(workdir, prompts, tmp_path,
     def fail_later(*given):
         calls.append(given)
         if len(calls) == 2:
-            raise RunFailed("the model gives NaN")
+            raise RunFailed("the model returns NaN")
         return real(*given)
 
     monkeypatch.setattr(Writer, "continue_prompts", fail_later)
@@ -159,7 +159,7 @@ def test_samples_and_beams_from_python(workdir):
     "flags, told",
     [
         (["--prompt=x", "--beams=2", "--temperature=2"], "--beams searches and --temperature"),
-        (["--prompt=x", "--alpha=1"], "give --beams, too"),
+        (["--prompt=x", "--alpha=1"], "also give --beams"),
         (["--prompt=x", "--temperature=0"], "temperature is 0: it must be 1e-6 or more"),
         (["--prompt=x", "--temperature=1e-39"], "temperature is 1e-39"),
         (["--prompt=x", "--context_length=99999999"], "exact up to 16,777,216"),

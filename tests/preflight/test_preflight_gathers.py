@@ -84,7 +84,7 @@ def test_a_report_on_generation():
     where, programs = parse_slice("v5e-8"), {"generation": STEP}
     report = Report(where, {"data": 8}, programs, 1e15, 1, {}, [], "libtpu 1", GENERATION)
     assert str(report).endswith("""
-generation of 8 x (8192 + 128), beam-4: 1,536 MiB of keys and values a chip
+generation of 8 x (8192 + 128), beam-4: 1,536 MiB of keys and values per chip
 a new token, by the compiler's estimate: 1.00 ms; all-gather 2 (4.00 MiB)
 """)
     found = report.as_json()["generation"]
@@ -92,7 +92,7 @@ a new token, by the compiler's estimate: 1.00 ms; all-gather 2 (4.00 MiB)
 
 
 def test_a_report_of_failures_alone():
-    told = {"training step": "it needs 20.00 GiB a chip, 15.75 are usable: 4.25 too many"}
+    told = {"training step": "it needs 20.00 GiB per chip, 15.75 are usable: 4.25 too many"}
     report = Report(parse_slice("v5e-8"), {"data": 8}, {}, 1e15, 1, told, [], "libtpu 1")
     assert not report.passed and report.mfu is None
     assert str(report).splitlines() == [

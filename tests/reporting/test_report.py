@@ -222,7 +222,7 @@ def test_texts_of_one_name_are_apart_in_a_report(tmp_path):
     rows = [dataclasses.replace(row, nll=row.nll + 0.01) for row in results.losses]
     other = dataclasses.replace(results, losses=rows, scored=text_of(rows, text="b" * 16))
     told = _text(whole, ("there", other))
-    assert "The two have different texts or vocabularies: in bits per byte alone" in told
+    assert "The two differ in their texts or vocabularies: in bits per byte alone" in told
     told = _text(whole, ("there", whole))
     assert "+0.000 ± 0.000" in told and "± standard error over the rows of their common" in told
     write_report(epath.Path(tmp_path), "A report", whole, Beside())

@@ -161,7 +161,7 @@ def test_a_length_that_leaves_tokens_out_says_so():
     """One text all the same, in nats."""
     shorter = dataclasses.replace(FIRE[1], length=96, tokens=131_008, nll=1.45)
     text = table([*FIRE, shorter])
-    assert "text aaaaaaaa), of which lengths that do not divide its rows leave out 64 at" in text
+    assert "text aaaaaaaa), of which lengths that do not divide its rows skip 64 at" in text
     assert cells(text)[0] == ["64 (x1)", "96 (x1.5)", "256 (x4)"]
 
 

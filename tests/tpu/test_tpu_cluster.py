@@ -44,7 +44,7 @@ def test_a_cluster_is_locked_and_holds_nothing_of_the_experiment():
         (["spot=perhaps"], "say true or false"),
         (["retries=many"], "is not a whole number"),
         (["accelerator=v4-7"], "v4 has no such slice"),
-        (["bucket=my bucket"], "is not the name of a bucket"),
+        (["bucket=my bucket"], "is not a valid bucket name"),
         (["image="], "does not say its image"),
     ],
 )

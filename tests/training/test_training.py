@@ -170,7 +170,7 @@ def test_updates_left_out_are_bounded(copy, data_dir, capsys):
     assert main(command(data_dir, copy, *absurd, "--allow_config_change")) == 1
     first, second = capsys.readouterr().err.strip().splitlines()
     assert first.endswith(f"nan at step {STEPS + 5}: stopped")
-    assert second.endswith("4 updates have been left out, 3 are allowed")
+    assert second.endswith("4 updates have been skipped, 3 are allowed")
     spikes = [json.loads(line) for line in (copy / "spikes.jsonl").read_text().splitlines()]
     assert [spike["step"] for spike in spikes] == list(range(STEPS + 2, STEPS + 6))
     assert all(spike["loss"] == "nan" and spike["skipped"] for spike in spikes)
