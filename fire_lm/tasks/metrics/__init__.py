@@ -4,7 +4,7 @@ A metric is a metric function of seqio: `metric(targets, predictions)` gives its
 percent, the primary one first. `metric.scores` gives them with standard errors and intervals.
 """
 
-from fire_lm.tasks.metrics.answers import F1, ExactMatch
+from fire_lm.tasks.metrics.answers import F1, ExactMatch, Mentioned
 from fire_lm.tasks.metrics.correlation import Correlations
 from fire_lm.tasks.metrics.grouped import GroupedLabels, InGroup
 from fire_lm.tasks.metrics.labels import Accuracy, BinaryF1, MacroF1, Matthews
@@ -21,6 +21,7 @@ __all__ = [
     "InGroup",
     "MacroF1",
     "Matthews",
+    "Mentioned",
     "Metric",
     "MetricFn",
     "Rouge",

@@ -79,3 +79,29 @@ class F1(Metric):
     def units(self, targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
         pairs = zip(targets, predictions, strict=True)
         return np.array([[best(word_f1, references, given)] for references, given in pairs])
+
+
+# Above this F1 a reply counts as the topic.
+_NEAR = 0.8
+
+
+class Mentioned(Metric):
+    """LongEval's topics: percent of replies that contain a reference, or are near it by their F1.
+
+    The benchmark's authors judge by hand or by a model; `accuracy` counts a reply that is either.
+    """
+
+    names = ("accuracy", "contained", "near")
+
+    def units(self, targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
+        rows = []
+        for references, given in zip(targets, predictions, strict=True):
+            contained = best(contains, references, given)
+            near = float(best(word_f1, references, given) >= _NEAR)
+            rows.append([max(contained, near), contained, near])
+        return np.array(rows)
+
+
+def contains(prediction: str, reference: str) -> float:
+    """Whether the words of a reference stand in a prediction, after normalisation: 1 or 0."""
+    return float(f" {normalised(reference)} " in f" {normalised(prediction)} ")

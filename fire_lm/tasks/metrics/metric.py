@@ -65,10 +65,12 @@ class Metric(abc.ABC):
         """The values with their standard errors (jackknife) and intervals (bootstrap)."""
         units = self._checked(targets, predictions)
         values = self.combine(units.mean(axis=0))
-        columns = (values, jackknife(units, self.combine), *interval(units, self.combine))
+        stderrs = jackknife(units, self.combine)
+        lows, highs = interval(units, self.combine)
+        table = 100 * np.stack([values, stderrs, lows, highs], axis=1)
         return {
-            name: Score(*(100 * float(number) for number in numbers), examples=len(targets))
-            for name, *numbers in zip(self.names, *columns, strict=True)
+            name: Score(value, stderr, low, high, len(targets))
+            for name, (value, stderr, low, high) in zip(self.names, table.tolist(), strict=True)
         }
 
     def _checked(self, targets: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
