@@ -49,8 +49,11 @@ _EVALUATE: dict[str, Any] = {
     "description": "Measures the accuracy of runs on the synthetic task that they were trained on\n"
     "(configs/synthetic/), at each length. Writes length_accuracy.csv and .png beside each run,\n"
     "and a table and figure of all of them. Rows that are already in the table are not computed\n"
-    "again.",
-    "epilog": "example:\n  fire-lm evaluate runs/reverse --lengths=1-40,50,100,200,500",
+    "again. With a file of configs/tasks/, it answers the examples of a task of inputs and\n"
+    "targets instead, and writes predictions/ and task_scores.csv beside each run.",
+    "epilog": "examples:\n  fire-lm evaluate runs/reverse --lengths=1-40,50,100,200,500\n"
+    "  fire-lm evaluate runs/fire_my_task --gin_file=configs/tasks/base.gin \\\n"
+    "    --import=my_package.tasks --gin.EVAL_LENGTHS=512,2048",
 }
 _IMPORT: dict[str, Any] = {
     "description": "Writes a Hugging Face model as a run directory with a checkpoint at step 0,\n"
@@ -230,7 +233,7 @@ def add_evaluate(evaluate: Parser) -> None:
         "--lengths",
         type=ranges,
         metavar="A-B,C",
-        help="lengths of the exercises (default: EVAL_LENGTHS)",
+        help="lengths of the exercises or inputs (default: EVAL_LENGTHS)",
     )
     evaluate.add_argument(
         "--positions",
@@ -241,8 +244,7 @@ def add_evaluate(evaluate: Parser) -> None:
     evaluate.add_argument(
         "--sequences",
         type=number,
-        default=128,
-        help="exercises of each length (default: %(default)s)",
+        help="exercises of each length, of a synthetic task (default: 128)",
     )
     evaluate.add_argument("--output", help="folder for the combined table and figure")
     evaluate.add_argument(

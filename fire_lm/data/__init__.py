@@ -29,6 +29,7 @@ from fire_lm.data.spec import (
     TrainingData,
     TrainIterator,
 )
+from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "quick_splits",
     "register_task",
     "scoring_text",
+    "task_examples_of",
     "train_iterator",
     "unknown_share",
     "unknown_warning",
@@ -120,6 +122,21 @@ def scoring_text(
         NoText: the split does not fill one row. UserError: as `train_iterator`.
     """
     return _reader(data).scoring_text(data, length=length, num_sequences=num_sequences, split=split)
+
+
+def task_examples_of(data: TextToText, *, split: str, longest: int) -> list[TaskExamples]:
+    """The examples of a task, or of each task of a mixture, in the order of their source.
+
+    Args:
+        longest: tokens of an input that are kept, without its end.
+
+    Raises:
+        UserError: the task, its split or its vocabulary cannot be read, it has no metric or no
+            example, or two examples have one id. RunFailed: its data is damaged.
+    """
+    from fire_lm.data.on_the_fly import evaluation_rows
+
+    return evaluation_rows.task_examples(data, split=split, longest=longest)
 
 
 def vocabulary_name(data: TrainingData) -> str:

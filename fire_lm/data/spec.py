@@ -266,6 +266,13 @@ def ends_kept(room: int, truncation: Truncation) -> tuple[int, int]:
     return room - tail, tail
 
 
+def shortened(tokens: np.ndarray, room: int, truncation: Truncation) -> np.ndarray:
+    """At most `room` tokens of an input. What is shortened twice is as if it were once."""
+    head, tail = ends_kept(room, truncation)
+    size = len(tokens)
+    return tokens if size <= room else np.concatenate([tokens[:head], tokens[size - tail :]])
+
+
 @dataclasses.dataclass(frozen=True)
 class Synthetic:
     """Exercises of a synthetic task; gin fills the fields.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fire_lm import evaluation, models, positions, training
+from fire_lm import evaluation, generation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, split_run
 from fire_lm.config import Config, load, stated
 from fire_lm.data import Blocks, SeqioTask, Synthetic, TextData, TextToText
 from fire_lm.errors import UserError
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
+from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
 from fire_lm.tasks import synthetic
@@ -20,9 +21,11 @@ EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "pretrain": training.Pretraining,
     "finetune": training.Finetuning,
     "length_sweep": evaluation.LengthSweep,
+    "evaluate": TextEvaluation,
 }
 
-# What a configuration can be asked for: experiments, and the model, to compare two of them.
+# What a configuration can be asked for: experiments, and the model, to compare two of them. Where
+# `evaluate` is bound it can be asked for that, too.
 ROOTS = ("pretrain", "length_sweep", "build_decoder")
 FINETUNING_ROOTS = ("finetune", "build_decoder")
 
@@ -59,10 +62,16 @@ def load_config(
         MeshShape,
         *positions.configurables().values(),
         *synthetic.configurables().values(),
+        generation.Greedy,
+        generation.Sample,
+        generation.Beam,
     ]
     names = ", ".join(sorted(path.stem for path in POSITIONS.glob("*.gin")))
     folders = search_folders(search_paths)
-    roots = FINETUNING_ROOTS if finetunes(gin_files, bindings, search_paths) else ROOTS
+    given = (gin_files, bindings, search_paths)
+    roots = FINETUNING_ROOTS if finetunes(*given) else ROOTS
+    if evaluates_a_task(*given):
+        roots = (*roots, "evaluate")
     config = load(
         gin_files,
         bindings,
@@ -102,13 +111,23 @@ def finetunes(gin_files: Sequence[str], bindings: Sequence[str], search_paths: s
     Raises:
       UserError: they describe both, or cannot be read.
     """
-    bound = {key.configurable for key in stated(gin_files, bindings, search_folders(search_paths))}
+    bound = _bound(gin_files, bindings, search_paths)
     if {"finetune", "pretrain"} <= bound:
         raise UserError(
             "the gin files describe a pretraining (pretrain.) and a finetuning (finetune.)\nto "
             "finetune, leave the run file out: the model is that of INIT_FROM"
         )
     return "finetune" in bound
+
+
+def evaluates_a_task(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> bool:
+    """Return whether these describe the evaluation of a task of inputs and targets."""
+    return "evaluate" in _bound(gin_files, bindings, search_paths)
+
+
+def _bound(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> set[str]:
+    """The names of what has bindings in these."""
+    return {key.configurable for key in stated(gin_files, bindings, search_folders(search_paths))}
 
 
 def training_root(config: Config) -> str:

@@ -172,7 +172,8 @@ class TaskScore:
       split: the examples, in words where it is no split of a data set.
       input_length, target_length, context_length: the most tokens of an input, of its answer, and
         of both together.
-      truncation: what of a longer input is read: `none`, `head`, `tail` or `middle`.
+      truncation: how a longer input is shortened: `head` keeps its beginning, `tail` its end,
+        `middle` both; `none`.
       decoding: `greedy`, `beam-4`, `sample-...`, `rank` or `slots`.
       value, stderr: percent where the metric is an accuracy, F1, EM or ROUGE.
     """

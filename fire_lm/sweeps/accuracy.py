@@ -40,6 +40,7 @@ from fire_lm.tasks.synthetic.scoring import Tally
 FILE = "length_accuracy.csv"
 SCORES = "task_scores.csv"
 
+_SEQUENCES = 128  # of each length
 # Seconds between two writes of the table, which is replaced as a whole.
 _WRITE_EVERY = 5.0
 
@@ -146,7 +147,7 @@ def evaluation_of(arguments: argparse.Namespace, workdir: epath.Path, step: int)
     return TaskEvaluation(
         *(workdir, step, model, data, label_in(config), variant),
         lengths_taken(model, data, lengths, str(workdir)),
-        arguments.sequences,
+        arguments.sequences or _SEQUENCES,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from etils import epath
+from sample_pairs import write_pairs
 from sample_run import command, quick_compiles, saved_state, write_text
 
 from fire_lm.checkpoints.manifest import write_manifest
@@ -115,19 +116,6 @@ def test_a_run_directory_of_the_other_kind_is_refused(source, capsys):
         flags = [BASE, *TASK, f"--gin.INIT_FROM={source}", f"--workdir={source}", *more]
         assert main(["finetune", *flags]) == 2
         assert "was made by `fire-lm pretrain`" in capsys.readouterr().err
-
-
-def write_pairs(folder: Path) -> Path:
-    """Files for tests/pair_tasks.py: a letter, and how often it is asked for."""
-    folder.mkdir()
-    for split, count in (("train", 200), ("validation", 30)):
-        for file in range(2):
-            lines = [
-                f"{n}\t{'abcdef'[n % 6]} x{n % 4 + 1}:\t{'abcdef'[n % 6] * (n % 4 + 1)}|never"
-                for n in range(file, count, 2)
-            ]
-            (folder / f"{split}-{file}.txt").write_text("\n".join(lines) + "\n")
-    return folder
 
 
 def finetuning(source: Path, workdir: Path, *more: str) -> list[str]:
