@@ -16,7 +16,8 @@ class Checkpointing:
       save_every: steps between checkpoints.
       keep_last: newest checkpoints kept.
       keep_every: checkpoints at multiples of this step are kept for good; None keeps none extra.
-      keep_best: the number of checkpoints with the best sweep results so far that are also kept.
+      keep_best: the number of checkpoints with the best results so far that are also kept: of
+        sweeps, or where there are none, of tasks on validation.
       failures_allowed: saves that may fail in a row while training continues; one more ends it.
     """
 

@@ -12,7 +12,9 @@ from fire_lm.config import Config
 from fire_lm.data import Data, Synthetic, TextToText, Tokenized
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config, training_of
-from fire_lm.results import ranked_steps, read_own
+from fire_lm.results import TaskScore, ranked_steps, read_own, read_table
+from fire_lm.results.task_rows import FILE as TASK_SCORES
+from fire_lm.results.task_rows import steps_by_score
 from fire_lm.storage import children, place
 
 
@@ -95,6 +97,8 @@ def model_of_run(workdir: str) -> models.Decoder:
 
 
 def ranked(workdir: epath.Path, encoding: str) -> list[int]:
-    """The steps of a run that sweeps have scored, best first."""
+    """The evaluated steps of a run, best first: by the losses of sweeps, or without any by the
+    scores of tasks."""
     own = read_own(workdir, encoding)
-    return ranked_steps(own.losses, own.texts.of)
+    by_loss = ranked_steps(own.losses, own.texts.of)
+    return by_loss or steps_by_score(read_table(workdir / TASK_SCORES, TaskScore))

@@ -28,6 +28,7 @@ from fire_lm.reporting.gather import trained_tasks
 from fire_lm.reporting.length_accuracy import accuracy_text, write_figure
 from fire_lm.results import LengthAccuracy, TaskScore, merge_table, read_own, write_table
 from fire_lm.results.folder import Results
+from fire_lm.results.task_rows import FILE as SCORES
 from fire_lm.runs.answers import generated_answers
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.saved import newest_config, saved_config
@@ -38,7 +39,6 @@ from fire_lm.tasks.synthetic.layouts import row_length
 from fire_lm.tasks.synthetic.scoring import Tally
 
 FILE = "length_accuracy.csv"
-SCORES = "task_scores.csv"
 
 _SEQUENCES = 128  # of each length
 # Seconds between two writes of the table, which is replaced as a whole.

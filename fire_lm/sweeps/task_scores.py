@@ -30,6 +30,7 @@ from fire_lm.experiment import label_in
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.processes import agreed, by_first
 from fire_lm.results import TaskScore, merge_table, read_table
+from fire_lm.results.task_rows import FILE
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.predictions import Answering, Prediction, predictions_file, read_predictions
 from fire_lm.runs.prompts import whole_lines
@@ -39,7 +40,6 @@ from fire_lm.sweeps.claims import claimed
 from fire_lm.sweeps.sweep import chosen
 from fire_lm.tasks.metrics import Score, scores_of
 
-FILE = "task_scores.csv"
 # Seconds between looks at a cell that another process answers.
 _EVERY = 10.0
 # Resamples of the examples, for metrics that do not know their own standard error.
