@@ -49,6 +49,22 @@ class LeftOut:
     first: str
 
 
+class _Question:
+    """The answers to a question, each once, in the order of the keys of their rows."""
+
+    def __init__(self, key: str):
+        self.key = key
+        self._by_place: dict[tuple[str, int], str] = {}
+
+    def add(self, row: Row) -> None:
+        self.key = min(self.key, row.key)
+        self._by_place |= {(row.key, place): answer for place, answer in enumerate(row.answers)}
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self._by_place[place] for place in sorted(self._by_place)))
+
+
 class Selection:
     """The rows of a split that are kept, read as often as they are asked for.
 
@@ -61,28 +77,28 @@ class Selection:
         self.name, self._source = name, source
         self.count = self.size = 0
         self.left_out: dict[str, LeftOut] = {}
-        self._answers: dict[str, list[str]] = {}
+        self._questions: dict[str, _Question] = {}
 
     def survey(self) -> None:
         """Count the rows, and collect the answers to each question."""
         for row in self._fit(self.left_out):
-            answers = self._answers.get(row.id)
-            if self.name == "train" or answers is None:
+            if self.name == "train" or row.id not in self._questions:
                 self.count += 1
                 self.size += len(row.inputs) + len(row.targets)
             if self.name != "train":
-                answers = self._answers.setdefault(row.id, [])
-                answers += [answer for answer in row.answers if answer not in answers]
+                question = self._questions.setdefault(row.id, _Question(row.key))
+                question.add(row)
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """Keys and rows: in training all of them, else one of each question, with all answers."""
-        seen: set[str] = set()
+        """Keys and rows: in training all of them, else one of each question, with all answers.
+
+        That is the row whose key is first, in whatever order the rows are read.
+        """
         for row in self._fit({}):
             if self.name == "train":
                 yield row.key, row
-            elif row.id not in seen:
-                seen.add(row.id)
-                yield row.id, dataclasses.replace(row, answers=tuple(self._answers[row.id]))
+            elif row.key == self._questions[row.id].key:
+                yield row.id, dataclasses.replace(row, answers=self._questions[row.id].answers)
 
     def _fit(self, left_out: dict[str, LeftOut]) -> Iterator[Row]:
         """The rows that can be used; the others are counted."""
