@@ -283,7 +283,7 @@ def _preflight(
         return
     command = [
         *(sys.executable, "-m", "fire_lm", "preflight", f"--slice={where.accelerator}"),
-        *(f"--workdir={job.folder}", *(f for f in flags if f.startswith("--gin"))),
+        *(f"--workdir={job.folder}", *(f for f in flags if f.startswith(("--gin", "--import")))),
     ]
     if calls.dry_run:
         print(f"# before that, on this machine\n{shlex.join(command)}")
@@ -349,7 +349,11 @@ def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
 
     config = training_config(cli.parse([verb, *flags]), "")
     if (described := training_root(config)) != verb:
-        raise UserError(f"the gin files describe a {described} run: `python -m tpu {described}`")
+        raise UserError(
+            f"the gin files describe another kind of run: use `python -m tpu {described}`"
+        )
+    if verb == "finetune" and not config.macro("INIT_FROM"):
+        raise UserError("finetune needs --gin.INIT_FROM=gs://.../RUN[@STEP], the run to start from")
     for name, value in config.leaves(training_root(config)).values():
         if "YOUR_BUCKET" in str(value):
             raise UserError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-from fire_lm.data import blocks, exercises, on_the_fly
+from fire_lm.data import blocks, exercises, on_the_fly, suites
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.blocks.manifest import Manifest
 from fire_lm.data.corpora.embedded import CorpusSummary, write_embedded_corpus
@@ -136,6 +136,7 @@ def task_examples_of(data: TextToText, *, split: str, longest: int) -> list[Task
     """
     from fire_lm.data.on_the_fly import evaluation_rows
 
+    _register(data)
     return evaluation_rows.task_examples(data, split=split, longest=longest)
 
 
@@ -187,7 +188,19 @@ def _reader(data: TrainingData) -> ModuleType:
     """The package that reads it: each has the functions above, for its own kind."""
     if isinstance(data, Synthetic):
         return exercises
+    if isinstance(data, TextToText):
+        _register(data)
     return blocks if isinstance(data, Blocks) else on_the_fly
+
+
+def _register(data: TextToText) -> None:
+    """Register the tasks of its folder, if it has one.
+
+    Raises:
+        UserError: its own is not among them.
+    """
+    if data.data_dir and data.name not in suites.register(data.data_dir, data.vocabulary):
+        suites.task_or_mixture(data.name, data.data_dir, data.vocabulary)  # says what is missing
 
 
 def register_task(name: str, data: TextData) -> str:

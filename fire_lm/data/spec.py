@@ -193,6 +193,8 @@ class TextToText:
             SentencePiece model.
         target_length: tokens of the longest target, its end included. What a row has beyond them
             is for the input; an example with a longer target, or an empty one, is skipped.
+        data_dir: the folder in which `fire-lm corpus tasks` wrote the data sets, for the tasks
+            fire_lm:NAME; empty for others.
         truncation: how a longer input is shortened: 'head' keeps its beginning, 'tail' its end,
             'middle' both, half of the tokens each.
         shuffle_buffer: rows that are shuffled together, per shard.
@@ -203,6 +205,7 @@ class TextToText:
     name: str
     target_length: int
     vocabulary: str = "bytes"
+    data_dir: str = ""
     truncation: Truncation = "head"
     shuffle_buffer: int = 1000
     use_cached: bool = False

@@ -15,7 +15,7 @@ _IDLE = (
     *("pretrain.seed", "pretrain.log_every", "finetune.seed", "finetune.log_every"),
     *("Checkpointing.", "Watchdog.", "MeshShape."),
     *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
-    *("TextData.data_dir", "Blocks.path"),
+    *("TextData.data_dir", "TextToText.data_dir", "Blocks.path"),
 )
 
 
