@@ -7,10 +7,11 @@ import argparse
 import jax
 from etils import epath
 
+import fire_lm
 from fire_lm import training
 from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.cli.startup import quiet_libraries
-from fire_lm.config import Config, save
+from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import check_blocks, check_settings, label_in, load_config
 from fire_lm.processes import initialize_distributed
@@ -20,7 +21,7 @@ from fire_lm.runs.resuming import (
     compare_with_source,
     with_kept_lengths,
 )
-from fire_lm.runs.saved import model_of_run, newest_config, ranked
+from fire_lm.runs.saved import model_of_run, newest_config, ranked, save_config
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -74,8 +75,9 @@ def start_run(
         once_held=lambda: check_same_experiment(
             config, arguments.workdir, arguments.allow_config_change
         ),
-        before_first_step=lambda: save(config, arguments.workdir) if speaks else None,
+        before_first_step=lambda: save_config(config, arguments.workdir) if speaks else None,
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
+        since=fire_lm.STARTED,
     )
     if speaks and newest_config(arguments.workdir) is None:  # a finished run lost it
-        save(config, arguments.workdir)
+        save_config(config, arguments.workdir)

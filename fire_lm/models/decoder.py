@@ -154,8 +154,10 @@ class Decoder(nn.Module):
         kernel = choose_implementation(self.attention, tokens_BT.shape[1]) == "tpu"
         if kernel and self.resampling != Resampling():
             name = type(self.resampling).__name__
-            announce(f"{name}: with a bias, attention at positions other than 0, 1, 2, ... is "
-                     "computed in blocks, not by the TPU kernel")  # fmt: skip
+            announce(
+                f"{name}: with a bias, attention at positions other than 0, 1, 2, ... is computed "
+                "in blocks, not by the TPU kernel"
+            )
 
         table_VD = gather_table(self.activation_sharding, self.dtype, table_VD)
         # Looked up in the whole table: the compiler finds no efficient way from a lookup in a

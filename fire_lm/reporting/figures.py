@@ -55,13 +55,16 @@ class Panel:
 
     title: str
     lines: Sequence[Line]
-    nats: bool
-    apart: str = ""
+    apart: str
+
+    @property
+    def nats(self) -> bool:
+        return not self.apart
 
 
 def losses(results: Results, scored: Scored, lines: Sequence[Line], apart: str) -> Picture:
     """Draw Figures 1, 2, 6 and 7 of the FIRE paper: log perplexity against length."""
-    panel = Panel(str(scored), lines, not apart, apart)
+    panel = Panel(str(scored), lines, apart)
     lengths = sorted({length for line in lines for length in line.nats})
     longest = max(lengths)
     at_longest = ", ".join(

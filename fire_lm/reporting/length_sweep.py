@@ -155,7 +155,7 @@ def write_figure(results: Results, path: epath.Path) -> None:
     panels = []
     for scored, lines in loss_lines(results).items():
         apart = differences(rows_of(results, scored), results.texts)
-        panels.append(figures.Panel(str(scored), lines, not apart, apart))
+        panels.append(figures.Panel(str(scored), lines, apart))
     if panels:
         path.write_bytes(figures.losses_png(results, panels))
     else:

@@ -293,15 +293,15 @@ WHOLE = json.dumps(dataclasses.asdict(REPORT))
     [
         ("", "damaged"),
         (WHOLE[:-40], "damaged"),
-        (WHOLE.replace("1234.5", '"fast"'), '"fast" is no float'),
-        (WHOLE.replace("[4.0]", "4.0"), "4.0 is no list"),
-        (WHOLE.replace('"cores": [0, 1]', '"cores": [0, true]'), "true is no int"),
+        (WHOLE.replace("1234.5", '"fast"'), '"fast" is not of type float'),
+        (WHOLE.replace("[4.0]", "4.0"), "4.0 is not of type list"),
+        (WHOLE.replace('"cores": [0, 1]', '"cores": [0, true]'), "true is not of type int"),
         (_without("rows", "0", "forward", "x_nope"), "Cost without x_nope"),
         (_without("machine", "date"), "Machine without date"),
         (_without("machine", "versions", "jax"), "are missing"),
-        (_without("benchmark"), "is not what"),
-        ('{"description": "two blocks", "rows": []}', "is not what"),
-        ("[1, 2]", "is not what"),
+        (_without("benchmark"), "was not written by"),
+        ('{"description": "two blocks", "rows": []}', "was not written by"),
+        ("[1, 2]", "was not written by"),
     ],
 )
 def test_what_is_damaged_or_foreign_is_told(text, told, tmp_path):

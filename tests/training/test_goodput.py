@@ -98,7 +98,6 @@ def test_a_clock_that_jumps_during_a_start_changes_nothing(tmp_path, monkeypatch
     now, wall = [time.monotonic()], [1_000_000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "time", lambda: wall[0])
-    monkeypatch.setattr("fire_lm.STARTED", now[0])
     goodput = Goodput(str(tmp_path), quiet=False)
     goodput.resumed(0)
     for stage in (COMPILE, DEVICES, SAVE):
@@ -116,7 +115,6 @@ def test_a_kill_while_it_compiles_leaves_the_time_before(tmp_path, monkeypatch):
     """And while it still starts, once it is known that there is something to do."""
     now = [time.monotonic()]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr("fire_lm.STARTED", now[0])
     goodput = Goodput(str(tmp_path), quiet=False)
     monkeypatch.setattr(goodput, "_period", math.inf)  # as in a bucket
     now[0] += 3.0
@@ -168,7 +166,6 @@ def test_the_fractions_in_the_metrics(tmp_path, monkeypatch):
     now = [time.monotonic() + 100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "time", lambda: 1300.0)
-    monkeypatch.setattr("fire_lm.STARTED", now[0])
     goodput = Goodput(str(tmp_path), quiet=False)
     goodput.resumed(30)
     goodput.enter(DEVICES)

@@ -1,4 +1,4 @@
-"""The accuracy of answers, by symbol and by whole answer; the benchmark's score; baselines."""
+"""The accuracy of answers by symbol; the benchmark's score; baselines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from fire_lm.errors import UserError
-from fire_lm.tasks.synthetic.exercises import fixed_samples
 from fire_lm.tasks.synthetic.task import Task
 
 # The lengths whose mean is the benchmark's score (Ruoss et al. 2023). Its example omits 41.
@@ -49,14 +48,13 @@ class Tally:
     """Counts over answers, which can be added across batches.
 
     Attributes:
-        sequences, whole: The number of answers, and of those right in every counted symbol.
+        sequences: The number of answers.
         symbols, right: The number of counted symbols, and of those that are right.
         symbols_squared, right_squared, product: The sums over answers of symbols^2, right^2 and
             symbols * right, for the standard error.
     """
 
     sequences: int = 0
-    whole: int = 0
     symbols: int = 0
     right: int = 0
     symbols_squared: int = 0
@@ -71,11 +69,6 @@ class Tally:
     def accuracy(self) -> float:
         """The percentage of counted symbols that are right."""
         return 100 * self.right / self.symbols
-
-    @property
-    def whole_accuracy(self) -> float:
-        """The percentage of answers that are right in every counted symbol."""
-        return 100 * self.whole / self.sequences
 
     @property
     def stderr(self) -> float:
@@ -93,7 +86,6 @@ def tally(task: Task, truth: np.ndarray, given: np.ndarray) -> Tally:
     of_answer, right_of_answer = counts.sum(axis=1), right.sum(axis=1)
     return Tally(
         sequences=len(truth),
-        whole=int(np.sum(right_of_answer == of_answer)),
         symbols=int(of_answer.sum()),
         right=int(right_of_answer.sum()),
         symbols_squared=int(np.sum(of_answer**2)),
@@ -119,15 +111,3 @@ def score(
 def chance(task: Task) -> float:
     """Return the accuracy in percent of random answers, with all symbols equally likely."""
     return 100 / task.answer_symbols
-
-
-def most_frequent(task: Task, length: int, seed: int, sequences: int) -> tuple[int, float]:
-    """Return the best constant answer's symbol and its accuracy in percent on test exercises.
-
-    It is the score of a model that knows how answers look but reads no input.
-    """
-    truth = np.stack([s.answer for s in fixed_samples(task, length, seed, range(sequences))])
-    symbols = truth[task.counted(truth)]
-    counts = np.bincount(symbols, minlength=task.answer_symbols)
-    best = int(np.argmax(counts))
-    return best, 100 * int(counts[best]) / len(symbols)
