@@ -14,7 +14,7 @@ from typing import TypeVar
 from fire_lm.errors import Preempted, RunFailed, UserError
 from tpu.commands import CallFailed, NotFound, Refused
 from tpu.host import DIVERGED, STOPPED
-from tpu.job import EARLIER, Job, Place, Stage, State
+from tpu.job import EARLIER, Backend, Job, Stage, State
 
 _T = TypeVar("_T")
 # The number of consecutive looks at unresponsive hosts after which they count as lost; and the
@@ -42,7 +42,7 @@ class Follower:
     def __init__(
         self,
         job: Job,
-        place: Place,
+        backend: Backend,
         *,
         retries: int,
         progress: Callable[[], str] = lambda: "",
@@ -52,7 +52,7 @@ class Follower:
         detach: bool = False,
         leave: threading.Event | None = None,
     ):
-        self._job, self._place, self._retries = job, place, retries
+        self._job, self._backend, self._retries = job, backend, retries
         self._progress, self._say, self._every = progress, say, every
         self._keep, self._detach = keep, detach
         self._leave = leave or threading.Event()
@@ -105,7 +105,7 @@ class Follower:
     def _look(self) -> State:
         state = None
         while state is None:
-            state = self._patiently("look", lambda: self._place.look(self._job))
+            state = self._patiently("look", lambda: self._backend.look(self._job))
         if state.stage is not Stage.ABSENT:
             self._may_cost = self._may_cost or state is not EARLIER
             self._gone = 0
@@ -185,7 +185,7 @@ class Follower:
         number = self._count(self._created, state)
         before, self._may_cost = self._may_cost, True  # even if the reply is lost
         try:
-            self._place.create(self._job)
+            self._backend.create(self._job)
         except NotFound as error:  # the zone or the project does not exist
             self._may_cost = before
             raise Refused(f"{error}\ncheck --cluster.zone and --cluster.project") from error
@@ -196,13 +196,13 @@ class Follower:
 
     def _give_up_on_slice(self) -> None:
         self._ours = True  # even if the reply is lost
-        self._place.delete(self._job.name)
+        self._backend.delete(self._job.name)
         self._may_cost, self._silent = False, 0
         self._nap()
 
     def _reset(self) -> bool:
         self._ours = True
-        self._place.reset(self._job.name)
+        self._backend.reset(self._job.name)
         return True
 
     def _count(self, number: int, state: State) -> int:
@@ -213,8 +213,8 @@ class Follower:
 
     def _launch(self) -> None:
         try:
-            self._place.setup(self._job.name)
-            self._place.launch(self._job)
+            self._backend.setup(self._job.name)
+            self._backend.launch(self._job)
             self._unstarted = 0
         except RunFailed as error:
             self._unstarted += 1
@@ -233,7 +233,7 @@ class Follower:
                 f"`python -m tpu delete {name}` releases them"
             )
         try:
-            self._say(self._place.tail(name, 20))
+            self._say(self._backend.tail(name, 20))
         except CallFailed as error:
             self._say(f"its last lines could not be read: {error}")
         self._end()
@@ -255,7 +255,7 @@ class Follower:
         self._ours = True
         for _ in range(_FAILED):
             try:
-                outcome = self._place.delete(name)
+                outcome = self._backend.delete(name)
             except CallFailed as error:
                 self._tell(f"trying again to release its TPUs: {error}")
                 self._nap()

@@ -113,14 +113,14 @@ def _pod(job: Job, cluster: ConfigDict, hosts: int) -> dict[str, Any]:
 
 
 class GKE:
-    """The backend for a GKE cluster; see `Place`."""
+    """The backend for a GKE cluster; see `Backend`."""
 
     def __init__(self, cluster: ConfigDict, calls: Calls):
         self._cluster, self._calls = cluster, calls
         self._kubectl = ["kubectl", f"--context={cluster.gke_context}"]
 
     def look(self, job: Job) -> State:
-        """Return the state of a job; see `Place.look`."""
+        """Return the state of a job; see `Backend.look`."""
         try:
             found = self._calls.ask([*self._kubectl, "get", "jobset", job.name, "-o", "json"])
         except NotFound:

@@ -105,7 +105,7 @@ class State:
 EARLIER = State(Stage.DONE, "earlier")
 
 
-class Place(Protocol):
+class Backend(Protocol):
     """A backend that runs jobs, queued resources or a GKE cluster, without any state of its own."""
 
     def look(self, job: Job) -> State:

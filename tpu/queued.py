@@ -49,7 +49,7 @@ _REPORT = (
 
 
 class QueuedResources:
-    """The backend for queued resources; see `Place`."""
+    """The backend for queued resources; see `Backend`."""
 
     def __init__(self, cluster: ConfigDict, caller: Calls):
         self._cluster, self._calls = cluster, caller
@@ -57,7 +57,7 @@ class QueuedResources:
         self._slice = slice_of(cluster)
 
     def look(self, job: Job) -> State:
-        """Return the state of a job; see `Place.look`."""
+        """Return the state of a job; see `Backend.look`."""
         found = self._describe(job.name)
         if self._calls.dry_run:
             self._expected_hosts(job.name)

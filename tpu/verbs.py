@@ -21,7 +21,7 @@ from tpu import grid as grids
 from tpu import image as images
 from tpu.commands import CallFailed, Calls
 from tpu.follow import Follower
-from tpu.job import Job, Place, Stage, check_name
+from tpu.job import Backend, Job, Stage, check_name
 from tpu.local import LocalJobs
 from tpu.queued import QueuedResources
 
@@ -43,7 +43,7 @@ def create(arguments: argparse.Namespace) -> None:
     _only_queued(where, "create")
     name = check_name(arguments.name)
     _before(where, calls)
-    _place(where, calls).create(Job(name, (), cluster.run_directory(where, name)))
+    _backend(where, calls).create(Job(name, (), cluster.run_directory(where, name)))
 
 
 def setup(arguments: argparse.Namespace) -> None:
@@ -51,7 +51,7 @@ def setup(arguments: argparse.Namespace) -> None:
     where, calls = _where(arguments)
     _only_queued(where, "setup")
     where.image = images.tagged(where)
-    _place(where, calls).setup(check_name(arguments.name))
+    _backend(where, calls).setup(check_name(arguments.name))
 
 
 def _only_queued(where: ConfigDict, verb: str) -> None:
@@ -236,17 +236,17 @@ def _prepared(
     """
     where = where.copy_and_resolve_references()
     where.image = images.tagged(where)
-    place = _place(where, calls)
+    backend = _backend(where, calls)
     if preflight_flags is not None and not arguments.no_preflight:
-        _preflight(place, job, where, preflight_flags, calls, leave)
+        _preflight(backend, job, where, preflight_flags, calls, leave)
     _before(where, calls)
     images.check(where.image, where, calls)
     if calls.dry_run:
-        _print_life(place, job, getattr(arguments, "keep", False))
+        _print_life(backend, job, getattr(arguments, "keep", False))
         return None
     return Follower(
         job,
-        place,
+        backend,
         retries=where.retries,
         progress=lambda: bucket.progress(workdir, calls) if workdir else "",
         every=60.0 if arguments.every is None else arguments.every,
@@ -256,22 +256,22 @@ def _prepared(
     )
 
 
-def _print_life(place: Place, job: Job, keep: bool) -> None:
+def _print_life(backend: Backend, job: Job, keep: bool) -> None:
     """Print the calls of a job's lifetime if nothing goes wrong."""
     print("\n# request the TPUs")
-    place.create(job)
+    backend.create(job)
     print("\n# check repeatedly")
-    place.look(job)
+    backend.look(job)
     print("\n# when they are ready")
-    place.setup(job.name)
-    place.launch(job)
+    backend.setup(job.name)
+    backend.launch(job)
     if not keep:
         print("\n# when the job has ended")
-        place.delete(job.name)
+        backend.delete(job.name)
 
 
 def _preflight(
-    place: Place,
+    backend: Backend,
     job: Job,
     where: ConfigDict,
     flags: Sequence[str],
@@ -285,7 +285,7 @@ def _preflight(
       RunFailed: The job would not work on this slice.
     """
     starts = (Stage.ABSENT, Stage.READY, Stage.FAILED)
-    if not calls.dry_run and place.look(job).stage not in starts:
+    if not calls.dry_run and backend.look(job).stage not in starts:
         return
     command = [
         *(sys.executable, "-m", "fire_lm", "preflight", f"--slice={where.accelerator}"),
@@ -366,15 +366,15 @@ def check_experiment(flags: Sequence[str]) -> Config:
 def status(arguments: argparse.Namespace) -> None:
     """Print the resources in the project and zone, and each host of NAME."""
     where, calls = _where(arguments)
-    place = _place(where, calls)
-    rows = place.listing()
+    backend = _backend(where, calls)
+    rows = backend.listing()
     if calls.dry_run:
         if arguments.name:
-            place.hosts(check_name(arguments.name))
+            backend.hosts(check_name(arguments.name))
         return
     tables.show(rows, where, lambda folder: bucket.progress(folder, calls))
     if arguments.name:
-        for line in place.hosts(check_name(arguments.name)):
+        for line in backend.hosts(check_name(arguments.name)):
             print(line)
 
 
@@ -382,14 +382,14 @@ def logs(arguments: argparse.Namespace) -> None:
     """Print the output of a job on one host."""
     where, calls = _where(arguments)
     name = check_name(arguments.name)
-    _place(where, calls).logs(name, arguments.host, arguments.lines, arguments.follow)
+    _backend(where, calls).logs(name, arguments.host, arguments.lines, arguments.follow)
 
 
 def stop(arguments: argparse.Namespace) -> None:
     """End a job after it has saved, and keep its TPUs."""
     where, calls = _where(arguments)
     name = check_name(arguments.name)
-    _place(where, calls).stop(name)
+    _backend(where, calls).stop(name)
     if not calls.dry_run:
         print(
             f"{name} is saving and will end; `python -m tpu delete {name}` then releases its TPUs"
@@ -400,7 +400,7 @@ def delete(arguments: argparse.Namespace) -> None:
     """End a job and release its TPUs."""
     where, calls = _where(arguments)
     name = check_name(arguments.name)
-    outcome = _place(where, calls).delete(name)
+    outcome = _backend(where, calls).delete(name)
     if not calls.dry_run:
         print(f"{name}: {outcome}")
 
@@ -412,7 +412,7 @@ def _where(arguments: argparse.Namespace) -> tuple[ConfigDict, Calls]:
     return where, Calls(arguments.dry_run)
 
 
-def _place(where: ConfigDict, calls: Calls) -> Place:
+def _backend(where: ConfigDict, calls: Calls) -> Backend:
     return (gke.GKE if where.gke_context else QueuedResources)(where, calls)
 
 

@@ -18,7 +18,7 @@ SEVERAL = "several runs need --output=DIR, the folder for their table and figure
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class RunSteps:
     """The checkpoints of a run that are to be scored.
 
     Attributes:
@@ -40,7 +40,7 @@ class NotYet(UserError):
         self.folder = folder
 
 
-def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[Wanted], list[epath.Path]]:
+def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[RunSteps], list[epath.Path]]:
     """Return the runs, each with the requested checkpoints, and the folders that were named.
 
     A name is a run directory (its newest checkpoint), `RUN@STEP`, `RUN@STEP,STEP`, `RUN@all`, or a
@@ -51,7 +51,7 @@ def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[Wanted], l
       NotYet: A run does not exist.
       UserError: The runs cannot be shown in one table.
     """
-    runs: list[Wanted] = []
+    runs: list[RunSteps] = []
     folders = []
     for name in named:
         # Only a name with an @ is ambiguous.
@@ -70,7 +70,7 @@ def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[Wanted], l
         for run in set(inside) - set(ready) if begun else ():
             print(f"{run} has no checkpoint yet: skipped")
         every = every or not (begun or steps)
-        runs += [Wanted(run, steps, every) for run in (ready if begun else inside)]
+        runs += [RunSteps(run, steps, every) for run in (ready if begun else inside)]
     paths = {run.workdir for run in runs}
     if len({path.name for path in paths}) < len(paths):
         raise UserError(SAME_NAME)

@@ -15,7 +15,7 @@ from fire_lm.results import read_own
 from fire_lm.runs.find import (
     SAME_NAME,
     NotYet,
-    Wanted,
+    RunSteps,
     find_runs,
     folder_of_all,
 )
@@ -35,7 +35,7 @@ class Survey:
 
     def __init__(self, arguments: argparse.Namespace):
         self._arguments = arguments
-        self._runs: dict[str, Wanted] = {}
+        self._runs: dict[str, RunSteps] = {}
         self._seen: set[tuple[str, int]] = set()
         self._left: set[tuple[str, int]] = set()
         self._failures: dict[tuple[str, int], list[str]] = {}
@@ -90,7 +90,7 @@ class Survey:
         top = folder_of_all(self._arguments.output, workdirs, named)
         return due, str(top), over
 
-    def _steps(self, run: Wanted) -> list[int]:
+    def _steps(self, run: RunSteps) -> list[int]:
         """Return the checkpoints left to score, and report those that have disappeared."""
         name, there = str(run.workdir), available_steps(run.workdir)
         wanted = {(name, step) for step in there if not run.steps or step in run.steps}
@@ -104,7 +104,7 @@ class Survey:
         self._seen |= wanted
         return sorted(step for _, step in wanted - self._left)
 
-    def _has_ended(self, run: Wanted) -> bool:
+    def _has_ended(self, run: RunSteps) -> bool:
         name, there = str(run.workdir), available_steps(run.workdir)
         last = saved_config(run.workdir).macro("TRAIN_STEPS")
         assert isinstance(last, int)

@@ -214,7 +214,7 @@ def test_each_backend_has_its_measure(backend, clock, dtype, tokens, processor, 
     """An accelerator computes while the process waits: its clock is the wall's."""
     device = SimpleNamespace(platform=backend, device_kind="NVIDIA H200")
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    setting = model.setting_for("tiny", None, "best")
+    setting = model.workload_for("tiny", None, "best")
     assert (setting.dtype, setting.tokens_per_batch) == (dtype, tokens)
     assert setting.mesh.size == 1
     monkeypatch.setattr(jax, "devices", lambda: [device])
@@ -224,7 +224,7 @@ def test_each_backend_has_its_measure(backend, clock, dtype, tokens, processor, 
 
 
 def test_the_protocol_of_the_paper_is_the_mean_on_all_devices():
-    setting = model.setting_for("tiny", 64, "paper")
+    setting = model.workload_for("tiny", 64, "paper")
     assert setting.mesh.size == jax.local_device_count() > 1
     assert setting.tokens_per_batch == 64 * setting.mesh.size
     own, nope = rounds.Times(cpu_s=[3.0, 6.0], wall_s=[3.0, 9.0]), rounds.Times([2.0, 4.0], [2, 4])
@@ -245,7 +245,7 @@ def test_a_file_of_before_has_one_device(tmp_path):
 
 
 def test_encodings_share_all_but_their_own():
-    setting = model.setting_for("tiny", 64, "best")
+    setting = model.workload_for("tiny", 64, "best")
     states = States(AdamW().build(1000), setting.mesh)
     for name in ("nope", "learned"):
         states.add(name, model.decoder(name, setting))

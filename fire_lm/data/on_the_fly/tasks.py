@@ -37,7 +37,8 @@ def check(data: ReadBySeqio, *, length: int, split: str) -> int:
     """Check that the text can be read.
 
     Returns:
-        The number of documents in the split, or 0 if the metadata does not contain it.
+        The number of documents in the split, summed over the parts of a mixture; 0 if it is
+        unknown, as for a `SeqioTask`.
 
     Raises:
         UserError: The text cannot be read; the message says why and how to fix it.
