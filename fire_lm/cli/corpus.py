@@ -126,7 +126,7 @@ def check(arguments: argparse.Namespace) -> None:
     lengths = sorted(set(arguments.lengths))
     if not lengths or lengths[0] < 2 or any(lengths[-1] % length for length in lengths):
         raise UserError(
-            f"--lengths {lengths}: a sweep needs lengths of 2 or more that divide the longest"
+            f"--lengths {lengths}: corpus check needs lengths of 2 or more that divide the longest"
         )
     picture = epath.Path(arguments.output)
     make_place(picture)
