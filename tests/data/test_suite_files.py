@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -111,9 +112,19 @@ def test_files_that_cannot_be_used(source, tmp_path, files, told):
     assert str(error.value).count("\n") <= 1 and not (tmp_path / "data").exists()
 
 
-def test_a_zip_file_that_was_not_downloaded(tmp_path):
+def test_zip_files_that_are_damaged(source, tmp_path):
     (tmp_path / "qasper.zip").write_bytes(b"version https://git-lfs")
     with pytest.raises(RunFailed, match="qasper.zip is no whole zip file"):
+        write(QASPER, tmp_path, tmp_path / "data")
+    with zipfile.ZipFile(tmp_path / "qasper.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in (source / "qasper").iterdir():
+            archive.write(file, f"qasper/{file.name}")
+    content = bytearray((tmp_path / "qasper.zip").read_bytes())
+    content[200:260] = bytes(60)
+    (tmp_path / "qasper.zip").write_bytes(content)
+    with pytest.raises(
+        RunFailed, match=r"qasper.zip/qasper/\w+.jsonl line \d+: the file is damaged"
+    ):
         write(QASPER, tmp_path, tmp_path / "data")
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
@@ -57,10 +58,10 @@ def find(official: Official, source: str) -> Found | None:
             raise UserError(f"there is no {source} to read data sets from: --source=FOLDER")
         if top.name in (official.folder, f"{official.folder}.zip"):  # the data set itself
             top = top.parent
-        if (folder := top / official.folder).is_dir() and (found := _in_folder(official, folder)):
+        if (folder := top / official.folder).is_dir() and (found := _in_folder(folder)):
             return found
         if (archive := top / f"{official.folder}.zip").exists():
-            return _in_zip(official, archive)
+            return _in_zip(archive)
         return _of_tfds(official, str(top))
     except (OSError, tf.errors.OpError) as error:
         raise UserError(f"Cannot read {source}: {first_line(error)}") from error
@@ -73,7 +74,7 @@ def wanted(official: Official) -> str:
     )
 
 
-def _in_folder(official: Official, folder: epath.Path) -> Found | None:
+def _in_folder(folder: epath.Path) -> Found | None:
     files = {
         split: file
         for split, names in SPLIT_FILES.items()
@@ -86,7 +87,7 @@ def _in_folder(official: Official, folder: epath.Path) -> Found | None:
             with file.open("rb") as stream:
                 yield stream
 
-        return lambda: _json_lines(official, f"{folder.name}/{file.name}", opened)
+        return lambda: _json_lines(f"{folder.name}/{file.name}", opened)
 
     if not files:
         return None
@@ -99,7 +100,7 @@ def _size_and_time(file: epath.Path) -> tuple[int, int]:
     return found.length, int(found.mtime or 0)
 
 
-def _in_zip(official: Official, path: epath.Path) -> Found:
+def _in_zip(path: epath.Path) -> Found:
     try:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             checksums = {member.filename: member.CRC for member in archive.infolist()}
@@ -118,7 +119,7 @@ def _in_zip(official: Official, path: epath.Path) -> Found:
                 with archive.open(member) as inside:
                     yield inside
 
-        return lambda: _json_lines(official, f"{path.name}/{member}", opened)
+        return lambda: _json_lines(f"{path.name}/{member}", opened)
 
     identity = [[member, checksums[member]] for member in members.values()]
     return Found(str(path), identity, {split: reader(member) for split, member in members.items()})
@@ -131,9 +132,7 @@ def _is_member(path: str, name: str) -> bool:
 
 
 def _json_lines(
-    official: Official,
-    name: str,
-    opened: Callable[[], contextlib.AbstractContextManager[IO[bytes]]],
+    name: str, opened: Callable[[], contextlib.AbstractContextManager[IO[bytes]]]
 ) -> Iterator[tuple[str, Record]]:
     """
     Raises:
@@ -147,7 +146,7 @@ def _json_lines(
                     yield f"{name} line {number}", _object(line)
     except (ValueError, RecursionError) as error:
         raise RunFailed(f"{name} line {number} is no JSON object: {first_line(error)}") from error
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         told = first_line(error)
         raise RunFailed(f"{name} line {number + 1}: the file is damaged ({told})") from error
 

@@ -6,6 +6,7 @@ target. What the metrics score by are the example's `answers`.
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -43,11 +44,12 @@ def label_in_group(text: str, example: Example | None = None, is_target: bool = 
 
 
 def similarity(text: str, example: Example | None = None, is_target: bool = False) -> float:
-    """A number; -1 of what is none, as in T5."""
+    """A number; -1 of what is none, as in T5, or is not finite."""
     try:
-        return float(label(text, example, is_target))
+        value = float(label(text, example, is_target))
     except ValueError:
         return -1.0
+    return value if math.isfinite(value) else -1.0
 
 
 def referent(text: str, example: Example | None = None, is_target: bool = False) -> str:
