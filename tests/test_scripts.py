@@ -118,7 +118,7 @@ def test_a_foreign_environment_is_refused_untouched(tree):
     (tree.root / ".venv").mkdir()
     (tree.root / ".venv" / "pyvenv.cfg").write_text("theirs")
     code, output, asked = tree.bootstrap()
-    assert (code, asked) == (2, []) and "did not make it" in output
+    assert (code, asked) == (2, []) and "did not create it" in output
     assert [path.name for path in (tree.root / ".venv").iterdir()] == ["pyvenv.cfg"]
 
 
