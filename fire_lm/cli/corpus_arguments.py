@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fire_lm.cli.argument_types import Parser, names, number, numbers, split_rule
+from fire_lm.cli.argument_types import Parser, names, number, numbers, seed, split_rule
 
 
 def add_corpus(corpus: Parser, debug: Parser) -> None:
@@ -93,6 +93,25 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
         default="corpus_check.png",
         help="figure of the document lengths (default: %(default)s)",
     )
+
+    add_tasks(parts.add_parser("tasks", parents=[debug], help="data sets of downstream tasks"))
+
+
+def add_tasks(tasks: Parser) -> None:
+    """Official data sets of a suite, or exercises that a seed makes, as TFDS."""
+    tasks.add_argument("--suite", required=True, help="scrolls, glue_super_glue, long_eval, ...")
+    tasks.add_argument("--data_dir", required=True, help="TFDS data directory to write")
+    tasks.add_argument("--source", metavar="FOLDER", help="of JSON lines, zip files, or TFDS")
+    tasks.add_argument("--tasks", type=names, default=[], metavar="A,B", help="all of the suite")
+    tasks.add_argument(
+        "--sizes", type=numbers, metavar="A,B", help="of generated tests (the benchmark's)"
+    )
+    tasks.add_argument(
+        "--train_size", type=number, help="the largest in training (the smallest of --sizes)"
+    )
+    tasks.add_argument("--rows", type=number, help="generated for training (10000)")
+    tasks.add_argument("--examples", type=number, help="generated for each size (50)")
+    tasks.add_argument("--seed", type=seed, help="of what is generated (0)")
 
 
 def add_beam(verb: Parser) -> None:

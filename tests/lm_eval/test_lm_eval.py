@@ -133,7 +133,7 @@ def write_tasks(folder: Path) -> tuple[str, ...]:
         "test_split": "test",
         "doc_to_text": "{{q}}",
     }
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         "choice": {
             "output_type": "multiple_choice",
             "doc_to_choice": "{{choices}}",

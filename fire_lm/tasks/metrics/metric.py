@@ -1,0 +1,146 @@
+"""The interface of metrics: a value that is a function of means, with its uncertainty.
+
+A metric is a metric function of seqio, `(targets, predictions) -> {name: value}`. What it adds is
+what it is a mean of, so that the standard error needs no second definition.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fire_lm.errors import RunFailed, UserError, first_line
+from fire_lm.tasks.metrics.uncertainty import interval, jackknife
+
+MetricFn = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """The value of a metric on a set of examples.
+
+    Attributes:
+        value: in percent, for all metrics of this package.
+        stderr: its standard error; nan where that is not known.
+        low, high: a 95 % interval; nan where that is not known.
+        examples: the number of examples.
+    """
+
+    value: float
+    stderr: float
+    low: float
+    high: float
+    examples: int
+
+
+class Metric(abc.ABC):
+    """A metric whose values depend on the means of a few numbers over units.
+
+    A unit is an example, or a group of examples that are scored together.
+
+    Attributes:
+        names: of the values, the primary one first.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+
+    @abc.abstractmethod
+    def units(self, targets: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
+        """float64 [units, numbers]: what the values are computed from."""
+
+    def combine(self, means: np.ndarray) -> np.ndarray:
+        """Values, as fractions of 1, float64 [..., names], of means, float64 [..., numbers]."""
+        return means
+
+    def __call__(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+        values = 100 * self.combine(self._checked(targets, predictions).mean(axis=0))
+        return {name: float(value) for name, value in zip(self.names, values, strict=True)}
+
+    def scores(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, Score]:
+        """The values with their standard errors (jackknife) and intervals (bootstrap)."""
+        units = self._checked(targets, predictions)
+        values = self.combine(units.mean(axis=0))
+        stderrs = jackknife(units, self.combine)
+        lows, highs = interval(units, self.combine)
+        table = 100 * np.stack([values, stderrs, lows, highs], axis=1)
+        return {
+            name: Score(value, stderr, low, high, len(targets))
+            for name, (value, stderr, low, high) in zip(self.names, table.tolist(), strict=True)
+        }
+
+    def _checked(self, targets: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
+        if len(targets) == 0:
+            raise UserError("there is no example to score")
+        if len(targets) != len(predictions):
+            raise UserError(f"{len(predictions)} predictions for {len(targets)} examples")
+        return np.asarray(self.units(targets, predictions), np.float64)
+
+
+def scores_of(
+    metric_fn: MetricFn,
+    targets: Sequence[Any],
+    predictions: Sequence[Any],
+    ids: Sequence[str],
+) -> tuple[dict[str, Score], dict[str, str]]:
+    """The scores of any metric function, and the examples on which it fails, with the reason.
+
+    A function that raises is asked about each example alone; those on which it raises are left out.
+
+    Args:
+        ids: of the examples.
+
+    Raises:
+        UserError: the examples have no references. RunFailed: the function fails on all examples,
+            or on none alone and on all of them together.
+    """
+    try:
+        return _scores(metric_fn, targets, predictions), {}
+    except UserError:
+        raise
+    except Exception as error:
+        whole = error
+    failures: dict[int, str] = {}
+    for index in range(len(targets)):
+        try:
+            metric_fn(targets[index : index + 1], predictions[index : index + 1])
+        except Exception as error:
+            failures[index] = first_line(error)
+    kept = [index for index in range(len(targets)) if index not in failures]
+    name = getattr(metric_fn, "__name__", type(metric_fn).__name__)
+    if not failures or not kept:
+        where = "any example" if not kept else "all examples together"
+        raise RunFailed(f"the metric {name} fails on {where}: {first_line(whole)}") from whole
+    rest = [targets[index] for index in kept], [predictions[index] for index in kept]
+    return _scores(metric_fn, *rest), {ids[index]: why for index, why in failures.items()}
+
+
+def _scores(
+    metric_fn: MetricFn, targets: Sequence[Any], predictions: Sequence[Any]
+) -> dict[str, Score]:
+    if isinstance(metric_fn, Metric):
+        return metric_fn.scores(targets, predictions)
+    return {
+        name: Score(float(value), math.nan, math.nan, math.nan, len(targets))
+        for name, value in metric_fn(targets, predictions).items()
+    }
+
+
+def average(scores: Sequence[Score]) -> Score:
+    """The unweighted mean of the scores of different data sets.
+
+    Its interval is the normal one: the data sets are independent.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not scores:
+        raise UserError("there is no score to average")
+    value = math.fsum(score.value for score in scores) / len(scores)
+    stderr = math.sqrt(math.fsum(score.stderr**2 for score in scores)) / len(scores)
+    examples = sum(score.examples for score in scores)
+    return Score(value, stderr, value - 1.96 * stderr, value + 1.96 * stderr, examples)

@@ -1,0 +1,111 @@
+"""Rows of text-to-text tasks, and how the fields of official records become them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# An object of a JSON line, or an example of TFDS with its text decoded.
+Record = Mapping[str, Any]
+
+
+class BadRecord(ValueError):
+    """A record of another form than its data set has: a field is missing or of another type."""
+
+
+class Unfit(ValueError):
+    """A record of the right form that cannot be used; the message is the reason, for counting."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A text and its answer.
+
+    Attributes:
+        key: no other row of the split has it.
+        id: of the question; rows that differ in their answer alone share it.
+        inputs: what the model reads.
+        targets: an answer that scores 100; '' where none is known.
+        answers: what predictions are scored by, usually all right answers; () where none is known.
+        choices: all answers that there could be, to be ranked; () where the answer is free.
+        group: of the rows that are scored together; the id where a row is scored alone.
+    """
+
+    key: str
+    id: str
+    inputs: str
+    targets: str
+    answers: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.group:
+            object.__setattr__(self, "group", self.id)
+
+
+def text(record: Record, field: str) -> str:
+    """
+    Raises:
+        BadRecord: there is no such field, or it is no string.
+    """
+    value = _field(record, field)
+    if not isinstance(value, str):
+        raise BadRecord(f"the field {field!r} is {_kind(value)}, not a string")
+    return value
+
+
+def number(record: Record, field: str) -> int:
+    """
+    Raises:
+        BadRecord: there is no such field, or it is no whole number.
+    """
+    value = _field(record, field)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadRecord(f"the field {field!r} is {_kind(value)}, not a whole number")
+    return value
+
+
+def texts(record: Record, field: str) -> tuple[str, ...]:
+    """
+    Raises:
+        BadRecord: there is no such field, or it is no list of strings.
+    """
+    value = _field(record, field)
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise BadRecord(f"the field {field!r} is {_kind(value)}, not a list of strings")
+    return tuple(value)
+
+
+def child(record: Record, field: str) -> Record:
+    """
+    Raises:
+        BadRecord: there is no such field, or it is no object.
+    """
+    value = _field(record, field)
+    if not isinstance(value, Mapping):
+        raise BadRecord(f"the field {field!r} is {_kind(value)}, not an object")
+    return value
+
+
+def children(record: Record, field: str) -> Sequence[Record]:
+    """
+    Raises:
+        BadRecord: there is no such field, or it is no list of objects.
+    """
+    value = _field(record, field)
+    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        raise BadRecord(f"the field {field!r} is {_kind(value)}, not a list of objects")
+    return value
+
+
+def _field(record: Record, field: str) -> Any:
+    if field not in record:
+        found = ", ".join(map(repr, list(record)[:8])) or "none"
+        raise BadRecord(f"there is no field {field!r}, only {found}")
+    return record[field]
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else f"of type {type(value).__name__}"
