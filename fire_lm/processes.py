@@ -99,7 +99,7 @@ def by_first(work: Callable[[], _Json]) -> _Json:
 
 @contextlib.contextmanager
 def failing_together() -> Iterator[None]:
-    """Raise an expected error that any process meets in the block on every process.
+    """Raise on every process an expected error that any process meets in the block.
 
     All processes must enter the block together.
     """

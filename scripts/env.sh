@@ -187,16 +187,36 @@ bootstrap_beam() {  # .venv/beam: the lock and the extra `cache`, whose packages
   touch "$VENV/.whole"
 }
 
-bootstrap_interop() {  # .venv/interop: the lock, torch, transformers and the lm-evaluation-harness
-  local python="$VENV/bin/python" VENV="$VENV/interop"
-  if [ -f "$VENV/.whole" ]; then return; fi
-  phase "creating an environment for torch" make_environment "$python"
-  phase "installing requirements.lock into it" install_lock "$ROOT/requirements.lock"
-  # The versions with which the documented numbers were measured.
-  phase "installing torch, transformers and lm-eval into it" install torch==2.15.0 \
-    transformers==5.24.0 accelerate==1.15.0 tokenizers lm-eval==0.4.13
-  phase "installing fire_lm into it" install --no-deps --no-build-isolation -e "$ROOT"
-  touch "$VENV/.whole"
+bootstrap_interop() {  # .venv/interop: torch, transformers and lm-eval, on top of the packages in .venv
+  local base="$VENV" VENV="$VENV/interop" have="" want extras packages
+  extras=$("$base/bin/python" -c '
+import sys, tomllib
+with open(sys.argv[1], "rb") as file:
+    extras = tomllib.load(file)["project"]["optional-dependencies"]
+print(*extras["hf"], *extras["lm-eval"])' "$ROOT/pyproject.toml")
+  # The versions with which the documented numbers were measured. Some indexes have a CPU build of
+  # torch 2.13.0 (200 MB); others have only the CUDA build, which takes several GB.
+  # shellcheck disable=SC2206  # the extras are words
+  packages=(torch==2.13.0 transformers==5.24.0 accelerate==1.15.0 $extras)
+  want="$(cat "$base/.fire_lm_stamp") ${packages[*]}"
+  if [ -f "$VENV/.whole" ]; then have=$(cat "$VENV/.whole"); fi
+  if [ "$have" = "$want" ]; then return; fi
+  (install_interop "$base" "${packages[@]}") ||
+    fail 3 "The environment for torch, transformers and lm-eval could not be installed (see above)."
+  echo "$want" >"$VENV/.whole"
+  say "  .venv/interop is ready ($(du -sh "$VENV" | cut -f1))"
+}
+
+install_interop() {  # BASE PACKAGES...
+  local base=$1 site
+  shift
+  rm -rf "$VENV"
+  phase "creating an environment for torch over .venv" make_environment "$base/bin/python"
+  site=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  echo "import site; site.addsitedir('$base${site#"$VENV"}')" >"$site/over_venv.pth"
+  # The lock serves as constraints, so that the locked versions do not change.
+  sed -n 's/ *\\$//; /^[A-Za-z0-9].*==/p' "$ROOT/requirements.lock" >"$VENV/constraints.txt"
+  phase "installing $*" install --constraint "$VENV/constraints.txt" "$@"
 }
 
 bootstrap_docs() {  # .venv-docs: docs/requirements.lock and nothing else; MkDocs needs neither JAX nor TensorFlow

@@ -20,8 +20,8 @@ TRAINED = 16
 def configured(name: str, *more: str, dtype: str = "float32") -> Decoder:
     """The decoder that configs/positions/NAME.gin gives, small; `more` are files or bindings."""
     files = ["runs/quickstart", f"positions/{name}", *(f for f in more if "=" not in f)]
-    bindings = [b for b in more if "=" in b]
-    bindings += ["Learned.max_length = 64"] if name == "learned" else []
+    bindings = ["Learned.max_length = 64"] if name == "learned" else []
+    bindings += [b for b in more if "=" in b]
     config = load_config([str(CONFIGS / f"{file}.gin") for file in files], bindings)
     changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": TRAINED}
     return config.call_scoped(Scoped((), "build_decoder"), **changed, dtype=dtype)

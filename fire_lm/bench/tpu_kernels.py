@@ -64,7 +64,7 @@ def compare(compiler: Compiler) -> Iterator[tuple[str, str]]:
     for batch, length in SHAPES:
         label = f"B={batch} n={length}"
         nope = compiler.count(NoPE, Shape(batch, length), None)
-        yield f"NoPE, {label}, bundles a tile and sequence", _both(_per_tile(nope, batch, length))
+        yield f"NoPE, {label}, bundles per tile and sequence", _both(_per_tile(nope, batch, length))
         for name, params in (
             ("FIRE at initialisation", initial_fire()),
             (f"FIRE, L = {TRAINED_L:.0f}, most kinks of {DRAWS} draws", trained_like_fire()),
@@ -76,7 +76,7 @@ def compare(compiler: Compiler) -> Iterator[tuple[str, str]]:
         if (batch, length) == SHAPES[0]:
             stock = compiler.stock(length)
             ours = _per_tile(nope, batch, length)
-            yield "JAX's flash attention, bundles a tile", _both(stock)
+            yield "JAX's flash attention, bundles per tile", _both(stock)
             yield "NoPE / JAX's flash attention", _ratio(ours, stock)
     for length in MEMORY_LENGTHS:
         nope_bytes = compiler.temp_bytes(NoPE, Shape(1, length))

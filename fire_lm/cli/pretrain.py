@@ -59,7 +59,11 @@ def run(arguments: argparse.Namespace) -> None:
 def start_run(
     config: Config, arguments: argparse.Namespace, speaks: bool, kept: bool = False
 ) -> None:
-    """Start the run; `kept` states whether `config` has lengths of the model that it continues."""
+    """Start or resume the run.
+
+    Args:
+      kept: Whether `config` has taken lengths from the model that INIT_FROM names.
+    """
     check_not_imported(arguments.workdir)
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
@@ -79,5 +83,5 @@ def start_run(
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
         since=fire_lm.STARTED,
     )
-    if speaks and newest_config(arguments.workdir) is None:  # that of a finished run, moved away
+    if speaks and newest_config(arguments.workdir) is None:  # a finished run lost it
         save_config(config, arguments.workdir)

@@ -114,8 +114,11 @@ def load_hub(name: str) -> HubVocabulary:
         end = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token or "")
     if end is None:
         raise UserError(f"vocabulary {name}: config.json has no eos_token_id to end documents with")
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    return HubVocabulary(tokenizer, end, tokenizer.token_to_id(unknown) if unknown else None)
+    model = tokenizer_json["model"]  # unigram models name the unknown piece by its id
+    unknown = model.get("unk_id")
+    if unknown is None and model.get("unk_token"):
+        unknown = tokenizer.token_to_id(model["unk_token"])
+    return HubVocabulary(tokenizer, end, unknown)
 
 
 def read_tokenizer(name: str) -> dict[str, Any]:

@@ -239,7 +239,8 @@ class TrainIterator(Protocol):
 
     Attributes:
         shared_state: Whether the position is the same on all shards.
-        skipped: The number of documents skipped so far as empty, undecodable or huge.
+        skipped: The number of documents skipped since the previous batch as empty, undecodable or
+            huge.
         on_rows: Called with the rows read and the rows to read before the first batch.
     """
 

@@ -15,7 +15,7 @@ from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
 from fire_lm.tasks import synthetic
 
-# The experiments by their names in gin, which are the names of former functions.
+# The experiments by their names in gin.
 EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "pretrain": training.Pretraining,
     "length_sweep": evaluation.LengthSweep,

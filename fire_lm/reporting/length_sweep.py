@@ -106,7 +106,7 @@ def loss_table(lines: Sequence[Line], nats: bool) -> Table:
         if values:
             best.add((min(values, key=lambda i: values[i]), column))  # noqa: B023
     unit = "Nats per token (log perplexity)" if nats else "Bits per byte"
-    number = "; in parentheses how many" if len(counts) > 1 else ""
+    number = "; the number of seeds in parentheses" if len(counts) > 1 else ""
     caption = f"{unit}, mean ± {figures.spread_of(lines)}{number}."
     return Table(caption, ["", *length_heads(lines, lengths)], rows, frozenset(best))
 

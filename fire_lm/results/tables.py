@@ -26,6 +26,7 @@ class Keyed:
 
     @property
     def key(self) -> tuple[str | int, ...]:
+        """The values that identify the row."""
         last = _columns(type(self)).index(self.last_of_key)
         return dataclasses.astuple(self)[: last + 1]
 
@@ -34,8 +35,8 @@ class Keyed:
 class PositionLoss(Keyed):
     """The mean loss of the tokens in a range of positions, each predicted from all earlier ones.
 
-    The fields up to `construction` mean the same as in `SweepRow`. The bins of one sweep have
-    one key, because they are computed together.
+    The fields up to `construction` mean the same as in `SweepRow`. The bins of one sweep, which are
+    computed together, share one key.
 
     Attributes:
       length: The number of tokens in a sequence.

@@ -19,7 +19,7 @@ from fire_lm.config.bindings import Scoped
 from fire_lm.config.syntax import Key, Macro
 
 MODEL = "build_decoder"
-_TOLD = Key((), MODEL, "train_length")
+_LENGTH = Key((), MODEL, "train_length")
 _FOLLOWS = Macro("TRAIN_LENGTH")  # as configs/base.gin binds it
 
 
@@ -34,9 +34,11 @@ def open_lengths(config: Config) -> list[Key]:
         bound = bindings.bound(at)
         fields = getattr(bindings.configurables[at.name], "length_fields", ())
         found += [at.key(field) for field in fields if field not in bound]
-    told = bindings.bound(Scoped((), MODEL)).get(_TOLD.parameter)
-    if told is None or (told.node == _FOLLOWS and not told.from_command_line):
-        found.append(_TOLD)
+    bound_length = bindings.bound(Scoped((), MODEL)).get(_LENGTH.parameter)
+    if bound_length is None or (
+        bound_length.node == _FOLLOWS and not bound_length.from_command_line
+    ):
+        found.append(_LENGTH)
     return found
 
 

@@ -66,8 +66,8 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
             )
         if key in found:
             raise UserError(
-                f"{name}, line {number}: line {found[key].number} already has the id "
-                f"{key!r}: make ids unique"
+                f"{name}, line {number}: line {found[key].number} already has the id {key!r}: "
+                "make ids unique"
             )
         found[key] = Prompt(key, text, number)
     if not found:

@@ -20,8 +20,8 @@ from fire_lm.storage import children, create_text, make_folder, place
 def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
     """Write config.gin, or the first free of config_1.gin, config_2.gin, ...; return its path.
 
-    The folder is made if it is absent. No file is ever overwritten, and a crash leaves no
-    half-written one. In a job of many processes only one may call this.
+    The folder is created if it is absent. No file is ever overwritten, and a crash leaves no
+    incomplete one. Only one process of a job may call this.
     """
     folder = place(workdir)
     try:
@@ -30,7 +30,7 @@ def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
         return next(folder / name for name in names if create_text(folder / name, config.text()))
     except OSError as error:
         reason = first_line(error)
-        raise UserError(f"{workdir}: cannot write the configuration there: {reason}") from None
+        raise UserError(f"cannot write the configuration in {workdir}: {reason}") from None
 
 
 def newest_config(

@@ -26,7 +26,7 @@ from fire_lm.results.metrics_log import whole_lines
 START, COMPILE = "starting", "compiling"
 DATA, DEVICES, SAVE = "waiting for data", "waiting for the devices", "saving"
 STEPS = (DATA, DEVICES, SAVE)
-LOST, STOPPED = "steps done again", "stopped"
+LOST, STOPPED = "repeated steps", "stopped"
 _STAGES = (*STEPS, START, COMPILE)
 _PERIOD = 2.0  # seconds between two writes while steps run; in a bucket, each save writes once
 

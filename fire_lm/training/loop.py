@@ -38,7 +38,13 @@ from fire_lm.training.watchdog import Watch
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The resources of a process while it trains in a run directory."""
+    """The resources of a process while it trains in a run directory.
+
+    Attributes:
+      quiet: Whether this is not process 0, which alone prints.
+      stop: Set by SIGTERM or Ctrl-C.
+      still_ours: Raises LeaseLost if another process has taken over the run directory.
+    """
 
     workdir: str
     quiet: bool
@@ -199,7 +205,7 @@ def rows_shown(quiet: bool) -> Callable[[int, int], None]:
         if not bars:
             bars.append(Progress(total, quiet=quiet, patient=True))
         bars[0].show(
-            done, "rows to shuffle among (a smaller TextData.shuffle_buffer starts sooner)"
+            done, "rows in the shuffle buffer (a smaller TextData.shuffle_buffer starts sooner)"
         )
         if done >= total:
             bars.pop().close()

@@ -270,7 +270,7 @@ def test_the_file_reads_back(tmp_path):
         "wall time, least of 1 rounds"
     )
     text = tables.model_text(REPORT)
-    assert f"MFU: FLOPs of a token = {FLOPS_CONVENTION}" in text and "25.0%" in text
+    assert f"MFU: FLOPs per token = {FLOPS_CONVENTION}" in text and "25.0%" in text
     assert text.count("\nlength ") == 2
     assert text.endswith("skipped: learned at 4096: too long")
 

@@ -330,7 +330,7 @@ def test_captions_name_ranges_bars_bands_and_dotted_lines(text):
     assert "bands: standard deviation over seeds; dotted: the training length, 64." in positions
     biases = captions["biases_fire"]
     assert "dotted: the training length, 64. Each panel has its own scale; all values lie" in biases
-    assert "bands: from the least" in captions["attention_alibi"]
+    assert "bands: from their smallest" in captions["attention_alibi"]
     assert "up to 1,024,000 tokens; losses above" in captions["training"]
 
 

@@ -129,7 +129,7 @@ def test_an_error_of_a_create_that_cannot_work_is_told_at_once(cloud, capsys):
     cloud.plan(fails=[""] * 5 + ["ERROR: (gcloud.x) INVALID_ARGUMENT: no v4-8 in this zone"])
     assert pretrain() == 2
     told = capsys.readouterr()
-    assert "no v4-8 in this zone" in told.err and "see --cluster.accelerator" in told.err
+    assert "no v4-8 in this zone" in told.err and "check --cluster.accelerator" in told.err
     assert "continues without" not in told.out and not cloud.calls("create", "fire-125m")[1:]
 
 

@@ -160,7 +160,9 @@ def test_what_another_job_left_is_cleared(cloud):
     assert len(cloud.calls("apply", "--filename=-")) == 2 and not cloud.left()
 
 
-@pytest.mark.parametrize("code, words, exit_code", [(2, "a mistake", 2), (4, "not finite", 1)])
+@pytest.mark.parametrize(
+    "code, words, exit_code", [(2, "a configuration error", 2), (4, "not finite", 1)]
+)
 def test_exit_codes_of_pods_are_told(cloud, capsys, code, words, exit_code):
     cloud.plan(conditions=[["", "Failed"]], pod_code=code)
     assert pretrain(*CLUSTER) == exit_code

@@ -47,7 +47,7 @@ def test_steps_done_again_are_lost_and_gaps_are_stopped(tmp_path):
         STOPPED: 150.0 - 68.0,
     }  # fmt: skip
     assert sum(account(str(tmp_path)).values()) == 150.0 + 43.0, "from first to last second"
-    assert "steps done again" in table(str(tmp_path)) and "3:13 in total" in table(str(tmp_path))
+    assert "repeated steps" in table(str(tmp_path)) and "3:13 in total" in table(str(tmp_path))
 
 
 def test_a_checkpoint_that_was_damaged_loses_what_came_after_the_one_before(tmp_path):

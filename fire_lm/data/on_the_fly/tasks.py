@@ -37,7 +37,8 @@ def check(data: ReadBySeqio, *, length: int, split: str) -> int:
     """Check that the text can be read.
 
     Returns:
-        The number of documents in the split, or 0 if the metadata does not contain it.
+        The number of documents in the split, summed over the parts of a mixture; 0 if it is
+        unknown, as for a `SeqioTask`.
 
     Raises:
         UserError: The text cannot be read; the message says why and how to fix it.
@@ -303,8 +304,9 @@ def _with_options(groups: tf.data.Dataset, symbolic: bool = True) -> tf.data.Dat
     """Fix the order of a data set, and how its iterators save their position.
 
     Args:
-      symbolic: whether an iterator saves what produces its buffered elements, which is small,
-        instead of the elements themselves.
+      groups: The data set.
+      symbolic: Whether iterators save the state that produces their buffered elements, which is
+        small, instead of the elements themselves.
     """
     options = tf.data.Options()
     options.deterministic = True

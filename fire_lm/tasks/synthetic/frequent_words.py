@@ -11,7 +11,9 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 
 _QUESTION = b"The three most frequent words are "
 ASKED = 3
-_FEWEST = 48  # words, at which the first four differ in frequency at RULER's exponent
+_FEWEST = (
+    48  # the number of words at which the first four differ in frequency, with RULER's exponent
+)
 
 
 @dataclasses.dataclass(frozen=True)
