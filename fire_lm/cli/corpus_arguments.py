@@ -34,6 +34,11 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
         help="percentage of documents in the validation split (default: 6)",
     )
     add_beam(corpus)
+    _add_parts(corpus, debug)
+
+
+def _add_parts(corpus: Parser, debug: Parser) -> None:
+    """Add `corpus vocab`, `corpus blocks` and `corpus check`."""
     parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=Parser)
     written = Parser(add_help=False)
     written.add_argument("--data_dir", required=True, help="TFDS data directory")
