@@ -1,4 +1,4 @@
-"""`fire-lm corpus tasks`: the data sets of a suite of tasks."""
+"""`fire-lm corpus tasks`: write the data sets of a suite of tasks."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def write_tasks(arguments: argparse.Namespace) -> None:
 
 
 def chosen_tasks(arguments: argparse.Namespace) -> list[TextTask]:
-    """
+    """Return the tasks of the suite that the arguments name.
+
     Raises:
-        UserError: there is no such suite, or it has no such task.
+        UserError: If there is no such suite or task.
     """
     if arguments.suite not in SUITES:
         raise UserError(
@@ -84,4 +85,4 @@ def describe(written: Written) -> None:
             f"{one.count:,} {why} (first: {one.first})"
             for why, one in written.left_out[split].items()
         ]
-        print(f"  {split}: {rows:,} rows; left out: {', '.join(left_out) or 'none'}", flush=True)
+        print(f"  {split}: {rows:,} rows; omitted: {', '.join(left_out) or 'none'}", flush=True)

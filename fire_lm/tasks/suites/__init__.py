@@ -1,6 +1,6 @@
-"""Suites of text-to-text tasks: their formats, their columns and their averages, as values.
+"""Suites of text-to-text tasks as values: formats, columns and averages.
 
-Reading files and writing data sets is above (`fire_lm.data.suites`); nothing here opens a file.
+Nothing here opens a file; `fire_lm.data.suites` reads official files and writes data sets.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ GLUE_SUPER_GLUE = Suite(
     together=True,
     not_trained=(glue.WNLI.name,),
 )
-# Its columns are the sizes that were generated.
+# Its columns depend on the sizes that were generated.
 LONG_EVAL = Suite("long_eval", long_eval.TASKS, (), (2048, 4096, 8192, 16384))
 
 
 def _rouge(name: str, task: TextTask) -> Suite:
-    """The tables of BTLM-3B-8K: samples of less than 16,384 tokens."""
+    """Return the suite of a table of BTLM-3B-8K, whose inputs are below 16,384 tokens."""
     columns = tuple(
         Column(value, task.name, "validation", value) for value in ("rouge1", "rouge2", "rougeL")
     )

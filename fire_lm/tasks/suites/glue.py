@@ -17,7 +17,7 @@ COLA_LABELS = ("unacceptable", "acceptable")
 
 
 def similarity_rows(record: Record, training: bool) -> Iterator[Row]:
-    """STS-B: the similarity is a number from 0 to 5, written to the next fifth."""
+    """Yield the row of STS-B, whose target is the similarity, rounded to a fifth."""
     inputs = prompt("stsb", [(field, text(record, field)) for field in ("sentence1", "sentence2")])
     value = record.get("label")
     if isinstance(value, bool) or not isinstance(value, int | float | None):

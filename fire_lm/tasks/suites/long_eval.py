@@ -1,8 +1,8 @@
-"""LongEval (Li et al. 2023): retrieval of a line and of a first topic, at any size.
+"""LongEval (Li et al. 2023): retrieval of a line and of the first topic, at any size.
 
-The form is the benchmark's, the words are ours: scores do not stand beside those of its own cases.
-A row is a function of random numbers, a size and a key. Prompts end where the answer begins, so
-that models without instructions can go on.
+The form is that of the benchmark, but the wording is ours, so scores are not comparable with those
+on its own cases. Prompts end where the answer begins, so that models without instruction tuning
+can continue them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROUNDS = 4  # questions about each topic
 
 
 def lines(rng: np.random.Generator, size: int, key: str) -> Row:
-    """`size` lines with a number each, all of different names; one of them is asked for."""
+    """Return a record of `size` lines with distinct names, and a question about one of them."""
     numbers = rng.integers(1, LARGEST_VALUE + 1, size)
     pairs = rng.choice(len(ADJECTIVES) * len(NOUNS), size, replace=False)
     names = [f"{ADJECTIVES[pair // len(NOUNS)]}-{NOUNS[pair % len(NOUNS)]}" for pair in pairs]
@@ -40,7 +40,7 @@ def lines(rng: np.random.Generator, size: int, key: str) -> Row:
 
 
 def topics(rng: np.random.Generator, size: int, key: str) -> Row:
-    """A conversation about `size` topics, one after the other; the first of them is asked for."""
+    """Return a conversation about `size` topics, and a question about the first one."""
     chosen = [TOPICS[place] for place in rng.choice(len(TOPICS), size, replace=False)]
     inputs = (
         "This is a conversation about several topics, one after the other.\n\n"

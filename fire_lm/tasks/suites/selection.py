@@ -1,7 +1,7 @@
-"""Which rows of a split are kept: what is left out is counted, nothing is lost in silence.
+"""The choice of the rows of a split; rows that are omitted are counted by reason.
 
-A training row is a question with one of its answers; a row of any other split is a question with
-all of them. Rows are read twice, so that none has to be held.
+A training row is a question with one of its answers. A row of any other split is a question with
+all of them. The rows are read twice, so that they need not be kept in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fire_lm.errors import RunFailed
 from fire_lm.tasks.suites.rows import BadRecord, Record, Row, Unfit
 from fire_lm.tasks.suites.text_task import Official
 
-# Where something was read, and the rows that it becomes, which may raise.
+# Yields the place of each record, and a function that returns its rows and may raise.
 Source = Callable[[], Iterator[tuple[str, Callable[[], Iterator[Row]]]]]
 # The place of a record, for messages, and the record.
 Records = Callable[[], Iterator[tuple[str, Record]]]
@@ -24,10 +24,10 @@ LONGEST_INPUT = 2**24  # characters
 
 
 def rows_of(origin: Official, split: str, read: Records) -> Source:
-    """The rows of official records.
+    """Return the rows of official records.
 
     Raises:
-        RunFailed: a record has another form; it is named.
+        RunFailed: If a record has another form; the message names its place.
     """
 
     def source() -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
@@ -43,14 +43,14 @@ def rows_of(origin: Official, split: str, read: Records) -> Source:
 
 @dataclasses.dataclass
 class LeftOut:
-    """Rows that are left out for one reason, and where the first one was read."""
+    """The number of rows that are omitted for one reason, and the place of the first one."""
 
     count: int
     first: str
 
 
 class _Question:
-    """The answers to a question, each once, in the order of the keys of their rows."""
+    """The distinct answers to a question, in the order of the keys of their rows."""
 
     def __init__(self, key: str):
         self.key = key
@@ -66,11 +66,12 @@ class _Question:
 
 
 class Selection:
-    """The rows of a split that are kept, read as often as they are asked for.
+    """The rows of a split that are kept, which are read on every request.
 
     Attributes:
-        count, size: of rows that are kept, and of the characters in them, after `survey`.
-        left_out: by reason, after `survey`.
+        count: The number of rows that are kept, after `survey`.
+        size: The number of their characters, after `survey`.
+        left_out: The omitted rows by reason, after `survey`.
     """
 
     def __init__(self, name: str, source: Source):
@@ -90,9 +91,9 @@ class Selection:
                 question.add(row)
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """Keys and rows: in training all of them, else one of each question, with all answers.
+        """Yield keys and rows: in training all rows, else one row for each question.
 
-        That is the row whose key is first, in whatever order the rows are read.
+        That row is the one with the smallest key, whatever the order in which rows are read.
         """
         for row in self._fit({}):
             if self.name == "train":
@@ -101,7 +102,7 @@ class Selection:
                 yield row.id, dataclasses.replace(row, answers=self._questions[row.id].answers)
 
     def _fit(self, left_out: dict[str, LeftOut]) -> Iterator[Row]:
-        """The rows that can be used; the others are counted."""
+        """Yield the rows that can be used, and count the others."""
         keys: set[str] = set()
         inputs: dict[str, bytes] = {}  # hashes of them, by the id of the question
 
@@ -133,7 +134,7 @@ class Selection:
 
 
 def unfit(row: Row, needs_answer: bool) -> str | None:
-    """Why a row is left out, in a few words; None if it is not."""
+    """Return why a row is omitted, in a few words, or None if it is kept."""
     if not row.id or not row.key:
         return "empty id"
     if needs_answer and not row.targets.strip():

@@ -1,4 +1,4 @@
-"""The words that LongEval's exercises are made of."""
+"""The vocabulary of LongEval's exercises."""
 
 from __future__ import annotations
 
