@@ -98,20 +98,25 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
 
 
 def add_tasks(tasks: Parser) -> None:
-    """Official data sets of a suite, or exercises that a seed makes, as TFDS."""
+    """Add the arguments of `corpus tasks`."""
     tasks.add_argument("--suite", required=True, help="scrolls, glue_super_glue, long_eval, ...")
-    tasks.add_argument("--data_dir", required=True, help="TFDS data directory to write")
-    tasks.add_argument("--source", metavar="FOLDER", help="of JSON lines, zip files, or TFDS")
-    tasks.add_argument("--tasks", type=names, default=[], metavar="A,B", help="all of the suite")
+    tasks.add_argument("--data_dir", required=True, help="the TFDS data directory to write to")
+    tasks.add_argument("--source", metavar="FOLDER", help="the folder of the official data sets")
     tasks.add_argument(
-        "--sizes", type=numbers, metavar="A,B", help="of generated tests (the benchmark's)"
+        "--tasks", type=names, default=[], metavar="A,B", help="tasks of the suite (all)"
     )
     tasks.add_argument(
-        "--train_size", type=number, help="the largest in training (the smallest of --sizes)"
+        "--sizes",
+        type=numbers,
+        metavar="A,B",
+        help="the sizes of generated tests (the benchmark's)",
     )
-    tasks.add_argument("--rows", type=number, help="generated for training (10000)")
-    tasks.add_argument("--examples", type=number, help="generated for each size (50)")
-    tasks.add_argument("--seed", type=seed, help="of what is generated (0)")
+    tasks.add_argument(
+        "--train_size", type=number, help="the largest size in training (the smallest of --sizes)"
+    )
+    tasks.add_argument("--rows", type=number, help="training rows to generate (10000)")
+    tasks.add_argument("--examples", type=number, help="test rows to generate for each size (50)")
+    tasks.add_argument("--seed", type=seed, help="the seed of generated rows (0)")
 
 
 def add_beam(verb: Parser) -> None:
