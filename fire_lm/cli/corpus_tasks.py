@@ -85,4 +85,4 @@ def describe(written: Written) -> None:
             f"{one.count:,} {why} (first: {one.first})"
             for why, one in written.left_out[split].items()
         ]
-        print(f"  {split}: {rows:,} rows; left out: {', '.join(left_out) or 'none'}", flush=True)
+        print(f"  {split}: {rows:,} rows; omitted: {', '.join(left_out) or 'none'}", flush=True)

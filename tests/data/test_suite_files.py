@@ -93,10 +93,10 @@ GOOD = json.dumps({"id": "1", "pid": "1_0", "input": "Q", "output": "a"}) + "\n"
     [
         ({"validation": None}, "no split 'validation', only train, test: models are finetuned on"),
         ({"train": None}, "no split 'train'"),
-        ({"train": ""}, "no row is left for the split 'train' of scrolls_qasper .left out: none"),
+        ({"train": ""}, "there are no rows for the split 'train' of scrolls_qasper .omitted: none"),
         (
             {"train": GOOD.replace('"a"', '""') * 2},
-            "no row is left for the split 'train' .*(\\n)?.*left out: 2 empty target",
+            "there are no rows for the split 'train' .*(\\n)?.*omitted: 2 empty target",
         ),
         ({"validation": GOOD + '{"id": '}, "qasper/validation.jsonl line 2 is no JSON object"),
         ({"train": GOOD + "[1]\n"}, "qasper/train.jsonl line 2 is no JSON object: a list"),
@@ -141,7 +141,7 @@ def test_the_command_names_what_is_missing_and_where_to_get_it(source, tmp_path,
     assert "--tasks=qasper" in told
     assert command("--suite=scrolls", "--tasks=qasper", *arguments) == 0
     out = capsys.readouterr().out
-    assert "validation: 20 rows; left out: none" in out and "fire_lm:scrolls_qasper" in out
+    assert "validation: 20 rows; omitted: none" in out and "fire_lm:scrolls_qasper" in out
 
 
 def test_the_command_counts_what_is_left_out(source, tmp_path, capsys):

@@ -1,6 +1,6 @@
-"""Data sets of suites of tasks: written once as TFDS, read through seqio tasks.
+"""Data sets of suites of tasks, written once as TFDS and read through seqio tasks.
 
-Importing this module is light; its functions import TensorFlow.
+Importing this module is cheap; its functions import TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Official data sets of tasks: JSON lines in folders or zip files, or builders of TFDS.
+"""Reading official data sets of tasks: JSON lines, zip files, or data sets of TFDS.
 
-A source is a folder. Of a data set FOLDER (`qasper`) it holds FOLDER/train.jsonl and the other
-splits, or FOLDER.zip with the same, or what `tfds build` has written.
+A source is a folder. For a data set such as `qasper`, it holds qasper/train.jsonl and the other
+splits, or qasper.zip with these files, or the data set that `tfds build` writes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Found:
     """A data set that was found.
 
     Attributes:
-        place: where.
-        identity: what tells it from another: names and checksums, sizes and times of files.
-        splits: their records, by the names that splits have here.
+        place: Where it was found.
+        identity: What distinguishes it from others: file names with checksums, or sizes and times.
+        splits: A function for each split that reads its records.
     """
 
     place: str
@@ -47,10 +47,10 @@ class Found:
 
 
 def find(official: Official, source: str) -> Found | None:
-    """The data set in a source, or None: as folder, as zip file, or as data set of TFDS.
+    """Return the data set in a source, or None: a folder, a zip file, or a data set of TFDS.
 
     Raises:
-        UserError: the source cannot be read.
+        UserError: If the source cannot be read.
     """
     top = epath.Path(source)
     try:
@@ -68,7 +68,7 @@ def find(official: Official, source: str) -> Found | None:
 
 
 def wanted(official: Official) -> str:
-    """What `find` looks for, for messages."""
+    """Return what `find` looks for, for messages."""
     return (
         f"{official.folder}/train.jsonl, {official.folder}.zip or {official.tfds_names[0]} of TFDS"
     )
@@ -126,7 +126,7 @@ def _in_zip(path: epath.Path) -> Found:
 
 
 def _is_member(path: str, name: str) -> bool:
-    """Whether it is the file of a split, and none that macOS adds."""
+    """Return whether a path is the file of a split, and not a file that macOS adds."""
     parts = path.split("/")
     return parts[-1] == f"{name}.jsonl" and not any(part.startswith(("__", ".")) for part in parts)
 
@@ -134,9 +134,11 @@ def _is_member(path: str, name: str) -> bool:
 def _json_lines(
     name: str, opened: Callable[[], contextlib.AbstractContextManager[IO[bytes]]]
 ) -> Iterator[tuple[str, Record]]:
-    """
+    """Yield the places and objects of the lines of a file.
+
     Raises:
-        RunFailed: a line is not a JSON object, or the file is damaged; it names the line.
+        RunFailed: If a line is not a JSON object, or the file is damaged; the message names the
+            line.
     """
     number = 0
     try:
@@ -180,7 +182,7 @@ def _of_tfds(official: Official, source: str) -> Found | None:
 
 
 def _versions(builder: epath.Path) -> list[str]:
-    """The versions of a data set, the newest one first."""
+    """Return the versions of a data set, newest first."""
     found = [
         path.name
         for path in children(builder)
@@ -203,7 +205,7 @@ def _examples(data: TextData, split: str) -> Records:
 
 
 def _plain(value: Any) -> Any:
-    """An example of TFDS with Python's own types, as a JSON line has them."""
+    """Return an example of TFDS with the types of a JSON object."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""Writes a data set of a task as TFDS: all of it or nothing."""
+"""Writing the data set of a task as TFDS, completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fire_lm.errors import UserError, first_line
 from fire_lm.tasks.suites.selection import LeftOut, Selection, Source
 
 VERSION = "1.0.0"
-# Of how records become rows: written data sets name it, those of another are not taken as the same.
+# The version of the conversion into rows. Data sets of another version are refused.
 FORMAT = 1
 _TEXTS, _LISTS = ("id", "group", "inputs", "targets"), ("answers", "choices")
 
@@ -28,10 +28,10 @@ class Written:
     """The data set that was written.
 
     Attributes:
-        name: for seqio, after `fire_lm:`.
-        rows: by split.
-        left_out: by split and reason.
-        written: False if the data set was there, from the same files.
+        name: The name of the data set; the seqio task is `fire_lm:NAME`.
+        rows: The number of rows by split.
+        left_out: The omitted rows by split and reason.
+        written: False if the data set already existed, from the same files.
     """
 
     name: str
@@ -43,15 +43,17 @@ class Written:
 def write_task(
     name: str, data_dir: str, splits: Mapping[str, Source], identity: Mapping[str, Any]
 ) -> Written:
-    """Write DATA_DIR/NAME/1.0.0, all of it or nothing; does nothing if it is there.
+    """Write DATA_DIR/NAME/1.0.0, completely or not at all, unless it exists.
 
     Args:
-        splits: must have `train` and `validation`. Rows of `test` need no answers.
-        identity: of where the rows come from, as JSON has it.
+        name: The name of the data set.
+        data_dir: A TFDS data directory.
+        splits: The rows of `train`, `validation` and other splits; `test` needs no answers.
+        identity: What distinguishes the origin of the rows from others, as JSON.
 
     Raises:
-        UserError: a split is missing or empty, or the name is taken by rows from elsewhere.
-        RunFailed: a record of another form; what is damaged.
+        UserError: If a split is missing or empty, or the data set exists from another origin.
+        RunFailed: If a record has another form, or a file is damaged.
     """
     identity = json.loads(json.dumps({"format": FORMAT, "task": name, **identity}))
     target = epath.Path(data_dir) / name / VERSION
@@ -69,8 +71,8 @@ def write_task(
         if not split.count:
             told = ", ".join(f"{one.count} {why}" for why, one in split.left_out.items())
             raise UserError(
-                f"no row is left for the split {split.name!r} of {name} "
-                f"(left out: {told or 'none'})"
+                f"there are no rows for the split {split.name!r} of {name} "
+                f"(omitted: {told or 'none'})"
             )
     written = Written(
         name,
@@ -97,16 +99,16 @@ def write_task(
 
 
 def _examples(split: Selection) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Key and example of TFDS."""
+    """Yield the keys and examples of TFDS."""
     for key, row in split.rows():
         yield key, {name: getattr(row, name) for name in (*_TEXTS, *_LISTS)}
 
 
 def _held(target: epath.Path, name: str, identity: Mapping[str, Any]) -> Written | None:
-    """The data set that is there from the same place, or None.
+    """Return the existing data set if it has the same origin, or None if there is none.
 
     Raises:
-        UserError: it is something else.
+        UserError: If the data set has another origin.
     """
     if not target.exists():
         return None

@@ -21,7 +21,7 @@ class InGroup(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GroupedLabels(Metric):
-    """Exact match of whole groups, and F1 over all examples (F1a), in percent.
+    """The exact match of whole groups, and the F1 over all examples (F1a), in percent.
 
     A unit is a group, so that its examples are resampled together.
 

@@ -1,4 +1,4 @@
-"""Metrics of classification, where a prediction is the text of a label or no label at all.
+"""Metrics of classification, where a prediction is the text of a label or any other text.
 
 A target is a label, or '' if the label is unknown.
 """

@@ -1,4 +1,4 @@
-"""The interface of metrics: a value that is a function of means, with its uncertainty.
+"""The interface of metrics: functions of means, with their uncertainty.
 
 A metric is a metric function of seqio, `(targets, predictions) -> {name: value}`. In addition, it
 states what its values are means of, so that the standard error needs no second definition.
@@ -39,7 +39,7 @@ class Score:
 
 
 class Metric(abc.ABC):
-    """A metric whose values depend on the means of a few numbers over units.
+    """A metric whose values are functions of the means of a few numbers over units.
 
     A unit is an example, or a group of examples that are scored together.
 
@@ -75,7 +75,7 @@ class Metric(abc.ABC):
 
     def _checked(self, targets: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
         if len(targets) == 0:
-            raise UserError("there is no example to score")
+            raise UserError("there are no examples to score")
         if len(targets) != len(predictions):
             raise UserError(f"{len(predictions)} predictions for {len(targets)} examples")
         return np.asarray(self.units(targets, predictions), np.float64)
@@ -139,7 +139,7 @@ def average(scores: Sequence[Score]) -> Score:
         UserError: There is no score.
     """
     if not scores:
-        raise UserError("there is no score to average")
+        raise UserError("there are no scores to average")
     value = math.fsum(score.value for score in scores) / len(scores)
     stderr = math.sqrt(math.fsum(score.stderr**2 for score in scores)) / len(scores)
     examples = sum(score.examples for score in scores)

@@ -29,7 +29,7 @@ def jackknife(units: np.ndarray, combine: Combine) -> np.ndarray:
 def interval(units: np.ndarray, combine: Combine) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends of 95 % intervals, float64 [values] each, from resamples of the units.
 
-    The resamples are drawn from a fixed seed, so that the same units give the same interval.
+    The seed is fixed, so that the same units give the same interval.
     """
     count = len(units)
     if count < 2:

@@ -1,4 +1,4 @@
-"""Suites of text-to-text tasks: their formats, their columns and their averages, as values.
+"""Suites of text-to-text tasks as values: formats, columns and averages.
 
 `fire_lm.data.suites` reads files and writes data sets; nothing here opens a file.
 """

@@ -1,4 +1,4 @@
-"""LongEval (Li et al. 2023): retrieval of a line and of a first topic, at any size.
+"""LongEval (Li et al. 2023): retrieval of a line and of the first topic, at any size.
 
 The form is the benchmark's, but the words are ours, so scores are not comparable with those on its
 own cases. A row is a function of random numbers, a size and a key. Prompts end where the answer

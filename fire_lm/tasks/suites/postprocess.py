@@ -55,8 +55,9 @@ def similarity(text: str, example: Example | None = None, is_target: bool = Fals
 def referent(text: str, example: Example | None = None, is_target: bool = False) -> str:
     """Return whether a prediction names the example's phrase: 'True', 'False', or '' if empty.
 
-    The rule is T5's: without determiners, the words of one are among those of the other, and both
-    or neither have an apostrophe. The answers of an example are the phrase and the label.
+    The rule is T5's: without determiners, the words of one text are among those of the other, and
+    both or neither have an apostrophe. A prediction without words has no label. The answers of an
+    example are the phrase and the label.
     """
     answers = _answers(example)
     if is_target:

@@ -1,4 +1,4 @@
-"""Rows of text-to-text tasks, and how the fields of official records become them."""
+"""Rows of text-to-text tasks, and typed access to the fields of official records."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class BadRecord(ValueError):
 
 
 class Unfit(ValueError):
-    """A record of the right form that cannot be used; the message is the reason, for counting."""
+    """A record of the right form that cannot be used; the message is a reason to count by."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A text and its answer.
+    """An input and its answer.
 
     Attributes:
         key: A key that no other row of the split has.

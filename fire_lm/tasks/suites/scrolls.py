@@ -26,6 +26,7 @@ def free(inputs: str) -> tuple[str, ...]:
 
 
 def three_labels(inputs: str) -> tuple[str, ...]:
+    """Return the labels of ContractNLI."""
     return CONTRACT_NLI_LABELS
 
 

@@ -50,7 +50,7 @@ class LeftOut:
 
 
 class _Question:
-    """The answers to a question, each once, in the order of the keys of their rows."""
+    """The distinct answers to a question, in the order of the keys of their rows."""
 
     def __init__(self, key: str):
         self.key = key

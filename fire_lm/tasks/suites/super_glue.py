@@ -106,6 +106,7 @@ def record_rows(record: Record, training: bool) -> Iterator[Row]:
 
 
 def wsc_records(record: Record) -> Iterator[Record]:
+    """Yield the record with the fields of its target at the top level."""
     yield {**record, **child(record, "target")} if "target" in record else record
 
 

@@ -28,7 +28,7 @@ def one_record(record: Record) -> Iterator[Record]:
 
 @dataclasses.dataclass(frozen=True)
 class Official:
-    """A data set that others publish, and how its records become rows.
+    """A published data set, and how its records become rows.
 
     Attributes:
         folder: The folder of its JSON lines; `folder`.zip has the same files.
@@ -62,7 +62,7 @@ class Generated:
 
 @dataclasses.dataclass(frozen=True)
 class TextTask:
-    """A data set of texts and answers, and how answers are scored.
+    """A data set of inputs and answers, and how answers are scored.
 
     Attributes:
         name: The name of the written data set; seqio's task is `fire_lm:NAME`.
@@ -87,7 +87,7 @@ class TextTask:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a suite's table: a value of a metric on a split of a task."""
+    """A column of the table of a suite: one value of a metric on a split of a task."""
 
     title: str
     task: str
