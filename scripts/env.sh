@@ -213,6 +213,10 @@ install_interop() {  # BASE PACKAGES...
   rm -rf "$VENV"
   phase "creating an environment for torch over .venv" make_environment "$base/bin/python"
   site=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  case "$site" in
+    "$VENV"/*) ;;
+    *) fail 1 "$VENV is not an environment: its packages would be in '$site'." ;;
+  esac
   echo "import site; site.addsitedir('$base${site#"$VENV"}')" >"$site/over_venv.pth"
   # The lock serves as constraints, so that the locked versions do not change.
   sed -n 's/ *\\$//; /^[A-Za-z0-9].*==/p' "$ROOT/requirements.lock" >"$VENV/constraints.txt"

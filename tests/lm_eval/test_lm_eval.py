@@ -127,7 +127,7 @@ def write_tasks(folder: Path) -> tuple[str, ...]:
     folder.mkdir(exist_ok=True)
     lines = folder / "lines.jsonl"
     lines.write_text("\n".join(map(json.dumps, QUESTIONS)))
-    base = {
+    base: dict[str, Any] = {
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": {"test": str(lines)}},
         "test_split": "test",
