@@ -93,15 +93,18 @@ GOOD = json.dumps({"id": "1", "pid": "1_0", "input": "Q", "output": "a"}) + "\n"
     [
         ({"validation": None}, "no split 'validation', only train, test: models are finetuned on"),
         ({"train": None}, "no split 'train'"),
-        ({"train": ""}, "there are no rows for the split 'train' of scrolls_qasper .omitted: none"),
+        ({"train": ""}, "no row is left for the split 'train' of scrolls_qasper .omitted: none"),
         (
             {"train": GOOD.replace('"a"', '""') * 2},
-            "there are no rows for the split 'train' .*(\\n)?.*omitted: 2 empty target",
+            "no row is left for the split 'train' .*(\\n)?.*omitted: 2 empty target",
         ),
-        ({"validation": GOOD + '{"id": '}, "qasper/validation.jsonl line 2 is no JSON object"),
-        ({"train": GOOD + "[1]\n"}, "qasper/train.jsonl line 2 is no JSON object: a list"),
-        ({"train": GOOD.encode() + b'{"id": "caf\xe9"}'}, "train.jsonl line 2 is no JSON object"),
-        ({"train": "[" * 100_000}, "train.jsonl line 1 is no JSON object"),
+        ({"validation": GOOD + '{"id": '}, "qasper/validation.jsonl line 2 is not a JSON object"),
+        ({"train": GOOD + "[1]\n"}, "qasper/train.jsonl line 2 is not a JSON object: a list"),
+        (
+            {"train": GOOD.encode() + b'{"id": "caf\xe9"}'},
+            "train.jsonl line 2 is not a JSON object",
+        ),
+        ({"train": "[" * 100_000}, "train.jsonl line 1 is not a JSON object"),
         ({"train": '{"id": "1"}\n'}, "train.jsonl line 1: there is no field 'input', only 'id'"),
         ({"train": GOOD.replace('"Q"', "7")}, "line 1: the field 'input' is of type int"),
     ],
@@ -114,7 +117,7 @@ def test_files_that_cannot_be_used(source, tmp_path, files, told):
 
 def test_zip_files_that_are_damaged(source, tmp_path):
     (tmp_path / "qasper.zip").write_bytes(b"version https://git-lfs")
-    with pytest.raises(RunFailed, match="qasper.zip is no whole zip file"):
+    with pytest.raises(RunFailed, match="qasper.zip is not a complete zip file"):
         write(QASPER, tmp_path, tmp_path / "data")
     with zipfile.ZipFile(tmp_path / "qasper.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for file in (source / "qasper").iterdir():

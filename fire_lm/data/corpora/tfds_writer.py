@@ -20,8 +20,7 @@ Examples = Callable[[], Iterable[Example] | Any]
 with tfds.core.registered.skip_registration():
 
     class _Texts(tfds.core.GeneratorBasedBuilder):
-        """A builder of examples with texts and lists of texts; a subclass defines its name and
-        version."""
+        """A builder of examples with texts and lists; a subclass defines its name and version."""
 
         VERSION = tfds.core.Version("0.0.0")
 

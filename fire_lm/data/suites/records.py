@@ -1,7 +1,7 @@
 """Reading official data sets of tasks: JSON lines, zip files, or data sets of TFDS.
 
-A source is a folder. For a data set such as `qasper`, it holds qasper/train.jsonl and the other
-splits, or qasper.zip with these files, or the data set that `tfds build` writes.
+A source is a folder. For a data set FOLDER (such as `qasper`) it holds FOLDER/train.jsonl and the
+other splits, or FOLDER.zip with the same files, or the output of `tfds build`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class Found:
     """A data set that was found.
 
     Attributes:
-        place: Where it was found.
-        identity: What distinguishes it from others: file names with checksums, or sizes and times.
-        splits: A function for each split that reads its records.
+        place: Where the data set is.
+        identity: What distinguishes it from others: names and checksums, or sizes and times, of
+            its files.
+        splits: The records of each split, by fire_lm's names of splits.
     """
 
     place: str
@@ -47,10 +48,10 @@ class Found:
 
 
 def find(official: Official, source: str) -> Found | None:
-    """Return the data set in a source, or None: a folder, a zip file, or a data set of TFDS.
+    """Return the data set in a source, which is a folder, a zip file or a TFDS data set, or None.
 
     Raises:
-        UserError: If the source cannot be read.
+        UserError: The source cannot be read.
     """
     top = epath.Path(source)
     try:
@@ -68,7 +69,7 @@ def find(official: Official, source: str) -> Found | None:
 
 
 def wanted(official: Official) -> str:
-    """Return what `find` looks for, for messages."""
+    """Return a description, for messages, of what `find` looks for."""
     return (
         f"{official.folder}/train.jsonl, {official.folder}.zip or {official.tfds_names[0]} of TFDS"
     )
@@ -105,7 +106,7 @@ def _in_zip(path: epath.Path) -> Found:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             checksums = {member.filename: member.CRC for member in archive.infolist()}
     except zipfile.BadZipFile as error:
-        raise RunFailed(f"{path} is no whole zip file ({first_line(error)})") from error
+        raise RunFailed(f"{path} is not a complete zip file ({first_line(error)})") from error
     members = {
         split: member
         for split, names in SPLIT_FILES.items()
@@ -126,7 +127,7 @@ def _in_zip(path: epath.Path) -> Found:
 
 
 def _is_member(path: str, name: str) -> bool:
-    """Return whether a path is the file of a split, and not a file that macOS adds."""
+    """Return whether a path is the file of a split, and not one that macOS adds."""
     parts = path.split("/")
     return parts[-1] == f"{name}.jsonl" and not any(part.startswith(("__", ".")) for part in parts)
 
@@ -134,11 +135,10 @@ def _is_member(path: str, name: str) -> bool:
 def _json_lines(
     name: str, opened: Callable[[], contextlib.AbstractContextManager[IO[bytes]]]
 ) -> Iterator[tuple[str, Record]]:
-    """Yield the places and objects of the lines of a file.
+    """Yield each record of a JSON lines file with its place.
 
     Raises:
-        RunFailed: If a line is not a JSON object, or the file is damaged; the message names the
-            line.
+        RunFailed: A line is not a JSON object, or the file is damaged; the message names the line.
     """
     number = 0
     try:
@@ -147,10 +147,12 @@ def _json_lines(
                 if line.strip():
                     yield f"{name} line {number}", _object(line)
     except (ValueError, RecursionError) as error:
-        raise RunFailed(f"{name} line {number} is no JSON object: {first_line(error)}") from error
+        raise RunFailed(
+            f"{name} line {number} is not a JSON object: {first_line(error)}"
+        ) from error
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        told = first_line(error)
-        raise RunFailed(f"{name} line {number + 1}: the file is damaged ({told})") from error
+        why = first_line(error)
+        raise RunFailed(f"{name} line {number + 1}: the file is damaged ({why})") from error
 
 
 def _object(line: bytes) -> Record:
@@ -205,7 +207,7 @@ def _examples(data: TextData, split: str) -> Records:
 
 
 def _plain(value: Any) -> Any:
-    """Return an example of TFDS with the types of a JSON object."""
+    """Convert an example of TFDS to Python's own types, as in a JSON line."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, bytes):

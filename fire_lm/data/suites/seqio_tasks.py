@@ -18,17 +18,17 @@ from fire_lm.tasks.suites import SUITES, TASKS, Suite, TextTask
 PREFIX = "fire_lm:"  # seqio's names have no slash
 _MIXTURES = {PREFIX + suite.name: suite for suite in SUITES.values() if suite.together}
 _TASKS = {PREFIX + task.name: task for task in TASKS.values()}
-# The tasks that `register` has registered, each with its folder and vocabulary.
+# What `register` has registered, with the folder and the vocabulary of each.
 _registered: dict[str, tuple[seqio.Task | seqio.Mixture, tuple[str, str]]] = {}
 
 
 def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | seqio.Mixture:
-    """Return the task `fire_lm:NAME` of a data set in a folder, or the mixture of a suite.
+    """Return the task `fire_lm:NAME` of a data set in `data_dir`, or the mixture of a suite.
 
-    It is not registered, so that the tasks of two folders can be used in one process.
+    It is not registered, so two folders in one process never collide.
 
     Raises:
-        UserError: If there is no such task, or the folder lacks its data set.
+        UserError: There is no such task, or the folder does not hold its data set.
     """
     if name in _MIXTURES:
         return _mixture(_MIXTURES[name], data_dir, vocabulary)
@@ -38,7 +38,7 @@ def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | s
 
 
 def register(data_dir: str, vocabulary: str) -> list[str]:
-    """Register the tasks of a folder with seqio, and the mixtures whose tasks are complete.
+    """Register every task in a folder with seqio, and all complete mixtures.
 
     Tasks that an earlier call registered for another folder or vocabulary are replaced.
 
@@ -46,7 +46,7 @@ def register(data_dir: str, vocabulary: str) -> list[str]:
         The names.
 
     Raises:
-        UserError: If one of the names was registered elsewhere.
+        UserError: Other code has registered one of the names.
     """
     there = _there(data_dir)
     tasks = {name: task for name, task in _TASKS.items() if task.name in there}
@@ -108,7 +108,7 @@ def _task(task: TextTask, data_dir: str, vocabulary: str) -> seqio.Task:
 
 
 def _mixture(suite: Suite, data_dir: str, vocabulary: str) -> seqio.Mixture:
-    """Return the tasks with rates that are their numbers of training rows, as in T5."""
+    """Return the mixture of a suite, at rates proportional to the training rows, as in T5."""
     there = _there(data_dir)
     if missing := [task.name for task in _trained(suite) if task.name not in there]:
         raise UserError(

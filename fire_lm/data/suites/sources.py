@@ -19,10 +19,10 @@ _TRAIN, _VALIDATION, _TEST = 1, 2, 3
 
 
 def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
-    """Return the data sets of tasks by the names of the tasks.
+    """Return the data sets of tasks, by the names of the tasks.
 
     Raises:
-        UserError: If data sets are missing; the message says where to get them.
+        UserError: Some are missing; the message says what was looked for and where to get it.
     """
     found = {task.name: records.find(_official(task), source) for task in tasks}
     missing = [task for task in tasks if found[task.name] is None]
@@ -60,20 +60,20 @@ def write_generated(
     examples: int = 50,
     seed: int = 0,
 ) -> Written:
-    """Write exercises, which depend only on their seed, size and number.
+    """Write the exercises of a seed, which do not depend on the machine or on the other sizes.
 
     Args:
         task: The task.
-        data_dir: A TFDS data directory.
-        sizes: The sizes of the test splits `size_N`; by default those of the task.
-        train_size: The largest size in `train` and `validation`, whose sizes are uniform from 1;
-            by default the smallest of `sizes`.
+        data_dir: The TFDS data directory.
+        sizes: The sizes, each of which becomes a split `size_N`; () uses those of the task.
+        train_size: The largest size in `train` and `validation`, whose sizes are drawn uniformly
+            from 1 to this one; None uses the smallest of `sizes`.
         rows: The number of rows of `train`.
-        examples: The number of rows of `validation` and of each test split.
-        seed: The seed.
+        examples: The number of examples of `validation` and of each size.
+        seed: The seed of the exercises.
 
     Raises:
-        UserError: If the task has no exercises of such a size.
+        UserError: The task has no such size.
     """
     origin = task.origin
     if not isinstance(origin, Generated):
@@ -98,7 +98,7 @@ def write_generated(
 def _exercises(
     origin: Generated, seeds: tuple[int, ...], count: int, *, size: int = 0, train_size: int = 0
 ) -> Source:
-    """Return exercises of one size, or of sizes up to `train_size`."""
+    """Return a source of exercises of one size, or of sizes up to a given one."""
 
     def exercise(number: int) -> Iterator[Row]:
         rng = np.random.default_rng([*seeds, number])

@@ -1,4 +1,4 @@
-"""Writing the data set of a task as TFDS, completely or not at all."""
+"""Writing the data set of a task as TFDS, all of it or nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fire_lm.errors import UserError, first_line
 from fire_lm.tasks.suites.selection import LeftOut, Selection, Source
 
 VERSION = "1.0.0"
-# The version of the conversion into rows. Data sets of another version are refused.
+# The version of how records become rows. Written data sets record it, and a data set of another
+# version does not count as the same.
 FORMAT = 1
 _TEXTS, _LISTS = ("id", "group", "inputs", "targets"), ("answers", "choices")
 
@@ -28,10 +29,10 @@ class Written:
     """The data set that was written.
 
     Attributes:
-        name: The name of the data set; the seqio task is `fire_lm:NAME`.
+        name: The name for seqio, which follows `fire_lm:`.
         rows: The number of rows by split.
-        left_out: The omitted rows by split and reason.
-        written: False if the data set already existed, from the same files.
+        left_out: The omitted records by split and reason.
+        written: False if the data set already existed, made from the same files.
     """
 
     name: str
@@ -43,17 +44,17 @@ class Written:
 def write_task(
     name: str, data_dir: str, splits: Mapping[str, Source], identity: Mapping[str, Any]
 ) -> Written:
-    """Write DATA_DIR/NAME/1.0.0, completely or not at all, unless it exists.
+    """Write DATA_DIR/NAME/1.0.0, all of it or nothing; do nothing if it exists.
 
     Args:
-        name: The name of the data set.
-        data_dir: A TFDS data directory.
-        splits: The rows of `train`, `validation` and other splits; `test` needs no answers.
-        identity: What distinguishes the origin of the rows from others, as JSON.
+        name: The name of the task.
+        data_dir: The TFDS data directory.
+        splits: The splits, among them `train` and `validation`. Rows of `test` need no answers.
+        identity: The origin of the rows, as JSON values.
 
     Raises:
-        UserError: If a split is missing or empty, or the data set exists from another origin.
-        RunFailed: If a record has another form, or a file is damaged.
+        UserError: A split is missing or empty, or the name is taken by rows from elsewhere.
+        RunFailed: A record has another form, or a file is damaged.
     """
     identity = json.loads(json.dumps({"format": FORMAT, "task": name, **identity}))
     target = epath.Path(data_dir) / name / VERSION
@@ -69,10 +70,10 @@ def write_task(
     for split in chosen.values():
         split.survey()
         if not split.count:
-            told = ", ".join(f"{one.count} {why}" for why, one in split.left_out.items())
+            omitted = ", ".join(f"{one.count} {why}" for why, one in split.left_out.items())
             raise UserError(
-                f"there are no rows for the split {split.name!r} of {name} "
-                f"(omitted: {told or 'none'})"
+                f"no row is left for the split {split.name!r} of {name} "
+                f"(omitted: {omitted or 'none'})"
             )
     written = Written(
         name,
@@ -99,7 +100,7 @@ def write_task(
 
 
 def _examples(split: Selection) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the keys and examples of TFDS."""
+    """Yield each example of a split for TFDS, with its key."""
     for key, row in split.rows():
         yield key, {name: getattr(row, name) for name in (*_TEXTS, *_LISTS)}
 
@@ -108,7 +109,7 @@ def _held(target: epath.Path, name: str, identity: Mapping[str, Any]) -> Written
     """Return the existing data set if it has the same origin, or None if there is none.
 
     Raises:
-        UserError: If the data set has another origin.
+        UserError: The existing data set is a different one.
     """
     if not target.exists():
         return None
