@@ -14,7 +14,7 @@ _SIGN_OF_LIFE = 10.0  # seconds between two signs of life
 
 _PATIENCE_SECONDS = 5.0
 
-# The remaining time is estimated from the work done in the last so many seconds.
+# The remaining time is estimated from the work done in this number of most recent seconds.
 _RECENT_SECONDS = 60.0
 
 

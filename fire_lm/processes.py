@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -88,19 +89,31 @@ def agreed(value: _Json) -> _Json:
 
 def by_first(work: Callable[[], _Json]) -> _Json:
     """Run `work` on process 0; return its result (JSON), or raise its error, on every process."""
-    outcome: dict[str, Any] = {}
-    if jax.process_index() == 0:
-        try:
-            outcome = {"value": work()}
-        except FireLMError as error:
-            outcome = {"error": str(error), "code": error.exit_code}
-    outcome = agreed(outcome)
-    if "error" in outcome:
+    result: Any = None
+    with failing_together():
+        if jax.process_index() == 0:
+            result = work()
+    found: _Json = agreed(result)
+    return found
+
+
+@contextlib.contextmanager
+def failing_together() -> Iterator[None]:
+    """Raise on every process an expected error that any process meets in the block.
+
+    All processes must enter the block together.
+    """
+    own: FireLMError | None = None
+    try:
+        yield
+    except FireLMError as error:
+        own = error
+    failures = filter(None, exchanged([] if own is None else [own.exit_code, str(own)]))
+    if failure := next(failures, None):
         # When process 0 ends, the coordination service that the others use ends with it.
         wait_for_all(f"error {next(_exchanges)}", seconds=60)
-        raise (UserError if outcome["code"] == 2 else RunFailed)(outcome["error"])
-    value: _Json = outcome["value"]
-    return value
+        code, text = failure
+        raise own or (UserError if code == 2 else RunFailed)(text)
 
 
 def wait_for_all(point: str, seconds: float = 3600.0) -> None:

@@ -226,12 +226,12 @@ def test_the_check_sees_an_embedding_replicated_along_one_axis(axis, monkeypatch
 def test_two_rows_are_an_error_as_none_is(monkeypatch):
     monkeypatch.setattr(sharding, "TABLE", (*sharding.TABLE, ("embedding", PartitionSpec())))
     tree = {"embedding": jnp.ones((2, 8))}
-    with pytest.raises(ValueError, match=r"embedding\$ and embedding of .* 'embedding' \(2, 8\)"):
+    with pytest.raises(ValueError, match=r"'embedding' \(2, 8\) .*embedding\$ and embedding$"):
         sharding.tree_shardings(tree, plan(1, 1, 1))
 
 
 def test_an_array_without_a_row_is_an_error():
-    with pytest.raises(ValueError, match=r"no row .* 'layers/adapter/kernel' \(2, 8\)"):
+    with pytest.raises(ValueError, match=r"'layers/adapter/kernel' \(2, 8\) .* but matches none"):
         sharding.tree_shardings(
             {"layers": {"adapter": {"kernel": jnp.ones((2, 8))}}}, plan(1, 1, 1)
         )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from fire_lm.attention.blockwise import blockwise_attention
-from fire_lm.attention.common_bias import CommonBias
+from fire_lm.attention.common_bias import CommonBias, TabulatedBias
 from fire_lm.attention.dense import BiasFn, attention_logits, dense_attention
 from fire_lm.errors import UserError
 from fire_lm.hardware.absent_tpu import skip_absent_tpu
@@ -69,7 +69,7 @@ def attend(
     q_segment_BT: jax.Array | None = None,
     k_segment_BS: jax.Array | None = None,
     in_order: bool = False,
-    tables: CommonBias | None = None,
+    consecutive: bool = False,
     sharding: NamedSharding | None = None,
     implementation: Implementation = "auto",
 ) -> jax.Array:
@@ -78,8 +78,8 @@ def attend(
     Args:
       q_BTNH, k_BSNH, v_BSNH: queries, keys, values.
       q_pos_BT, k_pos_BS: positions; their batch axis is 1 where the batch shares them.
-      bias: function of positions giving `[B, N, T, S]` float32, or None, for any block of them; a
-        `CommonBias` is one, for kernels to take apart.
+      bias: function of positions giving `[B, N, T, S]` float32, or None, for any block of them;
+        "tpu" takes one with tables, a `TabulatedBias` or a `CommonBias`.
       logit_scale_BT: factor on q·k by query, or None.
       bias_scale_BT: factor on the bias by query, or None.
       q_segment_BT, k_segment_BS: int32, which document a token is of; a query sees the keys of its
@@ -87,7 +87,8 @@ def attend(
       in_order: queries and keys are the same tokens, and positions increase along the array (of a
         segment; padding is one too), so that implementations may leave out what is behind a query
         in the array. "tpu" is quick where those of a segment follow one another.
-      tables: `bias` for positions 0 .. T - 1, or None; "tpu" needs them.
+      consecutive: positions are 0, 1, 2, ...; those of a segment follow one another, below T.
+        "tpu" needs it where there is a bias, and gives NaN where it is not so.
       sharding: of q_BTNH, where it is split over a mesh; "tpu" needs to know.
       implementation: see `choose_implementation`.
     """
@@ -119,13 +120,12 @@ def attend(
     if chosen == "tpu":
         from fire_lm.attention.tpu import dispatch  # Pallas takes a while to import
 
-        obstacle = dispatch.obstacle(q_BTNH, q_pos_BT, bias, tables, in_order)
+        obstacle = dispatch.obstacle(q_BTNH, q_pos_BT, bias, in_order, consecutive)
         if obstacle is None:
             return dispatch.attend_on_tpu(
                 *(q_BTNH, k_BSNH, v_BSNH),
                 pos_BT=q_pos_BT,
                 bias=bias,
-                tables=tables,
                 logit_scale_BT=logit_scale_BT,
                 bias_scale_BT=bias_scale_BT,
                 segment_BT=q_segment_BT,
@@ -168,6 +168,7 @@ __all__ = [
     "BiasFn",
     "CommonBias",
     "Implementation",
+    "TabulatedBias",
     "announce",
     "attend",
     "attention_logits",

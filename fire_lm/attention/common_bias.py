@@ -12,11 +12,13 @@ Shapes: B batch, T queries, S keys, N heads, P positions (and distances) 0 .. P 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fire_lm.attention.dense import BiasFn
 from fire_lm.errors import UserError
 
 
@@ -28,7 +30,7 @@ class CommonBias(NamedTuple):
       row_P, gain_P: r_i and g_i by the query's position.
       kink_K: increasing bounds of the segments.
       slope_KN, offset_KN: of the K + 1 segments.
-      exact: bool; False if the bias has more segments than these, so that it must be asked itself.
+      exact: bool; False if the bias has more segments than these, so that the tables are not it.
     """
 
     slab_MP: jax.Array
@@ -66,6 +68,29 @@ class CommonBias(NamedTuple):
         )
         gain_BT = jnp.where(self.exact, _look_up(self.gain_P, q_pos_BT), jnp.nan)
         return gain_BT[:, None, :, None] * (slope_BNTS * x_BMTS + offset_BNTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class TabulatedBias:
+    """A bias as a function of positions, and the same bias as tables for kernels.
+
+    Attributes:
+      function: for all positions.
+      tables: for positions 0 .. P - 1.
+    """
+
+    function: BiasFn
+    tables: CommonBias
+
+    def __call__(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
+        return self.function(q_pos_BT, k_pos_BS)
+
+
+def common_form(bias: BiasFn) -> CommonBias | None:
+    """The tables of a bias that has any."""
+    if isinstance(bias, TabulatedBias):
+        return bias.tables
+    return bias if isinstance(bias, CommonBias) else None
 
 
 def of_slab(slab_NP: jax.Array) -> CommonBias:

@@ -61,7 +61,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
 
 
 def compile_for_tpu(arguments: argparse.Namespace) -> None:
-    """Run `--tpu`: the compiler's estimates of the kernels, on any machine with libtpu."""
+    """Run `--tpu`: print the compiler's estimates of the kernels, on any machine with libtpu."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("--tpu needs the TPU's compiler: `pip install 'jax[tpu]'`")

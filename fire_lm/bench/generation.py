@@ -21,7 +21,7 @@ import optax
 from fire_lm.bench.arguments import check_json, check_names, write_json
 from fire_lm.bench.encodings import ENCODINGS
 from fire_lm.bench.machine import clock, load, machine, say
-from fire_lm.bench.model import Setting, decoder, setting_for
+from fire_lm.bench.model import Workload, decoder, workload_for
 from fire_lm.bench.one_attention import temp_bytes
 from fire_lm.bench.rounds import Times, cost, race
 from fire_lm.bench.shared_states import States
@@ -130,19 +130,20 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> Gene
     if arguments.new_tokens < 2:
         raise UserError("--new_tokens: the first one comes with the prompt, so name 2 or more")
     load_before = load()
-    setting = setting_for(arguments.size, None)
+    workload = workload_for(arguments.size, None)
+    size = workload.size
     asked = Asked(arguments.batch_size, arguments.new_tokens)
     left_out: list[str] = []
     contestants = list(
-        build(arguments.encodings, arguments.lengths, setting, asked, left_out, peer)
+        build(arguments.encodings, arguments.lengths, workload, asked, left_out, peer)
     )
     calls = {name: call for each in contestants for name, call in each.calls().items()}
     times = race(calls, arguments.rounds, say)
     report = GenerationTimes(
         machine=machine(load_before, {}),
         model=(
-            f"{arguments.size}: {setting.size.num_layers} layers, {setting.size.hidden_size} wide, "
-            f"{setting.size.num_heads} heads, vocabulary of {setting.vocab_size:,}; {setting.dtype}"
+            f"{arguments.size}: {size.num_layers} layers, {size.hidden_size} wide, "
+            f"{size.num_heads} heads, vocabulary of {workload.vocab_size:,}; {workload.dtype}"
         ),
         batch=asked.batch,
         new_tokens=asked.new_tokens,
@@ -159,16 +160,16 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> Gene
 def build(
     encodings: list[str],
     lengths: list[int],
-    setting: Setting,
+    workload: Workload,
     asked: Asked,
     left_out: list[str],
     peer: ModuleType | None,
 ) -> Iterator[Contestant]:
     """Build contestants by length, NoPE first; what a length is too long for goes to `left_out`."""
-    states = States(optax.identity(), setting.mesh)  # no optimizer moments, only parameters
+    states = States(optax.identity(), workload.mesh)  # no optimizer moments, only parameters
     for length in dict.fromkeys(lengths):
         for name in dict.fromkeys(["nope", *encodings]):
-            model = decoder(name, setting)
+            model = decoder(name, workload)
             context = length + asked.new_tokens
             try:
                 check_context(model, context, context)
@@ -177,23 +178,23 @@ def build(
                 continue
             say(f"compiling {name} {length}")
             states.add(name, model)
-            yield contestant(name, states.of(name).params, length, setting, asked, peer)
+            yield contestant(name, states.of(name).params, length, workload, asked, peer)
 
 
 def contestant(
     name: str,
     params: Any,
     length: int,
-    setting: Setting,
+    workload: Workload,
     asked: Asked,
     peer: ModuleType | None,
 ) -> Contestant:
-    model, (batch, new_tokens) = decoder(name, setting), asked
+    model, (batch, new_tokens) = decoder(name, workload), asked
     context = length + new_tokens
     call = call_for(model, Greedy(), new_tokens, (), context, None)
     rng = np.random.default_rng(length)
     inputs = Inputs(
-        jnp.asarray(rng.integers(1, setting.vocab_size, (batch, length), np.int32)),
+        jnp.asarray(rng.integers(1, workload.vocab_size, (batch, length), np.int32)),
         jnp.full(batch, length, jnp.int32),
         jax.random.key_data(jax.random.split(jax.random.key(0), batch)),
         model.resampling.evaluation_positions(context)[0],

@@ -50,8 +50,8 @@ DESCRIPTION = (
 )
 
 
-class Setting(NamedTuple):
-    """The settings that all contestants share."""
+class Workload(NamedTuple):
+    """What all contestants share."""
 
     size: ModelSize
     vocab_size: int
@@ -87,44 +87,44 @@ def bench(arguments: argparse.Namespace) -> ModelTimes:
     if not arguments.lengths:
         raise UserError("--lengths: name at least one, such as 2048")
     load_before = load()
-    setting = setting_for(arguments.size, arguments.tokens_per_batch, arguments.protocol)
+    workload = workload_for(arguments.size, arguments.tokens_per_batch, arguments.protocol)
     left_out: list[str] = []
     try:
-        contestants = list(build(arguments.encodings, arguments.lengths, setting, left_out))
+        contestants = list(build(arguments.encodings, arguments.lengths, workload, left_out))
         times = race(calls(contestants), arguments.rounds, say)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise RunFailed(
             "the memory of the device is too small for this: lower --tokens_per_batch "
-            f"({setting.tokens_per_batch}), or the longest of --lengths"
+            f"({workload.tokens_per_batch}), or the longest of --lengths"
         ) from error
     report = ModelTimes(
         benchmark=MODEL,
         machine=machine(load_before, {}),
         size=arguments.size,
-        vocab_size=setting.vocab_size,
-        dtype=setting.dtype,
-        tokens_per_batch=setting.tokens_per_batch,
-        model=DESCRIPTION.format(name=arguments.size, **setting._asdict()),
+        vocab_size=workload.vocab_size,
+        dtype=workload.dtype,
+        tokens_per_batch=workload.tokens_per_batch,
+        model=DESCRIPTION.format(name=arguments.size, **workload._asdict()),
         flops_convention=FLOPS_CONVENTION,
-        rows=[row_of(contestant, times, setting) for contestant in contestants],
+        rows=[row_of(contestant, times, workload) for contestant in contestants],
         left_out=left_out,
-        protocol=setting.protocol,
-        devices=setting.mesh.size,
+        protocol=workload.protocol,
+        devices=workload.mesh.size,
     )
     print(tables.model_text(report))
     write_json(arguments.json, report)
     return report
 
 
-def setting_for(name: str, tokens_per_batch: int | None, protocol: Protocol = "best") -> Setting:
-    """Return the settings shared by all contestants; `tokens_per_batch` are per device."""
+def workload_for(name: str, tokens_per_batch: int | None, protocol: Protocol = "best") -> Workload:
+    """Return what all contestants share; `tokens_per_batch` are per device."""
     on_cpu = jax.default_backend() == "cpu"
     size, vocab_size = SIZES[name]
     devices = jax.local_devices() if protocol == "paper" else jax.local_devices()[:1]
     tokens = tokens_per_batch or (TOKENS_ON_CPU if on_cpu else TOKENS)
-    return Setting(
+    return Workload(
         size(),
         vocab_size,
         "float32" if on_cpu else "bfloat16",  # CPUs have no fast bfloat16
@@ -135,14 +135,14 @@ def setting_for(name: str, tokens_per_batch: int | None, protocol: Protocol = "b
 
 
 def build(
-    encodings: Sequence[str], lengths: Sequence[int], setting: Setting, left_out: list[str]
+    encodings: Sequence[str], lengths: Sequence[int], workload: Workload, left_out: list[str]
 ) -> Iterator[Contestant]:
     """Build contestants by length, NoPE first; what a length is too long for goes to `left_out`."""
     optimizer = AdamW().build(TRAIN_STEPS)
-    states = States(optimizer, setting.mesh)
+    states = States(optimizer, workload.mesh)
     for length in dict.fromkeys(lengths):
         for name in dict.fromkeys(["nope", *encodings]):
-            model = decoder(name, setting)
+            model = decoder(name, workload)
             try:
                 model.encodings[0].check_length(length, length)
             except UserError as error:
@@ -150,25 +150,25 @@ def build(
                 continue
             say(f"compiling {name} {length}")
             states.add(name, model)
-            yield contestant(name, model, length, setting, states)
+            yield contestant(name, model, length, workload, states)
 
 
-def decoder(name: str, setting: Setting) -> Decoder:
+def decoder(name: str, workload: Workload) -> Decoder:
     encoding, shared = ENCODINGS[name]
     return build_decoder(
-        setting.size,
+        workload.size,
         encoding,
-        setting.vocab_size,
+        workload.vocab_size,
         TRAIN_LENGTH,
-        dtype=setting.dtype,
+        dtype=workload.dtype,
         share_position=shared,
     )
 
 
 def contestant(
-    name: str, model: Decoder, length: int, setting: Setting, states: States
+    name: str, model: Decoder, length: int, workload: Workload, states: States
 ) -> Contestant:
-    mesh, tokens = setting.mesh, setting.tokens_per_batch
+    mesh, tokens = workload.mesh, workload.tokens_per_batch
     batch_size = sequences_at_a_time(length, tokens, mesh)
     forward = compile_scoring(model, mesh, packed=False, length=length, tokens_per_batch=tokens)
     train = compile_training(
@@ -182,7 +182,7 @@ def contestant(
         spikes=Spikes(),
     )
     shape = (batch_size, length)
-    text = np.random.default_rng(length).integers(1, setting.vocab_size, shape, np.int32)
+    text = np.random.default_rng(length).integers(1, workload.vocab_size, shape, np.int32)
     batch = sharding.put_batch({"targets": text, "weights": np.ones(shape, np.int8)}, mesh)
 
     def update() -> None:
@@ -209,14 +209,14 @@ def calls(contestants: Sequence[Contestant]) -> dict[str, Callable[[], object]]:
     }
 
 
-def row_of(entry: Contestant, times: dict[str, Times], setting: Setting) -> ModelRow:
+def row_of(entry: Contestant, times: dict[str, Times], workload: Workload) -> ModelRow:
     forward, train = (
         cost(
             times[f"{entry.encoding} {entry.length} {what}"],
             times[f"nope {entry.length} {what}"],
             clock(),
             temp_bytes,
-            setting.protocol,
+            workload.protocol,
         )
         for what, temp_bytes in zip(("forward", "train"), entry.temp_bytes, strict=True)
     )
@@ -227,7 +227,7 @@ def row_of(entry: Contestant, times: dict[str, Times], setting: Setting) -> Mode
         train=train,
         tokens_per_second=rate,
         mfu=utilisation(
-            rate / setting.mesh.size, entry.flops_per_token, jax.devices()[0].device_kind
+            rate / workload.mesh.size, entry.flops_per_token, jax.devices()[0].device_kind
         ),
     )
 

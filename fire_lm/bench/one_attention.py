@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention import Implementation, attend
+from fire_lm.attention import Implementation, TabulatedBias, attend
 from fire_lm.bench.encodings import TRAIN_LENGTH
 from fire_lm.bench.tables import AccuracyRow, MemoryRow
 from fire_lm.models import ModelSize
@@ -99,13 +99,19 @@ def _calls(length: int, implementation: Implementation, size: ModelSize) -> tupl
     def forward(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         pos_BT = Resampling().evaluation_positions(length)
         prepared = fire.prepare(params)
+        tables = fire.common_bias(prepared, length, length)
+        assert tables is not None
+
+        def bias(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
+            return fire.bias(prepared, q_pos_BT, k_pos_BS, length)
+
         return attend(
             *(q, k, v),
             q_pos_BT=pos_BT,
             k_pos_BS=pos_BT,
-            bias=lambda q_pos, k_pos: fire.bias(prepared, q_pos, k_pos, length),
+            bias=TabulatedBias(bias, tables),
             in_order=True,
-            tables=fire.common_bias(prepared, length, length),
+            consecutive=True,
             implementation=implementation,
         )
 

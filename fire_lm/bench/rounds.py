@@ -14,7 +14,7 @@ from fire_lm.results.bench_times import Cost
 
 Clock = Literal["CPU", "wall"]
 Protocol = Literal["best", "paper"]  # the least of the rounds, or their mean
-# A shorter call is repeated within its turn: clocks have a resolution, and interrupts a fixed cost.
+# A shorter call is repeated within its turn: clocks are coarse, and interrupts have a fixed cost.
 SHORTEST_SECONDS = 0.2
 
 

@@ -116,7 +116,7 @@ def model_text(report: ModelTimes) -> str:
         "interleaved; max/min: their spread in training; tokens/s: those of training."
     ]
     if any(row.mfu is not None for row in report.rows):
-        notes.append(f"MFU: FLOPs of a token = {report.flops_convention}.")
+        notes.append(f"MFU: FLOPs per token = {report.flops_convention}.")
     notes += [f"skipped: {reason}" for reason in report.left_out]
     return "\n\n".join([*parts, "\n".join(notes)])
 

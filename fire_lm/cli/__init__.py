@@ -79,7 +79,7 @@ def perform(parsed: argparse.Namespace) -> None:
 
 
 def require_buckets(parsed: argparse.Namespace) -> None:
-    """Refuse the first argument that names a bucket which does not exist."""
+    """Refuse the first argument that names a bucket that does not exist."""
     for name, value in vars(parsed).items():
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, str) and path.startswith("gs://"):

@@ -127,7 +127,7 @@ def check(arguments: argparse.Namespace) -> None:
     lengths = sorted(set(arguments.lengths))
     if not lengths or lengths[0] < 2 or any(lengths[-1] % length for length in lengths):
         raise UserError(
-            f"--lengths {lengths}: a sweep needs lengths of 2 or more that divide the longest"
+            f"--lengths {lengths}: corpus check needs lengths of 2 or more that divide the longest"
         )
     picture = epath.Path(arguments.output)
     make_place(picture)
@@ -140,7 +140,10 @@ def check(arguments: argparse.Namespace) -> None:
     tokens = {split: contents.tokens for split, contents in splits.items()}
     print(f"\n{length_table(tokens)}")
     for split in [split for split in splits if split != "train"] or ["train"]:
-        print(f"\nwhat a sweep of the {split} split can read, in rows of {lengths[-1]} and parts")
+        print(
+            f"\nwhat a sweep of the {split} split can read, in rows of {lengths[-1]} and parts "
+            "of rows"
+        )
         rows = [
             row
             for construction in CONSTRUCTIONS
@@ -174,7 +177,7 @@ def contents_table(splits: Mapping[str, Contents]) -> str:
         lines.append(
             f"{split:>12}{documents:>12,}{found.skipped:>10,}{found.duplicates:>12,}{tokens:>15,}"
             f"{found.text_bytes:>15,}{found.text_bytes / max(1, tokens):>13.2f}"
-            f"{found.unknown_share:>9.2%}" + ("" if found.whole else "  (its first documents only)")
+            f"{found.unknown_share:>9.2%}" + ("" if found.whole else "  (only its first documents)")
         )
     for one, other in itertools.combinations(splits, 2):
         both = len(splits[one].digests & splits[other].digests)

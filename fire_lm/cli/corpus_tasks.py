@@ -1,4 +1,4 @@
-"""`fire-lm corpus tasks`: the data sets of a suite of tasks."""
+"""`fire-lm corpus tasks`: writes the data sets of a suite of tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_tasks(arguments: argparse.Namespace) -> None:
     }
     if all(isinstance(task.origin, Generated) for task in tasks):
         if arguments.source:
-            raise UserError(f"the suite {arguments.suite} is generated: leave out --source")
+            raise UserError(f"the suite {arguments.suite} is generated: omit --source")
         written = write_exercises(tasks, arguments.data_dir, settings)
     else:
         if settings:
@@ -36,9 +36,10 @@ def write_tasks(arguments: argparse.Namespace) -> None:
 
 
 def chosen_tasks(arguments: argparse.Namespace) -> list[TextTask]:
-    """
+    """Return the tasks that the command line selects.
+
     Raises:
-        UserError: there is no such suite, or it has no such task.
+        UserError: There is no such suite, or it has no such task.
     """
     if arguments.suite not in SUITES:
         raise UserError(
@@ -84,4 +85,4 @@ def describe(written: Written) -> None:
             f"{one.count:,} {why} (first: {one.first})"
             for why, one in written.left_out[split].items()
         ]
-        print(f"  {split}: {rows:,} rows; left out: {', '.join(left_out) or 'none'}", flush=True)
+        print(f"  {split}: {rows:,} rows; omitted: {', '.join(left_out) or 'none'}", flush=True)

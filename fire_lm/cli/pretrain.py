@@ -7,10 +7,11 @@ import argparse
 import jax
 from etils import epath
 
+import fire_lm
 from fire_lm import training
 from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.cli.startup import quiet_libraries
-from fire_lm.config import Config, save
+from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import check_blocks, check_settings, finetunes, label_in, training_of
 from fire_lm.processes import initialize_distributed
@@ -21,7 +22,7 @@ from fire_lm.runs.resuming import (
     compare_with_source,
     with_kept_lengths,
 )
-from fire_lm.runs.saved import model_of_run, newest_config, ranked
+from fire_lm.runs.saved import model_of_run, newest_config, ranked, save_config
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -73,7 +74,11 @@ def check_verb(arguments: argparse.Namespace) -> None:
 def start_run(
     config: Config, arguments: argparse.Namespace, speaks: bool, kept: bool = False
 ) -> None:
-    """Start the run; `kept` states whether `config` has lengths of the model that it continues."""
+    """Start or resume the run.
+
+    Args:
+      kept: Whether `config` has taken lengths from the model that INIT_FROM names.
+    """
     check_not_imported(arguments.workdir)
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
@@ -91,8 +96,9 @@ def start_run(
         once_held=lambda: check_same_experiment(
             config, arguments.workdir, arguments.allow_config_change
         ),
-        before_first_step=lambda: save(config, arguments.workdir) if speaks else None,
+        before_first_step=lambda: save_config(config, arguments.workdir) if speaks else None,
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
+        since=fire_lm.STARTED,
     )
-    if speaks and newest_config(arguments.workdir) is None:  # that of a finished run, moved away
-        save(config, arguments.workdir)
+    if speaks and newest_config(arguments.workdir) is None:  # a finished run lost it
+        save_config(config, arguments.workdir)

@@ -1,4 +1,4 @@
-"""The names that gin knows, and the configuration of an experiment."""
+"""The names available in gin, and the configuration of an experiment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
 from fire_lm.tasks import synthetic
 
-# The experiments by their names in gin, which are those of the functions that they once were.
+# The experiments by their names in gin.
 EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "pretrain": training.Pretraining,
     "finetune": training.Finetuning,
@@ -24,8 +24,8 @@ EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "evaluate": TextEvaluation,
 }
 
-# What a configuration can be asked for: experiments, and the model, to compare two of them. Where
-# `evaluate` is bound it can be asked for that, too.
+# The roots of a configuration: the experiments, and the model, so that two models can be compared.
+# Where `evaluate` is bound, it is a root, too.
 ROOTS = ("pretrain", "length_sweep", "build_decoder")
 FINETUNING_ROOTS = ("finetune", "build_decoder")
 
@@ -37,11 +37,13 @@ def load_config(
     imports: Sequence[str] = (),
     first: Mapping[str, str] | None = None,
 ) -> Config:
-    """The experiment. Every verb knows all configurables, so that one set of files serves them
-    all, and a binding is unused only if no verb could use it.
+    """Load the configuration of an experiment.
+
+    All commands know all configurables, so that one set of files serves them all, and a binding
+    counts as unused only if no command could use it.
 
     Args:
-      first: texts by their names, read before the files.
+      first: Texts by their names, read before the files.
     """
     configurables: list[Callable[..., Any]] = [
         models.build_decoder,
@@ -132,7 +134,7 @@ def _bound(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str)
 
 def training_root(config: Config) -> str:
     """The name in gin of the experiment that trains: pretrain or finetune."""
-    return "finetune" if "finetune" in config.program.roots else "pretrain"
+    return "finetune" if "finetune" in config.bindings.roots else "pretrain"
 
 
 def training_of(config: Config) -> training.Pretraining:
@@ -142,23 +144,23 @@ def training_of(config: Config) -> training.Pretraining:
 
 
 def trains_on_a_task(config: Config) -> bool:
-    """Return whether the run trains on exercises of a synthetic task, not on text."""
+    """Return whether the run trains on exercises of a synthetic task and not on text."""
     return isinstance(training_of(config).data, Synthetic)
 
 
 def label_in(config: Config) -> str:
-    """The name of a run's encoding in tables."""
+    """Return the name of a run's encoding in tables."""
     return str(config.macro("ENCODING"))
 
 
 def check_blocks(config: Config) -> None:
-    """Refuse bindings of `TextData` where blocks are read, which would ignore them."""
+    """Refuse bindings of `TextData` that have no effect because blocks are read."""
     idle = config.idle("TextData")
     where, mixture = idle.get("mixture", ("", ()))
     if mixture:
         raise UserError(
-            f"{where}: TextData.mixture has no effect here, blocks hold one data set\n"
-            "remove it, or read on the fly: without configs/data/blocks.gin"
+            f"{where}: TextData.mixture has no effect here, because blocks hold one data set\n"
+            "remove it, or read on the fly, without configs/data/blocks.gin"
         )
     macro = config.macro("CONSTRUCTION")
     where, construction = idle.get("construction", ("", macro))
@@ -170,10 +172,10 @@ def check_blocks(config: Config) -> None:
 
 
 def check_settings(config: Config) -> None:
-    """Refuse settings that no run and no sweep could use, also in a dry run."""
+    """Refuse settings that are invalid for every run and sweep, also in a dry run."""
     if config.macro("DATA_DIR") == "":
-        raise UserError("DATA_DIR is empty: give the folder of the data set")
+        raise UserError("DATA_DIR is empty: set it to the folder of the data set")
     split_run(str(config.macro("INIT_FROM") or ""))
-    asked = config.values("length_sweep") if "length_sweep" in config.program.roots else {}
+    asked = config.values("length_sweep") if "length_sweep" in config.bindings.roots else {}
     if set(evaluation.CHECKED) <= set(asked):
         evaluation.check_scoring(**{name: asked[name] for name in evaluation.CHECKED})

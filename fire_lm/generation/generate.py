@@ -107,7 +107,7 @@ def generate(
         found = continue_in_chunks(call, params, inputs, lambda x: on_tokens(np.asarray(x)[:count]))
     tokens, logprobs, scores, stopped = (np.asarray(x)[:count] for x in found)
     if np.isnan(logprobs).any():
-        raise RunFailed("the model returns NaN: the checkpoint is of a run that diverged")
+        raise RunFailed("the model returns NaN: the checkpoint is from a run that diverged")
     return Generated(tokens, (tokens != 0).sum(-1), logprobs, scores, stopped, context)
 
 
@@ -149,7 +149,7 @@ def check_prompts(
     needed = int(lengths_B.max()) + new_tokens
     context = needed if context_length is None else context_length
     if context < needed:
-        raise UserError(f"context_length is {context}: prompt and new tokens have {needed}")
+        raise UserError(f"context_length is {context}, but prompt and new tokens take {needed}")
     check_context(model, needed, context)
     return context
 

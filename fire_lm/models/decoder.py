@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from fire_lm.attention import Implementation, announce, choose_implementation
+from fire_lm.attention import Implementation
 from fire_lm.attention.saved_residuals import SAVED
 from fire_lm.models.decoder_layer import DecoderLayer, Kept, LayerGroup, LayerNorm, Past, Reading
 from fire_lm.models.dropout import DROPOUT, drop
@@ -65,8 +65,8 @@ class Decoder(nn.Module):
         them, which runs faster because saved activations are not copied into one stacked array.
       attention: The implementation; see `attention.choose_implementation`.
       log_n: The attention scaling by log n, or None.
-      resampling: How positions are drawn; read by the callers of the decoder, which receives
-        positions as an argument.
+      resampling: How positions are drawn. The callers of the decoder read it and pass positions;
+        the decoder itself only reads whether positions have gaps.
       share_position: Whether all layers share one set of the encoding's parameters (FIRE-S, T5)
         instead of having one set per layer.
       dropout: The dropout rate after the embedding, attention and MLP; see models/dropout.py.
@@ -151,15 +151,9 @@ class Decoder(nn.Module):
         table_shape = (self.vocab_size, self.size.hidden_size)
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
         shared = self._shared_positions(tokens_BT.shape[1])
-        kernel = choose_implementation(self.attention, tokens_BT.shape[1]) == "tpu"
-        if kernel and self.resampling != Resampling():
-            name = type(self.resampling).__name__
-            announce(f"{name}: with a bias, attention at positions other than 0, 1, 2, ... is "
-                     "computed in blocks, not by the TPU kernel")  # fmt: skip
-
         table_VD = gather_table(self.activation_sharding, self.dtype, table_VD)
-        # Looked up in the whole table: from a lookup in a sharded table, the compiler finds no
-        # efficient way to activations that are sharded by batch.
+        # Looked up in the whole table: the compiler finds no efficient way from a lookup in a
+        # sharded table to activations that are sharded by batch.
         x_BTD = jnp.take(replicate(table_VD, self.activation_sharding), tokens_BT, axis=0)
         x_BTD = constrain(x_BTD.astype(self.dtype), self.activation_sharding)
         x_BTD = self.encodings[0].embed(shared[0].params if shared[0] else {}, x_BTD, pos_BT)
@@ -175,6 +169,7 @@ class Decoder(nn.Module):
         common = (
             self.log_n,
             self.attention,
+            self.resampling == Resampling(),
             self.activation_sharding,
             context_length,
             keep,

@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 from jax.sharding import NamedSharding
 
-from fire_lm.attention import Implementation, attend
+from fire_lm.attention import Implementation, TabulatedBias, attend
 from fire_lm.attention.cached import CachedKeys, attend_cached
 from fire_lm.models.dropout import DROPOUT, drop, drop_values
 from fire_lm.models.layer_position import (
@@ -107,14 +107,15 @@ class DecoderLayer(nn.Module):
     """A decoder layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
 
     With `keep`, it also returns its keys and values. `context_length` is the length of the whole
-    input in tokens; None means that this call receives the whole input. A dropout rate above 0
-    requires random bits.
+    input in tokens; None means that this call receives the whole input. `consecutive` promises that
+    positions have no gaps; see `attend`. A dropout rate above 0 requires random bits.
     """
 
     size: ModelSize
     encoding: PositionalEncoding
     log_n: LogN | None
     attention: Implementation
+    consecutive: bool
     activation_sharding: NamedSharding | None
     context_length: int | None = None
     keep: bool = False
@@ -172,13 +173,13 @@ class DecoderLayer(nn.Module):
                 v_BTNH,
                 q_pos_BT=pos_BT,
                 k_pos_BS=pos_BT,
-                bias=bias,
+                bias=bias if tables is None else TabulatedBias(bias, tables),
                 logit_scale_BT=scales.on_logits_BT,
                 bias_scale_BT=scales.on_bias_BT,
                 q_segment_BT=segment_BT,
                 k_segment_BS=segment_BT,
                 in_order=True,
-                tables=tables,
+                consecutive=self.consecutive,
                 sharding=heads_sharding(self.activation_sharding),
                 implementation=self.attention,
             )

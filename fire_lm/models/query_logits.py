@@ -70,7 +70,7 @@ def layer_of(
     """Return (the module, its own parameters, what it shares with other layers)."""
     repetition, turn = divmod(layer, len(model.encodings))
     # One text is too small to split over a mesh, and kernels run on several devices only if split.
-    module = DecoderLayer(model.size, model.encodings[turn], model.log_n, "blockwise", None)
+    module = DecoderLayer(model.size, model.encodings[turn], model.log_n, "blockwise", False, None)
     own = jax.tree.map(lambda leaf: leaf[repetition], layers_of_turn(model, params, turn))
     if not model.share_position:
         return module, own, None

@@ -14,6 +14,7 @@ bfloat16 cannot distinguish 257 from 256.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -116,6 +117,14 @@ class PositionalEncoding:
         """Return one layer's float32 scalars to monitor; the maximum over layers is logged."""
         del params
         return {}
+
+    def explain_nan(self, diagnostics: Mapping[str, float]) -> str | None:
+        """Return why these `diagnostics` make the TPU kernel's output NaN, and the remedy.
+
+        The result is None if they do not.
+        """
+        del diagnostics
+        return None
 
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
         """Return the numbers that a layer learns: float32 scalars by their names in the paper."""

@@ -11,8 +11,9 @@ printed text is ambiguous, we follow the code of Appendix E:
   [0, 1] is a straight line through 0;
 * kernels and biases start from U(-1/sqrt(fan_in), 1/sqrt(fan_in)): with zero biases, f would be
   exactly linear at step 0;
-* c and L enter by their absolute values, and L = |m * init_L|, where only m (initially 1) is
-  learned, so that Adam changes L by a fraction of itself instead of by the learning rate;
+* c and L enter by their absolute values, and L = |L_multiplier * init_L|, where only
+  L_multiplier (initially 1) is learned, so that Adam changes L by a fraction of itself instead of
+  by the learning rate;
 * positions count from 0, and epsilon is added to the denominator after the logarithm.
 
 The default has the two hidden layers of the paper's experiments (Appendix B and C.1, Table 5);
@@ -33,7 +34,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
 import jax
@@ -250,6 +251,15 @@ class FIRE(PositionalEncoding):
             return {}
         kinks = params["kinks"].astype(jnp.float32)
         return {"fire_kinks": kinks, "fire_dense": (kinks > MAX_KINKS[-1]).astype(jnp.float32)}
+
+    def explain_nan(self, diagnostics: Mapping[str, float]) -> str | None:
+        if not diagnostics.get("fire_dense"):
+            return None
+        return (
+            f"f of FIRE has {diagnostics['fire_kinks']:.0f} kinks in a layer, and the TPU kernel's "
+            f"tables hold {MAX_KINKS[-1]}; --gin.build_decoder.attention=\"'blockwise'\" with "
+            "--allow_config_change computes the MLP itself"
+        )
 
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
         """Return c and L of Eq. 4 as positive numbers, and gamma of FIRE-G, where learned."""

@@ -173,7 +173,7 @@ def check_surroundings(
     if workdir:
         yield _check("run directory", lambda: f"{writable_part(workdir)} can be written")
     else:
-        yield Check("run directory", SKIPPED, "none given: add --workdir=DIR to try it")
+        yield Check("run directory", SKIPPED, "none given: add --workdir=DIR to check it")
     for name, check in saved.items():
         yield _check(name, check)
 
@@ -209,7 +209,7 @@ def first_batch(train: Pretraining, parts: int) -> str:
 
 
 def first_row(score: LengthSweep) -> str:
-    """Check what a sweep checks before it computes, and read one row of the longest length."""
+    """Run the checks of a sweep, and read one row of the longest length."""
     lengths, split = score.in_order, score.split
     taken = score.lengths_taken("this run")
     for part in score.data.parts:
@@ -263,7 +263,7 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
     sizes = [f"{size / 2**20:.0f} MiB" for size in (least, found, summed)]
     name = "gathers over fsdp"
     if found >= 0.9 * least:
-        return Check(name, OK, f"{sizes[1]}; every parameter once would be {sizes[0]}")
+        return Check(name, OK, f"{sizes[1]}; gathering every parameter once would be {sizes[0]}")
     return Check(
         name,
         FAILED,
@@ -280,7 +280,7 @@ def check_token(generation: Generation) -> Check:
     return Check(
         "gathers of a new token",
         FAILED if found > whole / 2 else OK,
-        f"{sizes[0]}; every parameter of a chip once would be {sizes[1]}",
+        f"{sizes[0]}; gathering a chip's parameters once would be {sizes[1]}",
     )
 
 

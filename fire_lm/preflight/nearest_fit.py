@@ -29,7 +29,7 @@ def training(compiler: Compiler, train: Pretraining) -> str:
     if memory := _memory(compiler, again, sequences, " and remat"):
         settings = f"--gin.build_decoder.remat=full --gin.pretrain.microbatches={sequences}"
         return f"with {settings} it fits: {gib(memory)}"
-    return f"{told}, nor --gin.build_decoder.remat=full with the most: {MORE}"
+    return f"{told}, nor does --gin.build_decoder.remat=full with the most of them: {MORE}"
 
 
 def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") -> float | None:

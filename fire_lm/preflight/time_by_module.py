@@ -14,7 +14,7 @@ _PARTS = {
     "query, key, value": r"/(query|key|value)/",
     "attention's output": r"/attention_out/",
     "norms": r"_norm/",
-    "tables and layout for kernels": r"/(cond|shard_map)/",
+    "tables and layout for kernels": r"/tpu_attention/",
     "encoding, residual stream": r"/layers\b",
     "head and loss": r"BTV|\(summed_nll\)/\w+$|/jvp\(\)/",
     "embedding": r"Decoder",

@@ -221,7 +221,7 @@ def _table(
     theirs: Mapping[str, Mapping[float, Published]],
     multiples: Sequence[float],
 ) -> Table:
-    header = ["", "the paper's numbers are of"]
+    header = ["", "the paper's numbers are for"]
     for multiple in multiples:
         paper_length = round(multiple * _PAPER_TRAIN_LENGTH)
         header += [f"x{multiple:g}: ours", f"paper, column {paper_length}"]
@@ -262,5 +262,5 @@ def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool
     errors = "; ± standard error over the rows of their common text" * any(
         "±" in c for c in sum(rows, [])
     )
-    caption = f"Difference to {name} ({unit}){errors}; below 0, ours is better."
+    caption = f"Difference from {name} ({unit}){errors}; below 0, ours is better."
     return Table(caption, ["", *map(str, lengths)], rows)

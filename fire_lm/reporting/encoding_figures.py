@@ -195,9 +195,9 @@ def _scores(run: RunFacts, rows: Sequence[AttentionScore]) -> Picture:
         name=charts.slug(f"attention {run.arm}"),
         caption=f"{run.arm}, seed {run.seed}: scores of head {first.head} of layer {first.layer} "
         f"for the query at position {first.query + 1} of held-out text, as trained and with "
-        "position interpolation. Lines: means of neighbouring keys; bands: from the least to the "
-        "largest of them. Left of the dotted line keys are further away than the training length, "
-        f"{run.train_length}.",
+        "position interpolation. Lines: means of neighbouring keys; bands: from their smallest to "
+        "their largest value. To the left of the dotted line, keys are further away than the "
+        f"training length, {run.train_length}.",
         alt=f"Line chart of attention scores against key position for {run.arm}, layer "
         f"{first.layer}, head {first.head}, as trained and with position interpolation.",
         image=charts.drawn(draw, *charts.size(["as trained", "with it"])),

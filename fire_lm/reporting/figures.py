@@ -55,13 +55,16 @@ class Panel:
 
     title: str
     lines: Sequence[Line]
-    nats: bool
-    apart: str = ""
+    apart: str
+
+    @property
+    def nats(self) -> bool:
+        return not self.apart
 
 
 def losses(results: Results, scored: Scored, lines: Sequence[Line], apart: str) -> Picture:
     """Draw Figures 1, 2, 6 and 7 of the FIRE paper: log perplexity against length."""
-    panel = Panel(str(scored), lines, not apart, apart)
+    panel = Panel(str(scored), lines, apart)
     lengths = sorted({length for line in lines for length in line.nats})
     longest = max(lengths)
     at_longest = ", ".join(
@@ -138,7 +141,7 @@ def _band(lines: Mapping[str, Sequence[tuple[float, Mean]]]) -> str:
     alone = {point.spread is None for points in lines.values() for _, point in points}
     if alone == {True}:
         return "standard error over text"
-    of_alone = ", of a single one standard error over text" * (True in alone)
+    of_alone = ", for a single run standard error over text" * (True in alone)
     return f"standard deviation over seeds{of_alone}"
 
 
@@ -153,7 +156,7 @@ def spread_of(lines: Sequence[Line]) -> str:
     if counts == [1]:
         return "standard error over text, one run each"
     told = " or ".join(str(count) for count in counts if count > 1)
-    alone = ", none of a single run" if 1 in counts else ""
+    alone = ", none for a single run" if 1 in counts else ""
     return f"standard deviation over {told} seeds{alone}"
 
 

@@ -265,7 +265,7 @@ def _label(data: TrainingData) -> str:
         if isinstance(part, TextData):
             folder = place(part.data_dir) / part.tfds_name.partition(":")[0]
             names.append(
-                dataset_label(part) if folder.exists() else "unknown text, not there any more"
+                dataset_label(part) if folder.exists() else "unknown text, no longer there"
             )
         elif isinstance(part, SeqioTask | TextToText):
             names.append(dataset_label(part))
@@ -273,7 +273,7 @@ def _label(data: TrainingData) -> str:
             names.append(
                 dataset_label(part)
                 if place(part.path).exists()
-                else "unknown text, not there any more"
+                else "unknown text, no longer there"
             )
     return f"{' + '.join(dict.fromkeys(names))}, {data.construction}"
 

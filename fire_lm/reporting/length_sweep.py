@@ -106,7 +106,7 @@ def loss_table(lines: Sequence[Line], nats: bool) -> Table:
         if values:
             best.add((min(values, key=lambda i: values[i]), column))  # noqa: B023
     unit = "Nats per token (log perplexity)" if nats else "Bits per byte"
-    number = "; in parentheses how many" if len(counts) > 1 else ""
+    number = "; the number of seeds in parentheses" if len(counts) > 1 else ""
     caption = f"{unit}, mean ± {figures.spread_of(lines)}{number}."
     return Table(caption, ["", *length_heads(lines, lengths)], rows, frozenset(best))
 
@@ -155,7 +155,7 @@ def write_figure(results: Results, path: epath.Path) -> None:
     panels = []
     for scored, lines in loss_lines(results).items():
         apart = differences(rows_of(results, scored), results.texts)
-        panels.append(figures.Panel(str(scored), lines, not apart, apart))
+        panels.append(figures.Panel(str(scored), lines, apart))
     if panels:
         path.write_bytes(figures.losses_png(results, panels))
     else:

@@ -147,7 +147,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-# The length of text from which a cell has several lines, where a number never does.
+# From this length of text on, a cell may have several lines; a number never does.
 _LONG_CELL = 20
 
 _CSS = """

@@ -22,7 +22,7 @@ from fire_lm.runs.find import find_runs
 from fire_lm.runs.saved import saved_config
 from fire_lm.storage import place
 
-# The scales; the file of a row alone has the first one.
+# The scales; a row's own file, without another, is at the first one.
 SCALES = ("paper", "mini", "gpu")
 EVIDENCE = Path(reporting.__file__).parent / "evidence"
 # What we cannot compute yet: the dataset in published.csv, and its display name.

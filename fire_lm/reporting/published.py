@@ -94,12 +94,6 @@ def log_perplexity_cells(model: str, dataset: str = "c4") -> Mapping[int, Publis
     return {length: best[length] for length in sorted(best)}
 
 
-def log_perplexities(model: str, dataset: str = "c4") -> Mapping[int, float]:
-    """Return the log perplexities by length, in nats per token."""
-    found = log_perplexity_cells(model, dataset)
-    return {length: float(cell.printed) for length, cell in found.items()}
-
-
 def places(model: str) -> str:
     """Return the places in the paper, such as "Tables 2, 3; Fig. 1"."""
     numbers: dict[str, set[int]] = {"Table": set(), "Fig.": set()}

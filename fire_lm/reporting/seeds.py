@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The name of what was scored, and how; losses of different ones never share a figure."""
+    """The name of what was scored, and how; losses of different names never share a figure."""
 
     dataset: str
     split: str

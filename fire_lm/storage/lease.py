@@ -33,7 +33,7 @@ _seen: dict[str, tuple[bytes, float]] = {}
 
 
 class LeaseLost(RunFailed):
-    """Another process holds the lease, or it has been removed."""
+    """The loss of a lease: another process holds it, or it has been removed."""
 
 
 class Lease:

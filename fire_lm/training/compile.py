@@ -41,7 +41,10 @@ def compile_training(
     spikes: Spikes,
     unshifted: bool = False,
 ) -> jax.stages.Compiled:
-    """Compile the step of `pretrain`: from state, batch and, with `spikes`, a limit of the loss."""
+    """Compile the step of `pretrain`.
+
+    It takes the state, a batch and, if `spikes` allows skips, a limit of the loss.
+    """
     like = sharding.with_shardings(abstract_state(model, optimizer), mesh)
     step = functools.partial(
         train_step,
@@ -64,7 +67,7 @@ def compile_step(
     batch: dict[str, jax.ShapeDtypeStruct],
     *skip_above: jax.ShapeDtypeStruct,
 ) -> jax.stages.Compiled:
-    """Compile the step for states and batches like these; it donates the memory of the state."""
+    """Compile the step for such states and batches; it overwrites the state that it is given."""
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     jitted = jax.jit(step, out_shardings=(state_shardings, None), donate_argnums=0)
     return jitted.lower(like, batch, *skip_above).compile()

@@ -42,7 +42,7 @@ def describe(run: Pretraining) -> str:
             "parameters",
             *rows,
             f"  non-embedding {non_embedding / 1e6:.1f}M ({matrices / 1e6:.1f}M in matrices)",
-            f"  encoding {encoding_names(model)} {encoding:,}, listed apart{shared}",
+            f"  encoding {encoding_names(model)} {encoding:,}, listed separately{shared}",
             f"mesh {' x '.join(f'{axis}={size}' for axis, size in mesh.shape.items())}"
             f" = {math.prod(mesh.shape.values())} devices; state "
             f"{bytes_per_device(state) / 2**20:.1f} MiB per device",

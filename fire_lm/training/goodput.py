@@ -18,7 +18,6 @@ from typing import Any
 import jax
 from etils import epath
 
-import fire_lm
 from fire_lm import storage
 from fire_lm.console import duration
 from fire_lm.errors import RunFailed, UserError
@@ -27,7 +26,7 @@ from fire_lm.results.metrics_log import whole_lines
 START, COMPILE = "starting", "compiling"
 DATA, DEVICES, SAVE = "waiting for data", "waiting for the devices", "saving"
 STEPS = (DATA, DEVICES, SAVE)
-LOST, STOPPED = "steps done again", "stopped"
+LOST, STOPPED = "repeated steps", "stopped"
 _STAGES = (*STEPS, START, COMPILE)
 _PERIOD = 2.0  # seconds between two writes while steps run; in a bucket, each save writes once
 
@@ -35,7 +34,8 @@ _PERIOD = 2.0  # seconds between two writes while steps run; in a bucket, each s
 class Goodput:
     """The stages of this start; exactly one is active at any time, so no time is unaccounted."""
 
-    def __init__(self, workdir: str, quiet: bool):
+    def __init__(self, workdir: str, quiet: bool, since: float | None = None):
+        """Begin a start at `since`, a time of `time.monotonic`; by default, it begins now."""
         self._workdir, self._quiet = workdir, quiet
         self._file: epath.Path | None = None
         self._earlier: list[dict[str, Any]] = []
@@ -43,12 +43,12 @@ class Goodput:
         self._period = math.inf if self._in_bucket else _PERIOD
         now = time.monotonic()
         self.stage = START
-        self._since, self._written = fire_lm.STARTED, now
+        self._since, self._written = now if since is None else since, now
         self._seconds: dict[str, float] = {}
         self._at_save: dict[str, dict[str, float]] = {}
         self._told = (now, 0.0)  # the last call of `fractions`, and the wait for data until then
         # The wall clock is read only once, because it may jump.
-        self._began, self._resumed_from = time.time() - (now - fire_lm.STARTED), 0
+        self._began, self._resumed_from = time.time() - (now - self._since), 0
         self._refused = False
         self._counts = False  # a start that finds nothing to do does not count
         self._machine: dict[str, Any] = {}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import jax
 
-from fire_lm.errors import FireLMError, RunFailed, UserError
-from fire_lm.processes import agreed
+from fire_lm.errors import UserError
+from fire_lm.processes import failing_together
 from fire_lm.storage import Lease, LeaseLost, in_bucket
 
 _LOOK_SECONDS = 2.0
@@ -39,17 +39,11 @@ def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
     """
     with contextlib.ExitStack() as held:
         still_ours: Callable[[], None] = lambda: None  # noqa: E731
-        refused: FireLMError | None = None
-        try:
+        with failing_together():
             if jax.process_index() == 0 and in_bucket(workdir):
                 still_ours = held.enter_context(_leased(workdir))
             elif jax.process_index() == 0:
                 held.enter_context(_flocked(Path(workdir)))
-        except FireLMError as error:
-            refused = error
-        told = agreed("" if refused is None else f"{refused.exit_code}{refused}")
-        if told:
-            raise refused or (UserError if told[0] == "2" else RunFailed)(told[1:])
         yield still_ours
 
 

@@ -38,7 +38,13 @@ from fire_lm.training.watchdog import Watch
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The resources of a process while it trains in a run directory."""
+    """The resources of a process while it trains in a run directory.
+
+    Attributes:
+      quiet: Whether this is not process 0, which alone prints.
+      stop: Set by SIGTERM or Ctrl-C.
+      still_ours: Raises LeaseLost if another process has taken over the run directory.
+    """
 
     workdir: str
     quiet: bool
@@ -57,6 +63,7 @@ def pretrain(
     once_held: Callable[[], None] = lambda: None,
     before_first_step: Callable[[], None] = lambda: None,
     ranked: Callable[[], Sequence[int]] = lambda: (),
+    since: float | None = None,
 ) -> None:
     """Train or resume `run` in a run directory (docs/pretraining.md lists its files).
 
@@ -67,6 +74,7 @@ def pretrain(
         directory's contents.
       before_first_step: Called when everything is ready (the caller records the configuration).
       ranked: Returns the steps that sweeps have scored, best first, for `Checkpointing.keep_best`.
+      since: When this start began, by `time.monotonic`; by default, with this call.
 
     Raises:
       UserError: A setting cannot work.
@@ -77,7 +85,7 @@ def pretrain(
     if jax.process_index() == 0:
         print(told, flush=True)
     ensure_writable(workdir)
-    with job_in(workdir, run, ranked) as job:
+    with job_in(workdir, run, ranked, since) as job:
         once_held()
         with phase("verifying checkpoints", job.quiet):
             start = job.checkpoints.recover()
@@ -99,11 +107,13 @@ def pretrain(
 
 
 @contextlib.contextmanager
-def job_in(workdir: str, run: Pretraining, ranked: Callable[[], Sequence[int]]) -> Iterator[Job]:
+def job_in(
+    workdir: str, run: Pretraining, ranked: Callable[[], Sequence[int]], since: float | None
+) -> Iterator[Job]:
     """Hold the run directory until the last save is on disk."""
     quiet = jax.process_index() != 0
     with (
-        Goodput(workdir, quiet) as goodput,
+        Goodput(workdir, quiet, since) as goodput,
         run.watchdog.watching(workdir, goodput) as watch,
         only_writer(workdir) as still_ours,
         sigterm_flag() as stop,
@@ -195,7 +205,7 @@ def rows_shown(quiet: bool) -> Callable[[int, int], None]:
         if not bars:
             bars.append(Progress(total, quiet=quiet, patient=True))
         bars[0].show(
-            done, "rows to shuffle among (a smaller TextData.shuffle_buffer starts sooner)"
+            done, "rows in the shuffle buffer (a smaller TextData.shuffle_buffer starts sooner)"
         )
         if done >= total:
             bars.pop().close()

@@ -40,7 +40,7 @@ class Optax:
     learning_rate: float | optax.Schedule | None = None
 
     def build(self, train_steps: int) -> optax.GradientTransformation:
-        del train_steps  # gin passes its own to schedules: decay_steps = %TRAIN_STEPS
+        del train_steps  # schedules get theirs from gin: decay_steps = %TRAIN_STEPS
         return self.transformation
 
     def schedule(self, train_steps: int) -> optax.Schedule:
@@ -153,7 +153,7 @@ def _hint(annotation: Any) -> Any:
     """Return an Optax annotation as a type against which gin's values can be checked, or Any."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     members = typing.get_args(annotation) if union else (annotation,)
-    numeric = float in members  # Optax's annotation counts arrays as numbers, and bool too
+    numeric = float in members  # Optax annotates numbers as arrays or bool, too
     kept: list[Any] = []
     for member in members:
         if member in _TRANSFORMATIONS:

@@ -29,6 +29,9 @@ class Pretraining:
     """The settings of a run, independent of where or when it runs.
 
     Attributes:
+      model: The model to train.
+      data: The text or the exercises to train on.
+      checkpoints: When to save, and what to keep.
       train_steps, batch_size, train_length: The numbers of updates, of sequences per update and of
         tokens per sequence.
       optimizer: AdamW, an Optax transformation, or a list of these to be chained.
@@ -81,7 +84,7 @@ class Pretraining:
             raise UserError(f"z_loss is {self.z_loss}: it must be 0 or more")
         if not isinstance(self.optimizer, AdamW):
             self.schedule()  # raises if there is none
-        # A longer run may keep the position table of the run that it starts from.
+        # With INIT_FROM, an encoding may keep a shorter length: check this run's, too.
         for encoding in self.model.encodings:
             encoding.check_length(
                 self.model.resampling.largest(self.train_length), self.train_length

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from fire_lm.attention import choose_implementation
 from fire_lm.console import Progress
 from fire_lm.errors import RunFailed
 from fire_lm.hardware.flops import peak_flops
@@ -127,10 +128,18 @@ class Reporter:
             else "--gin.Spikes.skips_allowed=10 with --allow_config_change skips such updates"
         )
         newest = self._newest_saved() or "none"
+        reason = self._reason_of_nan(values)
         raise RunFailed(
             f"{name} is {values[name]} at step {step}: stopped\n"
-            f"newest checkpoint of a step with finite loss: {newest}; {bound}"
+            f"newest checkpoint of a step with finite loss: {newest}; {reason or bound}"
         )
+
+    def _reason_of_nan(self, values: dict[str, float]) -> str | None:
+        model = self._run.model
+        if choose_implementation(model.attention, self._run.train_length) != "tpu":
+            return None
+        reasons = (encoding.explain_nan(values) for encoding in model.encodings)
+        return next((reason for reason in reasons if reason), None)
 
     def _write(
         self, step: int, values: dict[str, float], learning_rate: float, learned: dict[str, float]

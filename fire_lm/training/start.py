@@ -70,7 +70,8 @@ def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Cal
     if source is not None and len(source.encodings) != len(model.encodings):
         raise UserError(
             f"INIT_FROM: {run} has {theirs}, this run {ours}: layers that take turns are stored "
-            "by turn\ngive both as many turns, as in POSITION = [@RoPE, @RoPE] for one encoding"
+            "by turn\ngive both the same number of turns, as in POSITION = [@RoPE, @RoPE] for one "
+            "encoding"
         )
     try:
         yield lambda path: ours != theirs and bool(POSITION.search(path))

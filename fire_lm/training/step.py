@@ -71,7 +71,10 @@ def summed_loss(
 
 
 def split_microbatches(batch: Batch, microbatches: int) -> Batch:
-    """Reshape `[B, T]` to `[microbatches, B / microbatches, T]` such that rows stay in place."""
+    """Reshape `[B, T]` to `[microbatches, B / microbatches, T]`.
+
+    A microbatch takes every `microbatches`-th row, so that rows stay on their devices.
+    """
     return {
         name: x_BT.reshape(-1, microbatches, x_BT.shape[1]).swapaxes(0, 1)
         for name, x_BT in batch.items()

@@ -24,7 +24,7 @@ from sample_attention import (
     restarting,
 )
 
-from fire_lm.attention import announce, attend
+from fire_lm.attention import TabulatedBias, announce, attend, compiling_for
 from fire_lm.attention.blockwise import blockwise_attention
 from fire_lm.errors import UserError
 from fire_lm.models import Decoder, ModelSize
@@ -35,8 +35,8 @@ from fire_lm.positions.resampling import RandomizedPositions, Resampling
 
 
 @pytest.mark.ci
-def test_attend_falls_back_where_tables_do_not_hold():
-    """Positions with gaps, negative or beyond the tables, and too many kinks: blocks, own bias."""
+def test_what_the_tables_do_not_hold_is_nan():
+    """Positions with gaps, negative or beyond the tables, and too many kinks: promises broken."""
     encoding = encoding_of("fire", length=140)
     params, x, place = encoding.init(jax.random.key(1)), content(140), jnp.arange(140)[None]
     documents_BT = documents(140)
@@ -45,37 +45,40 @@ def test_attend_falls_back_where_tables_do_not_hold():
     def attended(pos: jax.Array, segment: Any, exact: jax.Array, implementation: Any) -> jax.Array:
         tables = encoding.common_bias(params, 140, 140)
         assert tables is not None
-        broken = tables._replace(slope_KN=3 * tables.slope_KN, exact=exact)
         return attend(
             *x[:3],
             q_pos_BT=pos,
             k_pos_BS=pos,
-            bias=lambda q, k: encoding.bias(params, q, k, 140),
+            bias=TabulatedBias(
+                lambda q, k: encoding.bias(params, q, k, 140), tables._replace(exact=exact)
+            ),
             q_segment_BT=segment,
             k_segment_BS=segment,
             in_order=True,
-            tables=broken,
+            consecutive=True,
             implementation=implementation,
         )
 
     yes = jnp.bool_(True)
     own_BT, taken_up_BT = restarting(documents_BT), documents_BT % 2
-    for pos, segment, exact, falls_back in (
-        (place, None, yes, False),
-        (place, None, ~yes, True),
-        (3 * place, None, yes, True),
-        (own_BT, documents_BT, yes, False),
-        (own_BT, documents_BT, ~yes, True),
-        (own_BT.at[0, 139].add(1), documents_BT, yes, True),
-        (own_BT - 1, documents_BT, yes, True),
-        (own_BT + 100, documents_BT, yes, True),
+    for pos, segment, exact, holds in (
+        (place, None, yes, True),
+        (place, None, ~yes, False),
+        (3 * place, None, yes, False),
+        (own_BT, documents_BT, yes, True),
+        (own_BT, documents_BT, ~yes, False),
+        (own_BT.at[0, 139].add(1), documents_BT, yes, False),
+        (own_BT - 1, documents_BT, yes, False),
+        (own_BT + 100, documents_BT, yes, False),
         # Documents that go on after another one.
-        (place + 0 * own_BT, taken_up_BT, yes, False),
-        (own_BT, taken_up_BT, yes, True),
+        (place + 0 * own_BT, taken_up_BT, yes, True),
+        (own_BT, taken_up_BT, yes, False),
     ):
-        ours, dense = (attended(pos, segment, exact, name) for name in ("tpu", "dense"))
-        # The tables are broken, so that their use is seen.
-        assert (np.max(np.abs(ours - dense)) < 1e-5) == falls_back, (pos, segment, exact)
+        ours = attended(pos, segment, exact, "tpu")
+        if not holds:
+            assert np.all(np.isnan(ours)), (pos, segment, exact)
+            continue
+        np.testing.assert_allclose(ours, attended(pos, segment, exact, "dense"), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,7 @@ def test_attend_falls_back_where_tables_do_not_hold():
     [
         ({"in_order": False}, "same tokens"),
         ({"tables": None}, "common form"),
+        ({"consecutive": False}, "without gaps"),
         ({"width": 32}, "width 64 or 128 in bfloat16 or float32, not 32 in float32"),
         ({"dtype": jnp.float16}, "not 64 in float16"),
         ({"pos": jnp.linspace(0, 9, 20)[None]}, "integer positions"),
@@ -90,16 +94,20 @@ def test_attend_falls_back_where_tables_do_not_hold():
 )
 def test_attend_says_why_the_kernel_cannot_run(changed, told):
     given = {"in_order": True, "width": 64, "dtype": jnp.float32, "pos": jnp.arange(20)[None]}
-    given |= {"tables": fire_tables(20)} | changed
+    given |= {"tables": fire_tables(20), "consecutive": True} | changed
     x = content(20, given["width"], given["dtype"])
+
+    def zeros(q_pos: jax.Array, k_pos: jax.Array) -> jax.Array:
+        return jnp.zeros((1, HEADS, q_pos.shape[1], k_pos.shape[1]))
+
     with pytest.raises(UserError, match=f"'tpu' .*{told}.*: choose 'auto'"):
         attend(
             *x[:3],
             q_pos_BT=given["pos"],
             k_pos_BS=given["pos"],
-            bias=lambda q, k: jnp.zeros((1, HEADS, q.shape[1], k.shape[1])),
+            bias=TabulatedBias(zeros, given["tables"]) if given["tables"] else zeros,
             in_order=given["in_order"],
-            tables=given["tables"],
+            consecutive=given["consecutive"],
             implementation="tpu",
         )
 
@@ -118,19 +126,16 @@ def test_what_runs_in_blocks_on_a_tpu_is_announced(monkeypatch, caplog):
             in_order=True,
         )
     np.testing.assert_allclose(out, by_dense(lambda q, k: None, x), atol=1e-5)
-    assert [record.message for record in caplog.records] == [
-        "attention is computed in blocks, since the TPU kernel takes a bias that has the common "
-        "form, as FIRE has with ReLU"
-    ]
+    in_blocks = "attention is computed in blocks, since the TPU kernel takes a bias "
+    wanted = [in_blocks + "that has the common form, as FIRE has with ReLU"]
+    assert [record.message for record in caplog.records] == wanted
     size = ModelSize(num_layers=1, num_heads=1, head_dim=64, hidden_size=64, mlp_size=64,
                      init_std=0.02)  # fmt: skip
     for resampling in (Resampling(), RandomizedPositions()):
         model = Decoder(size, (ALiBi(1, 64, 130, 64),), 8, resampling=resampling)
         jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 130), jnp.int32), pos)
-    assert [record.message for record in caplog.records[1:]] == [
-        "RandomizedPositions: with a bias, attention at positions other than 0, 1, 2, ... is "
-        "computed in blocks, not by the TPU kernel"
-    ]
+    wanted += [in_blocks + "at positions that follow one another (0, 1, 2, ...), without gaps"]
+    assert [record.message for record in caplog.records] == wanted
 
 
 @pytest.mark.parametrize("platform, compiled", [("cpu", False), ("tpu", True)])
@@ -167,8 +172,9 @@ def test_decoder_with_kernels_is_the_dense_one():
     assert_close(ours, wanted, 1e-3)
 
 
-def test_the_fall_back_is_blockwise_attention_to_the_last_bit():
-    """Queries are rounded for the kernels alone; in bfloat16, with positions that have gaps."""
+def test_one_program_holds_one_implementation():
+    """What runs in blocks is blockwise attention to the last bit, and the kernel has none beside
+    it."""
     encoding = encoding_of("kerple", length=140)
     params, pos = encoding.init(jax.random.key(1)), 2 * jnp.arange(140)[None]
     x = content(140, dtype=jnp.bfloat16)
@@ -177,19 +183,33 @@ def test_the_fall_back_is_blockwise_attention_to_the_last_bit():
         return encoding.bias(params, q_pos, k_pos, 140)
 
     tables = encoding.common_bias(params, 140, 140)
-    at: dict[str, Any] = {"q_pos_BT": pos, "k_pos_BS": pos, "bias": bias}
+    assert tables is not None
+    at: dict[str, Any] = {"q_pos_BT": pos, "k_pos_BS": pos}
 
-    def by_attend(_: Any, x: jax.Array) -> jax.Array:
-        return attend(*x[:3], **at, in_order=True, tables=tables, implementation="tpu")
+    def by_attend(_: Any, x: jax.Array, consecutive: bool = False) -> jax.Array:
+        with compiling_for("tpu"):
+            return attend(
+                *x[:3],
+                **at,
+                bias=TabulatedBias(bias, tables),
+                in_order=True,
+                consecutive=consecutive,
+            )
 
     def by_blocks(_: Any, x: jax.Array) -> jax.Array:
-        return blockwise_attention(*x[:3], **at)
+        return blockwise_attention(*x[:3], **at, bias=bias, in_order=True)
 
     (ours, out), (wanted, oracle) = (
         outputs_and_gradients(function, {}, x) for function in (by_attend, by_blocks)
     )
     np.testing.assert_array_equal(out, oracle)
     np.testing.assert_array_equal(ours[1], wanted[1])
+    programs = [
+        str(jax.make_jaxpr(functools.partial(by_attend, {}, consecutive=consecutive))(x))
+        for consecutive in (False, True)
+    ]
+    assert ["fire_lm_attention" in text for text in programs] == [False, True]
+    assert ["remat" in text or "checkpoint" in text for text in programs] == [True, False]
 
 
 def step_equations(**settings: Any) -> list[tuple[Any, str]]:
@@ -264,11 +284,11 @@ def test_every_device_runs_its_sequences_and_heads(name, packed):
             *x[:3],
             q_pos_BT=pos,
             k_pos_BS=pos,
-            bias=lambda q, k: encoding.bias(params, q, k, 130),
+            bias=encoding.common_bias(params, 130, 130),
             q_segment_BT=segment,
             k_segment_BS=segment,
             in_order=True,
-            tables=encoding.common_bias(params, 130, 130),
+            consecutive=True,
             sharding=sharding,
             implementation="tpu",
         )

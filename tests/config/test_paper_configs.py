@@ -87,7 +87,7 @@ def test_a_dry_run_has_the_papers_size(model, capsys):
         if name != "embedding"
     )
     assert body + 50_257 * width == pytest.approx(total, rel=0.015)
-    (encoding,) = re.findall(r"^  encoding .*? ([\d,]+), listed apart", said, re.MULTILINE)
+    (encoding,) = re.findall(r"^  encoding .*? ([\d,]+), listed separately", said, re.MULTILINE)
     assert int(encoding.replace(",", "")) == expected_encoding_parameters(model)
 
 

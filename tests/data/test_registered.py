@@ -94,7 +94,7 @@ def test_a_text_of_ours_is_a_task_of_theirs(data_dir):
     read = documents(theirs)
     short = {text.decode() for text in GOOD["train"].values() if len(text) < 60}
     assert short and short <= read
-    with pytest.raises(UserError, match="has a task fire_lm:sample already"):
+    with pytest.raises(UserError, match="already has a task fire_lm:sample"):
         fire_lm.data.register_task("sample", TextData(data_dir))
 
 
@@ -103,7 +103,7 @@ def test_a_text_of_ours_is_a_task_of_theirs(data_dir):
     [
         (SeqioTask("mane"), "seqio has no Task or Mixture mane. Did you mean mine?"),
         (SeqioTask("mine", feature="text"), "has no feature 'text', only targets"),
-        (SeqioTask("two_sided"), "has inputs beside targets"),
+        (SeqioTask("two_sided"), "has inputs besides targets"),
         (SeqioTask("passed"), "is a PassThroughVocabulary"),
         (SeqioTask("mine", use_cached=True), "the task mine is not cached"),
         (SeqioTask("mine", vocabulary="/nowhere.model"), "Vocabulary file not found"),
@@ -160,7 +160,7 @@ def test_a_split_that_is_not_there():
 def test_values_that_have_no_effect_are_refused():
     with pytest.raises(UserError, match="has no effect without"):
         SeqioTask("mine", cache_dirs=("gs://a",))
-    with pytest.raises(UserError, match="is at least 1"):
+    with pytest.raises(UserError, match="must be at least 1"):
         dataclasses.replace(SeqioTask("mine"), shuffle_buffer=0)
 
 

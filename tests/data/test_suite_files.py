@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -92,15 +93,18 @@ GOOD = json.dumps({"id": "1", "pid": "1_0", "input": "Q", "output": "a"}) + "\n"
     [
         ({"validation": None}, "no split 'validation', only train, test: models are finetuned on"),
         ({"train": None}, "no split 'train'"),
-        ({"train": ""}, "no row is left for the split 'train' of scrolls_qasper .left out: none"),
+        ({"train": ""}, "no row is left for the split 'train' of scrolls_qasper .omitted: none"),
         (
             {"train": GOOD.replace('"a"', '""') * 2},
-            "no row is left for the split 'train' .*(\\n)?.*left out: 2 empty target",
+            "no row is left for the split 'train' .*(\\n)?.*omitted: 2 empty target",
         ),
-        ({"validation": GOOD + '{"id": '}, "qasper/validation.jsonl line 2 is no JSON object"),
-        ({"train": GOOD + "[1]\n"}, "qasper/train.jsonl line 2 is no JSON object: a list"),
-        ({"train": GOOD.encode() + b'{"id": "caf\xe9"}'}, "train.jsonl line 2 is no JSON object"),
-        ({"train": "[" * 100_000}, "train.jsonl line 1 is no JSON object"),
+        ({"validation": GOOD + '{"id": '}, "qasper/validation.jsonl line 2 is not a JSON object"),
+        ({"train": GOOD + "[1]\n"}, "qasper/train.jsonl line 2 is not a JSON object: a list"),
+        (
+            {"train": GOOD.encode() + b'{"id": "caf\xe9"}'},
+            "train.jsonl line 2 is not a JSON object",
+        ),
+        ({"train": "[" * 100_000}, "train.jsonl line 1 is not a JSON object"),
         ({"train": '{"id": "1"}\n'}, "train.jsonl line 1: there is no field 'input', only 'id'"),
         ({"train": GOOD.replace('"Q"', "7")}, "line 1: the field 'input' is of type int"),
     ],
@@ -111,9 +115,19 @@ def test_files_that_cannot_be_used(source, tmp_path, files, told):
     assert str(error.value).count("\n") <= 1 and not (tmp_path / "data").exists()
 
 
-def test_a_zip_file_that_was_not_downloaded(tmp_path):
+def test_zip_files_that_are_damaged(source, tmp_path):
     (tmp_path / "qasper.zip").write_bytes(b"version https://git-lfs")
-    with pytest.raises(RunFailed, match="qasper.zip is no whole zip file"):
+    with pytest.raises(RunFailed, match="qasper.zip is not a complete zip file"):
+        write(QASPER, tmp_path, tmp_path / "data")
+    with zipfile.ZipFile(tmp_path / "qasper.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in (source / "qasper").iterdir():
+            archive.write(file, f"qasper/{file.name}")
+    content = bytearray((tmp_path / "qasper.zip").read_bytes())
+    content[200:260] = bytes(60)
+    (tmp_path / "qasper.zip").write_bytes(content)
+    with pytest.raises(
+        RunFailed, match=r"qasper.zip/qasper/\w+.jsonl line \d+: the file is damaged"
+    ):
         write(QASPER, tmp_path, tmp_path / "data")
 
 
@@ -130,7 +144,7 @@ def test_the_command_names_what_is_missing_and_where_to_get_it(source, tmp_path,
     assert "--tasks=qasper" in told
     assert command("--suite=scrolls", "--tasks=qasper", *arguments) == 0
     out = capsys.readouterr().out
-    assert "validation: 20 rows; left out: none" in out and "fire_lm:scrolls_qasper" in out
+    assert "validation: 20 rows; omitted: none" in out and "fire_lm:scrolls_qasper" in out
 
 
 def test_the_command_counts_what_is_left_out(source, tmp_path, capsys):
@@ -152,7 +166,7 @@ def test_the_command_counts_what_is_left_out(source, tmp_path, capsys):
         (("--suite=scrolls",), "--source=FOLDER names the folder"),
         (("--suite=scrolls", "--source=/nowhere/at_all"), "there is no /nowhere/at_all"),
         (("--suite=scrolls", "--sizes=3"), "--sizes is for exercises"),
-        (("--suite=long_eval", "--source=/tmp"), "is generated: leave out --source"),
+        (("--suite=long_eval", "--source=/tmp"), "is generated: omit --source"),
         (("--suite=long_eval", "--tasks=topics", "--sizes=31"), "topics of size 31: there are 30"),
         (("--suite=long_eval", "--seed=-1"), "is not a whole number"),
     ],

@@ -30,7 +30,9 @@ def tasks(tmp_path_factory):
             lines = [f"{i}\t{source}\t{target}" for i, (source, target) in enumerate(EXAMPLES)]
             (folder / f"{split}-{file}.txt").write_text("\n".join(lines[file::2]) + "\n")
     os.environ["PAIR_TASKS_TEXT"] = str(folder)
-    yield importlib.import_module("pair_tasks")
+    module = importlib.import_module("pair_tasks")  # perhaps imported before, with other files
+    module.FILES.update({split: f"{folder}/{split}-*.txt" for split in module.FILES})
+    yield module
     del os.environ["PAIR_TASKS_TEXT"]
 
 
@@ -142,7 +144,7 @@ def test_what_a_run_asks_of_its_data():
     [
         ({"name": "pears"}, LENGTH, "seqio has no Task or Mixture pears"),
         ({"vocabulary": "/nowhere.model"}, LENGTH, "Vocabulary file not found"),
-        ({"vocabulary": "hf:gpt2"}, LENGTH, "cannot tokenise while a run trains"),
+        ({"vocabulary": "hf:gpt2"}, LENGTH, "cannot tokenise during training"),
         ({}, TARGET + 1, "leaves no room for the input of pairs beside a target of 6"),
         ({"target_length": 2}, LENGTH, None),
         ({"use_cached": True}, LENGTH, "--gin.TextToText.cache_dirs"),
@@ -184,7 +186,7 @@ def test_a_task_without_inputs_is_refused(tasks):
     [
         ({"target_length": 1}, "it must be 2 or more"),
         ({"truncation": "front"}, "must be one of head, tail, middle"),
-        ({"shuffle_buffer": 0}, "TextToText.shuffle_buffer is at least 1"),
+        ({"shuffle_buffer": 0}, "TextToText.shuffle_buffer must be at least 1"),
         ({"cache_dirs": ("x",)}, "has no effect without TextToText.use_cached"),
     ],
 )

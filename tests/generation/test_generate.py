@@ -92,7 +92,7 @@ def test_prompts_of_a_file_resume(workdir, greedy, prompts, tmp_path, capsys, mo
     other = tmp_path / "other.jsonl"
     other.write_text(prompts.read_text().replace("so they ", "so then "))
     assert main([*flags, f"--prompts={other}", f"--output={output}"]) == 2
-    assert "the prompt of id 3 is 'so they ' there and 'so then ' now" in capsys.readouterr().err
+    assert "the prompt with id 3 is 'so they ' there but 'so then ' now" in capsys.readouterr().err
     assert results(output) == whole
 
     assert main([*flags, f"--prompts={prompts}", f"--output={output}", "--top_k=2"]) == 2
@@ -184,7 +184,7 @@ def test_what_is_refused(workdir, capsys, flags, told):
     [
         (["no JSON"], "f, line 1: expected"),
         (["", '{"text": "a"}'], "f, line 2: expected"),
-        (['{"id": 2, "prompt": "a"}', '{"prompt": "b"}'], "the id 2 is that of line 1 too"),
+        (['{"id": 2, "prompt": "a"}', '{"prompt": "b"}'], "line 1 already has the id 2"),
         (['{"id": true, "prompt": "a"}'], "f, line 1: expected"),
         ([""], "f holds no prompt"),
     ],
@@ -197,7 +197,7 @@ def test_prompts_that_cannot_be_read(lines, told):
 def test_prompts_that_are_not_unicode():
     with pytest.raises(UserError, match="f, line 2: not UTF-8 .* at byte 13"):
         read_prompts(b'{"prompt": "a"}\n{"prompt": "\xff"}', "f")
-    with pytest.raises(UserError, match="f, line 1: half a surrogate pair"):
+    with pytest.raises(UserError, match="f, line 1: a lone surrogate"):
         read_prompts(b'{"prompt": "\\ud800"}', "f")
 
 
@@ -219,11 +219,11 @@ def test_what_a_stop_string_holds_back(capsys):
 def test_what_the_vocabulary_cannot_express():
     """Of seqio's sample model, which knows no Chinese. A stop of it would never be met."""
     data = TextData("nowhere", vocabulary=MODEL)
-    with pytest.raises(UserError, match="cannot express '火' of the prompt '火 f'"):
+    with pytest.raises(UserError, match="cannot express '火' in the prompt '火 f'"):
         Writer(None, {}, data, new_tokens=1).encode("火 f")
     with pytest.raises(UserError, match="is not valid UTF-8"):
         Writer(None, {}, data, new_tokens=1).encode("f\udcff")
-    with pytest.raises(UserError, match="cannot express '火' of the stop"):
+    with pytest.raises(UserError, match="cannot express '火' in the stop"):
         Writer(None, {}, data, new_tokens=1, stop=("火",))
 
 

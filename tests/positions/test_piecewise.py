@@ -104,6 +104,9 @@ def test_fire_is_exact_whatever_number_of_hinges_it_is_given(limits, monkeypatch
     np.testing.assert_allclose(found[..., causal], expected[..., causal], atol=1e-6)
     told = fire.diagnostics(params)
     assert told["fire_kinks"] > 4 and bool(told["fire_dense"]) == (limits[-1] == 4)
+    reason = fire.explain_nan({name: float(value) for name, value in told.items()})
+    wanted = f"f of FIRE has {told['fire_kinks']:.0f} kinks in a layer, and the TPU kernel's tables"
+    assert (reason is not None and reason.startswith(wanted)) == (limits[-1] == 4)
 
     def loss(params, bias):
         return jnp.sum(jnp.where(causal[None, None], jnp.sin(3 * bias(params)), 0.0))

@@ -77,7 +77,7 @@ def test_a_new_token_gathers_no_parameters(gathered, outcome):
     token = dataclasses.replace(GENERATION.token, collectives={"all-gather": (12, gathered)})
     found = check_token(dataclasses.replace(GENERATION, token=token))
     assert found.outcome == outcome
-    assert found.told.endswith("every parameter of a chip once would be 256.0 MiB")
+    assert found.told.endswith("gathering a chip's parameters once would be 256.0 MiB")
 
 
 def test_a_report_on_generation():

@@ -132,7 +132,7 @@ def test_cycles_by_part_of_the_model():
     [
         ("jvp(Decoder)/layers/block_0/query/BTD,DNH->BTNH/dot_general", "query, key, value"),
         ("transpose(jvp(Decoder))/layers/attention_out/reduce_sum", "attention's output"),
-        ("jvp(Decoder)/layers/cond/branch_1_fun/shard_map/stack", "tables and layout for kernels"),
+        ("jvp(Decoder)/layers/tpu_attention/shard_map/stack", "tables and layout for kernels"),
         ("jvp(Decoder)/layers/add", "encoding, residual stream"),
         ("transpose(jvp(Decoder))/BTV,BTD->VD/dot_general", "head and loss"),
         ("jvp()/reduce_sum", "head and loss"),

@@ -178,7 +178,11 @@ def test_a_place_that_cannot_be_written(data, tmp_path):
             {("full", 8)},
             "with --gin.build_decoder.remat=full --gin.pretrain.microbatches=8 it fits: 1.00 GiB",
         ),
-        ("none", set(), "nor --gin.build_decoder.remat=full with the most: split the state"),
+        (
+            "none",
+            set(),
+            "nor does --gin.build_decoder.remat=full with the most of them: split the state",
+        ),
         ("full", set(), "no number of microbatches makes it fit: split the state"),
     ],
 )

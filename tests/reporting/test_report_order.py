@@ -32,7 +32,9 @@ def test_what_stands_after_plus_minus_is_said_and_never_mixed():
     mixed = [r for r in sample_results().losses if r.run != "fire-seed1"]
     (lines,) = loss_lines(with_losses(sample_results(), mixed)).values()
     table = loss_table(lines, nats=True)
-    assert "over 2 seeds, none of a single run; in parentheses how many" in table.caption
+    assert (
+        "over 2 seeds, none for a single run; the number of seeds in parentheses" in table.caption
+    )
     cells = {row[0]: row[1] for row in table.rows}
     assert cells["fire"] == "1.800 (1)" and cells["alibi"] == "1.910 ± 0.014 (2)"
 

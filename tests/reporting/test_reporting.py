@@ -126,7 +126,7 @@ def test_seeds_are_averaged():
     text = sweep_text(dataclasses.replace(found, runs=runs))
     spread = f"{0.02 / math.sqrt(2):.3f}"
     assert cells(text)[1] == ["fire", f"1.510 ± {spread} (2)", f"1.410 ± {spread} (2)"]
-    assert "standard deviation over 2 seeds, none of a single run" in text
+    assert "standard deviation over 2 seeds, none for a single run" in text
     (line,) = cells(text, "Nats per token more than fire, means over seeds")[1:]
     assert line[:2] == ["rope", "+0.190 ± 0.000"]
 

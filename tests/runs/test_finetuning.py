@@ -13,10 +13,10 @@ from sample_run import command, quick_compiles, saved_state, write_text
 
 from fire_lm.checkpoints.manifest import write_manifest
 from fire_lm.cli import main, parse
-from fire_lm.config import save
 from fire_lm.experiment import load_config, training_of, training_root
 from fire_lm.runs.inherited import training_config
 from fire_lm.runs.run import open_run
+from fire_lm.runs.saved import save_config as save
 from fire_lm.training import Finetuning
 
 __all__ = ["quick_compiles"]  # a fixture

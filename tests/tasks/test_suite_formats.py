@@ -118,7 +118,7 @@ def test_similarities_are_written_to_the_next_fifth(value, target):
     (row,) = rows("glue_stsb", record | {"label": float(np.float32(value))})
     assert (row.inputs, row.targets) == ("stsb sentence1: A sentence2: B", target)
     assert similarity(target, {"answers": [target]}, is_target=True) == float(target)
-    assert similarity("3.25 or so") == -1
+    assert similarity("3.25 or so") == similarity("nan") == similarity("-inf") == -1
 
 
 def test_answers_of_multirc():

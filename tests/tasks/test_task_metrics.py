@@ -214,7 +214,7 @@ def test_the_average_over_data_sets():
     mean = average(scrolls)
     assert mean.value == pytest.approx(25.643, abs=1e-3) and mean.examples == 70
     assert mean.stderr == pytest.approx(1 / math.sqrt(7))
-    with pytest.raises(UserError, match="no score to average"):
+    with pytest.raises(UserError, match="no scores to average"):
         average([])
 
 
@@ -232,7 +232,7 @@ def test_labels_that_are_unknown_are_refused():
 
 
 def test_no_examples_and_other_numbers_of_them_are_refused():
-    with pytest.raises(UserError, match="no example"):
+    with pytest.raises(UserError, match="no examples to score"):
         Accuracy()([], [])
     with pytest.raises(UserError, match="1 predictions for 2 examples"):
         Accuracy()(["a", "b"], ["a"])

@@ -10,37 +10,24 @@ Shapes: B batch, T tokens, N heads, H head dim, P places (padded to whole blocks
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import NamedSharding
 
 from fire_lm.attention.common_bias import CommonBias
+from fire_lm.attention.saved_residuals import SAVED
 from fire_lm.attention.tpu.backward import Wanted, backward
-from fire_lm.attention.tpu.forward import forward
+from fire_lm.attention.tpu.devices import Devices, Inputs
+from fire_lm.attention.tpu.forward import Outs, forward
 from fire_lm.attention.tpu.schedule import Blocks, choose_blocks, log2_scale
 from fire_lm.attention.tpu.tables import Tables
 
-Residuals = tuple[Any, ...]
 
-
+@jax.named_scope("tpu_attention")
 def tpu_attention(
-    q_BTNH: jax.Array, k_BTNH: jax.Array, v_BTNH: jax.Array, **rest: Any
-) -> jax.Array:
-    """Causal attention of tokens to themselves, `[B, T, N, H]`; arguments as of `forward_pass`."""
-    if rest.get("logit_scale_BT") is None:
-        q_BTNH = scale_queries(q_BTNH)
-    qkv_BTNH = (q_BTNH, k_BTNH, v_BTNH)
-    return with_gradients(*forward_pass(*qkv_BTNH, **rest), *qkv_BTNH, **rest)
-
-
-def scale_queries(q_BTNH: jax.Array, factor: jax.Array | float = 1.0) -> jax.Array:
-    """Scale queries so that q·k is a logit in base 2, times `factor`. It is its own transpose."""
-    scaled_BTNH = q_BTNH.astype(jnp.float32) * (log2_scale(q_BTNH.shape[3]) * factor)
-    return scaled_BTNH.astype(q_BTNH.dtype)
-
-
-def forward_pass(
     q_BTNH: jax.Array,
     k_BTNH: jax.Array,
     v_BTNH: jax.Array,
@@ -51,13 +38,12 @@ def forward_pass(
     segment_BT: jax.Array | None = None,
     pos_BT: jax.Array | None = None,
     block_size: int | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """The output `[B, T, N, H]`, and what its gradients need besides: log2 of the softmax's sums of
-    2^logit, `[B, N, T]` float32. No gradient goes through it, see `with_gradients`.
+    sharding: NamedSharding | None = None,
+) -> jax.Array:
+    """Causal attention of tokens to themselves, `[B, T, N, H]`.
 
     Args:
-      q_BTNH, k_BTNH, v_BTNH: bfloat16 or float32, H 64 or 128; queries from `scale_queries`, or as
-        they are where there is a `logit_scale_BT`: so that they are rounded once.
+      q_BTNH, k_BTNH, v_BTNH: bfloat16 or float32, H 64 or 128.
       bias: with tables of T positions at least, and of all in `pos_BT`; taken as exact.
       logit_scale_BT: factor on q k, or None; B or 1.
       bias_scale_BT: factor on the bias, or None; B or 1.
@@ -66,77 +52,34 @@ def forward_pass(
         one another. Where they or the factors on the bias differ by example, so does the bias: it
         is built for each.
       block_size: queries and keys of a tile, a multiple of 128; None: what suits the length.
+      sharding: of q_BTNH, where it is split over a mesh; None: it is whole.
 
     Raises:
       UserError: a head dim or dtype that the kernels do not have, or blocks that do not fit.
     """
-    inputs = jax.lax.stop_gradient((q_BTNH, k_BTNH, v_BTNH, bias, logit_scale_BT, bias_scale_BT))
-    blocks, arrays = _prepare(*inputs, segment_BT, pos_BT, block_size)
-    out_BNHP, log_sum_BN1P = forward(*arrays, blocks)
-    length = q_BTNH.shape[1]
-    return _from_blocks(out_BNHP, length), log_sum_BN1P[:, :, 0, :length]
-
-
-def with_gradients(
-    out_BTNH: jax.Array,
-    log_sum_BNT: jax.Array,
-    q_BTNH: jax.Array,
-    k_BTNH: jax.Array,
-    v_BTNH: jax.Array,
-    *,
-    bias: CommonBias | None,
-    logit_scale_BT: jax.Array | None = None,
-    bias_scale_BT: jax.Array | None = None,
-    segment_BT: jax.Array | None = None,
-    pos_BT: jax.Array | None = None,
-    block_size: int | None = None,
-) -> jax.Array:
-    """`out_BTNH`, as a function of what `forward_pass` made it from."""
-    inputs = (q_BTNH, k_BTNH, v_BTNH, bias, logit_scale_BT, bias_scale_BT)
-    blocks, arrays = _prepare(*inputs, segment_BT, pos_BT, block_size)
-    length = q_BTNH.shape[1]
-    to_end = blocks.padded_length - length
-    # Queries that do not exist attend to nothing: 2^(logit - log_sum) is 0.
-    no_query = dict(mode="constant", constant_values=jnp.float32(1e30))
-    log_sum_BN1P = jnp.pad(log_sum_BNT, ((0, 0), (0, 0), (0, to_end)), **no_query)[:, :, None]
-    out_BNHP = _given(blocks, _to_blocks(out_BTNH, blocks), log_sum_BN1P, *arrays)
-    return _from_blocks(out_BNHP, length)
-
-
-class Prepared(NamedTuple):
-    """The arguments of the kernels."""
-
-    q_BNHP: jax.Array
-    k_BNHP: jax.Array
-    v_BNHP: jax.Array
-    tables: Tables | None
-    segments_B1P: jax.Array | None
-
-
-def _prepare(
-    q_BTNH: jax.Array,
-    k_BTNH: jax.Array,
-    v_BTNH: jax.Array,
-    bias: CommonBias | None,
-    logit_scale_BT: jax.Array | None,
-    bias_scale_BT: jax.Array | None,
-    segment_BT: jax.Array | None,
-    pos_BT: jax.Array | None,
-    block_size: int | None,
-) -> tuple[Blocks, Prepared]:
     batch, length, _, width = q_BTNH.shape
+    devices = Devices.of(sharding, q_BTNH.shape)
     alike = bias is None or all(x is None or x.shape[0] == 1 for x in (pos_BT, bias_scale_BT))
-    blocks = choose_blocks(length, batch if alike else 1, width, q_BTNH.dtype, block_size)
-    if logit_scale_BT is not None:
-        q_BTNH = scale_queries(q_BTNH, logit_scale_BT[:, :, None, None])
-    segments = None
+    together = batch // devices.parts_of_batch if alike else 1
+    blocks = choose_blocks(length, together, width, q_BTNH.dtype, block_size)
+    q_BTNH = scale_queries(q_BTNH, logit_scale_BT)
+    segments_B1P = None
     if segment_BT is not None:
         to_end = blocks.padded_length - length
         padded_BT = jnp.pad(segment_BT.astype(jnp.int32), ((0, 0), (0, to_end)), mode="edge")
-        segments = jnp.broadcast_to(padded_BT[:, None], (batch, 1, blocks.padded_length))
+        segments_B1P = jnp.broadcast_to(padded_BT[:, None], (batch, 1, blocks.padded_length))
     tables = None if bias is None else Tables.of(bias, pos_BT, bias_scale_BT, blocks, length)
-    q_BNHP, k_BNHP, v_BNHP = (_to_blocks(x, blocks) for x in (q_BTNH, k_BTNH, v_BTNH))
-    return blocks, Prepared(q_BNHP, k_BNHP, v_BNHP, tables, segments)
+    q_BNHP, k_BNHP, v_BNHP = (_to_blocks(x_BTNH, blocks) for x_BTNH in (q_BTNH, k_BTNH, v_BTNH))
+    out_BNHP = _attention(blocks, devices, Inputs(q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P))
+    return jnp.transpose(out_BNHP, (0, 3, 1, 2))[:, :length]
+
+
+def scale_queries(q_BTNH: jax.Array, factor_BT: jax.Array | None) -> jax.Array:
+    """Scale queries so that q·k is a logit in base 2, times the factor; rounded once."""
+    scale: Any = log2_scale(q_BTNH.shape[3])
+    if factor_BT is not None:
+        scale = scale * factor_BT[:, :, None, None]
+    return (q_BTNH.astype(jnp.float32) * scale).astype(q_BTNH.dtype)
 
 
 def _to_blocks(x_BTNH: jax.Array, blocks: Blocks) -> jax.Array:
@@ -144,26 +87,39 @@ def _to_blocks(x_BTNH: jax.Array, blocks: Blocks) -> jax.Array:
     return jnp.pad(jnp.transpose(x_BTNH, (0, 2, 3, 1)), ((0, 0), (0, 0), (0, 0), (0, to_end)))
 
 
-def _from_blocks(x_BNHP: jax.Array, length: int) -> jax.Array:
-    return jnp.transpose(x_BNHP, (0, 3, 1, 2))[:, :length]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attention(blocks: Blocks, devices: Devices, inputs: Inputs) -> jax.Array:
+    return _forward(blocks, devices, inputs).out
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _given(blocks: Blocks, out_BNHP: jax.Array, *_: Any) -> jax.Array:
-    return out_BNHP
+def _forward(blocks: Blocks, devices: Devices, inputs: Inputs) -> Outs:
+    by_example, log_sums = devices.by_example(), devices.by_example()
+    run = functools.partial(forward, blocks=blocks)
+    return devices.run(run, inputs, out_specs=Outs(by_example, log_sums))
 
 
-def _given_forward(blocks: Blocks, *inputs: Any) -> tuple[Any, Residuals]:
-    values = jax.tree.map(lambda x: x.value, inputs, is_leaf=lambda x: hasattr(x, "perturbed"))
-    return values[0], (*values, Wanted.of(inputs[5]))
+def _attention_forward(blocks: Blocks, devices: Devices, inputs: Any) -> tuple[jax.Array, Any]:
+    wanted = Wanted.of(inputs.tables)
+    inputs = jax.tree.map(lambda x: x.value, inputs, is_leaf=lambda x: hasattr(x, "perturbed"))
+    out, log_sum = (checkpoint_name(x, SAVED) for x in _forward(blocks, devices, inputs))
+    return out, (wanted, inputs, out, log_sum)
 
 
-def _given_backward(blocks: Blocks, residuals: Residuals, d_out: Any) -> tuple[Any, ...]:
-    out, log_sum, *arrays, wanted = residuals
-    d_out = jnp.zeros_like(out) if not isinstance(d_out, jax.Array) else d_out
-    q_BNHP, k_BNHP, v_BNHP, tables, segments = arrays
-    inputs = (q_BNHP, k_BNHP, v_BNHP, out, d_out, log_sum)
-    return None, None, *backward(*inputs, tables, segments, wanted, blocks), None
+def _attention_backward(
+    blocks: Blocks, devices: Devices, residuals: Any, d_out: Any
+) -> tuple[Inputs]:
+    wanted, inputs, out, log_sum = residuals
+    if not isinstance(d_out, jax.Array):  # a symbolic zero
+        d_out = jnp.zeros_like(out)
+    specs = devices.specs(inputs)
+    out_specs = specs._replace(tables=wanted.only(specs.tables), segments_B1P=None)
+
+    def run(inputs: Inputs, out: jax.Array, d_out: jax.Array, log_sum: jax.Array) -> Inputs:
+        found = backward(inputs, out, d_out, log_sum, wanted, blocks)
+        return found._replace(tables=devices.sum_tables(found.tables, out_specs.tables))
+
+    given = (out, d_out, log_sum)
+    return (devices.run(run, inputs, *given, out_specs=out_specs),)
 
 
-_given.defvjp(_given_forward, _given_backward, symbolic_zeros=True)
+_attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)

@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.tpu.bias_tile import BY_SEGMENT, BiasRefs, Sums, add_gradient, build
+from fire_lm.attention.tpu.devices import Inputs
 from fire_lm.attention.tpu.forward import (
     KEYS_BY_QUERIES,
     causal,
@@ -35,7 +36,7 @@ from fire_lm.attention.tpu.forward import (
     logits,
     product,
 )
-from fire_lm.attention.tpu.operands import Operands
+from fire_lm.attention.tpu.operands import Operands, Segments
 from fire_lm.attention.tpu.schedule import LANES, Blocks
 from fire_lm.attention.tpu.tables import Tables
 
@@ -69,81 +70,121 @@ class Wanted:
     def any(self) -> bool:
         return any(dataclasses.astuple(self))
 
+    def only(self, tables: Tables | None) -> Tables | None:
+        """`tables`, but None in place of those that are not wanted."""
+        if tables is None:
+            return None
+        names = {
+            "slope_KN": self.segment,
+            "offset_KN": self.segment,
+            "row_EP": self.row,
+            "gain_EP": self.gain,
+            "slab_MP": self.slab,
+        }
+        absent: dict[str, Any] = {name: None for name in Tables._fields if not names.get(name)}
+        return tables._replace(**absent)
+
+
+class Ins(NamedTuple):
+    """What the kernel reads: `[B, N, H, P]` and `[B, N, 1, P]` (log_sum and D), then the rest."""
+
+    q: Any
+    k: Any
+    v: Any
+    d_out: Any
+    log_sum: Any
+    mean: Any
+    segments: Segments | None
+    bias: BiasRefs | None
+
+
+class Outs(NamedTuple):
+    """The gradients to q, k and v, and the sums of `bias_tile.Sums`, `[G, N, X, 1, R]`."""
+
+    d_q: Any
+    d_k: Any
+    d_v: Any
+    sums: Any | None
+
+
+class Scratch(NamedTuple):
+    """Sums of each sequence's gradients; the tiles of the bias and of its gradient."""
+
+    d_q: Any
+    d_k: Any
+    d_v: Any
+    copied: Any
+    tile: Any | None
+    d_tile: Any | None
+    by_segment: Any | None
+    skewed: Any | None
+
 
 def backward(
-    q_BNHP: jax.Array,
-    k_BNHP: jax.Array,
-    v_BNHP: jax.Array,
+    inputs: Inputs,
     out_BNHP: jax.Array,
     d_out_BNHP: jax.Array,
     log_sum_BN1P: jax.Array,
-    bias: Tables | None,
-    segments_B1P: jax.Array | None,
     wanted: Wanted,
     blocks: Blocks,
-) -> tuple[jax.Array, jax.Array, jax.Array, Tables | None]:
-    """The gradients to queries, keys, values and tables."""
+) -> Inputs:
+    """The gradients to queries, keys, values and tables; None to tables that are not `wanted`."""
+    q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P = inputs
     batch, heads, width, length = q_BNHP.shape
     operands = Operands(blocks, "by_key")
     by_query, by_key, row = operands.by_query(width), operands.by_key(width), operands.by_query(1)
     products_BNHP = out_BNHP.astype(jnp.float32) * d_out_BNHP.astype(jnp.float32)
     means_BN1P = jnp.sum(products_BNHP, axis=2, keepdims=True)
-    ins: list[Any] = [q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P]
-    specs = [by_query, by_key, by_key, by_query, row, row]
-    if segments_B1P is not None:
-        ins += [segments_B1P, segments_B1P]
-        specs += operands.segments()
-    tables = 0
-    if bias is not None:
-        arrays, blocks_of = operands.bias(bias)
-        ins, specs, tables = ins + arrays, specs + blocks_of, len(arrays)
-    out_shape = [
-        jax.ShapeDtypeStruct(q_BNHP.shape, jnp.float32),
-        jax.ShapeDtypeStruct(k_BNHP.shape, k_BNHP.dtype),
-        jax.ShapeDtypeStruct(v_BNHP.shape, v_BNHP.dtype),
-    ]
-    out_specs = [pl.BlockSpec(memory_space=pl.ANY), by_key, by_key]
-    sizes = _sizes(bias, wanted, length)
+    bias, of_bias = operands.bias(tables)
+    segments, of_segments = operands.segments(segments_B1P)
+    sizes = _sizes(tables, wanted, length)
     *ends, rows = itertools.accumulate(sizes.values(), initial=0)
     starts = dict(zip(sizes, ends, strict=True))
-    if starts:
-        shape = (batch // blocks.batch, heads, rows, 1, LANES)
-        out_shape.append(jax.ShapeDtypeStruct(shape, jnp.float32))
-        out_specs.append(operands.of_head(shape))
-    block = (blocks.batch, width, blocks.tokens)
-    scratch: list[Any] = [pltpu.VMEM(block, jnp.float32) for _ in range(3)]
-    scratch += [pltpu.SemaphoreType.DMA((2, blocks.batch))]
-    if bias is not None:
-        scratch.append(pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32))
-    if wanted.any:
-        scratch.append(pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32))
-    if wanted.segment:
-        by_segment = sum(size for name, size in sizes.items() if name in BY_SEGMENT)
-        scratch.append(pltpu.VMEM((by_segment, 8, LANES), jnp.float32))
-    if wanted.slab:
-        scratch.append(pltpu.VMEM((LANES, 2 * blocks.tokens), jnp.float32))
-    d_q, d_k, d_v, *found = operands.call(
-        functools.partial(
-            _kernel,
-            blocks_of_queries=length // blocks.tokens,
-            packed=segments_B1P is not None,
-            tables=tables,
-            starts=starts,
+    sums_shape = (batch // blocks.batch, heads, rows, 1, LANES)
+    outs = operands.call(
+        functools.partial(_kernel, blocks_of_queries=length // blocks.tokens, starts=starts),
+        Ins(*(q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P), segments, bias),
+        Ins(*(by_query, by_key, by_key, by_query, row, row), of_segments, of_bias),
+        out_shape=Outs(
+            jax.ShapeDtypeStruct(q_BNHP.shape, jnp.float32),
+            jax.ShapeDtypeStruct(k_BNHP.shape, k_BNHP.dtype),
+            jax.ShapeDtypeStruct(v_BNHP.shape, v_BNHP.dtype),
+            jax.ShapeDtypeStruct(sums_shape, jnp.float32) if starts else None,
         ),
-        ins,
-        specs,
-        out_shape=out_shape,
-        out_specs=out_specs,
-        scratch=scratch,
+        out_specs=Outs(
+            pl.BlockSpec(memory_space=pl.ANY),
+            by_key,
+            by_key,
+            operands.of_head(sums_shape) if starts else None,
+        ),
+        scratch=_scratch(blocks, width, bias is not None, wanted, sizes),
         name="fire_lm_attention_backward",
     )
     ln_2 = math.log(2)
     d_tables = None
-    if bias is not None:
-        sums_GNXR = found[0][:, :, :, 0] if starts else jnp.zeros((1, heads, 0, LANES))
-        d_tables = jax.tree.map(lambda x: ln_2 * x, _to_tables(bias, sums_GNXR, starts))
-    d_k = (d_k.astype(jnp.float32) * ln_2).astype(k_BNHP.dtype)
-    return (d_q * ln_2).astype(q_BNHP.dtype), d_k, d_v, d_tables
+    if tables is not None:
+        sums_GNXR = outs.sums[:, :, :, 0] if starts else jnp.zeros((1, heads, 0, LANES))
+        d_tables = jax.tree.map(lambda x: ln_2 * x, _to_tables(tables, sums_GNXR, starts))
+    d_k = (outs.d_k.astype(jnp.float32) * ln_2).astype(k_BNHP.dtype)
+    return Inputs((outs.d_q * ln_2).astype(q_BNHP.dtype), d_k, outs.d_v, d_tables, None)
+
+
+def _scratch(
+    blocks: Blocks, width: int, biased: bool, wanted: Wanted, sizes: dict[str, int]
+) -> Scratch:
+    block = pltpu.VMEM((blocks.batch, width, blocks.tokens), jnp.float32)
+    tile = pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32)
+    by_segment = sum(size for name, size in sizes.items() if name in BY_SEGMENT)
+    return Scratch(
+        d_q=block,
+        d_k=block,
+        d_v=block,
+        copied=pltpu.SemaphoreType.DMA((2, blocks.batch)),
+        tile=tile if biased else None,
+        d_tile=tile if wanted.any else None,
+        by_segment=pltpu.VMEM((by_segment, 8, LANES), jnp.float32) if wanted.segment else None,
+        skewed=pltpu.VMEM((LANES, 2 * blocks.tokens), jnp.float32) if wanted.slab else None,
+    )
 
 
 def _sizes(bias: Tables | None, wanted: Wanted, length: int) -> dict[str, int]:
@@ -159,8 +200,8 @@ def _sizes(bias: Tables | None, wanted: Wanted, length: int) -> dict[str, int]:
 
 
 def _to_tables(tables: Tables, sums_GNXR: jax.Array, starts: dict[str, int]) -> Tables:
-    """The cotangent of `tables`, zeros where it was not wanted."""
-    found = {name: jnp.zeros_like(getattr(tables, name)) for name in Tables._fields}
+    """The cotangent of `tables`, None where it was not wanted."""
+    found: dict[str, Any] = dict.fromkeys(Tables._fields)
     sums_NXR = jnp.sum(sums_GNXR, axis=0)
     chunks, kinks = tables.row_EP.shape[1] // LANES, tables.kink_K.size
 
@@ -193,24 +234,18 @@ def _to_tables(tables: Tables, sums_GNXR: jax.Array, starts: dict[str, int]) -> 
 def _kernel(
     query_X: Ref,
     key_X: Ref,
-    *refs: Ref,
+    ins: Ins,
+    outs: Outs,
+    scratch: Scratch,
+    *,
     blocks_of_queries: int,
-    packed: bool,
-    tables: int,
     starts: dict[str, int],
 ) -> None:
-    rest = iter(refs)
-    q, k, v, d_out, log_sum, mean = (next(rest) for _ in range(6))
-    segments = [next(rest), next(rest)] if packed else None
-    bias = BiasRefs(*(next(rest) for _ in range(tables))) if tables else None
-    d_q_hbm, d_k, d_v = (next(rest) for _ in range(3))
-    sums_ref = next(rest).at[0] if starts else None
-    d_q, d_k_sum, d_v_sum, copied = (next(rest) for _ in range(4))
-    tile = next(rest) if bias else None
-    d_tile = next(rest) if starts else None
-    by_segment = next(rest) if "offset" in starts else None
-    skewed = next(rest) if "slab" in starts else None
-    sums = Sums(sums_ref, starts, by_segment, skewed) if starts else None
+    q, k, v, d_out, log_sum, mean, segments, bias = ins
+    d_q, d_k_sum, d_v_sum, copied, tile, d_tile, by_segment, skewed = scratch
+    sums = None
+    if outs.sums is not None:
+        sums = Sums(outs.sums.at[0], starts, by_segment, skewed)
     group, head, index = (pl.program_id(axis) for axis in range(3))
     query_block, key_block = query_X[index], key_X[index]
     diagonal = query_block == key_block
@@ -219,7 +254,7 @@ def _kernel(
 
     def of_d_q(b: Any) -> Ref:
         start = pl.multiple_of(query_block * block, block)
-        return d_q_hbm.at[group * batch + b, head, :, pl.ds(start, block)]
+        return outs.d_q.at[group * batch + b, head, :, pl.ds(start, block)]
 
     def reading(b: Any) -> Any:
         return pltpu.make_async_copy(of_d_q(b), d_q.at[b], copied.at[0, b])
@@ -260,7 +295,7 @@ def _kernel(
     def attend(b: jax.Array, masked: bool) -> None:
         # First, since what follows is best scheduled as one piece; it was asked for long before.
         pl.when(key_block > 0)(lambda: reading(b).wait())
-        s = logits(q.at[b, 0], k.at[b, 0], segments and [ref.at[b] for ref in segments])
+        s = logits(q.at[b, 0], k.at[b, 0], segments, b)
         if tile is not None:
             s = s + tile[...]
         if masked:
@@ -285,8 +320,8 @@ def _kernel(
     @pl.when(query_block == blocks_of_queries - 1)
     @jax.named_scope("finish.last_query")
     def _() -> None:
-        d_k[:, 0] = d_k_sum[...].astype(d_k.dtype)
-        d_v[:, 0] = d_v_sum[...].astype(d_v.dtype)
+        outs.d_k[:, 0] = d_k_sum[...].astype(outs.d_k.dtype)
+        outs.d_v[:, 0] = d_v_sum[...].astype(outs.d_v.dtype)
 
     @pl.when(last)
     @jax.named_scope("wait.last_tile")

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +36,10 @@ MASKED = -1e30
 Ref = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class BiasRefs:
+class BiasRefs(NamedTuple):
     """The tables of one head, as far as a tile needs them; few, as each costs time at every step.
+
+    Outside the kernel, the arrays of all heads, or the specs of their blocks.
 
     Attributes:
       scalars: `[1, 4, K + 1]` in scalar memory: kinks, slopes, changes of slope, offsets.

@@ -13,9 +13,8 @@ Shapes: N heads, B batch, H head dim, P positions (padded).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,64 +22,74 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.tpu.bias_tile import MASKED, BiasRefs, build, either
-from fire_lm.attention.tpu.operands import Operands
+from fire_lm.attention.tpu.devices import Inputs
+from fire_lm.attention.tpu.operands import Operands, Segments
 from fire_lm.attention.tpu.schedule import Blocks
-from fire_lm.attention.tpu.tables import Tables
 
 Ref = Any
 KEYS_BY_QUERIES = (((0,), (0,)), ((), ()))  # [H, keys], [H, queries]: both contract their first
 
 
-def forward(
-    q_BNHP: jax.Array,
-    k_BNHP: jax.Array,
-    v_BNHP: jax.Array,
-    bias: Tables | None,
-    segments_B1P: jax.Array | None,
-    blocks: Blocks,
-) -> tuple[jax.Array, jax.Array]:
+class Ins(NamedTuple):
+    """What the kernel reads: `[B, N, H, P]` each, documents, and the tables of the bias."""
+
+    q: Any
+    k: Any
+    v: Any
+    segments: Segments | None
+    bias: BiasRefs | None
+
+
+class Outs(NamedTuple):
     """The output `[B, N, H, P]`, and log2 of the sum of 2^logit, `[B, N, 1, P]` float32."""
-    batch, heads, width, length = q_BNHP.shape
+
+    out: Any
+    log_sum: Any
+
+
+class Scratch(NamedTuple):
+    """Running maximum m, sum l and output o of each sequence, and the tile of the bias."""
+
+    largest: Any
+    total: Any
+    mean: Any
+    tile: Any | None
+
+
+def forward(inputs: Inputs, blocks: Blocks) -> Outs:
+    """Attention, with queries that are scaled for logits in base 2."""
+    batch, heads, width, length = inputs.q_BNHP.shape
     operands = Operands(blocks, "by_query")
-    by_query = operands.by_query(width)
-    ins: list[Any] = [q_BNHP, k_BNHP, v_BNHP]
-    specs = [by_query, operands.by_key(width), operands.by_key(width)]
-    if segments_B1P is not None:
-        ins += [segments_B1P, segments_B1P]
-        specs += operands.segments()
-    tables = 0
-    if bias is not None:
-        arrays, blocks_of = operands.bias(bias)
-        ins, specs, tables = ins + arrays, specs + blocks_of, len(arrays)
-    rows = (blocks.batch, 1, blocks.tokens)
-    scratch = [pltpu.VMEM(rows, jnp.float32), pltpu.VMEM(rows, jnp.float32)]
-    scratch.append(pltpu.VMEM((blocks.batch, width, blocks.tokens), jnp.float32))
-    if bias is not None:
-        scratch.append(pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32))
+    by_query, by_key = operands.by_query(width), operands.by_key(width)
+    bias, of_bias = operands.bias(inputs.tables)
+    segments, of_segments = operands.segments(inputs.segments_B1P)
+    rows = pltpu.VMEM((blocks.batch, 1, blocks.tokens), jnp.float32)
+    tile = pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32)
     return operands.call(
-        functools.partial(_kernel, packed=segments_B1P is not None, tables=tables),
-        ins,
-        specs,
-        out_shape=[
-            jax.ShapeDtypeStruct(q_BNHP.shape, q_BNHP.dtype),
+        _kernel,
+        Ins(inputs.q_BNHP, inputs.k_BNHP, inputs.v_BNHP, segments, bias),
+        Ins(by_query, by_key, by_key, of_segments, of_bias),
+        out_shape=Outs(
+            jax.ShapeDtypeStruct(inputs.q_BNHP.shape, inputs.q_BNHP.dtype),
             jax.ShapeDtypeStruct((batch, heads, 1, length), jnp.float32),
-        ],
-        out_specs=[by_query, operands.by_query(1)],
-        scratch=scratch,
+        ),
+        out_specs=Outs(by_query, operands.by_query(1)),
+        scratch=Scratch(
+            largest=rows,
+            total=rows,
+            mean=pltpu.VMEM((blocks.batch, width, blocks.tokens), jnp.float32),
+            tile=None if bias is None else tile,
+        ),
         name="fire_lm_attention_forward",
     )
 
 
-def _kernel(query_X: Ref, key_X: Ref, *refs: Ref, packed: bool, tables: int) -> None:
-    rest = iter(refs)
-    q, k, v = (next(rest) for _ in range(3))
-    segments = [next(rest), next(rest)] if packed else None
-    bias = BiasRefs(*(next(rest) for _ in range(tables))) if tables else None
-    out, log_sum, largest, total, mean = (next(rest) for _ in range(5))
-    tile = next(rest) if bias else None
+def _kernel(query_X: Ref, key_X: Ref, ins: Ins, outs: Outs, scratch: Scratch) -> None:
+    largest, total, mean, tile = scratch
     index = pl.program_id(2)
     query_block, key_block = query_X[index], key_X[index]
     diagonal = query_block == key_block
+    batch = ins.q.shape[0]
 
     @pl.when(key_block == 0)
     @jax.named_scope("clear.first_key")
@@ -90,7 +99,7 @@ def _kernel(query_X: Ref, key_X: Ref, *refs: Ref, packed: bool, tables: int) -> 
         mean[...] = jnp.zeros_like(mean)
 
     def attend(b: jax.Array, masked: bool) -> None:
-        s = logits(q.at[b, 0], k.at[b, 0], segments and [ref.at[b] for ref in segments])
+        s = logits(ins.q.at[b, 0], ins.k.at[b, 0], ins.segments, b)
         if tile is not None:
             s = s + tile[...]
         if masked:
@@ -100,20 +109,20 @@ def _kernel(query_X: Ref, key_X: Ref, *refs: Ref, packed: bool, tables: int) -> 
         rescale = jnp.exp2(largest[b] - m)
         largest[b] = m
         total[b] = rescale * total[b] + jnp.sum(p, axis=0, keepdims=True)
-        mean[b] = rescale * mean[b] + product(v[b, 0], p.astype(v.dtype))
+        mean[b] = rescale * mean[b] + product(ins.v[b, 0], p.astype(ins.v.dtype))
 
-    if bias is not None:
-        build(bias, tile, diagonal)
-    for_each_sequence(q.shape[0], diagonal, attend)
+    if ins.bias is not None:
+        build(ins.bias, tile, diagonal)
+    for_each_sequence(batch, diagonal, attend)
 
     @pl.when(diagonal)
     @jax.named_scope("finish.diagonal")
     def _() -> None:
         def finish(b: jax.Array, _: None) -> None:
-            out[b, 0] = (mean[b] / total[b]).astype(out.dtype)
-            log_sum[b, 0] = largest[b] + jnp.log2(total[b])
+            outs.out[b, 0] = (mean[b] / total[b]).astype(outs.out.dtype)
+            outs.log_sum[b, 0] = largest[b] + jnp.log2(total[b])
 
-        jax.lax.fori_loop(0, q.shape[0], finish, None)
+        jax.lax.fori_loop(0, batch, finish, None)
 
 
 def for_each_sequence(batch: int, diagonal: jax.Array, run: Callable[[Any, bool], None]) -> None:
@@ -125,12 +134,12 @@ def for_each_sequence(batch: int, diagonal: jax.Array, run: Callable[[Any, bool]
     either("sequences", diagonal, loop)
 
 
-def logits(q: Ref, k: Ref, segments: list[Ref] | None) -> jax.Array:
-    """`[keys, queries]`, float32; masked between segments."""
+def logits(q: Ref, k: Ref, segments: Segments | None, b: jax.Array) -> jax.Array:
+    """`[keys, queries]` of sequence b, float32; masked between segments."""
     s = product(k[...], q[...], KEYS_BY_QUERIES)
     if segments is None:
         return s
-    query, key = (ref[...] for ref in segments)
+    query, key = segments.query[b], segments.key[b]
     # A row of keys to a column: 32 bits wide, and whole registers at a time.
     key = jnp.broadcast_to(key, (8, key.shape[1])).T[:, :1]
     return jnp.where(key == query, s, MASKED)

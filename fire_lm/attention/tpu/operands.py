@@ -12,15 +12,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from fire_lm.attention.tpu.bias_tile import BiasRefs
 from fire_lm.attention.tpu.schedule import LANES, Blocks, Order, tiles
 from fire_lm.attention.tpu.tables import Tables
+
+
+class Segments(NamedTuple):
+    """Which document a block's queries and keys are of, `[B, 1, tokens]` each."""
+
+    query: Any
+    key: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +52,20 @@ class Operands:
         zeros = (0,) * (len(shape) - 2)
         return pl.BlockSpec((1, 1, *shape[2:]), lambda g, n, x, query, key: (g, n, *zeros))
 
-    def segments(self) -> list[pl.BlockSpec]:
-        """The blocks of `[B, 1, P]`, one for the queries and one for the keys."""
+    def segments(self, segments_B1P: jax.Array | None) -> tuple[Segments | None, Segments | None]:
+        """Arrays and their blocks."""
+        if segments_B1P is None:
+            return None, None
         shape = (self.blocks.batch, 1, self.blocks.tokens)
-        return [
-            pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, query[x])),
-            pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, key[x])),
-        ]
+        return Segments(segments_B1P, segments_B1P), Segments(
+            query=pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, query[x])),
+            key=pl.BlockSpec(shape, lambda g, n, x, query, key: (g, 0, key[x])),
+        )
 
-    def bias(self, tables: Tables) -> tuple[list[jax.Array], list[pl.BlockSpec]]:
-        """Arrays and blocks in the order of `BiasRefs`; with E examples, each is a group."""
+    def bias(self, tables: Tables | None) -> tuple[BiasRefs | None, BiasRefs | None]:
+        """Arrays and their blocks; with E examples, each is a group."""
+        if tables is None:
+            return None, None
         skewed_MRP = tables.skewed(self.blocks)
         tokens, shared = self.blocks.tokens, skewed_MRP.shape[0] == 1
         kinks, alike = tables.kink_K.size, tables.row_EP.shape[0] == 1
@@ -68,18 +80,19 @@ class Operands:
                 tables.offset_KN,
             ]
         )
-        arrays = [
-            jnp.transpose(scalars_4KN, (2, 0, 1)),
-            skewed_MRP,
-            jnp.stack([tables.row_EP, tables.gain_EP], axis=1),
-        ]
-        specs = [
-            pl.BlockSpec(
+        arrays = BiasRefs(
+            scalars=jnp.transpose(scalars_4KN, (2, 0, 1)),
+            slab=skewed_MRP,
+            rows=jnp.stack([tables.row_EP, tables.gain_EP], axis=1),
+            live=tables.live_segments(self.blocks, self.order) if kinks else None,
+        )
+        specs = BiasRefs(
+            scalars=pl.BlockSpec(
                 (1, 4, kinks + 1),
                 lambda g, n, x, query, key: (n, 0, 0),
                 memory_space=pltpu.SMEM,
             ),
-            pl.BlockSpec(
+            slab=pl.BlockSpec(
                 (pl.Element(1), pl.Element(LANES), pl.Element(2 * tokens)),
                 lambda g, n, x, query, key: (
                     0 if shared else n,
@@ -87,59 +100,62 @@ class Operands:
                     pl.multiple_of((query[x] - key[x]) * tokens, LANES),
                 ),
             ),
-            pl.BlockSpec(
+            rows=pl.BlockSpec(
                 (None, 2, tokens), lambda g, n, x, query, key: (0 if alike else g, 0, query[x])
             ),
-        ]
-        if kinks:
-            arrays.append(tables.live_segments(self.blocks, self.order))
-            specs.append(
-                pl.BlockSpec(
-                    (None, 1, 1, 2 * self.blocks.strips**2),
-                    lambda g, n, x, query, key: (0 if alike else g, x, 0, 0),
-                    memory_space=pltpu.SMEM,
-                )
+            live=pl.BlockSpec(
+                (None, 1, 1, 2 * self.blocks.strips**2),
+                lambda g, n, x, query, key: (0 if alike else g, x, 0, 0),
+                memory_space=pltpu.SMEM,
             )
+            if kinks
+            else None,
+        )
         return arrays, specs
 
     def call(
         self,
         kernel: Callable[..., None],
-        ins: list[Any],
-        in_specs: list[pl.BlockSpec],
+        ins: Any,
+        in_specs: Any,
         *,
-        out_shape: list[jax.ShapeDtypeStruct],
-        out_specs: list[pl.BlockSpec],
-        scratch: list[Any],
+        out_shape: Any,
+        out_specs: Any,
+        scratch: Any,
         name: str,
     ) -> Any:
-        """Run `kernel`; on a CPU step by step in XLA, for tests."""
+        """Run `kernel(query_X, key_X, ins, outs, scratch)`; on a CPU step by step, for tests.
+
+        All three are named tuples, of arrays and their blocks here and of references in the kernel;
+        what is None does not exist. `ins` begin with the queries.
+        """
         batch, heads = ins[0].shape[:2]
         query_X, key_X = tiles(self.blocks, self.order)
         grid = (batch // self.blocks.batch, heads, query_X.size)
         tables = (jnp.asarray(query_X), jnp.asarray(key_X))
 
-        def run(*arrays: jax.Array, interpret: bool) -> Any:
-            return pl.pallas_call(
+        def run(*arrays: Any, interpret: bool) -> Any:
+            (outs,) = pl.pallas_call(
                 kernel,
                 grid_spec=pltpu.PrefetchScalarGridSpec(
                     num_scalar_prefetch=2,
                     grid=grid,
-                    in_specs=in_specs,
-                    out_specs=out_specs,
-                    scratch_shapes=scratch,
+                    in_specs=[in_specs],
+                    out_specs=(out_specs,),
+                    scratch_shapes=(scratch,),
                 ),
-                out_shape=out_shape,
+                out_shape=(out_shape,),
                 compiler_params=pltpu.CompilerParams(
                     dimension_semantics=("parallel", "parallel", "arbitrary")
                 ),
                 name=name,
                 interpret=interpret,
             )(*arrays)
+            return outs
 
         return jax.lax.platform_dependent(
             *tables,
-            *ins,
+            ins,
             cpu=functools.partial(run, interpret=True),
             default=functools.partial(run, interpret=False),
         )

@@ -1,4 +1,4 @@
-"""Writes texts as a TFDS data set, in this process or on Apache Beam's workers."""
+"""Writing texts as a TFDS data set, in this process or on Apache Beam's workers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
 
-# A key that no other example of the split has, and the text, or list of texts, of each field.
+# A key that is unique in the split, and the text, or the list of texts, of each field.
 Example = tuple[str, Mapping[str, Any]]
-# Makes the examples of a split; for Beam, a transform that does.
+# Returns the examples of a split, or for Beam a transform that makes them.
 Examples = Callable[[], Iterable[Example] | Any]
 
-# Not registered: TFDS has a C4 of its own, and reading needs only the written files.
+# Not registered, because TFDS has its own C4, and reading needs only the written files.
 with tfds.core.registered.skip_registration():
 
     class _Texts(tfds.core.GeneratorBasedBuilder):
-        """Examples of texts and lists of texts; a subclass has the name and the version."""
+        """A builder of examples with texts and lists; a subclass defines its name and version."""
 
         VERSION = tfds.core.Version("0.0.0")
 
@@ -63,15 +63,21 @@ def write_dataset(
     lists: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write DATA_DIR/NAME[/CONFIG]/VERSION: all of its splits appear at the end, or none.
+    """Write DATA_DIR/NAME[/CONFIG]/VERSION; all of its splits appear at the end, or none.
 
     TFDS orders the examples of a split by a hash of their keys.
 
     Args:
-        files: of each split.
-        beam_options: `PipelineOptions`, if `splits` holds transforms.
-        lists: fields that are lists of texts.
-        metadata: goes into metadata.json, which appears with the splits.
+        data_dir: A TFDS data directory.
+        name: The name of the data set.
+        version: Its version.
+        fields: The names of its text fields.
+        splits: For each split, a function that returns its examples.
+        files: The number of files of each split.
+        config: The name of the configuration, if the data set has one.
+        beam_options: `PipelineOptions`, if `splits` returns transforms.
+        lists: The names of its fields that are lists of texts.
+        metadata: What metadata.json holds, which appears together with the splits.
     """
     members: dict[str, Any] = {"name": name, "VERSION": tfds.core.Version(version)}
     if config is not None:
@@ -79,7 +85,7 @@ def write_dataset(
     tfds.disable_progress_bar()
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_their_warnings())
-        # TFDS prints about downloads, although there are none, and makes a folder for them.
+        # TFDS reports downloads, although there are none, and creates a folder for them.
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         unused = stack.enter_context(tempfile.TemporaryDirectory())
         with tfds.core.registered.skip_registration():

@@ -1,7 +1,7 @@
 """Tasks and mixtures that are registered with seqio, by the user's own modules or by us.
 
-Their own preprocessors run as they are; what they give as one feature is taken as documents, each
-with the end-of-document token that they append, or none.
+Their own preprocessors run unchanged. Each example of the chosen feature counts as a document, with
+the end-of-document token if the preprocessors append one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fire_lm.data.quiet_tensorflow import seqio, tf
 from fire_lm.data.spec import Registered, SeqioTask
 from fire_lm.errors import UserError, did_you_mean
 
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # as SentencePiece writes a space
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
 
 
 def check(data: SeqioTask, split: str) -> None:
-    """Raises UserError for a name, feature, split or vocabulary that cannot be read."""
+    """Raise UserError for a name, feature, split or vocabulary that cannot be read."""
     found = _check_feature(data)
     check_read(data, found, split)
     check_vocabulary(data, found.output_features[data.feature].vocabulary)
@@ -47,9 +47,9 @@ def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
     others = set(found.output_features) - {data.feature}
     if others:
         raise UserError(
-            f"{data.where} has {', '.join(sorted(others))} beside {data.feature}, which a language "
-            "model over one text would leave out\nregister a task that puts all of an example into "
-            f"{data.feature}"
+            f"{data.where} has {', '.join(sorted(others))} besides {data.feature}, which a "
+            "language model over one text would ignore\nregister a task that puts the whole "
+            f"example into {data.feature}"
         )
     if found.output_features[data.feature].rank != 1:
         raise UserError(f"the feature {data.feature} of {data.where} is not a list of tokens")
@@ -62,8 +62,8 @@ def _check_cached(data: Registered, found: seqio.Task | seqio.Mixture) -> None:
     for task in seqio.get_subtasks(found):
         if not task.cache_dir:
             raise UserError(
-                f"the task {task.name} is not cached: run `seqio_cache_tasks`, and name its "
-                f"--output_cache_dir with --gin.{type(data).__name__}.cache_dirs"
+                f"the task {task.name} is not cached: run `seqio_cache_tasks`, and pass its "
+                f"--output_cache_dir in --gin.{type(data).__name__}.cache_dirs"
             )
 
 
@@ -84,12 +84,15 @@ def provider(data: Registered) -> seqio.Task | seqio.Mixture:
 
 
 def _splits(found: seqio.Task | seqio.Mixture) -> set[str]:
-    """The splits that every task has; a Mixture's own are those of any of its tasks."""
+    """Return the splits that every task has; a Mixture itself lists those of any of its tasks."""
     return set.intersection(*(set(task.splits) for task in seqio.get_subtasks(found)))
 
 
 def check_vocabulary(data: Registered, found: seqio.Vocabulary) -> None:
-    """It must be the one that the run names, whose file generation and export read."""
+    """Check that the vocabulary is the one in the run's configuration.
+
+    Generation and export read that file.
+    """
     if isinstance(found, seqio.ByteVocabulary):
         name = "bytes"
     elif isinstance(found, seqio.SentencePieceVocabulary):
@@ -103,12 +106,12 @@ def check_vocabulary(data: Registered, found: seqio.Vocabulary) -> None:
     if vocabulary_fingerprint(name) != vocabulary_fingerprint(data.vocabulary):
         raise UserError(
             f"the vocabulary of {data.where} is {name}, not {data.vocabulary}: "
-            f"say --gin.VOCABULARY={name}"
+            f"set --gin.VOCABULARY={name}"
         )
 
 
 def vocabulary_size(data: SeqioTask) -> int:
-    """Ids that its vocabulary can emit, extra ids and padding included."""
+    """Return the number of ids that the vocabulary can emit, with extra ids and padding."""
     return int(_check_feature(data).output_features[data.feature].vocabulary.vocab_size)
 
 
@@ -125,7 +128,7 @@ def examples(data: Registered, length: int | None, reading: dict[str, Any]) -> t
 def groups(
     data: SeqioTask, length: int, byte_counts: bool, reading: dict[str, Any]
 ) -> tf.data.Dataset:
-    """Groups of documents, as `preprocessors` describes them, before they become rows."""
+    """Return groups of documents before they become rows, as `preprocessors` describes them."""
     counts = tf.constant(_bytes_of_ids(data.vocabulary)) if byte_counts else None
 
     def group(tokens: tf.RaggedTensor) -> dict[str, tf.Tensor]:
@@ -140,7 +143,7 @@ def groups(
             "documents": kept,
             "short": tf.constant(0),
         }
-        if counts is not None:  # extra ids, which lie beyond the model's own, are no text
+        if counts is not None:  # extra ids, which follow the model's own ids, are not text
             inside = flat < tf.size(counts)
             found["byte_counts"] = tf.where(inside, tf.gather(counts, tf.where(inside, flat, 0)), 0)
         return found
@@ -151,7 +154,7 @@ def groups(
 
 @functools.lru_cache(maxsize=4)
 def _bytes_of_ids(vocabulary: str) -> np.ndarray:
-    """int32 [ids]: bytes of text that each stands for, after the vocabulary's normalisation."""
+    """Return int32 [ids]: the bytes of (normalised) text that each id stands for."""
     if vocabulary == "bytes":
         return np.array([0] * 3 + [1] * 256, np.int32)
     model = vocabularies.load(vocabulary).tokenizer

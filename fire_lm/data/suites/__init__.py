@@ -1,6 +1,6 @@
-"""Data sets of suites of tasks: written once as TFDS, read through seqio tasks.
+"""Data sets of task suites, which are written once as TFDS and read through seqio tasks.
 
-Importing this module is light; its functions import TensorFlow.
+Importing this module is cheap; its functions import TensorFlow.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | seqio.Mixture:
-    """See `seqio_tasks.task_or_mixture`."""
+    """Return a task or mixture; see `seqio_tasks.task_or_mixture`."""
     from fire_lm.data.suites import seqio_tasks
 
     return seqio_tasks.task_or_mixture(name, data_dir, vocabulary)
 
 
 def register(data_dir: str, vocabulary: str) -> list[str]:
-    """See `seqio_tasks.register`."""
+    """Register a folder's tasks and mixtures; see `seqio_tasks.register`."""
     from fire_lm.data.suites import seqio_tasks
 
     return seqio_tasks.register(data_dir, vocabulary)

@@ -1,7 +1,7 @@
-"""Official data sets of tasks: JSON lines in folders or zip files, or builders of TFDS.
+"""Reading official data sets of tasks: JSON lines, zip files, or data sets of TFDS.
 
-A source is a folder. Of a data set FOLDER (`qasper`) it holds FOLDER/train.jsonl and the other
-splits, or FOLDER.zip with the same, or what `tfds build` has written.
+A source is a folder. For a data set FOLDER (such as `qasper`) it holds FOLDER/train.jsonl and the
+other splits, or FOLDER.zip with the same files, or the output of `tfds build`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
@@ -35,9 +36,10 @@ class Found:
     """A data set that was found.
 
     Attributes:
-        place: where.
-        identity: what tells it from another: names and checksums, sizes and times of files.
-        splits: their records, by the names that splits have here.
+        place: Where the data set is.
+        identity: What distinguishes it from others: names and checksums, or sizes and times, of
+            its files.
+        splits: The records of each split, by fire_lm's names of splits.
     """
 
     place: str
@@ -46,10 +48,10 @@ class Found:
 
 
 def find(official: Official, source: str) -> Found | None:
-    """The data set in a source, or None: as folder, as zip file, or as data set of TFDS.
+    """Return the data set in a source, which is a folder, a zip file or a TFDS data set, or None.
 
     Raises:
-        UserError: the source cannot be read.
+        UserError: The source cannot be read.
     """
     top = epath.Path(source)
     try:
@@ -57,23 +59,23 @@ def find(official: Official, source: str) -> Found | None:
             raise UserError(f"there is no {source} to read data sets from: --source=FOLDER")
         if top.name in (official.folder, f"{official.folder}.zip"):  # the data set itself
             top = top.parent
-        if (folder := top / official.folder).is_dir() and (found := _in_folder(official, folder)):
+        if (folder := top / official.folder).is_dir() and (found := _in_folder(folder)):
             return found
         if (archive := top / f"{official.folder}.zip").exists():
-            return _in_zip(official, archive)
+            return _in_zip(archive)
         return _of_tfds(official, str(top))
     except (OSError, tf.errors.OpError) as error:
         raise UserError(f"Cannot read {source}: {first_line(error)}") from error
 
 
 def wanted(official: Official) -> str:
-    """What `find` looks for, for messages."""
+    """Return a description, for messages, of what `find` looks for."""
     return (
         f"{official.folder}/train.jsonl, {official.folder}.zip or {official.tfds_names[0]} of TFDS"
     )
 
 
-def _in_folder(official: Official, folder: epath.Path) -> Found | None:
+def _in_folder(folder: epath.Path) -> Found | None:
     files = {
         split: file
         for split, names in SPLIT_FILES.items()
@@ -86,7 +88,7 @@ def _in_folder(official: Official, folder: epath.Path) -> Found | None:
             with file.open("rb") as stream:
                 yield stream
 
-        return lambda: _json_lines(official, f"{folder.name}/{file.name}", opened)
+        return lambda: _json_lines(f"{folder.name}/{file.name}", opened)
 
     if not files:
         return None
@@ -99,12 +101,12 @@ def _size_and_time(file: epath.Path) -> tuple[int, int]:
     return found.length, int(found.mtime or 0)
 
 
-def _in_zip(official: Official, path: epath.Path) -> Found:
+def _in_zip(path: epath.Path) -> Found:
     try:
         with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             checksums = {member.filename: member.CRC for member in archive.infolist()}
     except zipfile.BadZipFile as error:
-        raise RunFailed(f"{path} is no whole zip file ({first_line(error)})") from error
+        raise RunFailed(f"{path} is not a complete zip file ({first_line(error)})") from error
     members = {
         split: member
         for split, names in SPLIT_FILES.items()
@@ -118,26 +120,25 @@ def _in_zip(official: Official, path: epath.Path) -> Found:
                 with archive.open(member) as inside:
                     yield inside
 
-        return lambda: _json_lines(official, f"{path.name}/{member}", opened)
+        return lambda: _json_lines(f"{path.name}/{member}", opened)
 
     identity = [[member, checksums[member]] for member in members.values()]
     return Found(str(path), identity, {split: reader(member) for split, member in members.items()})
 
 
 def _is_member(path: str, name: str) -> bool:
-    """Whether it is the file of a split, and none that macOS adds."""
+    """Return whether a path is the file of a split, and not one that macOS adds."""
     parts = path.split("/")
     return parts[-1] == f"{name}.jsonl" and not any(part.startswith(("__", ".")) for part in parts)
 
 
 def _json_lines(
-    official: Official,
-    name: str,
-    opened: Callable[[], contextlib.AbstractContextManager[IO[bytes]]],
+    name: str, opened: Callable[[], contextlib.AbstractContextManager[IO[bytes]]]
 ) -> Iterator[tuple[str, Record]]:
-    """
+    """Yield each record of a JSON lines file with its place.
+
     Raises:
-        RunFailed: a line is not a JSON object, or the file is damaged; it names the line.
+        RunFailed: A line is not a JSON object, or the file is damaged; the message names the line.
     """
     number = 0
     try:
@@ -146,10 +147,12 @@ def _json_lines(
                 if line.strip():
                     yield f"{name} line {number}", _object(line)
     except (ValueError, RecursionError) as error:
-        raise RunFailed(f"{name} line {number} is no JSON object: {first_line(error)}") from error
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
-        told = first_line(error)
-        raise RunFailed(f"{name} line {number + 1}: the file is damaged ({told})") from error
+        raise RunFailed(
+            f"{name} line {number} is not a JSON object: {first_line(error)}"
+        ) from error
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        why = first_line(error)
+        raise RunFailed(f"{name} line {number + 1}: the file is damaged ({why})") from error
 
 
 def _object(line: bytes) -> Record:
@@ -181,7 +184,7 @@ def _of_tfds(official: Official, source: str) -> Found | None:
 
 
 def _versions(builder: epath.Path) -> list[str]:
-    """The versions of a data set, the newest one first."""
+    """Return the versions of a data set, newest first."""
     found = [
         path.name
         for path in children(builder)
@@ -204,7 +207,7 @@ def _examples(data: TextData, split: str) -> Records:
 
 
 def _plain(value: Any) -> Any:
-    """An example of TFDS with Python's own types, as a JSON line has them."""
+    """Convert an example of TFDS to Python's own types, as in a JSON line."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, bytes):

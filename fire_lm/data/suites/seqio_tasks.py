@@ -1,4 +1,4 @@
-"""seqio tasks of the data sets that a folder holds, and their mixture."""
+"""The seqio tasks of the data sets in a folder, and their mixtures."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fire_lm.tasks.suites import SUITES, TASKS, Suite, TextTask
 PREFIX = "fire_lm:"  # seqio's names have no slash
 _MIXTURES = {PREFIX + suite.name: suite for suite in SUITES.values() if suite.together}
 _TASKS = {PREFIX + task.name: task for task in TASKS.values()}
-# What `register` has registered, with the folder and the vocabulary.
+# What `register` has registered, with the folder and the vocabulary of each.
 _registered: dict[str, tuple[seqio.Task | seqio.Mixture, tuple[str, str]]] = {}
 
 
 def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | seqio.Mixture:
-    """The task `fire_lm:NAME` of a data set in `data_dir`, or the mixture of a suite's.
+    """Return the task `fire_lm:NAME` of a data set in `data_dir`, or the mixture of a suite.
 
-    It is not registered: two folders in one process never collide.
+    It is not registered, so two folders in one process never collide.
 
     Raises:
-        UserError: there is no such task, or no data set of it in the folder.
+        UserError: There is no such task, or the folder does not hold its data set.
     """
     if name in _MIXTURES:
         return _mixture(_MIXTURES[name], data_dir, vocabulary)
@@ -38,15 +38,15 @@ def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | s
 
 
 def register(data_dir: str, vocabulary: str) -> list[str]:
-    """Register every task that a folder holds with seqio, and the mixtures that are complete.
+    """Register every task in a folder with seqio, and all complete mixtures.
 
-    What an earlier call registered of another folder or with another vocabulary is replaced.
+    Tasks that an earlier call registered for another folder or vocabulary are replaced.
 
     Returns:
         The names.
 
     Raises:
-        UserError: somebody else has registered one of the names.
+        UserError: Other code has registered one of the names.
     """
     there = _there(data_dir)
     tasks = {name: task for name, task in _TASKS.items() if task.name in there}
@@ -108,12 +108,12 @@ def _task(task: TextTask, data_dir: str, vocabulary: str) -> seqio.Task:
 
 
 def _mixture(suite: Suite, data_dir: str, vocabulary: str) -> seqio.Mixture:
-    """The tasks at the rates of their numbers of training rows, as in T5's proportional ones."""
+    """Return the mixture of a suite, at rates proportional to the training rows, as in T5."""
     there = _there(data_dir)
     if missing := [task.name for task in _trained(suite) if task.name not in there]:
         raise UserError(
-            f"{data_dir} has not all data sets of the mixture {PREFIX}{suite.name}: "
-            f"no {', '.join(missing)}\n"
+            f"{data_dir} lacks data sets of the mixture {PREFIX}{suite.name}: "
+            f"{', '.join(missing)}\n"
             f"`fire-lm corpus tasks --suite={suite.name} --data_dir={data_dir}` writes them"
         )
     tasks = [_task(task, data_dir, vocabulary) for task in _trained(suite)]

@@ -1,4 +1,4 @@
-"""Data sets of tasks from their sources: official records, or generated exercises."""
+"""Writing the data sets of tasks from official records or as generated exercises."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fire_lm.tasks.suites import Generated, Official, TextTask
 from fire_lm.tasks.suites.rows import Row
 from fire_lm.tasks.suites.selection import Source, rows_of
 
-# The first number of every seed, so that no two splits draw the same numbers.
+# The first number of the seed of each split, so that no two splits draw the same numbers.
 _TRAIN, _VALIDATION, _TEST = 1, 2, 3
 
 
 def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
-    """The data sets of tasks, by the names of the tasks.
+    """Return the data sets of tasks, by the names of the tasks.
 
     Raises:
-        UserError: some are not there; says what was looked for, and where to get them.
+        UserError: Some are missing; the message says what was looked for and where to get it.
     """
     found = {task.name: records.find(_official(task), source) for task in tasks}
     missing = [task for task in tasks if found[task.name] is None]
@@ -60,17 +60,20 @@ def write_generated(
     examples: int = 50,
     seed: int = 0,
 ) -> Written:
-    """Write exercises of a seed: the same everywhere, whichever other sizes are written.
+    """Write the exercises of a seed, which do not depend on the machine or on the other sizes.
 
     Args:
-        sizes: each gives a split `size_N`; () takes those of the task.
-        train_size: the largest of `train` and `validation`, whose sizes are uniform from 1; None
-            takes the smallest of `sizes`.
-        rows: of `train`.
-        examples: of `validation` and of each size.
+        task: The task.
+        data_dir: The TFDS data directory.
+        sizes: The sizes, each of which becomes a split `size_N`; () uses those of the task.
+        train_size: The largest size in `train` and `validation`, whose sizes are drawn uniformly
+            from 1 to this one; None uses the smallest of `sizes`.
+        rows: The number of rows of `train`.
+        examples: The number of examples of `validation` and of each size.
+        seed: The seed of the exercises.
 
     Raises:
-        UserError: the task has no such size.
+        UserError: The task has no such size.
     """
     origin = task.origin
     if not isinstance(origin, Generated):
@@ -95,7 +98,7 @@ def write_generated(
 def _exercises(
     origin: Generated, seeds: tuple[int, ...], count: int, *, size: int = 0, train_size: int = 0
 ) -> Source:
-    """Exercises of one size, or of sizes up to one."""
+    """Return a source of exercises of one size, or of sizes up to a given one."""
 
     def exercise(number: int) -> Iterator[Row]:
         rng = np.random.default_rng([*seeds, number])

@@ -1,4 +1,4 @@
-"""Writes a data set of a task as TFDS: all of it or nothing."""
+"""Writing the data set of a task as TFDS, all of it or nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fire_lm.errors import UserError, first_line
 from fire_lm.tasks.suites.selection import LeftOut, Selection, Source
 
 VERSION = "1.0.0"
-# Of how records become rows: written data sets name it, those of another are not taken as the same.
+# The version of how records become rows. Written data sets record it, and a data set of another
+# version does not count as the same.
 FORMAT = 1
 _TEXTS, _LISTS = ("id", "group", "inputs", "targets"), ("answers", "choices")
 
@@ -28,10 +29,10 @@ class Written:
     """The data set that was written.
 
     Attributes:
-        name: for seqio, after `fire_lm:`.
-        rows: by split.
-        left_out: by split and reason.
-        written: False if the data set was there, from the same files.
+        name: The name for seqio, which follows `fire_lm:`.
+        rows: The number of rows by split.
+        left_out: The omitted records by split and reason.
+        written: False if the data set already existed, made from the same files.
     """
 
     name: str
@@ -43,15 +44,17 @@ class Written:
 def write_task(
     name: str, data_dir: str, splits: Mapping[str, Source], identity: Mapping[str, Any]
 ) -> Written:
-    """Write DATA_DIR/NAME/1.0.0, all of it or nothing; does nothing if it is there.
+    """Write DATA_DIR/NAME/1.0.0, all of it or nothing; do nothing if it exists.
 
     Args:
-        splits: must have `train` and `validation`. Rows of `test` need no answers.
-        identity: of where the rows come from, as JSON has it.
+        name: The name of the task.
+        data_dir: The TFDS data directory.
+        splits: The splits, among them `train` and `validation`. Rows of `test` need no answers.
+        identity: The origin of the rows, as JSON values.
 
     Raises:
-        UserError: a split is missing or empty, or the name is taken by rows from elsewhere.
-        RunFailed: a record of another form; what is damaged.
+        UserError: A split is missing or empty, or the name is taken by rows from elsewhere.
+        RunFailed: A record has another form, or a file is damaged.
     """
     identity = json.loads(json.dumps({"format": FORMAT, "task": name, **identity}))
     target = epath.Path(data_dir) / name / VERSION
@@ -67,10 +70,10 @@ def write_task(
     for split in chosen.values():
         split.survey()
         if not split.count:
-            told = ", ".join(f"{one.count} {why}" for why, one in split.left_out.items())
+            omitted = ", ".join(f"{one.count} {why}" for why, one in split.left_out.items())
             raise UserError(
                 f"no row is left for the split {split.name!r} of {name} "
-                f"(left out: {told or 'none'})"
+                f"(omitted: {omitted or 'none'})"
             )
     written = Written(
         name,
@@ -97,16 +100,16 @@ def write_task(
 
 
 def _examples(split: Selection) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Key and example of TFDS."""
+    """Yield each example of a split for TFDS, with its key."""
     for key, row in split.rows():
         yield key, {name: getattr(row, name) for name in (*_TEXTS, *_LISTS)}
 
 
 def _held(target: epath.Path, name: str, identity: Mapping[str, Any]) -> Written | None:
-    """The data set that is there from the same place, or None.
+    """Return the existing data set if it has the same origin, or None if there is none.
 
     Raises:
-        UserError: it is something else.
+        UserError: The existing data set is a different one.
     """
     if not target.exists():
         return None

@@ -1,7 +1,7 @@
-"""Metrics of text-to-text tasks, computed as the official scorers do, with their uncertainty.
+"""Metrics of text-to-text tasks, equal to those of the official scorers, with their uncertainty.
 
-A metric is a metric function of seqio: `metric(targets, predictions)` gives its values by name, in
-percent, the primary one first. `metric.scores` gives them with standard errors and intervals.
+A metric is a metric function of seqio: `metric(targets, predictions)` returns its values by name,
+in percent, the primary one first. `metric.scores` adds standard errors and intervals.
 """
 
 from fire_lm.tasks.metrics.answers import F1, ExactMatch, Mentioned

@@ -1,7 +1,7 @@
 """F1 and exact match of short answers, normalised as SQuAD does (Rajpurkar et al. 2016).
 
-SCROLLS scores Qasper and NarrativeQA by F1, QuALITY and ContractNLI by exact match; ReCoRD has
-both. A prediction counts by the reference that it fits best.
+SCROLLS scores Qasper and NarrativeQA by F1, QuALITY and ContractNLI by exact match; ReCoRD uses
+both. A prediction is scored against the reference that it fits best.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalised(text: str) -> str:
-    """In lower case, without ASCII punctuation and English articles, and with single spaces."""
+    """Return text in lower case, without ASCII punctuation and articles, with single spaces."""
     bare = text.lower().translate(_WITHOUT_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """Whether both are the same after normalisation: 1 or 0."""
+    """Return 1 if both texts are equal after normalisation, else 0."""
     return float(normalised(prediction) == normalised(reference))
 
 
 def word_f1(prediction: str, reference: str) -> float:
-    """F1 of the bags of normalised words; 0 where they share none, also if both are empty."""
+    """Return F1 of the bags of normalised words; 0 if they share none, also if both are empty."""
     predicted, expected = normalised(prediction).split(), normalised(reference).split()
     common = collections.Counter(predicted) & collections.Counter(expected)
     return f_measure(common.total(), len(predicted), len(expected))
 
 
 def f_measure(overlap: int, predicted: int, expected: int) -> float:
-    """The harmonic mean of overlap / predicted and overlap / expected; 0 without an overlap."""
+    """Return the harmonic mean of overlap / predicted and overlap / expected; 0 for no overlap."""
     return 2 * overlap / (predicted + expected) if overlap else 0.0
 
 
 def best(measure: Callable[[str, str], float], references: Sequence[str], prediction: str) -> float:
-    """The measure against the reference that gives the most.
+    """Return the largest value of the measure over all references.
 
     Raises:
-        UserError: there is no reference.
+        UserError: There is no reference.
     """
     if not references:
         raise no_references()
@@ -62,7 +62,7 @@ def no_references() -> UserError:
 
 
 class ExactMatch(Metric):
-    """Percent of predictions that equal one of the references, after normalisation."""
+    """The percentage of predictions that equal one of the references, after normalisation."""
 
     names = ("em",)
 
@@ -72,7 +72,7 @@ class ExactMatch(Metric):
 
 
 class F1(Metric):
-    """Mean F1 of the words of predictions and references, in percent."""
+    """The mean F1 of the words of predictions and references, in percent."""
 
     names = ("f1",)
 
@@ -81,14 +81,14 @@ class F1(Metric):
         return np.array([[best(word_f1, references, given)] for references, given in pairs])
 
 
-# Above this F1 a reply counts as the topic.
+# A reply whose F1 exceeds this counts as the topic.
 _NEAR = 0.8
 
 
 class Mentioned(Metric):
-    """LongEval's topics: percent of replies that contain a reference, or are near it by their F1.
+    """LongEval's topics: the percentage of replies that contain a reference or nearly equal one.
 
-    The benchmark's authors judge by hand or by a model; `accuracy` counts a reply that is either.
+    The benchmark's authors judge manually or with a model; `accuracy` counts either kind of reply.
     """
 
     names = ("accuracy", "contained", "near")
@@ -103,5 +103,5 @@ class Mentioned(Metric):
 
 
 def contains(prediction: str, reference: str) -> float:
-    """Whether the words of a reference stand in a prediction, after normalisation: 1 or 0."""
+    """Return 1 if a prediction contains the words of a reference, after normalisation, else 0."""
     return float(f" {normalised(reference)} " in f" {normalised(prediction)} ")

@@ -1,4 +1,4 @@
-"""Correlation of numbers: STS-B."""
+"""The correlation of numbers, for STS-B."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fire_lm.tasks.metrics.uncertainty import ratio
 
 
 class Correlations(Metric):
-    """Pearson's and Spearman's correlation, in percent; 0 where one side does not vary.
+    """Pearson's and Spearman's correlation, in percent; 0 if one side does not vary.
 
-    The uncertainty of Spearman's takes the ranks as given.
+    The uncertainty of Spearman's correlation treats the ranks as given.
     """
 
     names = ("pearson", "spearman")
@@ -28,13 +28,13 @@ class Correlations(Metric):
 
 
 def ranked(values: np.ndarray) -> np.ndarray:
-    """float64 [n]: places in ascending order; equal values share the mean of theirs."""
+    """Return ranks in ascending order, float64 [n]; equal values share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def _moments(pairs: np.ndarray) -> np.ndarray:
-    """[n, 5]: x, y, x^2, y^2 and x y, of values that are shifted by their means."""
+    """Return x, y, x^2, y^2 and x y, each centred by its mean, [n, 5]."""
     x, y = np.moveaxis(pairs - pairs.mean(axis=0), -1, 0)
     return np.stack([x, y, x * x, y * y, x * y], axis=-1)
 

@@ -1,4 +1,4 @@
-"""MultiRC (Khashabi et al. 2018): right where all answers to a question are judged rightly."""
+"""MultiRC (Khashabi et al. 2018): a question is right if all its answers are judged correctly."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class InGroup(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GroupedLabels(Metric):
-    """Exact match of whole groups, and F1 over all examples (F1a), in percent.
+    """The exact match of whole groups, and the F1 over all examples (F1a), in percent.
 
-    A unit is a group, so that its examples are drawn together.
+    A unit is a group, so that its examples are resampled together.
 
     Attributes:
-        positive, negative: the labels.
+        positive, negative: The two labels.
     """
 
     positive: str

@@ -1,6 +1,6 @@
-"""Metrics of classification, where a prediction is the text of a label or no label at all.
+"""Metrics of classification, where a prediction is the text of a label or any other text.
 
-A target is a label, or '' where the label is unknown.
+A target is a label, or '' if the label is unknown.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from fire_lm.tasks.metrics.uncertainty import ratio
 
 
 def known(targets: Sequence[str]) -> Sequence[str]:
-    """
+    """Return the targets, which must all be known.
+
     Raises:
-        UserError: a label is unknown.
+        UserError: A label is unknown.
     """
     if not all(targets):
         raise no_references()
@@ -26,7 +27,7 @@ def known(targets: Sequence[str]) -> Sequence[str]:
 
 
 class Accuracy(Metric):
-    """Percent of predictions that are the label."""
+    """The percentage of predictions that equal the label."""
 
     names = ("accuracy",)
 
@@ -37,10 +38,10 @@ class Accuracy(Metric):
 
 @dataclasses.dataclass(frozen=True)
 class BinaryF1(Metric):
-    """F1 of one label of two, in percent.
+    """The F1 of one of two labels, in percent.
 
     Attributes:
-        positive, negative: the labels.
+        positive, negative: The two labels.
     """
 
     positive: str
@@ -52,9 +53,9 @@ class BinaryF1(Metric):
         return np.array([self.counts(label, given) for label, given in pairs], np.float64)
 
     def counts(self, label: str, given: str) -> tuple[bool, bool, bool]:
-        """Whether both, the prediction, and the target are positive.
+        """Return whether both, the prediction, and the target are positive.
 
-        A prediction that is neither label counts as the one that is wrong, as in T5.
+        A prediction that is neither label counts as the wrong one, as in T5.
         """
         expected, predicted = label == self.positive, given == self.positive
         if given not in (self.positive, self.negative):
@@ -87,7 +88,7 @@ class MacroF1(Metric):
 
 @dataclasses.dataclass(frozen=True)
 class Matthews(Metric):
-    """Matthews correlation of labels, in percent; what is no label is one more class (Gorodkin)."""
+    """Matthews correlation in percent; predictions that are no label form a class (Gorodkin)."""
 
     labels: tuple[str, ...]
     names = ("matthews",)
@@ -108,10 +109,10 @@ class Matthews(Metric):
         spread = (1 - np.square(expected).sum(axis=-1)) * (
             1 - np.square(predicted).sum(axis=-1) - np.square(neither)
         )
-        # Where all targets or all predictions are the same, nothing correlates.
+        # If all targets or all predictions are equal, the correlation is 0.
         return ratio(covariance, np.sqrt(np.where(spread > 1e-15, spread, 0)))[..., None]
 
 
 def _one_hot(given: Sequence[str], labels: Sequence[str]) -> np.ndarray:
-    """float64 [examples, labels]; a row of zeros for what is no label."""
+    """Return one-hot labels, float64 [examples, labels], with a row of zeros for other texts."""
     return np.array([[text == label for label in labels] for text in given], np.float64)

@@ -1,7 +1,7 @@
-"""The interface of metrics: a value that is a function of means, with its uncertainty.
+"""The interface of metrics: functions of means, with their uncertainty.
 
-A metric is a metric function of seqio, `(targets, predictions) -> {name: value}`. What it adds is
-what it is a mean of, so that the standard error needs no second definition.
+A metric is a metric function of seqio, `(targets, predictions) -> {name: value}`. In addition, it
+states what its values are means of, so that the standard error needs no second definition.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Score:
     """The value of a metric on a set of examples.
 
     Attributes:
-        value: in percent, for all metrics of this package.
-        stderr: its standard error; nan where that is not known.
-        low, high: a 95 % interval; nan where that is not known.
-        examples: the number of examples.
+        value: The value, in percent for all metrics of this package.
+        stderr: The standard error of the value; NaN if unknown.
+        low, high: The ends of a 95 % interval; NaN if unknown.
+        examples: The number of examples.
     """
 
     value: float
@@ -39,22 +39,22 @@ class Score:
 
 
 class Metric(abc.ABC):
-    """A metric whose values depend on the means of a few numbers over units.
+    """A metric whose values are functions of the means of a few numbers over units.
 
     A unit is an example, or a group of examples that are scored together.
 
     Attributes:
-        names: of the values, the primary one first.
+        names: The names of the values, the primary one first.
     """
 
     names: ClassVar[tuple[str, ...]]
 
     @abc.abstractmethod
     def units(self, targets: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
-        """float64 [units, numbers]: what the values are computed from."""
+        """Return the numbers from which the values are computed, float64 [units, numbers]."""
 
     def combine(self, means: np.ndarray) -> np.ndarray:
-        """Values, as fractions of 1, float64 [..., names], of means, float64 [..., numbers]."""
+        """Compute values [..., names], as fractions of 1, from means [..., numbers], float64."""
         return means
 
     def __call__(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
@@ -62,7 +62,7 @@ class Metric(abc.ABC):
         return {name: float(value) for name, value in zip(self.names, values, strict=True)}
 
     def scores(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, Score]:
-        """The values with their standard errors (jackknife) and intervals (bootstrap)."""
+        """Return the values with their standard errors (jackknife) and intervals (bootstrap)."""
         units = self._checked(targets, predictions)
         values = self.combine(units.mean(axis=0))
         stderrs = jackknife(units, self.combine)
@@ -75,7 +75,7 @@ class Metric(abc.ABC):
 
     def _checked(self, targets: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
         if len(targets) == 0:
-            raise UserError("there is no example to score")
+            raise UserError("there are no examples to score")
         if len(targets) != len(predictions):
             raise UserError(f"{len(predictions)} predictions for {len(targets)} examples")
         return np.asarray(self.units(targets, predictions), np.float64)
@@ -87,16 +87,16 @@ def scores_of(
     predictions: Sequence[Any],
     ids: Sequence[str],
 ) -> tuple[dict[str, Score], dict[str, str]]:
-    """The scores of any metric function, and the examples on which it fails, with the reason.
+    """Return the scores of any metric function, and the examples on which it fails, with reasons.
 
-    A function that raises is asked about each example alone; those on which it raises are left out.
+    A function that raises is called on each example alone; examples on which it raises are skipped.
 
     Args:
-        ids: of the examples.
+        ids: The ids of the examples.
 
     Raises:
-        UserError: the examples have no references. RunFailed: the function fails on all examples,
-            or on none alone and on all of them together.
+        UserError: The examples have no references.
+        RunFailed: The function fails on all examples, or only on all of them together.
     """
     try:
         return _scores(metric_fn, targets, predictions), {}
@@ -131,15 +131,15 @@ def _scores(
 
 
 def average(scores: Sequence[Score]) -> Score:
-    """The unweighted mean of the scores of different data sets.
+    """Return the unweighted mean of the scores of different data sets.
 
-    Its interval is the normal one: the data sets are independent.
+    Its interval is the normal one, because the data sets are independent.
 
     Raises:
-        UserError: there is none.
+        UserError: There is no score.
     """
     if not scores:
-        raise UserError("there is no score to average")
+        raise UserError("there are no scores to average")
     value = math.fsum(score.value for score in scores) / len(scores)
     stderr = math.sqrt(math.fsum(score.stderr**2 for score in scores)) / len(scores)
     examples = sum(score.examples for score in scores)

@@ -1,8 +1,8 @@
 """ROUGE-1, ROUGE-2 and ROUGE-L as SCROLLS scores summaries (Lin 2004; Shaham et al. 2022).
 
-The F-measures are those of the package rouge-score without its stemmer, to the last digit. It is
-not a dependency: it brings nltk, joblib and regex for what is a line each here, and finds common
-subsequences in n * m steps of Python.
+The F-measures are those of the package rouge-score without its stemmer, to the last digit. That
+package is not a dependency: it requires nltk, joblib and regex for what takes a line each here, and
+finds common subsequences in n * m steps of Python.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 
 def words(text: str) -> list[str]:
-    """Runs of ASCII letters and digits, in lower case; everything else separates them."""
+    """Return the runs of ASCII letters and digits, in lower case."""
     return _WORD.findall(text.lower())
 
 
 def rouge_n(predicted: Sequence[str], expected: Sequence[str], n: int) -> float:
-    """The F-measure of the n-grams that two lists of words share."""
+    """Return the F-measure of the n-grams that two lists of words share."""
     ours, theirs = _grams(predicted, n), _grams(expected, n)
     return f_measure((ours & theirs).total(), ours.total(), theirs.total())
 
 
 def rouge_l(predicted: Sequence[str], expected: Sequence[str]) -> float:
-    """The F-measure of the longest common subsequence of two lists of words."""
+    """Return the F-measure of the longest common subsequence of two lists of words."""
     shared = longest_common_subsequence(predicted, expected)
     return f_measure(shared, len(predicted), len(expected))
 
@@ -41,7 +41,7 @@ def _grams(of: Sequence[str], n: int) -> collections.Counter[tuple[str, ...]]:
 
 
 def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
-    """Its length, by bits of one integer (Hyyrö 2004): a 0 for each word of `one` in it so far."""
+    """Return its length, by the bits of one integer (Hyyrö 2004): a 0 per word of `one` in it."""
     places: dict[str, int] = collections.defaultdict(int)
     for place, word in enumerate(one):
         places[word] |= 1 << place
@@ -54,10 +54,10 @@ def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def rouge(prediction: str, references: Sequence[str]) -> tuple[float, float, float]:
-    """ROUGE-1, -2 and -L of a prediction: of each, that of the reference that gives the most.
+    """Return ROUGE-1, -2 and -L of a prediction, each against the reference that maximises it.
 
     Raises:
-        UserError: there is no reference.
+        UserError: There is no reference.
     """
     if not references:
         raise no_references()

@@ -1,4 +1,4 @@
-"""Uncertainty of a function of means: the jackknife and the bootstrap over units."""
+"""The uncertainty of a function of means: the jackknife and the bootstrap over units."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SEED = 0
 
 
 def jackknife(units: np.ndarray, combine: Combine) -> np.ndarray:
-    """Standard errors, float64 [values], of `combine` of the means of units, [units, numbers].
+    """Return standard errors, float64 [values], of `combine` of the means of [units, numbers].
 
-    For a mean this is the sample's standard deviation over the root of its size; nan of one unit.
+    For a mean, this is the sample's standard deviation over the root of its size; NaN for one unit.
     """
     count = len(units)
     if count < 2:
@@ -27,9 +27,9 @@ def jackknife(units: np.ndarray, combine: Combine) -> np.ndarray:
 
 
 def interval(units: np.ndarray, combine: Combine) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of 95 % intervals, float64 [values] each: percentiles of resamples of the units.
+    """Return the ends of 95 % intervals, float64 [values] each, from resamples of the units.
 
-    The resamples are drawn from a fixed seed, so that the same units give the same interval.
+    The seed is fixed, so that the same units give the same interval.
     """
     count = len(units)
     if count < 2:
@@ -45,7 +45,7 @@ def interval(units: np.ndarray, combine: Combine) -> tuple[np.ndarray, np.ndarra
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Their quotient, and 0 where the denominator is 0."""
+    """Return the quotient, or 0 where the denominator is 0."""
     return np.divide(
         numerator, denominator, out=np.zeros(np.shape(numerator)), where=denominator != 0
     )

@@ -1,6 +1,6 @@
-"""Suites of text-to-text tasks: their formats, their columns and their averages, as values.
+"""Suites of text-to-text tasks as values: formats, columns and averages.
 
-Reading files and writing data sets is above (`fire_lm.data.suites`); nothing here opens a file.
+`fire_lm.data.suites` reads files and writes data sets; nothing here opens a file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NARRATIVE_QA = Suite(
     primary_columns(scrolls.NARRATIVE_QA),
     (512, 2048, 4096, 8192, 16384, 24576, 32768),
 )
-# The 15 columns of Table 13. STS-B is trained on as in T5's mixture, which leaves out WNLI.
+# The 15 columns of Table 13. STS-B is part of training, as in T5's mixture, which omits WNLI.
 GLUE_SUPER_GLUE = Suite(
     "glue_super_glue",
     (*glue.TASKS, *super_glue.TASKS),
@@ -50,12 +50,12 @@ GLUE_SUPER_GLUE = Suite(
     together=True,
     not_trained=(glue.WNLI.name,),
 )
-# Its columns are the sizes that were generated.
+# Its columns are the generated sizes.
 LONG_EVAL = Suite("long_eval", long_eval.TASKS, (), (2048, 4096, 8192, 16384))
 
 
 def _rouge(name: str, task: TextTask) -> Suite:
-    """The tables of BTLM-3B-8K: samples of less than 16,384 tokens."""
+    """Return a suite of BTLM-3B-8K's tables: samples of less than 16,384 tokens."""
     columns = tuple(
         Column(value, task.name, "validation", value) for value in ("rouge1", "rouge2", "rougeL")
     )

@@ -9,15 +9,15 @@ from fire_lm.tasks.suites.rows import BadRecord, Record, Row, number, text
 
 
 def of_idx(record: Record) -> str:
-    """The number of a record."""
+    """Return the number of a record."""
     return str(number(record, "idx"))
 
 
 def label_text(record: Record, labels: tuple[str, ...]) -> str:
-    """The label of a record, which may be its number, its name or a boolean; '' if it has none.
+    """Return the label of a record, given as a number, name or boolean; '' if it has none.
 
     Raises:
-        BadRecord: it is none of the labels.
+        BadRecord: It is none of the labels.
     """
     value = record.get("label")
     if value is None or (value == -1 and not isinstance(value, bool)):
@@ -32,14 +32,14 @@ def label_text(record: Record, labels: tuple[str, ...]) -> str:
 
 
 def prompt(name: str, parts: list[tuple[str, str]]) -> str:
-    """The input: the task's name, then each field with its text."""
+    """Return the input: the task's name, then each field with its text."""
     return " ".join([name, *(f"{field}: {content}" for field, content in parts)])
 
 
 def labelled(
     record: Record, key: str, inputs: str, labels: tuple[str, ...], group: str = ""
 ) -> Row:
-    """The row of a record with one label."""
+    """Return the row of a record with one label."""
     label = label_text(record, labels)
     answers = (label,) if label else ()
     return Row(key, key, inputs, label, answers, choices=labels, group=group)
@@ -47,13 +47,13 @@ def labelled(
 
 @dataclasses.dataclass(frozen=True)
 class LabelledRows:
-    """A record is a row.
+    """Makes one row of each record.
 
     Attributes:
-        name: with which inputs begin.
-        fields: of the record, in the order of the input.
-        labels: in the order of their numbers.
-        key: of a record.
+        name: The name with which inputs begin.
+        fields: The fields of the record, in the order of the input.
+        labels: The labels, in the order of their numbers.
+        key: Returns the key of a record.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""LongEval (Li et al. 2023): retrieval of a line and of a first topic, at any size.
+"""LongEval (Li et al. 2023): retrieval of a line and of the first topic, at any size.
 
-The form is the benchmark's, the words are ours: scores do not stand beside those of its own cases.
-A row is a function of random numbers, a size and a key. Prompts end where the answer begins, so
-that models without instructions can go on.
+The form is the benchmark's, but the words are ours, so scores are not comparable with those on its
+own cases. A row is a function of random numbers, a size and a key. Prompts end where the answer
+begins, so that models without instruction tuning can continue them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fire_lm.tasks.suites.text_task import Generated, TextTask
 from fire_lm.tasks.suites.words import ADJECTIVES, ASPECTS, NOUNS, TOPICS
 
 LARGEST_VALUE = 50_000
-_ROUNDS = 4  # questions about each topic
+_ROUNDS = 4  # the number of questions about each topic
 
 
 def lines(rng: np.random.Generator, size: int, key: str) -> Row:
-    """`size` lines with a number each, all of different names; one of them is asked for."""
+    """Return `size` lines with a number each, all with different names; one is requested."""
     numbers = rng.integers(1, LARGEST_VALUE + 1, size)
     pairs = rng.choice(len(ADJECTIVES) * len(NOUNS), size, replace=False)
     names = [f"{ADJECTIVES[pair // len(NOUNS)]}-{NOUNS[pair % len(NOUNS)]}" for pair in pairs]
@@ -40,7 +40,7 @@ def lines(rng: np.random.Generator, size: int, key: str) -> Row:
 
 
 def topics(rng: np.random.Generator, size: int, key: str) -> Row:
-    """A conversation about `size` topics, one after the other; the first of them is asked for."""
+    """Return a conversation about `size` topics in sequence; the first topic is requested."""
     chosen = [TOPICS[place] for place in rng.choice(len(TOPICS), size, replace=False)]
     inputs = (
         "This is a conversation about several topics, one after the other.\n\n"

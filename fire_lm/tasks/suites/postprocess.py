@@ -1,11 +1,12 @@
-"""What of a row and of a prediction reaches the metrics: post-processing functions of seqio.
+"""Post-processing functions of seqio: what the metrics see of a row and of a prediction.
 
 Each takes the decoded text, the example (whose strings may be bytes) and whether the text is the
-target. What the metrics score by are the example's `answers`.
+target. The metrics score by the example's `answers`.
 """
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -27,34 +28,36 @@ class Postprocess(Protocol):
 
 
 def references(text: str, example: Example | None = None, is_target: bool = False) -> Any:
-    """All references of a target; a prediction as it is."""
+    """Return all references of a target, or a prediction unchanged."""
     return list(_answers(example)) if is_target else _plain(text).strip()
 
 
 def label(text: str, example: Example | None = None, is_target: bool = False) -> str:
-    """The label of a target, '' if it is unknown; a prediction without surrounding space."""
+    """Return the label of a target, '' if unknown, or a prediction without surrounding space."""
     return next(iter(_answers(example)), "") if is_target else _plain(text).strip()
 
 
 def label_in_group(text: str, example: Example | None = None, is_target: bool = False) -> Any:
-    """As `label`, with the group of a target."""
+    """Return the same as `label`, with the group of a target."""
     found = label(text, example, is_target)
     return InGroup(_plain(_of(example)["group"]), found) if is_target else found
 
 
 def similarity(text: str, example: Example | None = None, is_target: bool = False) -> float:
-    """A number; -1 of what is none, as in T5."""
+    """Return a number, or -1 if the text is not a finite number, as in T5."""
     try:
-        return float(label(text, example, is_target))
+        value = float(label(text, example, is_target))
     except ValueError:
         return -1.0
+    return value if math.isfinite(value) else -1.0
 
 
 def referent(text: str, example: Example | None = None, is_target: bool = False) -> str:
-    """Whether a prediction names the phrase of the example: 'True', 'False', or '' of no words.
+    """Return whether a prediction names the example's phrase: 'True', 'False', or '' if empty.
 
-    The rule is T5's: without determiners, the words of one are among those of the other, and both
-    or neither have an apostrophe. The answers of an example are the phrase and the label.
+    The rule is T5's: without determiners, the words of one text are among those of the other, and
+    both or neither have an apostrophe. A prediction without words has no label. The answers of an
+    example are the phrase and the label.
     """
     answers = _answers(example)
     if is_target:
@@ -71,7 +74,7 @@ def _without_determiners(phrase: str) -> set[str]:
 
 
 def last_number(text: str, example: Example | None = None, is_target: bool = False) -> str:
-    """The last run of digits of a prediction: the rule of LongEval's lines."""
+    """Return the last run of digits of a prediction: the rule of LongEval's lines."""
     if is_target:
         return label(text, example, is_target)
     kept = "".join(c if c in string.digits else " " for c in _plain(text)).split()

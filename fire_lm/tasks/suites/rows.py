@@ -1,4 +1,4 @@
-"""Rows of text-to-text tasks, and how the fields of official records become them."""
+"""Rows of text-to-text tasks, and typed access to the fields of official records."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ Record = Mapping[str, Any]
 
 
 class BadRecord(ValueError):
-    """A record of another form than its data set has: a field is missing or of another type."""
+    """A record whose form differs from its data set's: a field is missing or has another type."""
 
 
 class Unfit(ValueError):
-    """A record of the right form that cannot be used; the message is the reason, for counting."""
+    """A record of the right form that cannot be used; the message is a reason to count by."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A text and its answer.
+    """An input and its answer.
 
     Attributes:
-        key: no other row of the split has it.
-        id: of the question; rows that differ in their answer alone share it.
-        inputs: what the model reads.
-        targets: an answer that scores 100; '' where none is known.
-        answers: what predictions are scored by, usually all right answers; () where none is known.
-        choices: all answers that there could be, to be ranked; () where the answer is free.
-        group: of the rows that are scored together; the id where a row is scored alone.
+        key: A key that no other row of the split has.
+        id: The id of the question; rows that differ only in their answer share it.
+        inputs: What the model reads.
+        targets: An answer that scores 100; '' if none is known.
+        answers: What predictions are scored by, usually all right answers; () if none is known.
+        choices: All possible answers, to be ranked; () if the answer is free.
+        group: The rows that are scored together; the id if the row is scored alone.
     """
 
     key: str
@@ -46,9 +46,10 @@ class Row:
 
 
 def text(record: Record, field: str) -> str:
-    """
+    """Return a field that is a string.
+
     Raises:
-        BadRecord: there is no such field, or it is no string.
+        BadRecord: There is no such field, or it is not a string.
     """
     value = _field(record, field)
     if not isinstance(value, str):
@@ -57,9 +58,10 @@ def text(record: Record, field: str) -> str:
 
 
 def number(record: Record, field: str) -> int:
-    """
+    """Return a field that is a whole number.
+
     Raises:
-        BadRecord: there is no such field, or it is no whole number.
+        BadRecord: There is no such field, or it is not a whole number.
     """
     value = _field(record, field)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -68,9 +70,10 @@ def number(record: Record, field: str) -> int:
 
 
 def texts(record: Record, field: str) -> tuple[str, ...]:
-    """
+    """Return a field that is a list of strings.
+
     Raises:
-        BadRecord: there is no such field, or it is no list of strings.
+        BadRecord: There is no such field, or it is not a list of strings.
     """
     value = _field(record, field)
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
@@ -79,9 +82,10 @@ def texts(record: Record, field: str) -> tuple[str, ...]:
 
 
 def child(record: Record, field: str) -> Record:
-    """
+    """Return a field that is an object.
+
     Raises:
-        BadRecord: there is no such field, or it is no object.
+        BadRecord: There is no such field, or it is not an object.
     """
     value = _field(record, field)
     if not isinstance(value, Mapping):
@@ -90,9 +94,10 @@ def child(record: Record, field: str) -> Record:
 
 
 def children(record: Record, field: str) -> Sequence[Record]:
-    """
+    """Return a field that is a list of objects.
+
     Raises:
-        BadRecord: there is no such field, or it is no list of objects.
+        BadRecord: There is no such field, or it is not a list of objects.
     """
     value = _field(record, field)
     if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):

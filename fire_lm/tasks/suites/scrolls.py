@@ -2,7 +2,7 @@
 
 Records have `id` (a question), `pid` (a question and one of its references), `input` and `output`
 (null in test splits). Five of the inputs are a query, a blank line and the document, so that
-cutting from the right keeps the query. There is no instruction.
+truncating on the right keeps the query. There is no instruction.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ _OPTIONS = re.compile(r"\n\n((?: *\([A-D]\) [^\n]*\n){4})")
 
 
 def free(inputs: str) -> tuple[str, ...]:
-    """The answer is free text."""
+    """Return no choices: the answer is free text."""
     return ()
 
 
 def three_labels(inputs: str) -> tuple[str, ...]:
+    """Return the labels of ContractNLI."""
     return CONTRACT_NLI_LABELS
 
 
 def four_options(inputs: str) -> tuple[str, ...]:
-    """The options of QuALITY, which follow the question as lines ' (A) ...' to ' (D) ...'."""
+    """Return QuALITY's options, which follow the question as lines ' (A) ...' to ' (D) ...'."""
     found = _OPTIONS.search(inputs)
     if found is None:
         return ()
@@ -39,7 +40,7 @@ def four_options(inputs: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class ScrollsRows:
-    """A record is a row; `choices` finds the answers that an input offers."""
+    """Makes one row of each record; `choices` finds the answers that an input offers."""
 
     choices: Callable[[str], tuple[str, ...]] = free
 

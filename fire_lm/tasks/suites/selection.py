@@ -1,7 +1,7 @@
-"""Which rows of a split are kept: what is left out is counted, nothing is lost in silence.
+"""Selects the rows of a split; skipped rows are counted, so that nothing is lost silently.
 
 A training row is a question with one of its answers; a row of any other split is a question with
-all of them. Rows are read twice, so that none has to be held.
+all of them. Rows are read twice, so that they need not be held in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fire_lm.errors import RunFailed
 from fire_lm.tasks.suites.rows import BadRecord, Record, Row, Unfit
 from fire_lm.tasks.suites.text_task import Official
 
-# Where something was read, and the rows that it becomes, which may raise.
+# Where something was read, and a function that yields its rows and may raise.
 Source = Callable[[], Iterator[tuple[str, Callable[[], Iterator[Row]]]]]
 # The place of a record, for messages, and the record.
 Records = Callable[[], Iterator[tuple[str, Record]]]
@@ -24,10 +24,10 @@ LONGEST_INPUT = 2**24  # characters
 
 
 def rows_of(origin: Official, split: str, read: Records) -> Source:
-    """The rows of official records.
+    """Return the rows of official records.
 
     Raises:
-        RunFailed: a record has another form; it is named.
+        RunFailed: A record has another form; the message names it.
     """
 
     def source() -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
@@ -43,14 +43,14 @@ def rows_of(origin: Official, split: str, read: Records) -> Source:
 
 @dataclasses.dataclass
 class LeftOut:
-    """Rows that are left out for one reason, and where the first one was read."""
+    """Rows that are skipped for one reason, and where the first one was read."""
 
     count: int
     first: str
 
 
 class _Question:
-    """The answers to a question, each once, in the order of the keys of their rows."""
+    """The distinct answers to a question, in the order of the keys of their rows."""
 
     def __init__(self, key: str):
         self.key = key
@@ -66,11 +66,11 @@ class _Question:
 
 
 class Selection:
-    """The rows of a split that are kept, read as often as they are asked for.
+    """The selected rows of a split, which can be read repeatedly.
 
     Attributes:
-        count, size: of rows that are kept, and of the characters in them, after `survey`.
-        left_out: by reason, after `survey`.
+        count, size: The number of selected rows and of characters in them, after `survey`.
+        left_out: The skipped rows by reason, after `survey`.
     """
 
     def __init__(self, name: str, source: Source):
@@ -90,9 +90,9 @@ class Selection:
                 question.add(row)
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """Keys and rows: in training all of them, else one of each question, with all answers.
+        """Yield keys and rows: all of them in training, else one per question, with all answers.
 
-        That is the row whose key is first, in whatever order the rows are read.
+        That is the row whose key comes first, in whatever order the rows are read.
         """
         for row in self._fit({}):
             if self.name == "train":
@@ -101,7 +101,7 @@ class Selection:
                 yield row.id, dataclasses.replace(row, answers=self._questions[row.id].answers)
 
     def _fit(self, left_out: dict[str, LeftOut]) -> Iterator[Row]:
-        """The rows that can be used; the others are counted."""
+        """Yield the rows that can be used, and count the others."""
         keys: set[str] = set()
         inputs: dict[str, bytes] = {}  # hashes of them, by the id of the question
 
@@ -133,7 +133,7 @@ class Selection:
 
 
 def unfit(row: Row, needs_answer: bool) -> str | None:
-    """Why a row is left out, in a few words; None if it is not."""
+    """Return why a row is skipped, in a few words, or None if it is not."""
     if not row.id or not row.key:
         return "empty id"
     if needs_answer and not row.targets.strip():

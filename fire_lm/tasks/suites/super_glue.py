@@ -1,7 +1,7 @@
 """SuperGLUE (Wang et al. 2019) as text.
 
-Records have the fields of TFDS's builders; those of the official JSON lines are brought to that
-form, where the answers of MultiRC and the queries of ReCoRD are nested in their passage.
+Records have the fields of TFDS's builders. Official JSON lines, which nest the answers of MultiRC
+and the queries of ReCoRD in their passage, are converted to that form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fire_lm.tasks.suites.text_task import Official, TextTask, one_record
 
 FALSE_TRUE = ("False", "True")
 CB_LABELS = ("entailment", "contradiction", "neutral")
-# An answer that names nobody: that of WSC's phrases to which the pronoun does not refer.
+# An answer that names nobody, for WSC's phrases to which the pronoun does not refer.
 NOBODY = "nobody"
 
 _BREAK, _BOLD = re.compile("<br>"), re.compile("</?b>")
@@ -31,7 +31,7 @@ _AFTER_STOP, _HIGHLIGHT = re.compile(r"([.?!\"'])\n@highlight\n"), re.compile(r"
 
 
 def multirc_records(record: Record) -> Iterator[Record]:
-    """Each answer to each question about a passage."""
+    """Yield each answer to each question about a passage."""
     if "passage" not in record:
         yield record
         return
@@ -52,7 +52,7 @@ def multirc_records(record: Record) -> Iterator[Record]:
 
 
 def multirc_rows(record: Record, training: bool) -> Iterator[Row]:
-    """Whether an answer is right; those to one question are scored together."""
+    """Yield whether an answer is right; the answers to one question are scored together."""
     idx = child(record, "idx")
     group = f"{number(idx, 'paragraph')}_{number(idx, 'question')}"
     parts = [
@@ -65,7 +65,7 @@ def multirc_rows(record: Record, training: bool) -> Iterator[Row]:
 
 
 def record_records(record: Record) -> Iterator[Record]:
-    """Each query about a passage, with the entities of the passage and its answers, each once."""
+    """Yield each query about a passage, with the passage's entities and its distinct answers."""
     if "qas" not in record:
         yield record
         return
@@ -87,7 +87,7 @@ def record_records(record: Record) -> Iterator[Record]:
 
 
 def record_rows(record: Record, training: bool) -> Iterator[Row]:
-    """The entity for which a query has a gap: in training a row of each right one."""
+    """Yield the entity that fills the gap of a query; in training, one row per right entity."""
     idx = child(record, "idx")
     key = f"{number(idx, 'passage')}_{number(idx, 'query')}"
     passage = _HIGHLIGHT.sub(". ", _AFTER_STOP.sub(r"\1 ", text(record, "passage")))
@@ -106,14 +106,15 @@ def record_rows(record: Record, training: bool) -> Iterator[Row]:
 
 
 def wsc_records(record: Record) -> Iterator[Record]:
+    """Yield the record with the fields of its target at the top level."""
     yield {**record, **child(record, "target")} if "target" in record else record
 
 
 def wsc_rows(record: Record, training: bool) -> Iterator[Row]:
-    """The phrase to which a pronoun refers.
+    """Yield the phrase to which a pronoun refers.
 
-    Only the right phrases are trained on. In evaluation the answer tells whether the phrase of the
-    record is the one, by the words that both share (`postprocess.referent`).
+    Only the right phrases are used for training. In evaluation, the words that the answer and the
+    record's phrase share decide whether they agree (`postprocess.referent`).
     """
     key, phrase = of_idx(record), text(record, "span1_text")
     inputs = f"wsc: {_marked(record)}"
@@ -128,13 +129,13 @@ def wsc_rows(record: Record, training: bool) -> Iterator[Row]:
 
 
 def _marked(record: Record) -> str:
-    """The text with stars around the pronoun.
+    """Return the text with stars around the pronoun.
 
-    Two of the official records give a place beside the pronoun or one with punctuation, so it is
-    the word nearest to the place that is the pronoun, and its punctuation becomes a word.
+    Two of the official records give a position beside the pronoun or one with punctuation, so the
+    pronoun is the word nearest to the position, and its punctuation becomes a separate word.
 
     Raises:
-        Unfit: no word is the pronoun.
+        Unfit: No word is the pronoun.
     """
     words, pronoun = text(record, "text").split(" "), text(record, "span2_text")
     place = number(record, "span2_index")

@@ -12,7 +12,7 @@ from fire_lm.tasks.metrics import Metric, Score, average
 from fire_lm.tasks.suites.postprocess import Postprocess
 from fire_lm.tasks.suites.rows import Record, Row
 
-# The names that files of a split have in one release or another, by the name that it has here.
+# The names of a split's files in any release, keyed by the split's name here.
 SPLIT_FILES: Mapping[str, tuple[str, ...]] = {
     "train": ("train",),
     "validation": ("validation", "val", "dev", "validation_matched", "dev_matched"),
@@ -22,20 +22,20 @@ SPLIT_FILES: Mapping[str, tuple[str, ...]] = {
 
 
 def one_record(record: Record) -> Iterator[Record]:
-    """The record itself."""
+    """Yield the record itself."""
     yield record
 
 
 @dataclasses.dataclass(frozen=True)
 class Official:
-    """A data set that others publish, and how its records become rows.
+    """A published data set, and how its records become rows.
 
     Attributes:
-        folder: of its files of JSON lines; `folder`.zip has the same.
-        tfds_names: builders of TFDS that have it, without versions.
-        where: where to get it.
-        rows: the rows of a record, given whether they are trained on.
-        flat: a record of JSON lines as the records that TFDS makes of it.
+        folder: The folder of its JSON lines; `folder`.zip has the same files.
+        tfds_names: The TFDS builders that have it, without versions.
+        where: Where to get it.
+        rows: Yields the rows of a record, given whether they are for training.
+        flat: Converts a record of JSON lines to the records of TFDS.
     """
 
     folder: str
@@ -47,12 +47,12 @@ class Official:
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """Exercises of any size that a seed decides.
+    """Exercises of any size that a seed determines.
 
     Attributes:
-        exercise: makes the row of a key from random numbers and a size.
-        largest: size that there is; None: any.
-        sizes: of the tests, by default.
+        exercise: Makes the row of a key from random numbers and a size.
+        largest: The largest size; None for no limit.
+        sizes: The default sizes of the tests.
     """
 
     exercise: Callable[[np.random.Generator, int, str], Row]
@@ -62,14 +62,14 @@ class Generated:
 
 @dataclasses.dataclass(frozen=True)
 class TextTask:
-    """A data set of texts and answers, and how answers are scored.
+    """A data set of inputs and answers, and how answers are scored.
 
     Attributes:
-        name: of the data set that is written; seqio's task is `fire_lm:NAME`.
-        title: in tables.
-        metrics: the first one's first value is the primary one.
-        postprocess: what the metrics see.
-        target_length: tokens that answers need with EOS, in vocabularies of some 30,000 pieces.
+        name: The name of the written data set; seqio's task is `fire_lm:NAME`.
+        title: The name in tables.
+        metrics: The metrics; the first value of the first one is the primary one.
+        postprocess: Returns what the metrics see.
+        target_length: The tokens, including EOS, that answers need with some 30,000 pieces.
     """
 
     name: str
@@ -81,13 +81,13 @@ class TextTask:
 
     @property
     def primary(self) -> str:
-        """The name of the value by which checkpoints are chosen."""
+        """The name of the value by which checkpoints are selected."""
         return self.metrics[0].names[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a suite's table: a value of a metric on a split of a task."""
+    """A column of the table of a suite: one value of a metric on a split of a task."""
 
     title: str
     task: str
@@ -100,12 +100,12 @@ class Suite:
     """Tasks that are reported together.
 
     Attributes:
-        columns: whose unweighted mean is the suite's average.
-        lengths: tokens of inputs at which it is evaluated.
-        together: whether one model is trained on a mixture of the tasks, at the rates of their
-            numbers of training rows; else on each of them.
-        not_trained: names of tasks that the mixture leaves out.
-        longest_input: inputs of this many tokens or more are left out; None: none is.
+        columns: The columns whose unweighted mean is the suite's average.
+        lengths: The input lengths in tokens at which it is evaluated.
+        together: Whether one model is trained on a mixture of the tasks, at rates proportional to
+            their numbers of training rows, instead of one model on each task.
+        not_trained: The names of tasks that the mixture omits.
+        longest_input: The number of tokens from which inputs are skipped; None skips none.
     """
 
     name: str
@@ -117,10 +117,10 @@ class Suite:
     longest_input: int | None = None
 
     def average(self, scores: Mapping[Column, Score]) -> Score:
-        """The average over all columns.
+        """Return the average over all columns.
 
         Raises:
-            UserError: one has no score.
+            UserError: A column has no score.
         """
         missing = [column.title for column in self.columns if column not in scores]
         if missing:
@@ -132,5 +132,5 @@ class Suite:
 
 
 def primary_columns(*tasks: TextTask) -> tuple[Column, ...]:
-    """A column of each task: its primary value on the validation split."""
+    """Return a column for each task: its primary value on the validation split."""
     return tuple(Column(task.title, task.name, "validation", task.primary) for task in tasks)

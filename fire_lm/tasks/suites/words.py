@@ -1,4 +1,4 @@
-"""The words that LongEval's exercises are made of."""
+"""The words of which LongEval's exercises are made."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TOPICS = (
     "vaccines and their tests",
     "gardens on roofs",
 )
-# A question and its answer, of any topic.
+# A question and its answer, for any topic.
 ASPECTS = (
     (
         "Where should a beginner start?",

@@ -1,0 +1,107 @@
+"""How the devices of a mesh divide a kernel's sequences and heads: XLA cannot split it.
+
+Shapes: B batch, N heads, H head dim, P places (padded).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from fire_lm.attention.tpu.tables import Tables
+
+Axes = tuple[str, ...]
+
+
+class Inputs(NamedTuple):
+    """What the kernels compute attention from; queries are scaled for logits in base 2."""
+
+    q_BNHP: Any
+    k_BNHP: Any
+    v_BNHP: Any
+    tables: Tables | None
+    segments_B1P: Any | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """The axes of a mesh that split sequences and heads; without a mesh, one device has all."""
+
+    mesh: Mesh | None = None
+    batch: Axes = ()
+    heads: Axes = ()
+
+    @classmethod
+    def of(cls, sharding: NamedSharding | None, shape: tuple[int, ...]) -> Devices:
+        """`sharding` and `shape` of `[B, T, N, H]`; axes that do not divide it leave it whole."""
+        if sharding is None or sharding.mesh.size == 1:
+            return cls()
+        mesh = sharding.mesh
+        assert isinstance(mesh, Mesh)
+
+        def axes(axis: int) -> Axes:
+            names = sharding.spec[axis]
+            names = (names,) if isinstance(names, str) else tuple(names or ())
+            return () if shape[axis] % math.prod(mesh.shape[name] for name in names) else names
+
+        return cls(mesh, axes(0), axes(2))
+
+    @property
+    def parts_of_batch(self) -> int:
+        return math.prod(self.mesh.shape[name] for name in self.batch) if self.mesh else 1
+
+    def by_example(self) -> PartitionSpec:
+        """Of `[B, N, ...]`."""
+        return PartitionSpec(self.batch, self.heads)
+
+    def specs(self, inputs: Inputs) -> Inputs:
+        """How each of the inputs is split."""
+        tables = None
+        if inputs.tables is not None:
+            by_segment = PartitionSpec(None, self.heads)
+            of_rows = self.batch if inputs.tables.row_EP.shape[0] > 1 else None
+            by_table: dict[str, Any] = dict(
+                slab_MP=PartitionSpec(self.heads if inputs.tables.slab_MP.shape[0] > 1 else None),
+                row_EP=PartitionSpec(of_rows),
+                gain_EP=PartitionSpec(of_rows),
+                kink_K=PartitionSpec(),
+                slope_KN=by_segment,
+                offset_KN=by_segment,
+            )
+            tables = Tables(**by_table)
+        segments = None if inputs.segments_B1P is None else PartitionSpec(self.batch)
+        q, k, v = [self.by_example()] * 3
+        return Inputs(q, k, v, tables, segments)
+
+    def run(
+        self, function: Callable[..., Any], inputs: Inputs, *by_example: jax.Array, out_specs: Any
+    ) -> Any:
+        """`function(inputs, *by_example)` of every device's sequences and heads."""
+        if self.mesh is None:
+            return function(inputs, *by_example)
+        return jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=(self.specs(inputs), *[self.by_example()] * len(by_example)),
+            out_specs=out_specs,
+            check_vma=False,
+        )(inputs, *by_example)
+
+    def sum_tables(self, found: Tables | None, specs: Tables | None) -> Tables | None:
+        """Add up the gradients to what several devices have the same of; inside `run`."""
+        if found is None or specs is None:
+            return None
+
+        def total(x: Any, spec: Any) -> Any:
+            axes = [(names,) if isinstance(names, str) else names or () for names in spec]
+            split = set(itertools.chain(*axes))
+            shared = tuple(name for name in (*self.batch, *self.heads) if name not in split)
+            return jax.lax.psum(x, shared) if shared else x
+
+        return jax.tree.map(total, found, specs)
