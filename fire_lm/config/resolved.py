@@ -44,6 +44,7 @@ def load(
     hints: Mapping[str, str] | None = None,
     derive: Callable[[Bindings], Sequence[Statement]] = lambda bindings: (),
     imports: Sequence[str] = (),
+    first: Mapping[str, str] | None = None,
 ) -> Config:
     """Read and check a configuration. Nothing global changes; load as often as you like.
 
@@ -57,12 +58,13 @@ def load(
       hints: by macro, the whole error message if that macro is needed and nothing sets it.
       derive: returns statements that follow from all others, and win over them.
       imports: modules whose dataclasses are configurables, too, as after `import` in a file.
+      first: texts by their names, read before the files, which win over them.
 
     Raises:
       UserError: for anything misspelt, unused, undefined or of the wrong type; it names the
         file and line or the command-line argument.
     """
-    statements, modules = read_statements(gin_files, bindings, search_paths)
+    statements, modules = read_statements(gin_files, bindings, search_paths, first)
     modules = dict.fromkeys(imports, "--import") | modules
     known = imported(modules, configurables)
     every = Bindings(tuple(statements), known, tuple(roots), hints or {}, tuple(modules))
@@ -269,15 +271,16 @@ class Config:
         statements = [s for s in parse_file(text, "saved config") if isinstance(s, Statement)]
         return Config(replace(self.bindings, statements=tuple(statements)), strict=False)
 
-    def text(self) -> str:
+    def text(self, *roots: str) -> str:
         """Return gin text that loads, alone, into an equal Config.
 
         It has all macros in use and every parameter of every configurable that a root reaches:
         bound values as written, others with their default if gin can write it. What has neither
         is passed by the caller, and left out. Equal configurations have the same text.
+        With `roots`, it is of what these alone reach.
         """
         written: dict[str, dict[Key, Node]] = {}
-        for at in self.bindings.reach():
+        for at in self.bindings.reach(*roots):
             lines = written.setdefault(at.name, {})
             for name, (statement, _) in self.arguments(at).items():
                 if statement:
