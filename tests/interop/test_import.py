@@ -262,7 +262,7 @@ def recipe(position: str, run: Path, workdir: Path, **more: Any) -> list[str]:
         "BATCH_SIZE": 8,
         "TRAIN_LENGTH": 32,
         "VOCAB_SIZE": model.vocab_size,
-        "length_sweep.tokens": 2048,
+        "length_sweep.tokens": 8192,
         "EVAL_LENGTHS": "(32,256)",  # up to 8 times
         **more,
     }
