@@ -92,7 +92,7 @@ class TaskEvaluation:
 
     def all_rows(self) -> list[LengthAccuracy]:
         """Return the rows of this evaluation in the run's own table, for all lengths."""
-        of_these = self.row(0, Tally(1, 1, 1, 1)).key[:-1]
+        of_these = self.row(0, Tally(1, 1, 1)).key[:-1]
         own = read_own(self.workdir, self.encoding).accuracies
         return sorted((r for r in own if r.key[:-1] == of_these), key=lambda row: row.length)
 
