@@ -50,6 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
         parents=[where, name, gin, before, job],
         help="train to the end: create, set up, launch, restart when preempted, delete",
     )
+    verbs.add_parser(
+        "finetune", parents=[where, name, gin, before, job], help="the same, from another run"
+    )
     sweep = verbs.add_parser(
         "sweep", parents=[where, name, gin, job], help="the same for `fire-lm sweep RUN ...`"
     )
@@ -141,7 +144,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         ):
             raise UserError(f"`python -m tpu {parsed.verb}` takes no {flag} flags")
         setattr(parsed, name, values)
-    if rest and parsed.verb not in ("pretrain", "sweep", "grid", "render"):
+    if rest and parsed.verb not in ("pretrain", "finetune", "sweep", "grid", "render"):
         known = [f"--{name}" for name in vars(parsed)]
         near = nearest(rest[0].partition("=")[0], known)
         hint = f": did you mean {near}?" if near else ""

@@ -62,20 +62,23 @@ def _only_queued(where: ConfigDict, verb: str) -> None:
 
 
 def pretrain(arguments: argparse.Namespace) -> None:
-    """Train `gs://BUCKET/runs/NAME` to its end."""
+    """Train `gs://BUCKET/runs/NAME` to its end; `finetune` is the same for its verb."""
     where, calls = _where(arguments)
     flags = experiment_flags(arguments)
-    check_experiment(flags)
-    job = training_job(arguments.name, where, flags)
+    check_experiment(flags, arguments.verb)
+    job = training_job(arguments.name, where, flags, arguments.verb)
     follower = _prepared(job, job.folder, arguments, where, calls, flags)
     if follower is not None:
         follower.follow()
 
 
-def training_job(name: str, where: ConfigDict, flags: Sequence[str]) -> Job:
+finetune = pretrain
+
+
+def training_job(name: str, where: ConfigDict, flags: Sequence[str], verb: str = "pretrain") -> Job:
     """Return the job that trains the run `name`."""
     workdir = cluster.run_directory(where, check_name(name))
-    return Job(name, (("fire-lm", "pretrain", f"--workdir={workdir}", *flags),), workdir)
+    return Job(name, (("fire-lm", verb, f"--workdir={workdir}", *flags),), workdir)
 
 
 def render(arguments: argparse.Namespace) -> None:
@@ -289,7 +292,7 @@ def _preflight(
         return
     command = [
         *(sys.executable, "-m", "fire_lm", "preflight", f"--slice={where.accelerator}"),
-        *(f"--workdir={job.folder}", *(f for f in flags if f.startswith("--gin"))),
+        *(f"--workdir={job.folder}", *(f for f in flags if f.startswith(("--gin", "--import")))),
     ]
     if calls.dry_run:
         print(f"# before that, on this machine\n{shlex.join(command)}")
@@ -344,17 +347,23 @@ def _in_image(path: str) -> str:
     return str(full.relative_to(ROOT))
 
 
-def check_experiment(flags: Sequence[str]) -> Config:
-    """Return the configuration, checked as strictly as on the hosts.
+def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
+    """Return the configuration of `fire-lm VERB`, checked as strictly as on the hosts.
 
     Raises:
       UserError: The configuration is wrong, or a path still has the placeholder of a bucket.
     """
-    from fire_lm.experiment import load_config  # imports TensorFlow, which takes 10 s
+    from fire_lm.experiment import training_root  # imports TensorFlow, which takes 10 s
+    from fire_lm.runs.inherited import training_config
 
-    parsed = cli.parse(["pretrain", *flags])
-    config = load_config(parsed.gin_file, parsed.bindings, parsed.gin_search_paths, parsed.imports)
-    for name, value in config.leaves("pretrain").values():
+    config = training_config(cli.parse([verb, *flags]), "")
+    if (described := training_root(config)) != verb:
+        raise UserError(
+            f"the gin files describe another kind of run: use `python -m tpu {described}`"
+        )
+    if verb == "finetune" and not config.macro("INIT_FROM"):
+        raise UserError("finetune needs --gin.INIT_FROM=gs://.../RUN[@STEP], the run to start from")
+    for name, value in config.leaves(training_root(config)).values():
         if "YOUR_BUCKET" in str(value):
             raise UserError(
                 f"{name} = {value}: YOUR_BUCKET is a placeholder for the name of a bucket\n"

@@ -76,9 +76,14 @@ def add_benches(benches: Parser, debug: Parser) -> None:
         "--peer", choices=["torch"], help="compare with the same models in transformers"
     )
 
-    bench = subjects.add_parser(
-        "attention", parents=[debug, rounds], help="the cost of each encoding in two blocks"
+    _add_attention(
+        subjects.add_parser(
+            "attention", parents=[debug, rounds], help="the cost of each encoding in two blocks"
+        )
     )
+
+
+def _add_attention(bench: Parser) -> None:
     add_lists(
         bench,
         ("lengths", "2048", "tokens per sequence in the two blocks"),

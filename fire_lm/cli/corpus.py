@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
+from fire_lm.cli.corpus_tasks import write_tasks
 from fire_lm.console import Progress
 from fire_lm.data import (
     CONSTRUCTIONS,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> None:
     if not arguments.data_dir:
         raise UserError("corpus needs --data_dir=DIR, the folder of the data set")
-    parts = {None: write, "vocab": vocab, "check": check, "blocks": blocks}
+    parts = {None: write, "vocab": vocab, "check": check, "blocks": blocks, "tasks": write_tasks}
     parts[arguments.part](arguments)
 
 
@@ -126,7 +127,7 @@ def check(arguments: argparse.Namespace) -> None:
     lengths = sorted(set(arguments.lengths))
     if not lengths or lengths[0] < 2 or any(lengths[-1] % length for length in lengths):
         raise UserError(
-            f"--lengths {lengths}: a sweep needs lengths of 2 or more that divide the longest"
+            f"--lengths {lengths}: corpus check needs lengths of 2 or more that divide the longest"
         )
     picture = epath.Path(arguments.output)
     make_place(picture)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fire_lm.cli.argument_types import Parser, names, number, numbers, split_rule
+from fire_lm.cli.argument_types import Parser, names, number, numbers, seed, split_rule
 
 
 def add_corpus(corpus: Parser, debug: Parser) -> None:
@@ -34,6 +34,11 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
         help="percentage of documents in the validation split (default: 6)",
     )
     add_beam(corpus)
+    _add_parts(corpus, debug)
+
+
+def _add_parts(corpus: Parser, debug: Parser) -> None:
+    """Add `corpus vocab`, `corpus blocks` and `corpus check`."""
     parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=Parser)
     written = Parser(add_help=False)
     written.add_argument("--data_dir", required=True, help="TFDS data directory")
@@ -93,6 +98,32 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
         default="corpus_check.png",
         help="figure of the document lengths (default: %(default)s)",
     )
+
+    add_tasks(
+        parts.add_parser("tasks", parents=[debug], help="write data sets of downstream tasks")
+    )
+
+
+def add_tasks(tasks: Parser) -> None:
+    """Add the arguments of `corpus tasks`: official data sets, or exercises made from a seed."""
+    tasks.add_argument("--suite", required=True, help="name of the suite, such as scrolls")
+    tasks.add_argument("--data_dir", required=True, help="TFDS data directory to write")
+    tasks.add_argument("--source", metavar="FOLDER", help="folder of JSON lines, zip files or TFDS")
+    tasks.add_argument(
+        "--tasks", type=names, default=[], metavar="A,B", help="tasks (default: all)"
+    )
+    tasks.add_argument(
+        "--sizes",
+        type=numbers,
+        metavar="A,B",
+        help="sizes of generated tests (default: the benchmark's)",
+    )
+    tasks.add_argument(
+        "--train_size", type=number, help="largest size in training (default: the least of --sizes)"
+    )
+    tasks.add_argument("--rows", type=number, help="training rows (default: 10000)")
+    tasks.add_argument("--examples", type=number, help="test rows per size (default: 50)")
+    tasks.add_argument("--seed", type=seed, help="seed of exercises (default: 0)")
 
 
 def add_beam(verb: Parser) -> None:

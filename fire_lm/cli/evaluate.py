@@ -1,13 +1,23 @@
-"""`fire-lm evaluate`: the accuracy of runs on their synthetic task, by length."""
+"""`fire-lm evaluate`: a synthetic task by length, or tasks of inputs and targets."""
 
 from __future__ import annotations
 
 import argparse
 
 from fire_lm.cli.startup import quiet_libraries
-from fire_lm.sweeps.accuracy import evaluate
+from fire_lm.errors import UserError
+from fire_lm.experiment import evaluates_a_task
+from fire_lm.processes import initialize_distributed
+from fire_lm.sweeps import accuracy, task_scores
 
 
 def run(arguments: argparse.Namespace) -> None:
     quiet_libraries()
-    evaluate(arguments)
+    if not evaluates_a_task(arguments.gin_file, arguments.bindings, arguments.gin_search_paths):
+        accuracy.evaluate(arguments)
+        return
+    for name in ("positions", "sequences", "output"):
+        if getattr(arguments, name) is not None:
+            raise UserError(f"--{name} is for synthetic tasks: remove it")
+    initialize_distributed()
+    task_scores.evaluate(arguments)

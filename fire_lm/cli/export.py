@@ -13,7 +13,7 @@ from fire_lm.interop.export import export
 from fire_lm.interop.model_files import has_own_code
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.run import Run, open_run
-from fire_lm.runs.saved import text_of_run
+from fire_lm.runs.saved import tokenized_of_run
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import in_bucket
 
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("--output must be a local folder: copy it to the bucket afterwards")
     opened = open_run(arguments.run)
     config, variant = configuration(arguments, opened.workdir)
-    model, data = config.call("build_decoder"), text_of_run(config, opened.workdir)
+    model, data = config.call("build_decoder"), tokenized_of_run(config, opened.workdir)
     step = choose_step(opened.workdir, opened.step)
     like = abstract_params(model, make_mesh(MeshShape()))
     params, _ = restore_params(split_run(arguments.run)[0], step, like)

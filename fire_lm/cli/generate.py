@@ -32,7 +32,7 @@ from fire_lm.runs.prompts import (
     whole_lines,
 )
 from fire_lm.runs.run import open_run
-from fire_lm.runs.saved import text_of_run
+from fire_lm.runs.saved import tokenized_of_run
 from fire_lm.sharding import MeshShape, decoding_layout, make_mesh
 from fire_lm.storage import Appended, append_to, place, read_bytes
 
@@ -112,7 +112,7 @@ def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
     opened = open_run(arguments.run)
     folder, _ = split_run(arguments.run)
     config, variant = configuration(arguments, opened.workdir)
-    model, data = config.call("build_decoder"), text_of_run(config, opened.workdir)
+    model, data = config.call("build_decoder"), tokenized_of_run(config, opened.workdir)
     step = by_first(lambda: choose_step(opened.workdir, opened.step))
     writer = Writer(
         *(model, {}, data, arguments.new_tokens, method, tuple(arguments.stop)),

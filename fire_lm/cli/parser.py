@@ -22,6 +22,14 @@ _PRETRAIN: dict[str, Any] = {
     "exit codes: 0 done; 1 failed while running; 2 bad usage or configuration; 3 stopped by\n"
     "SIGTERM or one Ctrl-C, after saving; 130 ended by Ctrl-C, without saving",
 }
+_FINETUNE: dict[str, Any] = {
+    "description": "Trains a run's model on a task in --workdir, or resumes it: the same command\n"
+    "continues from the newest checkpoint. The model and its vocabulary are those of INIT_FROM.",
+    "epilog": "example:\n"
+    "  fire-lm finetune --gin_file=configs/finetune/scrolls_qasper.gin \\\n"
+    "    --gin.INIT_FROM=runs/fire --gin.DATA_DIR=data/tasks --workdir=runs/fire_qasper\n\n"
+    "exit codes: as pretrain",
+}
 _SWEEP: dict[str, Any] = {
     "description": "Scores trained models at several lengths, on the same text at each. Writes\n"
     "length_sweep.csv and .png beside each run, and a table and figure of all of them. Rows that\n"
@@ -41,8 +49,11 @@ _EVALUATE: dict[str, Any] = {
     "description": "Measures the accuracy of runs on the synthetic task that they were trained on\n"
     "(configs/synthetic/), at each length. Writes length_accuracy.csv and .png beside each run,\n"
     "and a table and figure of all of them. Rows that are already in the table are not computed\n"
-    "again.",
-    "epilog": "example:\n  fire-lm evaluate runs/reverse --lengths=1-40,50,100,200,500",
+    "again. With a file of configs/tasks/, it answers the examples of a task of inputs and\n"
+    "targets instead, and writes predictions/ and task_scores.csv beside each run.",
+    "epilog": "examples:\n  fire-lm evaluate runs/reverse --lengths=1-40,50,100,200,500\n"
+    "  fire-lm evaluate runs/fire_my_task --gin_file=configs/tasks/base.gin \\\n"
+    "    --import=my_package.tasks --gin.EVAL_LENGTHS=512,2048",
 }
 _IMPORT: dict[str, Any] = {
     "description": "Writes a Hugging Face model as a run directory with a checkpoint at step 0,\n"
@@ -77,6 +88,8 @@ def build_parser() -> argparse.ArgumentParser:
         return added
 
     add_pretrain(verb("pretrain", *configured, help="train or resume a model", **_PRETRAIN))
+    told = "train a run's model on a task"
+    add_pretrain(verb("finetune", *configured, help=told, **_FINETUNE))
     told = "compile a run for a TPU slice, without a TPU"
     add_preflight(verb("preflight", *configured, help=told))
     add_sweep(verb("sweep", *configured, help="score loss against length", **_SWEEP))
@@ -220,7 +233,7 @@ def add_evaluate(evaluate: Parser) -> None:
         "--lengths",
         type=ranges,
         metavar="A-B,C",
-        help="lengths of the exercises (default: EVAL_LENGTHS)",
+        help="lengths of the exercises or inputs (default: EVAL_LENGTHS)",
     )
     evaluate.add_argument(
         "--positions",
@@ -231,8 +244,7 @@ def add_evaluate(evaluate: Parser) -> None:
     evaluate.add_argument(
         "--sequences",
         type=number,
-        default=128,
-        help="exercises of each length (default: %(default)s)",
+        help="exercises of each length, of a synthetic task (default: 128)",
     )
     evaluate.add_argument("--output", help="folder for the combined table and figure")
     evaluate.add_argument(

@@ -14,11 +14,12 @@ from fire_lm.cli.startup import quiet_libraries
 from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import LengthSweep, lengths_refused
-from fire_lm.experiment import check_blocks, load_config
+from fire_lm.experiment import check_blocks, training_of, training_root
 from fire_lm.generation import Beam, Greedy
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight.programs import Compiler, Prompts
+from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import check_same_experiment, with_kept_lengths
 from fire_lm.runs.saved import model_of_run
 from fire_lm.storage import in_bucket, is_folder, place, require_bucket
@@ -32,16 +33,18 @@ def run(arguments: argparse.Namespace) -> None:
     workdir = str(place(arguments.workdir)) if arguments.workdir else ""
     if arguments.json:
         check_place_of(arguments.json)
-    config = load_config(
-        arguments.gin_file, arguments.bindings, arguments.gin_search_paths, arguments.imports
-    )
+    config = training_config(arguments, workdir)
     check_blocks(config)
     with contextlib.suppress(UserError, RunFailed):  # reported below, in the check of saved files
         config = with_kept_lengths(config, workdir, allow_change=False)
-    train: Pretraining = config.call("pretrain")
-    score: LengthSweep = config.call("length_sweep")
-    refused = lengths_refused(score.model, score.in_order)
-    lengths = [length for length in score.in_order if length not in refused]
+    train: Pretraining = training_of(config)
+    # A finetuned run is evaluated on its task, which has no lengths of text.
+    score: LengthSweep | None = None
+    lengths: list[int] = []
+    if training_root(config) == "pretrain":
+        score = config.call("length_sweep")
+        refused = lengths_refused(score.model, score.in_order)
+        lengths = [length for length in score.in_order if length not in refused]
     with tempfile.TemporaryDirectory() as folder:
         bundles.ask(folder)
         report = check.preflight(

@@ -1,4 +1,4 @@
-"""`fire-lm pretrain`: trains or resumes a run."""
+"""`fire-lm pretrain`, and `fire-lm finetune`, which does the same for its kind of experiment."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
-from fire_lm.experiment import check_blocks, check_settings, label_in, load_config
+from fire_lm.experiment import check_blocks, check_settings, finetunes, label_in, training_of
 from fire_lm.processes import initialize_distributed
+from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import (
     check_not_imported,
     check_same_experiment,
@@ -25,13 +26,12 @@ from fire_lm.runs.saved import model_of_run, newest_config, ranked, save_config
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm pretrain`: train or resume the run in `--workdir`."""
+    """Train or resume the run in `--workdir`."""
     quiet_libraries()
     if not arguments.workdir and not arguments.dry_run:
-        raise UserError("pretrain needs --workdir=DIR, the run directory (or --dry_run)")
-    config = load_config(
-        arguments.gin_file, arguments.bindings, arguments.gin_search_paths, arguments.imports
-    )
+        raise UserError(f"{arguments.verb} needs --workdir=DIR, the run directory (or --dry_run)")
+    check_verb(arguments)
+    config = training_config(arguments, arguments.workdir)
     check_blocks(config)
     check_settings(config)
     initialize_distributed()
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"{told}; shown as if no length that it was trained with were kept")
         if speaks:
             print(config.text())
-        plan = training.describe(config.call("pretrain"))
+        plan = training.describe(training_of(config))
         if speaks:
             print(plan)
         return
@@ -54,6 +54,21 @@ def run(arguments: argparse.Namespace) -> None:
         if speaks:
             print(config.text())
         start_run(config, arguments, speaks, kept=config is not asked)
+
+
+def check_verb(arguments: argparse.Namespace) -> None:
+    """Raises UserError if the gin files are for the other verb."""
+    given = (arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
+    described = "finetune" if finetunes(*given) else "pretrain"
+    if described == arguments.verb:
+        return
+    if arguments.verb == "pretrain":
+        raise UserError("the gin files describe a finetuning: use `fire-lm finetune`")
+    raise UserError(
+        "the gin files describe no finetuning: give one of configs/finetune, as in\n"
+        "fire-lm finetune --gin_file=configs/finetune/scrolls_qasper.gin --gin.INIT_FROM=RUN "
+        "--workdir=DIR"
+    )
 
 
 def start_run(
@@ -67,12 +82,14 @@ def start_run(
     check_not_imported(arguments.workdir)
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
+    if arguments.verb == "finetune" and not source:
+        raise UserError("finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from")
     if source and not available_steps(arguments.workdir):  # otherwise the run resumes without it
         trained = model_of_run(source)
         if speaks:
             print(compare_with_source(config.call("build_decoder"), trained, source, kept))
     training.pretrain(
-        config.call("pretrain"),
+        training_of(config),
         arguments.workdir,
         source=lambda: model_of_run(source),
         # Check again: a run that was still writing may have started after the first check.

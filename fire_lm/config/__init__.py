@@ -21,6 +21,7 @@ are ours, without gin's global state. They differ from gin's:
 
 from fire_lm.config.checks import UnusedBinding
 from fire_lm.config.differences import ABSENT, Difference, differences
+from fire_lm.config.files import stated
 from fire_lm.config.resolved import Config, load
 
-__all__ = ["ABSENT", "Config", "Difference", "UnusedBinding", "differences", "load"]
+__all__ = ["ABSENT", "Config", "Difference", "UnusedBinding", "differences", "load", "stated"]

@@ -118,8 +118,8 @@ class Bindings:
             if isinstance(leaf, Ref | Macro):
                 yield leaf
             if isinstance(leaf, Macro) and leaf.name not in inside:
-                setting = [s for s in self.statements if s.key == Key((), "", leaf.name)]
-                for statement in setting if overridden else setting[-1:]:
+                set_by = [s for s in self.statements if s.key == Key((), "", leaf.name)]
+                for statement in set_by if overridden else set_by[-1:]:
                     yield from self.mentions(statement.node, overridden, (*inside, leaf.name))
 
     def references(self, at: Scoped, overridden: bool = False) -> Iterator[tuple[Statement, Ref]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gin.config_parser import IncludeStatement
 
-from fire_lm.config.syntax import Key, Statement, parse_binding, parse_file
+from fire_lm.config.syntax import Key, Scalar, Statement, parse_binding, parse_file
 from fire_lm.errors import UserError, first_line, nearest
 
 # Holds `configs/`: the repository in a checkout, the package itself where a wheel is installed.
@@ -18,9 +18,12 @@ SHIPPED = _PACKAGE.parent if (_PACKAGE.parent / "configs/base.gin").exists() els
 
 
 def read_statements(
-    gin_files: Sequence[str], bindings: Sequence[str], search_paths: Sequence[str]
+    gin_files: Sequence[str],
+    bindings: Sequence[str],
+    search_paths: Sequence[str],
+    first: Mapping[str, str] | None = None,
 ) -> tuple[list[Statement], dict[str, str]]:
-    """Read all gin files and command-line bindings.
+    """Read all gin files and command-line bindings; before them the texts `first`, by their names.
 
     A name is looked for under `search_paths`, then '.', then among the shipped files. A file that
     is *included* a second time is skipped: gin would read it again, and so undo what came between
@@ -40,8 +43,11 @@ def read_statements(
         if str(path.resolve()) in finished and asked_by != "--gin_file":
             return
         finished.add(str(path.resolve()))
+        take(_text(path, name, asked_by), name)
+
+    def take(text: str, name: str) -> None:
         lines: dict[Key, str] = {}
-        for one in parse_file(_text(path, name, asked_by), name):
+        for one in parse_file(text, name):
             if not isinstance(one, Statement):
                 where = f"{name}:{one.location.line_num}"
                 if isinstance(one, IncludeStatement):
@@ -53,9 +59,24 @@ def read_statements(
                 raise UserError(f"{one.where}: {one.key} is already set at {first}; remove one.")
             statements.append(one)
 
+    for name, text in (first or {}).items():
+        take(text, name)
     for name in gin_files:
         read(name, asked_by="--gin_file")
     return statements + [parse_binding(binding) for binding in bindings], imports
+
+
+def stated(
+    gin_files: Sequence[str], bindings: Sequence[str], search_paths: Sequence[str]
+) -> dict[Key, Any]:
+    """Return what these bind, by key, before anything is resolved.
+
+    Numbers and texts are given as they are, all else as trees of the grammar.
+    """
+    statements, _ = read_statements(gin_files, bindings, search_paths)
+    return {
+        one.key: one.node.value if isinstance(one.node, Scalar) else one.node for one in statements
+    }
 
 
 def _text(path: Any, name: str, asked_by: str) -> str:

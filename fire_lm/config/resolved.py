@@ -44,6 +44,7 @@ def load(
     hints: Mapping[str, str] | None = None,
     derive: Callable[[Bindings], Sequence[Statement]] = lambda bindings: (),
     imports: Sequence[str] = (),
+    first: Mapping[str, str] | None = None,
 ) -> Config:
     """Read and check a configuration. Nothing global changes; load as often as you like.
 
@@ -57,12 +58,13 @@ def load(
       hints: by macro, the whole error message if that macro is needed and nothing sets it.
       derive: returns statements that follow from all others, and win over them.
       imports: modules whose dataclasses are configurables, too, as after `import` in a file.
+      first: texts by their names, read before the files, which win over them.
 
     Raises:
       UserError: for anything misspelt, unused, undefined or of the wrong type; it names the
         file and line or the command-line argument.
     """
-    statements, modules = read_statements(gin_files, bindings, search_paths)
+    statements, modules = read_statements(gin_files, bindings, search_paths, first)
     modules = dict.fromkeys(imports, "--import") | modules
     known = imported(modules, configurables)
     every = Bindings(tuple(statements), known, tuple(roots), hints or {}, tuple(modules))
@@ -92,10 +94,8 @@ class Config:
     __hash__ = None  # type: ignore[assignment]
 
     def _fit(self, statement: Statement) -> Any:
-        node = self.bindings.expand(statement)
-        parameter = self.bindings.parameters(statement.key.configurable).get(
-            statement.key.parameter
-        )
+        key, node = statement.key, self.bindings.expand(statement)
+        parameter = self.bindings.parameters(key.configurable).get(key.parameter)
         if Macro(REQUIRED) in leaves(node):
             return NO_VALUE
         if parameter is None:  # of older code
@@ -106,15 +106,15 @@ class Config:
             if not self._strict:
                 return plain(node)
             source = self.bindings.source(statement)
-            expects = f"{statement.key} expects"
+            expects = f"{key} expects"
             if source is not statement:
-                expects = f"{source.key} feeds {statement.key}, which expects"
+                expects = f"{source.key} feeds {key}, which expects"
             if macros := [str(leaf) for leaf in leaves(source.node) if isinstance(leaf, Macro)]:
                 expects = f"{', '.join(macros)} in {expects}"
             end = "" if str(misfit).endswith("?") else "."
             raise UserError(f"{source.where}: {expects} {misfit}{end}") from None
 
-    def settings(self, at: Scoped) -> dict[str, tuple[Statement | None, Any]]:
+    def arguments(self, at: Scoped) -> dict[str, tuple[Statement | None, Any]]:
         """Map each parameter to the statement that binds it, if any, and its value or NO_VALUE."""
         unbound: dict[str, tuple[Statement | None, Any]] = {
             name: (None, parameter.default)
@@ -125,7 +125,7 @@ class Config:
 
     # Calling.
 
-    def call(self, root: str, **kwargs: Any) -> Any:
+    def call(self, root: str, /, **kwargs: Any) -> Any:
         """Call a root with its configured values and `kwargs`.
 
         Raises:
@@ -135,14 +135,14 @@ class Config:
         self.check_complete(root, **kwargs)
         return self.call_scoped(Scoped((), root), **kwargs)
 
-    def check_complete(self, root: str, **given: Any) -> None:
+    def check_complete(self, root: str, /, **given: Any) -> None:
         """Raise UserError if something that `root` needs neither has a value nor is given."""
         self._check(Scoped((), root), given, heed_files=True)
         for at, called in self.bindings.reach(root).items():
             if called:
                 self._check(at, {}, heed_files=True)
 
-    def call_scoped(self, at: Scoped, *args: Any, **kwargs: Any) -> Any:
+    def call_scoped(self, at: Scoped, /, *args: Any, **kwargs: Any) -> Any:
         """Call a configurable. What the caller passes wins over files, as in gin.
 
         Raises:
@@ -160,7 +160,7 @@ class Config:
 
         bound = {
             name: mapped(value, follow)
-            for name, (statement, value) in self.settings(at).items()
+            for name, (statement, value) in self.arguments(at).items()
             if statement is not None and name not in given
         }
         return target(*args, **bound, **kwargs)
@@ -171,7 +171,7 @@ class Config:
         A binding may repeat what the caller passes, or the default; without `heed_files`, one in a
         file may be overruled.
         """
-        for name, (statement, value) in self.settings(at).items():
+        for name, (statement, value) in self.arguments(at).items():
             if name not in given:
                 if value is NO_VALUE:
                     source = self.bindings.source(statement) if statement else None
@@ -207,7 +207,7 @@ class Config:
         if macro is None:
             return None
         for at in self.bindings.reach():
-            for statement, value in self.settings(at).values():
+            for statement, value in self.arguments(at).values():
                 if statement and value is not NO_VALUE and macro in self.bindings.chain(statement):
                     return _shown(value)
         return _shown(plain(self.bindings.expand(macro)))
@@ -219,8 +219,8 @@ class Config:
         """
         found = {}
         for at in self.bindings.reach(root):
-            settings = self.settings(at).items()
-            for name, (statement, value) in sorted(settings, key=lambda s: s[1][0] is not None):
+            arguments = self.arguments(at).items()
+            for name, (statement, value) in sorted(arguments, key=lambda a: a[1][0] is not None):
                 key = self.bindings.source(statement).key if statement else at.key(name)
                 if value is not NO_VALUE:
                     found[at.key(name)] = (str(key), _shown(value))
@@ -228,8 +228,8 @@ class Config:
 
     def values(self, root: str) -> dict[str, Any]:
         """Return the values that `root` itself is called with, defaults included."""
-        settings = self.settings(Scoped((), root)).items()
-        return {name: _shown(v) for name, (_, v) in settings if v is not NO_VALUE}
+        arguments = self.arguments(Scoped((), root)).items()
+        return {name: _shown(v) for name, (_, v) in arguments if v is not NO_VALUE}
 
     def idle(self, name: str) -> dict[str, tuple[str, Any]]:
         """Map each bound parameter of a configurable that no verb reaches to (where, value)."""
@@ -257,12 +257,11 @@ class Config:
         A class declares in `older_defaults` what it did before a parameter of it existed. A text
         that does not bind the parameter is from that time, since `text` writes all defaults.
         """
+        classes = {at: self.bindings.configurables[at.name] for at in self.bindings.reach()}
         older = {
             at.key(name): value
-            for at in self.bindings.reach()
-            for name, value in getattr(
-                self.bindings.configurables[at.name], "older_defaults", {}
-            ).items()
+            for at, kind in classes.items()
+            for name, value in getattr(kind, "older_defaults", {}).items()
             if name not in self.bindings.bound(at)
         }
         return self.with_values(older, "an older version") if older else self
@@ -272,17 +271,18 @@ class Config:
         statements = [s for s in parse_file(text, "saved config") if isinstance(s, Statement)]
         return Config(replace(self.bindings, statements=tuple(statements)), strict=False)
 
-    def text(self) -> str:
+    def text(self, *roots: str) -> str:
         """Return gin text that loads, alone, into an equal Config.
 
         It has all macros in use and every parameter of every configurable that a root reaches:
         bound values as written, others with their default if gin can write it. What has neither
         is passed by the caller, and left out. Equal configurations have the same text.
+        With `roots`, it is of what these alone reach.
         """
         written: dict[str, dict[Key, Node]] = {}
-        for at in self.bindings.reach():
+        for at in self.bindings.reach(*roots):
             lines = written.setdefault(at.name, {})
-            for name, (statement, _) in self.settings(at).items():
+            for name, (statement, _) in self.arguments(at).items():
                 if statement:
                     lines.setdefault(statement.key, statement.node)
                 elif (node := self._default(at.name, name)) is not None:

@@ -1,8 +1,9 @@
 """Text for training and scoring, read on the fly through seqio or from previously written blocks.
 
 The functions here take a `TextData` (or `SeqioTask`) or a `Blocks`, and for training also a
-`Synthetic`, the exercises of a task. Importing this module is cheap: TensorFlow is imported only
-when `TextData` needs it (10 s), and `Blocks` is read without it.
+`TextToText`, examples of an input and its target, or a `Synthetic`, the exercises of a task.
+Importing this module is cheap: TensorFlow is imported only when `TextData` needs it (10 s), and
+`Blocks` is read without it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-from fire_lm.data import blocks, exercises, on_the_fly
+from fire_lm.data import blocks, exercises, on_the_fly, suites
 from fire_lm.data.beam_workers import BeamWorkers
 from fire_lm.data.blocks.manifest import Manifest
 from fire_lm.data.corpora.embedded import CorpusSummary, write_embedded_corpus
@@ -23,9 +24,12 @@ from fire_lm.data.spec import (
     SeqioTask,
     Synthetic,
     TextData,
+    TextToText,
+    Tokenized,
     TrainingData,
     TrainIterator,
 )
+from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
 
 __all__ = [
@@ -39,12 +43,15 @@ __all__ = [
     "SeqioTask",
     "Synthetic",
     "TextData",
+    "TextToText",
+    "Tokenized",
     "TrainIterator",
     "TrainingData",
     "dataset_label",
     "quick_splits",
     "register_task",
     "scoring_text",
+    "task_examples_of",
     "train_iterator",
     "unknown_share",
     "unknown_warning",
@@ -79,7 +86,8 @@ def train_iterator(
 
     Returns:
         An iterator over dicts of numpy arrays [batch_size, length]: `targets`, int32 (0 is
-        padding); `weights`, int8, the weight of each target in the loss; and, if rows are packed,
+        padding); `weights`, int8, the weight of each target in the loss (0 for the
+        input of a `TextToText`); and, if rows are packed,
         `segment_ids`, int32. `Synthetic` adds `inputs`, int32, which the model reads in place of
         `targets` shifted by one, and `tokens`, int32 [batch_size, 1], the number of tokens in a row
         before its padding. `get_state()` returns bytes, and `set_state(bytes)` resumes exactly at
@@ -119,6 +127,22 @@ def scoring_text(
     return _reader(data).scoring_text(data, length=length, num_sequences=num_sequences, split=split)
 
 
+def task_examples_of(data: TextToText, *, split: str, longest: int) -> list[TaskExamples]:
+    """The examples of a task, or of each task of a mixture, in the order of their source.
+
+    Args:
+        longest: tokens of an input that are kept, without its end.
+
+    Raises:
+        UserError: the task, its split or its vocabulary cannot be read, it has no metric or no
+            example, or two examples have one id. RunFailed: its data is damaged.
+    """
+    from fire_lm.data.on_the_fly import evaluation_rows
+
+    _register(data)
+    return evaluation_rows.task_examples(data, split=split, longest=longest)
+
+
 def vocabulary_name(data: TrainingData) -> str:
     """Return the name of the vocabulary, for messages."""
     return _reader(data).vocabulary_name(data)
@@ -153,7 +177,7 @@ def unknown_warning(share: float, split: str, data: TrainingData) -> str:
     )
 
 
-def dataset_label(data: Data) -> str:
+def dataset_label(data: Data | TextToText) -> str:
     """Return the name of the text in results: 'embedded', or else the TFDS name such as 'c4'."""
     return _reader(data).label(data)
 
@@ -167,7 +191,19 @@ def _reader(data: TrainingData) -> ModuleType:
     """Return the module that reads this kind of data; each has the functions above."""
     if isinstance(data, Synthetic):
         return exercises
+    if isinstance(data, TextToText):
+        _register(data)
     return blocks if isinstance(data, Blocks) else on_the_fly
+
+
+def _register(data: TextToText) -> None:
+    """Register the tasks of its folder, if it has one.
+
+    Raises:
+        UserError: its own is not among them.
+    """
+    if data.data_dir and data.name not in suites.register(data.data_dir, data.vocabulary):
+        suites.task_or_mixture(data.name, data.data_dir, data.vocabulary)  # says what is missing
 
 
 def register_task(name: str, data: TextData) -> str:

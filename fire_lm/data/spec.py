@@ -124,12 +124,7 @@ class SeqioTask:
     unshifted: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.shuffle_buffer < 1:
-            raise UserError(
-                f"SeqioTask.shuffle_buffer must be at least 1, not {self.shuffle_buffer}."
-            )
-        if self.cache_dirs and not self.use_cached:
-            raise UserError("SeqioTask.cache_dirs has no effect without SeqioTask.use_cached=True.")
+        check_reading(self)
 
     @property
     def packed(self) -> bool:
@@ -185,6 +180,108 @@ class Blocks:
         return (self,)
 
 
+Truncation = Literal["head", "tail", "middle"]
+TRUNCATIONS: tuple[Truncation, ...] = get_args(Truncation)
+
+
+@dataclasses.dataclass(frozen=True)
+class TextToText:
+    """Examples of a Task or Mixture that is registered with seqio, each an input and its target;
+    gin fills the fields.
+
+    A row holds one example: the input, the end-of-document token, the target, the same token
+    again, then padding. Only the target and its end count in the loss.
+
+    Attributes:
+        name: of the Task or Mixture, with features `inputs` and `targets`. The module that
+            registers one of the user's own is named by `--import`.
+        vocabulary: of both features, by the name that it has here: 'bytes' or the path of a
+            SentencePiece model.
+        target_length: tokens of the longest target, its end included. What a row has beyond them
+            is for the input; an example with a longer target, or an empty one, is skipped.
+        data_dir: the folder in which `fire-lm corpus tasks` wrote the data sets, for the tasks
+            fire_lm:NAME; empty for others.
+        truncation: how a longer input is shortened: 'head' keeps its beginning, 'tail' its end,
+            'middle' both, half of the tokens each.
+        shuffle_buffer: rows that are shuffled together, per shard.
+        use_cached: whether to read what `seqio_cache_tasks` has written.
+        cache_dirs: where that is, besides the directories that are known to seqio.
+    """
+
+    name: str
+    target_length: int
+    vocabulary: str = "bytes"
+    data_dir: str = ""
+    truncation: Truncation = "head"
+    shuffle_buffer: int = 1000
+    use_cached: bool = False
+    cache_dirs: tuple[str, ...] = ()
+    mixture: ClassVar[tuple[tuple[str, float], ...]] = ()  # its rates are seqio's
+    packed: ClassVar[bool] = False
+    unshifted: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.target_length < 2:
+            raise UserError(
+                f"TextToText.target_length is {self.target_length}: it must be 2 or more, a token "
+                "and the end"
+            )
+        if self.truncation not in TRUNCATIONS:
+            raise UserError(
+                f"TextToText.truncation is {self.truncation!r}: it must be one of "
+                f"{', '.join(TRUNCATIONS)}"
+            )
+        check_reading(self)
+
+    @property
+    def parts(self) -> tuple[TextToText, ...]:
+        """A mixture is read as one, at its rates."""
+        return (self,)
+
+    @property
+    def construction(self) -> str:
+        """How examples become rows, in words."""
+        return f"an example a row, targets to {self.target_length}, inputs cut to {self.truncation}"
+
+    @property
+    def title(self) -> str:
+        """The name of the task in messages."""
+        return self.name
+
+    @property
+    def where(self) -> str:
+        """The task and its place, for messages."""
+        return f"the registered {self.name}"
+
+    def input_length(self, length: int) -> int:
+        """The most tokens of an input, without its end, in a row of `length`.
+
+        Raises:
+            UserError: there is no room for one.
+        """
+        room = length - self.target_length - 1
+        if room < 1:
+            raise UserError(
+                f"a row of {length} tokens leaves no room for the input of {self.name} beside a "
+                f"target of {self.target_length} (TextToText.target_length): rows need "
+                f"{self.target_length + 2} tokens or more"
+            )
+        return room
+
+
+def ends_kept(room: int, truncation: Truncation) -> tuple[int, int]:
+    """How many tokens of a longer input are kept, from its beginning and from its end."""
+    tail = {"head": 0, "tail": room, "middle": room // 2}[truncation]
+    return room - tail, tail
+
+
+def shortened(tokens: np.ndarray, room: int, truncation: Truncation) -> np.ndarray:
+    """At most `room` tokens of an input. What is shortened twice is as if it were once."""
+    head, tail = ends_kept(room, truncation)
+    size = len(tokens)
+    return tokens if size <= room else np.concatenate([tokens[:head], tokens[size - tail :]])
+
+
 @dataclasses.dataclass(frozen=True)
 class Synthetic:
     """Exercises of a synthetic task; gin fills the fields.
@@ -213,9 +310,27 @@ class Synthetic:
         return type(self.task).__name__
 
 
-ReadBySeqio = TextData | SeqioTask
-Data = ReadBySeqio | Blocks  # text, which can also be scored
-TrainingData = Data | Synthetic
+Registered = SeqioTask | TextToText  # with seqio, by a name
+TextBySeqio = TextData | SeqioTask
+ReadBySeqio = TextBySeqio | TextToText
+Data = TextBySeqio | Blocks  # text, which can be scored as well
+TrainingData = Data | TextToText | Synthetic
+
+
+class Tokenized(Protocol):
+    """Data whose tokens are text."""
+
+    @property
+    def vocabulary(self) -> str: ...
+
+
+def check_reading(data: Registered) -> None:
+    """Refuse settings with which no registered task could be read."""
+    kind = type(data).__name__
+    if data.shuffle_buffer < 1:
+        raise UserError(f"{kind}.shuffle_buffer must be at least 1, not {data.shuffle_buffer}.")
+    if data.cache_dirs and not data.use_cached:
+        raise UserError(f"{kind}.cache_dirs has no effect without {kind}.use_cached=True.")
 
 
 class NoText(UserError):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fire_lm.data.hub_vocabulary import PREFIX, load_hub
-from fire_lm.data.spec import Data
+from fire_lm.data.spec import Tokenized
 from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
 
@@ -17,7 +17,7 @@ _END_OF_DOCUMENT = 1  # in the byte vocabulary
 _FIRST_BYTE = 3  # seqio.ByteVocabulary: padding 0, end of document 1, unknown 2, byte b is b + 3
 
 
-def encode(data: Data, text: str) -> np.ndarray:
+def encode(data: Tokenized, text: str) -> np.ndarray:
     """Return the ids of `text`, int32 `[T]`, without an end-of-document token.
 
     Raises:
@@ -30,7 +30,7 @@ def encode(data: Data, text: str) -> np.ndarray:
     return np.array(_sentencepiece(data.vocabulary).EncodeAsIds(text), np.int32)
 
 
-def decode(data: Data, tokens: Iterable[int]) -> str:
+def decode(data: Tokenized, tokens: Iterable[int]) -> str:
     """Return the text of token ids; ids that stand for no text, such as padding, are skipped.
 
     Raises:
@@ -46,7 +46,7 @@ def decode(data: Data, tokens: Iterable[int]) -> str:
     return processor.DecodeIds([one for one in ids if 0 < one < processor.GetPieceSize()])
 
 
-def end_of_document(data: Data) -> int:
+def end_of_document(data: Tokenized) -> int:
     """Return the id that ends each document.
 
     Raises:
@@ -59,7 +59,7 @@ def end_of_document(data: Data) -> int:
     return int(_sentencepiece(data.vocabulary).eos_id())
 
 
-def unknown(data: Data, text: str) -> str:
+def unknown(data: Tokenized, text: str) -> str:
     """Return the first piece of `text` that the vocabulary cannot express, or "" if there is none.
 
     Raises:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fire_lm import evaluation, models, positions, training
+from fire_lm import evaluation, generation, models, positions, training
 from fire_lm.checkpoints import Checkpointing, split_run
-from fire_lm.config import Config, load
-from fire_lm.data import Blocks, SeqioTask, Synthetic, TextData
+from fire_lm.config import Config, load, stated
+from fire_lm.data import Blocks, SeqioTask, Synthetic, TextData, TextToText
 from fire_lm.errors import UserError
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
+from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
 from fire_lm.tasks import synthetic
@@ -18,11 +19,15 @@ from fire_lm.tasks import synthetic
 # The experiments by their names in gin.
 EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "pretrain": training.Pretraining,
+    "finetune": training.Finetuning,
     "length_sweep": evaluation.LengthSweep,
+    "evaluate": TextEvaluation,
 }
 
 # The roots of a configuration: the experiments, and the model, so that two models can be compared.
-ROOTS = (*EXPERIMENTS, "build_decoder")
+# Where `evaluate` is bound, it is a root, too.
+ROOTS = ("pretrain", "length_sweep", "build_decoder")
+FINETUNING_ROOTS = ("finetune", "build_decoder")
 
 
 def load_config(
@@ -30,11 +35,15 @@ def load_config(
     bindings: Sequence[str] = (),
     search_paths: str = "",
     imports: Sequence[str] = (),
+    first: Mapping[str, str] | None = None,
 ) -> Config:
     """Load the configuration of an experiment.
 
     All commands know all configurables, so that one set of files serves them all, and a binding
     counts as unused only if no command could use it.
+
+    Args:
+      first: Texts by their names, read before the files.
     """
     configurables: list[Callable[..., Any]] = [
         models.build_decoder,
@@ -44,6 +53,7 @@ def load_config(
         TextData,
         Blocks,
         SeqioTask,
+        TextToText,
         Synthetic,
         training.AdamW,
         training.decay_mask,
@@ -54,12 +64,16 @@ def load_config(
         MeshShape,
         *positions.configurables().values(),
         *synthetic.configurables().values(),
+        generation.Greedy,
+        generation.Sample,
+        generation.Beam,
     ]
     names = ", ".join(sorted(path.stem for path in POSITIONS.glob("*.gin")))
-    folders = [path for path in search_paths.split(",") if path]
-    for folder in folders:
-        if not place(folder).is_dir():
-            raise UserError(f"--gin_search_paths: there is no folder {folder}")
+    folders = search_folders(search_paths)
+    given = (gin_files, bindings, search_paths)
+    roots = FINETUNING_ROOTS if finetunes(*given) else ROOTS
+    if evaluates_a_task(*given):
+        roots = (*roots, "evaluate")
     config = load(
         gin_files,
         bindings,
@@ -67,21 +81,71 @@ def load_config(
         configurables=EXPERIMENTS
         | {c.__name__: c for c in configurables}
         | dict(training.optax_configurables()),
-        roots=ROOTS,
+        roots=roots,
         hints={
             "POSITION": "no positional encoding chosen: add "
             f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
         },
         derive=derived_label,
         imports=imports,
+        first=first,
     )
     check_label(config.macro("ENCODING"))
     return config
 
 
+def search_folders(search_paths: str) -> list[str]:
+    """The folders of --gin_search_paths.
+
+    Raises:
+      UserError: one of them does not exist.
+    """
+    folders = [path for path in search_paths.split(",") if path]
+    for folder in folders:
+        if not place(folder).is_dir():
+            raise UserError(f"--gin_search_paths: there is no folder {folder}")
+    return folders
+
+
+def finetunes(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> bool:
+    """Return whether these describe a finetuning, by `finetune.` bindings, and not a pretraining.
+
+    Raises:
+      UserError: they describe both, or cannot be read.
+    """
+    bound = _bound(gin_files, bindings, search_paths)
+    if {"finetune", "pretrain"} <= bound:
+        raise UserError(
+            "the gin files describe a pretraining (pretrain.) and a finetuning (finetune.)\nto "
+            "finetune, leave the run file out: the model is that of INIT_FROM"
+        )
+    return "finetune" in bound
+
+
+def evaluates_a_task(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> bool:
+    """Return whether these describe the evaluation of a task of inputs and targets."""
+    return "evaluate" in _bound(gin_files, bindings, search_paths)
+
+
+def _bound(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> set[str]:
+    """The names of what has bindings in these."""
+    return {key.configurable for key in stated(gin_files, bindings, search_folders(search_paths))}
+
+
+def training_root(config: Config) -> str:
+    """The name in gin of the experiment that trains: pretrain or finetune."""
+    return "finetune" if "finetune" in config.bindings.roots else "pretrain"
+
+
+def training_of(config: Config) -> training.Pretraining:
+    """The experiment that trains: a pretraining or a finetuning."""
+    found: training.Pretraining = config.call(training_root(config))
+    return found
+
+
 def trains_on_a_task(config: Config) -> bool:
     """Return whether the run trains on exercises of a synthetic task and not on text."""
-    return isinstance(config.call("pretrain").data, Synthetic)
+    return isinstance(training_of(config).data, Synthetic)
 
 
 def label_in(config: Config) -> str:
@@ -112,6 +176,6 @@ def check_settings(config: Config) -> None:
     if config.macro("DATA_DIR") == "":
         raise UserError("DATA_DIR is empty: set it to the folder of the data set")
     split_run(str(config.macro("INIT_FROM") or ""))
-    asked = config.values("length_sweep")
+    asked = config.values("length_sweep") if "length_sweep" in config.bindings.roots else {}
     if set(evaluation.CHECKED) <= set(asked):
         evaluation.check_scoring(**{name: asked[name] for name in evaluation.CHECKED})

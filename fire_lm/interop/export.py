@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fire_lm.data import Data
+from fire_lm.data import Tokenized
 from fire_lm.data import tokens as vocabulary
 from fire_lm.data.hub_vocabulary import EXPORTED
 from fire_lm.generation.generate import check_context
@@ -20,7 +20,7 @@ _LONGER = 16  # the default length of an export, in training lengths
 def export(
     model: Decoder,
     params: Any,
-    data: Data,
+    data: Tokenized,
     folder: Path,
     about: str,
     context_length: int | None = None,

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fire_lm.data import Data
+from fire_lm.data import Tokenized
 from fire_lm.data.hub_vocabulary import PREFIX, SHIFT, load_hub, read_tokenizer
 from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
@@ -26,7 +26,7 @@ _NEVER = -1e4
 Json = dict[str, Any]
 
 
-def tokenizer_files(data: Data) -> dict[str, Json]:
+def tokenizer_files(data: Tokenized) -> dict[str, Json]:
     """Return the contents of `tokenizer.json` and `tokenizer_config.json` by file name.
 
     Raises:

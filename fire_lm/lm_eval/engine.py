@@ -19,12 +19,13 @@ from fire_lm.errors import FireLMError, UserError
 from fire_lm.evaluation import lengths_refused
 from fire_lm.evaluation.continuation_scores import Row, continuation_scores
 from fire_lm.evaluation.scoring import parameter_shapes
+from fire_lm.experiment import training_of
 from fire_lm.generation import Greedy, Method, Sample
 from fire_lm.processes import agreed, by_first
 from fire_lm.runs.continuations import Writer
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.run import open_run
-from fire_lm.runs.saved import text_of_run
+from fire_lm.runs.saved import tokenized_of_run
 from fire_lm.sharding import MeshShape, decoding_layout, make_mesh
 
 
@@ -55,9 +56,9 @@ class Engine:
             gin_file=[], bindings=list(settings.bindings), gin_search_paths="", imports=[]
         )
         config, variant = configuration(arguments, opened.workdir)
-        self.data = text_of_run(config, opened.workdir)
+        self.data = tokenized_of_run(config, opened.workdir)
         self.model = config.call("build_decoder")
-        self.train_length: int = config.call("pretrain").train_length
+        self.train_length: int = training_of(config).train_length
         self.mesh = make_mesh(MeshShape())
         step = by_first(lambda: choose_step(opened.workdir, opened.step))
         like = decoding_layout(parameter_shapes(self.model), self.mesh)

@@ -65,8 +65,8 @@ class Decoder(nn.Module):
         them, which runs faster because saved activations are not copied into one stacked array.
       attention: The implementation; see `attention.choose_implementation`.
       log_n: The attention scaling by log n, or None.
-      resampling: How positions are drawn. The callers of the decoder read it and pass positions; the
-        decoder reads only whether positions have gaps.
+      resampling: How positions are drawn. The callers of the decoder read it and pass positions;
+        the decoder itself only reads whether positions have gaps.
       share_position: Whether all layers share one set of the encoding's parameters (FIRE-S, T5)
         instead of having one set per layer.
       dropout: The dropout rate after the embedding, attention and MLP; see models/dropout.py.

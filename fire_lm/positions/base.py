@@ -119,9 +119,9 @@ class PositionalEncoding:
         return {}
 
     def explain_nan(self, diagnostics: Mapping[str, float]) -> str | None:
-        """Return why these `diagnostics` make the TPU kernel's output NaN, and the way out.
+        """Return why these `diagnostics` make the TPU kernel's output NaN, and the remedy.
 
-        None if they do not.
+        The result is None if they do not.
         """
         del diagnostics
         return None

@@ -34,7 +34,7 @@ _Found = TypeVar("_Found")
 def preflight(
     compiler: Compiler,
     train: Pretraining,
-    score: LengthSweep,
+    score: LengthSweep | None,
     lengths: Sequence[int],
     workdir: str,
     saved: Mapping[str, Callable[[], str]],
@@ -46,6 +46,7 @@ def preflight(
     programs that do not compile.
 
     Args:
+      score: The sweep, or None for a run that has no text to score.
       lengths: The lengths of the sweep.
       workdir: The run directory, or "".
       saved: By name, a function that returns in a word whether saved files fit, or raises.
@@ -54,7 +55,8 @@ def preflight(
       UserError: A setting cannot work on this slice.
     """
     mesh = compiler.mesh(train.mesh)
-    compiler.mesh(score.mesh)
+    if score is not None:
+        compiler.mesh(score.mesh)
     sharding.check_batch(train.batch_size, train.microbatches, mesh)
     sharding.tree_shardings(train.abstract_state(), mesh)
     parts, libtpu = parts_of_batch(mesh), compiler_name()
@@ -64,7 +66,7 @@ def preflight(
     programs, failures = compile_all(compiler, train, score, lengths)
     generation = None
     if prompts is not None:
-        generation = compile_generation(compiler, score, prompts, programs, failures)
+        generation = compile_generation(compiler, score or train, prompts, programs, failures)
     if generation is not None:
         checks.append(check_token(generation))
     if STEP in programs and mesh.shape["fsdp"] > 1:
@@ -91,7 +93,7 @@ def compiler_name() -> str:
 
 
 def compile_all(
-    compiler: Compiler, train: Pretraining, score: LengthSweep, lengths: Sequence[int]
+    compiler: Compiler, train: Pretraining, score: LengthSweep | None, lengths: Sequence[int]
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
     """Return programs by name, and for each that does not fit, the reason and what would fit."""
     programs: dict[str, Estimate] = {}
@@ -106,18 +108,19 @@ def compile_all(
         functools.partial(compiler.training, train),
         functools.partial(nearest_fit.training, compiler, train),
     )
-    for length in lengths:
-        add(
-            f"sweep at {length}",
-            functools.partial(compiler.scoring, score, length),
-            functools.partial(nearest_fit.scoring, compiler, score, length),
-        )
+    if score is not None:
+        for length in lengths:
+            add(
+                f"sweep at {length}",
+                functools.partial(compiler.scoring, score, length),
+                functools.partial(nearest_fit.scoring, compiler, score, length),
+            )
     return programs, failures
 
 
 def compile_generation(
     compiler: Compiler,
-    score: LengthSweep,
+    run: LengthSweep | Pretraining,
     prompts: Prompts,
     programs: dict[str, Estimate],
     failures: dict[str, str],
@@ -125,8 +128,8 @@ def compile_generation(
     """Compile the generation of `prompts`, and add it to programs or failures."""
     found = _compiled(
         *(compiler, GENERATION),
-        functools.partial(compiler.generation, score, prompts),
-        functools.partial(nearest_fit.generation, compiler, score, prompts),
+        functools.partial(compiler.generation, run, prompts),
+        functools.partial(nearest_fit.generation, compiler, run, prompts),
         failures,
     )
     if found is not None:
@@ -154,7 +157,7 @@ def _compiled(
 
 def check_surroundings(
     train: Pretraining,
-    score: LengthSweep,
+    score: LengthSweep | None,
     workdir: str,
     saved: Mapping[str, Callable[[], str]],
     parts: int = 1,
@@ -165,7 +168,8 @@ def check_surroundings(
     """
 
     yield _check("text and vocabulary", lambda: first_batch(train, parts))
-    yield _check("sweep", lambda: first_row(score))
+    if score is not None:
+        yield _check("sweep", lambda: first_row(score))
     if workdir:
         yield _check("run directory", lambda: f"{writable_part(workdir)} can be written")
     else:
@@ -188,7 +192,7 @@ def first_batch(train: Pretraining, parts: int) -> str:
     """Read the first batch as the last host does, the first to run out of a short text."""
     data, rows = train.data, train.batch_size // parts
     check_vocabulary(data, train.model.vocab_size)
-    if isinstance(data, data_layer.TextData | data_layer.SeqioTask):
+    if isinstance(data, data_layer.TextData | data_layer.SeqioTask | data_layer.TextToText):
         # The stream is endless: a few rows show as much as many.
         rows = max(1, min(data.shuffle_buffer, rows))
         data = dataclasses.replace(data, shuffle_buffer=min(data.shuffle_buffer, rows))

@@ -63,14 +63,14 @@ def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
     return "a chip cannot hold a single sequence: lower EVAL_LENGTHS, or split over more tensor"
 
 
-def generation(compiler: Compiler, score: LengthSweep, prompts: Prompts) -> str:
+def generation(compiler: Compiler, run: LengthSweep | Pretraining, prompts: Prompts) -> str:
     """Find, by halving, the most prompts at a time with which generation fits."""
     batch = prompts.batch // 2
     while batch:
         fewer = dataclasses.replace(prompts, batch=batch)
         try:
             with phase(f"trying {fewer}", quiet=False):
-                found = compiler.generation(score, fewer).program
+                found = compiler.generation(run, fewer).program
         except DoesNotFit:
             print("too large")
             batch //= 2

@@ -100,7 +100,7 @@ class Compiler:
             self._attention(run.model, mesh, batch, length, run.data),
         )
 
-    def generation(self, run: LengthSweep, prompts: Prompts) -> Generation:
+    def generation(self, run: LengthSweep | Pretraining, prompts: Prompts) -> Generation:
         """Compile generation with the model of `run`, its parameters not split by fsdp.
 
         Raises:

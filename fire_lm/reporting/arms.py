@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fire_lm.config import Config
+from fire_lm.experiment import training_of, training_root
 from fire_lm.results.folder import Setting
 
 # Prefixes of the names of settings that change no result, or that state where something is rather
 # than what it is.
 _IDLE = (
-    *("pretrain.seed", "pretrain.log_every", "Checkpointing.", "Watchdog.", "MeshShape."),
+    *("pretrain.seed", "pretrain.log_every", "finetune.seed", "finetune.log_every"),
+    *("Checkpointing.", "Watchdog.", "MeshShape."),
     *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
-    *("TextData.data_dir", "Blocks.path"),
+    *("TextData.data_dir", "TextToText.data_dir", "Blocks.path"),
 )
 
 
@@ -24,7 +26,10 @@ def differing(configs: dict[str, Config]) -> list[Setting]:
     by a macro.
     """
     leaves = {
-        run: {str(key): repr(value) for key, (_, value) in config.leaves("pretrain").items()}
+        run: {
+            str(key): repr(value)
+            for key, (_, value) in config.leaves(training_root(config)).items()
+        }
         for run, config in configs.items()
     }
     names = dict.fromkeys(name for values in leaves.values() for name in values)
@@ -58,7 +63,7 @@ def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[s
             if len({values.get(name) for values in same}) > 1
         )
         names[run] = f"{encoding}, {', '.join(apart)}" if apart else encoding
-    draws = Counter((names[run], config.call("pretrain").seed) for run, config in configs.items())
+    draws = Counter((names[run], training_of(config).seed) for run, config in configs.items())
     repeated = {name for (name, _), count in draws.items() if count > 1}
     return {run: f"{name} of {run}" if name in repeated else name for run, name in names.items()}
 

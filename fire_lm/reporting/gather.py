@@ -14,10 +14,17 @@ from typing import Any, TypeVar
 from etils import epath
 
 from fire_lm.config import Config
-from fire_lm.data import SeqioTask, Synthetic, TextData, TrainingData, dataset_label
+from fire_lm.data import (
+    SeqioTask,
+    Synthetic,
+    TextData,
+    TextToText,
+    TrainingData,
+    dataset_label,
+)
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
-from fire_lm.experiment import label_in
+from fire_lm.experiment import label_in, training_of
 from fire_lm.reporting.arms import arm_names, differing
 from fire_lm.reporting.probes import probed_arm
 from fire_lm.reporting.seeds import scored_in
@@ -138,16 +145,16 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
 def trained_tasks(configs: dict[str, Config]) -> list[TrainedTask]:
     """Return the synthetic tasks on which runs were trained, with the arms' names within each."""
     of_task: dict[tuple[str, str], dict[str, Config]] = {}
+    longest: dict[str, int] = {}
     for run, config in configs.items():
-        data = config.call("pretrain").data
+        data = training_of(config).data
         if isinstance(data, Synthetic):
             of_task.setdefault((data.task.label, data.layout), {})[run] = config
+            longest[run] = data.max_length
     found = []
     for (task, layout), own in of_task.items():
         names = arm_names(own, differing(own))
-        for run, config in own.items():
-            max_length = config.call("pretrain").data.max_length
-            found.append(TrainedTask(run, names[run], task, layout, max_length))
+        found += [TrainedTask(run, names[run], task, layout, longest[run]) for run in own]
     return found
 
 
@@ -226,7 +233,7 @@ def _facts(workdir: epath.Path, config: Config, arm: str, step: int) -> RunFacts
     counts = count_parameters(parameter_shapes(model))
     began = starts(str(workdir))
     machine = began[-1].get("machine", {}) if began else {}
-    asked = config.call("pretrain")
+    asked = training_of(config)
     return RunFacts(
         run=workdir.name,
         encoding=str(config.macro("ENCODING")),
@@ -260,7 +267,7 @@ def _label(data: TrainingData) -> str:
             names.append(
                 dataset_label(part) if folder.exists() else "unknown text, no longer there"
             )
-        elif isinstance(part, SeqioTask):
+        elif isinstance(part, SeqioTask | TextToText):
             names.append(dataset_label(part))
         else:
             names.append(

@@ -15,7 +15,7 @@ from typing import Any
 
 from fire_lm import reporting
 from fire_lm.config import Config
-from fire_lm.experiment import label_in, load_config
+from fire_lm.experiment import label_in, load_config, training_root
 from fire_lm.reporting import published
 from fire_lm.results import read_own, read_rows
 from fire_lm.runs.find import find_runs
@@ -55,7 +55,7 @@ def _text(config: Config) -> str | None:
     """Return the kind of text: 'c4' for c4/en:3.1.0 and c4_en:1.0.0; all parts of a mixture."""
     found = {
         key.parameter: value
-        for key, (_, value) in config.leaves("pretrain").items()
+        for key, (_, value) in config.leaves(training_root(config)).items()
         if key.configurable == "TextData"
     }
     if not found:

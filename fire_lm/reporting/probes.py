@@ -9,10 +9,11 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.config import Config
-from fire_lm.data import Synthetic, scoring_text
+from fire_lm.data import Synthetic, TextToText, scoring_text
 from fire_lm.errors import FireLMError, RunFailed
 from fire_lm.evaluation.probes import attention_scores, interpolated, learned_biases
 from fire_lm.evaluation.scoring import read_params
+from fire_lm.experiment import training_of
 from fire_lm.models import variant
 from fire_lm.results.folder import Results
 from fire_lm.results.tables import TrainingPoint
@@ -42,8 +43,8 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
     """
     run, model = workdir.name, config.call("build_decoder")
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
-    # Scores need text, which a synthetic task does not have.
-    on_text = not isinstance(config.call("pretrain").data, Synthetic)
+    # Scores need text, which a task does not have.
+    on_text = not isinstance(training_of(config).data, Synthetic | TextToText)
     changed = interpolated(model) if on_text else None
     if not (learns or changed):
         return Results()
@@ -64,7 +65,7 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
     biases = learned_biases(model, params, **names) if learns else []
     scores = []
     for one in [model, changed] if changed else []:
-        text = _text(config, 2 * config.call("pretrain").train_length)
+        text = _text(config, 2 * training_of(config).train_length)
         named = {**names, "variant": variant(model, one)}
         scores += attention_scores(one, params, text, **named)
     return Results(biases=biases, scores=scores)
@@ -77,5 +78,7 @@ def _trained(results: Results, run: str) -> set[TrainingPoint]:
 
 def _text(config: Config, length: int) -> np.ndarray:
     """Return a row of held-out text, int32 `[length]`."""
-    data = config.call("pretrain").data.parts[0]
+    data = training_of(config).data
+    assert not isinstance(data, Synthetic | TextToText)
+    data = data.parts[0]
     return scoring_text(data, length=length, num_sequences=1).targets[0]

@@ -177,7 +177,8 @@ class TaskScore(Keyed):
       split: The split of the data set, or another description of the examples.
       input_length: The maximum number of tokens of an input.
       target_length: The maximum number of tokens of an answer.
-      truncation: How longer inputs are truncated: `none`, `head`, `tail` or `middle`.
+      truncation: How longer inputs are shortened: `head` keeps the beginning, `tail` the end,
+        `middle` both; or `none`.
       decoding: How answers are produced: `greedy`, `beam-4`, `sample-...`, `rank` or `slots`.
       context_length: The maximum number of tokens of an input with its answer.
       metric: The name of the metric.

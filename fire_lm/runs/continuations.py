@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fire_lm.data import Data
+from fire_lm.data import Tokenized
 from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
 from fire_lm.generation import Generated, Greedy, Method, generate
@@ -49,7 +49,7 @@ class Writer:
     Attributes:
       model: The model.
       params: Its parameters.
-      data: The text that the model was trained on, whose vocabulary is used.
+      data: The data that the model was trained on, whose vocabulary is used.
       new_tokens: The maximum number of generated tokens.
       method: How tokens are chosen.
       stop: Strings that end a continuation and are not part of it.
@@ -62,7 +62,7 @@ class Writer:
 
     model: Decoder
     params: Any
-    data: Data
+    data: Tokenized
     new_tokens: int
     method: Method = Greedy()
     stop: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ from fire_lm import models
 from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.config import ABSENT, Config, differences
 from fire_lm.errors import UserError
+from fire_lm.experiment import finetunes, training_root
 from fire_lm.runs.kept_lengths import kept_lengths, open_lengths
 from fire_lm.runs.saved import damaged, model_of_run, newest_config, saved_config
 
@@ -28,12 +29,13 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
     saved = newest_config(workdir)
     if saved is None:
         return
+    check_same_kind(config, workdir)
     if allow_change:
         check_same_encoding(config, workdir)
         return
     try:
         old = saved.read_bytes().decode("utf-8-sig")
-        differing = differences(old, config, root="pretrain")
+        differing = differences(old, config, root=training_root(config))
     except UnicodeError:
         raise damaged(saved, "it is not UTF-8 text") from None
     except UserError as error:
@@ -43,13 +45,28 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
     changed = [
         str(difference)
         for difference in differing
-        if difference.name not in ("TRAIN_STEPS", "PRETRAINING_STEPS", "pretrain.train_steps")
+        if difference.name
+        not in ("TRAIN_STEPS", "PRETRAINING_STEPS", f"{training_root(config)}.train_steps")
         or difference.new <= difference.old
     ]
     if changed:
         raise UserError(
             f"{workdir} holds another experiment ({saved.name}): {'; '.join(changed)}\n"
             "choose another --workdir, or add --allow_config_change to continue in this one"
+        )
+
+
+def check_same_kind(config: Config, workdir: str) -> None:
+    """Raises UserError if a pretraining would continue a finetuning, or the other way round."""
+    saved, ours = newest_config(workdir), training_root(config)
+    try:
+        theirs = "finetune" if finetunes([str(saved)], (), "") else "pretrain"
+    except UserError as error:
+        raise damaged(saved, str(error).removeprefix("--gin_file: ")) from error
+    if ours != theirs:
+        raise UserError(
+            f"{workdir} was made by `fire-lm {theirs}`, so `fire-lm {ours}` cannot continue it: "
+            "choose another --workdir"
         )
 
 

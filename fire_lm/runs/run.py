@@ -12,17 +12,17 @@ from etils import epath
 
 from fire_lm.checkpoints import available_steps, choose_step, restore_params, split_run
 from fire_lm.config import Config
-from fire_lm.data import Data
+from fire_lm.data import Tokenized
 from fire_lm.data import tokens as vocabulary
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import abstract_params
-from fire_lm.experiment import label_in
+from fire_lm.experiment import label_in, training_of
 from fire_lm.generation import Greedy, Method
 from fire_lm.models import Decoder
 from fire_lm.results import OwnRows, read_own
 from fire_lm.results.metrics_log import logged_steps
 from fire_lm.runs.continuations import Continuation, Writer
-from fire_lm.runs.saved import newest_config, saved_config, text_of_run
+from fire_lm.runs.saved import newest_config, saved_config, tokenized_of_run
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import place, with_name
 from fire_lm.training import Pretraining
@@ -57,16 +57,16 @@ class Run:
     @property
     def settings(self) -> Pretraining:
         """The settings of the experiment."""
-        return self.config.call("pretrain")
+        return training_of(self.config)
 
     @property
-    def data(self) -> Data:
-        """The text that the run was trained on.
+    def data(self) -> Tokenized:
+        """The text, or the task of inputs and targets, that the run was trained on.
 
         Raises:
           UserError: The run was trained on a synthetic task, which has no text.
         """
-        return text_of_run(self.config, self.workdir)
+        return tokenized_of_run(self.config, self.workdir)
 
     @property
     def model(self) -> Decoder:

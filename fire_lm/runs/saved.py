@@ -10,10 +10,12 @@ from etils import epath
 
 from fire_lm import models
 from fire_lm.config import Config
-from fire_lm.data import Data, Synthetic
+from fire_lm.data import Data, Synthetic, TextToText, Tokenized
 from fire_lm.errors import UserError, first_line
-from fire_lm.experiment import load_config
-from fire_lm.results import ranked_steps, read_own
+from fire_lm.experiment import load_config, training_of
+from fire_lm.results import TaskScore, ranked_steps, read_own, read_table
+from fire_lm.results.task_rows import FILE as TASK_SCORES
+from fire_lm.results.task_rows import steps_by_score
 from fire_lm.storage import children, create_text, make_folder, place
 
 
@@ -83,16 +85,30 @@ def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
     """Return the text that a run of this configuration was trained on.
 
     Raises:
-      UserError: The run was trained on a synthetic task, which has no text.
+      UserError: The run was trained on a task, synthetic or of inputs and targets.
     """
-    data = config.call("pretrain").data
-    if isinstance(data, Synthetic):
+    data = training_of(config).data
+    if isinstance(data, Synthetic | TextToText):
         raise UserError(
             f"{workdir} was trained on the task {data.title}, not on text: `fire-lm evaluate` "
             "measures its accuracy"
         )
-    found: Data = data
-    return found
+    return data
+
+
+def tokenized_of_run(config: Config, workdir: str | epath.Path) -> Tokenized:
+    """The data that a run of this configuration was trained on, for its vocabulary.
+
+    Raises:
+      UserError: it was trained on a synthetic task, whose tokens are no text.
+    """
+    data = training_of(config).data
+    return data if isinstance(data, TextToText) else text_of_run(config, workdir)
+
+
+def vocabulary_of_run(config: Config, workdir: str | epath.Path) -> str:
+    """The vocabulary by its name; raises UserError as `tokenized_of_run`."""
+    return tokenized_of_run(config, workdir).vocabulary
 
 
 def model_of_run(workdir: str) -> models.Decoder:
@@ -103,6 +119,8 @@ def model_of_run(workdir: str) -> models.Decoder:
 
 
 def ranked(workdir: epath.Path, encoding: str) -> list[int]:
-    """Return the steps of a run that sweeps have scored, best first."""
+    """Return the evaluated steps of a run, best first: by the losses of sweeps, or if there are
+    none, by the scores of tasks."""
     own = read_own(workdir, encoding)
-    return ranked_steps(own.losses, own.texts.of)
+    by_loss = ranked_steps(own.losses, own.texts.of)
+    return by_loss or steps_by_score(read_table(workdir / TASK_SCORES, TaskScore))

@@ -22,12 +22,13 @@ from fire_lm.evaluation.length_accuracy import (
     slot_answers,
 )
 from fire_lm.evaluation.scoring import read_params
-from fire_lm.experiment import label_in
+from fire_lm.experiment import label_in, training_of
 from fire_lm.models import Decoder
 from fire_lm.reporting.gather import trained_tasks
 from fire_lm.reporting.length_accuracy import accuracy_text, write_figure
 from fire_lm.results import LengthAccuracy, TaskScore, merge_table, read_own, write_table
 from fire_lm.results.folder import Results
+from fire_lm.results.task_rows import FILE as SCORES
 from fire_lm.runs.answers import generated_answers
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.saved import newest_config, saved_config
@@ -38,8 +39,8 @@ from fire_lm.tasks.synthetic.layouts import row_length
 from fire_lm.tasks.synthetic.scoring import Tally
 
 FILE = "length_accuracy.csv"
-SCORES = "task_scores.csv"
 
+_SEQUENCES = 128  # of each length
 # The number of seconds between two writes of the table, which is replaced as a whole.
 _WRITE_EVERY = 5.0
 
@@ -91,7 +92,7 @@ class TaskEvaluation:
 
     def all_rows(self) -> list[LengthAccuracy]:
         """Return the rows of this evaluation in the run's own table, for all lengths."""
-        of_these = self.row(0, Tally(1, 1, 1, 1)).key[:-1]
+        of_these = self.row(0, Tally(1, 1, 1)).key[:-1]
         own = read_own(self.workdir, self.encoding).accuracies
         return sorted((r for r in own if r.key[:-1] == of_these), key=lambda row: row.length)
 
@@ -138,7 +139,7 @@ def evaluation_of(arguments: argparse.Namespace, workdir: epath.Path, step: int)
       UserError: The run was trained on text, or there is no length to measure.
     """
     config, variant = configuration(arguments, workdir)
-    data = config.call("pretrain").data
+    data = training_of(config).data
     if not isinstance(data, Synthetic):
         raise UserError(
             f"{workdir} was trained on text, not on a synthetic task: `fire-lm sweep` scores it"
@@ -154,7 +155,7 @@ def evaluation_of(arguments: argparse.Namespace, workdir: epath.Path, step: int)
     return TaskEvaluation(
         *(workdir, step, model, data, label_in(config), variant),
         lengths_taken(model, data, lengths, str(workdir)),
-        arguments.sequences,
+        arguments.sequences or _SEQUENCES,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from etils import epath
 
 from fire_lm.config import Config
-from fire_lm.experiment import label_in
+from fire_lm.experiment import label_in, training_of
 from fire_lm.reporting.arms import arm_names, differing
 from fire_lm.reporting.length_sweep import sweep_text, write_figure
 from fire_lm.results import (
@@ -65,7 +65,7 @@ def as_results(
     """
     own = dict(configs)
     arms = arm_names(own, differing(own))
-    asked = {run: config.call("pretrain") for run, config in own.items()}
+    asked = {run: training_of(config) for run, config in own.items()}
     several = len({row.step for row in rows}) > 1
     facts: dict[str, RunFacts] = {}
     for row in rows:

@@ -2,6 +2,7 @@
 
 from fire_lm.training.compile import compile_training
 from fire_lm.training.description import describe
+from fire_lm.training.finetuning import Finetuning
 from fire_lm.training.loop import pretrain
 from fire_lm.training.optax_by_name import muon_dimensions, optax_configurables
 from fire_lm.training.optimizer import AdamW, decay_mask
@@ -17,6 +18,7 @@ from fire_lm.training.watchdog import Watchdog, telling_others
 
 __all__ = [
     "AdamW",
+    "Finetuning",
     "Pretraining",
     "Spikes",
     "Watchdog",

@@ -35,7 +35,7 @@ class Goodput:
     """The stages of this start; exactly one is active at any time, so no time is unaccounted."""
 
     def __init__(self, workdir: str, quiet: bool, since: float | None = None):
-        """`since` is when this start began, by `time.monotonic`; by default, it begins now."""
+        """Begin a start at `since`, a time of `time.monotonic`; by default, it begins now."""
         self._workdir, self._quiet = workdir, quiet
         self._file: epath.Path | None = None
         self._earlier: list[dict[str, Any]] = []

@@ -285,7 +285,7 @@ def test_gpt2_with_fire_for_its_table(tmp_path, capsys):
     folder = gpt2_folder(tmp_path / "gpt2", vocab_size=300, eos_token_id=299)
     assert main(["import", f"--from={folder}", f"--output={run}"]) == 0
     assert "learned at step 0" in (told := capsys.readouterr().out) and "dropout of 0.1" in told
-    opened = fire_lm.open_run(run)
+    opened = fire_lm.open_run(str(run))
     _, params = opened.restore()
     assert opened.settings.train_length == 12
     table = load_file(folder / "model.safetensors")["transformer.wpe.weight"]

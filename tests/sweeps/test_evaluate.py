@@ -60,7 +60,7 @@ def test_scores_are_means_over_lengths_of_training_and_over_longer_ones():
     asked = accuracy.TaskEvaluation(
         *(epath.Path("runs/fire"), 7, model, data, "fire", "interpolate", (), 8)
     )
-    tallies = {2: Tally(8, 4, 16, 12), 4: Tally(8, 0, 32, 8), 9: Tally(8, 0, 64, 16)}
+    tallies = {2: Tally(8, 16, 12), 4: Tally(8, 32, 8), 9: Tally(8, 64, 16)}
     measured = [asked.row(length, counted) for length, counted in tallies.items()]
     trained, longer = accuracy.scores(asked, measured)
     assert (trained.value, longer.value) == (50.0, 25.0)  # of 75 and 25; of 25 alone

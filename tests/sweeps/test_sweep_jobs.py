@@ -311,7 +311,7 @@ def test_what_cannot_be_followed(run, tmp_path, capsys):
         find.split_steps("run@1,,2")
     for step in available_steps(run):
         next((run / "checkpoints" / str(step)).rglob("d/*")).write_bytes(b"")
-    with pytest.raises(RunFailed, match="there was no intact checkpoint"):
+    with pytest.raises(RunFailed, match="without an intact checkpoint"):
         from fire_lm.cli import parse
 
         sweep.sweep(parse(["sweep", str(run), "--follow"]))

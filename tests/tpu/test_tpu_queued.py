@@ -6,6 +6,8 @@ import json
 import pytest
 from tpu_cloud import GS, WHERE, pretrain, run
 
+from fire_lm.experiment import load_config
+from fire_lm.runs.saved import save_config as save
 from tpu.cluster import load
 from tpu.commands import Calls
 from tpu.job import Job
@@ -284,3 +286,18 @@ def test_a_path_that_still_needs_the_name_of_a_bucket_is_refused(cloud, capsys):
                "--gin_file=configs/positions/rope.gin", "--dry_run") == 2  # fmt: skip
     told = capsys.readouterr().err
     assert "DATA_DIR = gs://YOUR_BUCKET" in told and "--gin.DATA_DIR=gs://..." in told
+
+
+def test_a_finetuning_is_launched_by_its_own_verb(cloud, capsys, tmp_path):
+    save(load_config(["configs/runs/quickstart.gin", "configs/positions/fire.gin"]), tmp_path)
+    flags = ["--gin_file=configs/finetune/scrolls_qasper.gin", "--gin.DATA_DIR=gs://my-bucket/tasks",
+             f"--gin.INIT_FROM={tmp_path}", "--dry_run"]  # fmt: skip
+    assert run("finetune", "qasper", *flags) == 0
+    said = capsys.readouterr().out
+    assert "fire-lm finetune --workdir=gs://my-bucket/runs/qasper" in said.replace('", "', " ")
+    assert run("pretrain", "qasper", *flags) == 2
+    assert "use `python -m tpu finetune`" in capsys.readouterr().err
+    model = ["--gin_file=configs/models/125m.gin", "--gin_file=configs/positions/fire.gin",
+             "--gin.VOCABULARY=bytes", "--gin.VOCAB_SIZE=384", "--gin.INIT_FROM=''"]  # fmt: skip
+    assert run("finetune", "qasper", *flags, *model) == 2
+    assert "finetune needs --gin.INIT_FROM" in capsys.readouterr().err

@@ -81,8 +81,8 @@ class Wanted:
             "gain_EP": self.gain,
             "slab_MP": self.slab,
         }
-        absent = [name for name in Tables._fields if not names.get(name)]
-        return tables._replace(**dict.fromkeys(absent))
+        absent: dict[str, Any] = {name: None for name in Tables._fields if not names.get(name)}
+        return tables._replace(**absent)
 
 
 class Ins(NamedTuple):

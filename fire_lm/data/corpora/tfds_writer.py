@@ -11,8 +11,8 @@ from typing import Any
 
 from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
 
-# A key that is unique in the split, and the text of each field.
-Example = tuple[str, dict[str, str | bytes]]
+# A key that is unique in the split, and the text, or the list of texts, of each field.
+Example = tuple[str, Mapping[str, Any]]
 # Returns the examples of a split, or for Beam a transform that makes them.
 Examples = Callable[[], Iterable[Example] | Any]
 
@@ -20,18 +20,27 @@ Examples = Callable[[], Iterable[Example] | Any]
 with tfds.core.registered.skip_registration():
 
     class _Texts(tfds.core.GeneratorBasedBuilder):
-        """A builder of examples with text fields; a subclass defines the name and the version."""
+        """A builder of examples with texts and lists; a subclass defines its name and version."""
 
         VERSION = tfds.core.Version("0.0.0")
 
-        def __init__(self, fields: Sequence[str], splits: Mapping[str, Examples], **kwargs):
-            self._fields, self._splits = fields, splits
+        def __init__(
+            self,
+            fields: Mapping[str, tfds.features.FeatureConnector],
+            splits: Mapping[str, Examples],
+            metadata: Mapping[str, Any] | None,
+            **kwargs,
+        ):
+            self._fields, self._splits, self._metadata = fields, splits, metadata
             super().__init__(**kwargs)
 
         def _info(self) -> tfds.core.DatasetInfo:
-            features = tfds.features.FeaturesDict({n: tfds.features.Text() for n in self._fields})
+            metadata = self._metadata
             return tfds.core.DatasetInfo(
-                builder=self, description="Documents written by fire_lm.", features=features
+                builder=self,
+                description="Documents written by fire_lm.",
+                features=tfds.features.FeaturesDict(dict(self._fields)),
+                metadata=None if metadata is None else tfds.core.MetadataDict(metadata),
             )
 
         def _split_generators(self, dl_manager):
@@ -51,6 +60,8 @@ def write_dataset(
     files: int,
     config: str | None = None,
     beam_options: Any = None,
+    lists: Sequence[str] = (),
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Write DATA_DIR/NAME[/CONFIG]/VERSION; all of its splits appear at the end, or none.
 
@@ -65,6 +76,8 @@ def write_dataset(
         files: The number of files of each split.
         config: The name of the configuration, if the data set has one.
         beam_options: `PipelineOptions`, if `splits` returns transforms.
+        lists: The names of its fields that are lists of texts.
+        metadata: What metadata.json holds, which appears together with the splits.
     """
     members: dict[str, Any] = {"name": name, "VERSION": tfds.core.Version(version)}
     if config is not None:
@@ -77,7 +90,11 @@ def write_dataset(
         unused = stack.enter_context(tempfile.TemporaryDirectory())
         with tfds.core.registered.skip_registration():
             builder_class = type(name, (_Texts,), {"__module__": __name__, **members})
-        builder = builder_class(fields, splits, data_dir=os.fspath(data_dir), config=config)
+        connectors = {field: tfds.features.Text() for field in fields}
+        connectors |= {field: tfds.features.Sequence(tfds.features.Text()) for field in lists}
+        builder = builder_class(
+            connectors, splits, metadata, data_dir=os.fspath(data_dir), config=config
+        )
         builder.download_and_prepare(
             download_dir=unused,
             download_config=tfds.download.DownloadConfig(

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 from etils import epath
 
 from fire_lm.data.hub_vocabulary import PREFIX
-from fire_lm.data.spec import EMBEDDED_MANIFEST, ReadBySeqio, ScoringText, SeqioTask
+from fire_lm.data.spec import (
+    EMBEDDED_MANIFEST,
+    ReadBySeqio,
+    ScoringText,
+    SeqioTask,
+    TextBySeqio,
+    TextToText,
+)
 from fire_lm.errors import UserError
 from fire_lm.storage import in_bucket, read_bytes
 
@@ -22,17 +29,21 @@ if TYPE_CHECKING:
 
 def train_iterator(data: ReadBySeqio, **arguments: int) -> TrainIterator:
     if data.vocabulary.startswith(PREFIX):  # no position can be saved, as TensorFlow calls Python
-        raise UserError(
-            f"the vocabulary {data.vocabulary} cannot tokenise during training\n"
-            "write blocks with it (`fire-lm corpus blocks`), and read them with "
+        instead = (
+            "seqio's tasks have SentencePiece or byte vocabularies"
+            if isinstance(data, TextToText)
+            else "write blocks with it (`fire-lm corpus blocks`), and read them with "
             "--gin_file=configs/data/blocks.gin"
+        )
+        raise UserError(
+            f"the vocabulary {data.vocabulary} cannot tokenise during training\n{instead}"
         )
     from fire_lm.data.on_the_fly import pipeline
 
     return pipeline.TrainIterator(data, **arguments)
 
 
-def scoring_text(data: ReadBySeqio, *, length: int, num_sequences: int, split: str) -> ScoringText:
+def scoring_text(data: TextBySeqio, *, length: int, num_sequences: int, split: str) -> ScoringText:
     from fire_lm.data.on_the_fly import pipeline
 
     return pipeline.scoring_text(data, length=length, num_sequences=num_sequences, split=split)
@@ -43,6 +54,10 @@ def vocabulary_name(data: ReadBySeqio) -> str:
 
 
 def vocabulary_size(data: ReadBySeqio) -> int:
+    if isinstance(data, TextToText):
+        from fire_lm.data.on_the_fly import text_to_text
+
+        return text_to_text.vocabulary_size(data)
     if isinstance(data, SeqioTask):  # which may have extra ids
         from fire_lm.data.on_the_fly import registered
 
@@ -53,14 +68,14 @@ def vocabulary_size(data: ReadBySeqio) -> int:
 
 
 def label(data: ReadBySeqio) -> str:
-    if isinstance(data, SeqioTask):
+    if isinstance(data, SeqioTask | TextToText):
         return data.name
     if (epath.Path(data.data_dir) / EMBEDDED_MANIFEST).exists():
         return "embedded"
     return data.tfds_name.split(":")[0].split("/")[0]
 
 
-def quick_splits(data: ReadBySeqio) -> list[str] | None:
+def quick_splits(data: TextBySeqio) -> list[str] | None:
     """Return the splits that the metadata lists, without TensorFlow, or None if it lists none."""
     if isinstance(data, SeqioTask):
         return None
@@ -79,6 +94,10 @@ def unknown_share(data: ReadBySeqio, split: str) -> float:
 
     For a registered task, the first rows are used.
     """
+    if isinstance(data, TextToText):
+        from fire_lm.data.on_the_fly import text_to_text
+
+        return text_to_text.unknown_share(data, split)
     if isinstance(data, SeqioTask):
         return scoring_text(data, length=64, num_sequences=64, split=split).unknown
     from fire_lm.data.on_the_fly import survey

@@ -30,7 +30,9 @@ from fire_lm.data.spec import (
     NoText,
     ReadBySeqio,
     ScoringText,
+    TextBySeqio,
     TextData,
+    TextToText,
     share_unknown,
     text_weights,
 )
@@ -61,7 +63,9 @@ class TrainIterator:
         )
         self._data, self._length, self._batch_size = data, length, batch_size
         self._seed, self._shard_index, self._shard_count = seed, shard_index, shard_count
-        if isinstance(data, TextData) and data.mixture:
+        if isinstance(data, TextToText):
+            self._documents_of_shard = self._documents
+        if data.mixture or isinstance(data, TextToText):
             for part in data.parts:
                 self._check_part(part)
         self._fingerprint = vocabulary_fingerprint(data.vocabulary)
@@ -82,6 +86,9 @@ class TrainIterator:
     @property
     def description(self) -> str:
         """A description of the text for messages."""
+        if isinstance(self._data, TextToText):
+            count = f"{self._documents:,} examples" if self._documents else "examples"
+            return f"{count} of {self._data.title} through seqio, {self._data.construction}"
         return f"{self._documents:,} documents through seqio"
 
     def __iter__(self) -> TrainIterator:
@@ -101,7 +108,7 @@ class TrainIterator:
             self._read_ahead(self._used)
         self.skipped, self._skipped = self._skipped, 0
         batch = _joined(parts)
-        return {**batch, "weights": text_weights(batch["targets"])}
+        return {"weights": text_weights(batch["targets"]), **batch}
 
     def get_state(self) -> bytes:
         """Return the exact position after the batches handed out so far."""
@@ -142,8 +149,8 @@ class TrainIterator:
         # Other skipped documents that are read again have already been reported.
         self._skipped = header.get("skipped", 0)
 
-    def _check_part(self, part: TextData) -> None:
-        """Check that a part has a row; otherwise the mixture would search it for one forever."""
+    def _check_part(self, part: ReadBySeqio) -> None:
+        """Check that a part has a row; otherwise it would be searched for one forever."""
         groups = tasks.dataset(
             part, length=self._length, split="train", seed=None, shard=self._shard
         )
@@ -158,7 +165,7 @@ class TrainIterator:
         if counts["documents"] == counts["short"]:
             raise UserError(_nothing_to_read(part, "train", self._length, counts["short"]))
         raise UserError(
-            f"{part.tfds_name} in {part.data_dir} has less text than one row of {self._length} "
+            f"{part.where} has less text than one row of {self._length} "
             f"tokens for shard {self._shard_index} of {self._shard_count}: remove it from the "
             "mixture."
         )
@@ -279,6 +286,11 @@ def _no_place(data: ReadBySeqio) -> str:
 
 def _nothing_to_read(data: ReadBySeqio, split: str, length: int, short: int) -> str:
     where = f"the split {split!r} of {data.where}"
+    if isinstance(data, TextToText):
+        return (
+            f"No example in {where} has a target of 1 to {data.target_length - 1:,} tokens beside "
+            "its end: raise TextToText.target_length, or look at the data"
+        )
     if short:
         return (
             f"No document of {where} has the {length:,} tokens of a row.\n"
@@ -288,7 +300,7 @@ def _nothing_to_read(data: ReadBySeqio, split: str, length: int, short: int) -> 
 
 
 def scoring_text(
-    data: ReadBySeqio, *, length: int, num_sequences: int, split: str = "validation"
+    data: TextBySeqio, *, length: int, num_sequences: int, split: str = "validation"
 ) -> ScoringText:
     """Return text to score; see `fire_lm.data.scoring_text`."""
     if num_sequences < 1:

@@ -15,7 +15,7 @@ from fire_lm.data import vocabularies
 from fire_lm.data.identity import vocabulary_fingerprint
 from fire_lm.data.on_the_fly.preprocessors import DOCUMENTS_PER_GROUP
 from fire_lm.data.quiet_tensorflow import seqio, tf
-from fire_lm.data.spec import SeqioTask
+from fire_lm.data.spec import Registered, SeqioTask
 from fire_lm.errors import UserError, did_you_mean
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
@@ -24,16 +24,21 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
 def check(data: SeqioTask, split: str) -> None:
     """Raise UserError for a name, feature, split or vocabulary that cannot be read."""
     found = _check_feature(data)
+    check_read(data, found, split)
+    check_vocabulary(data, found.output_features[data.feature].vocabulary)
+
+
+def check_read(data: Registered, found: seqio.Task | seqio.Mixture, split: str) -> None:
+    """Raises UserError for a split that is not there, or a cache."""
     splits = _splits(found)
     if split not in splits:
         raise UserError(f"{data.where} has no split {split!r}, only {', '.join(sorted(splits))}.")
     if data.use_cached:
         _check_cached(data, found)
-    _check_vocabulary(data)
 
 
 def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
-    found = _provider(data)
+    found = provider(data)
     if data.feature not in found.output_features:
         raise UserError(
             f"{data.where} has no feature {data.feature!r}, only "
@@ -51,18 +56,23 @@ def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
     return found
 
 
-def _check_cached(data: SeqioTask, found: seqio.Task | seqio.Mixture) -> None:
+def _check_cached(data: Registered, found: seqio.Task | seqio.Mixture) -> None:
     if data.cache_dirs:
         seqio.add_global_cache_dirs(list(data.cache_dirs))
     for task in seqio.get_subtasks(found):
         if not task.cache_dir:
             raise UserError(
                 f"the task {task.name} is not cached: run `seqio_cache_tasks`, and pass its "
-                "--output_cache_dir in --gin.SeqioTask.cache_dirs"
+                f"--output_cache_dir in --gin.{type(data).__name__}.cache_dirs"
             )
 
 
-def _provider(data: SeqioTask) -> seqio.Task | seqio.Mixture:
+def provider(data: Registered) -> seqio.Task | seqio.Mixture:
+    """The Task or Mixture of this name.
+
+    Raises:
+        UserError: there is none.
+    """
     names = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
     if data.name not in names:
         hint = did_you_mean(data.name, names)
@@ -78,12 +88,11 @@ def _splits(found: seqio.Task | seqio.Mixture) -> set[str]:
     return set.intersection(*(set(task.splits) for task in seqio.get_subtasks(found)))
 
 
-def _check_vocabulary(data: SeqioTask) -> None:
+def check_vocabulary(data: Registered, found: seqio.Vocabulary) -> None:
     """Check that the vocabulary is the one in the run's configuration.
 
     Generation and export read that file.
     """
-    found = _feature_vocabulary(data)
     if isinstance(found, seqio.ByteVocabulary):
         name = "bytes"
     elif isinstance(found, seqio.SentencePieceVocabulary):
@@ -103,26 +112,23 @@ def _check_vocabulary(data: SeqioTask) -> None:
 
 def vocabulary_size(data: SeqioTask) -> int:
     """Return the number of ids that the vocabulary can emit, with extra ids and padding."""
-    _check_feature(data)
-    return int(_feature_vocabulary(data).vocab_size)
+    return int(_check_feature(data).output_features[data.feature].vocabulary.vocab_size)
 
 
-def _feature_vocabulary(data: SeqioTask) -> seqio.Vocabulary:
-    return _provider(data).output_features[data.feature].vocabulary
+def examples(data: Registered, length: int | None, reading: dict[str, Any]) -> tf.data.Dataset:
+    """What its own preprocessors make of each example; they are told `length`, to which some cut or
+    join."""
+    found = provider(data)
+    # Rows are shuffled in pipeline.py, whose state is small; a mixture's tasks shuffle theirs, too.
+    own = {"shuffle_buffer_size": 1} if isinstance(found, seqio.Task) else {}
+    lengths = dict.fromkeys(found.output_features, length)
+    return found.get_dataset(lengths, use_cached=data.use_cached, **own, **reading)
 
 
 def groups(
     data: SeqioTask, length: int, byte_counts: bool, reading: dict[str, Any]
 ) -> tf.data.Dataset:
-    """Return groups of documents before they become rows, as `preprocessors` describes them.
-
-    `length` is passed to the task's own preprocessors, some of which split or join documents.
-    """
-    found = _provider(data)
-    # pipeline.py shuffles rows, with a small state; the tasks of a mixture also shuffle their own.
-    own = {"shuffle_buffer_size": 1} if isinstance(found, seqio.Task) else {}
-    lengths = dict.fromkeys(found.output_features, length)
-    examples = found.get_dataset(lengths, use_cached=data.use_cached, **own, **reading)
+    """Return groups of documents before they become rows, as `preprocessors` describes them."""
     counts = tf.constant(_bytes_of_ids(data.vocabulary)) if byte_counts else None
 
     def group(tokens: tf.RaggedTensor) -> dict[str, tf.Tensor]:
@@ -142,7 +148,7 @@ def groups(
             found["byte_counts"] = tf.where(inside, tf.gather(counts, tf.where(inside, flat, 0)), 0)
         return found
 
-    documents = examples.map(lambda example: example[data.feature])
+    documents = examples(data, length, reading).map(lambda example: example[data.feature])
     return documents.ragged_batch(DOCUMENTS_PER_GROUP).map(group)
 
 

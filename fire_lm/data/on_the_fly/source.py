@@ -37,9 +37,10 @@ class Source(seqio.TfdsDataSource):
         shard_info: seqio.ShardInfo | None = None,
         **unused: Any,
     ) -> tf.data.Dataset:
-        found = self.tfds_dataset.builder.as_dataset(
-            split=split, shuffle_files=shuffle, read_config=_read_config(seed, shard_info)
-        )
+        with without_their_warnings():
+            found = self.tfds_dataset.builder.as_dataset(
+                split=split, shuffle_files=shuffle, read_config=_read_config(seed, shard_info)
+            )
         if shard_info is None:
             return found
         documents = sum(_of_shard(self.documents_by_file(split), shard_info))

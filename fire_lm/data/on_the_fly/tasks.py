@@ -10,10 +10,10 @@ from etils import epath
 from google.protobuf import json_format
 
 from fire_lm.data import vocabularies
-from fire_lm.data.on_the_fly import preprocessors, registered
+from fire_lm.data.on_the_fly import preprocessors, registered, text_to_text
 from fire_lm.data.on_the_fly.source import Source, unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warnings
-from fire_lm.data.spec import CONSTRUCTIONS, ReadBySeqio, SeqioTask, TextData
+from fire_lm.data.spec import CONSTRUCTIONS, ReadBySeqio, SeqioTask, TextData, TextToText
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 from fire_lm.storage import children
 
@@ -45,6 +45,8 @@ def check(data: ReadBySeqio, *, length: int, split: str) -> int:
     """
     if length < 2:
         raise UserError(f"A row needs at least 2 tokens; the requested length is {length}.")
+    if isinstance(data, TextToText):
+        return text_to_text.check(data, length=length, split=split)
     if data.construction not in CONSTRUCTIONS:
         raise UserError(
             f"{type(data).__name__}.construction is {data.construction!r}: "
@@ -179,6 +181,8 @@ def dataset(
     With a seed, the files are shuffled and read endlessly; without one, they are read once.
     """
     with without_their_warnings():
+        if isinstance(data, TextToText):
+            return _with_options(text_to_text.groups(data, length, _reading(split, seed, shard)))
         construct = preprocessors.LAID[data.construction]
         if isinstance(data, SeqioTask):
             groups = registered.groups(data, length, byte_counts, _reading(split, seed, shard))
@@ -259,6 +263,8 @@ def _task(
 
 def features(data: ReadBySeqio) -> tuple[str, ...]:
     """Return the names of the arrays that are read."""
+    if isinstance(data, TextToText):
+        return ("targets", "weights")
     return ("targets", "segment_ids") if data.packed else ("targets",)
 
 

@@ -1,0 +1,7 @@
+"""`fire-lm finetune`: the training of `fire-lm pretrain`, from another run, on a task."""
+
+from __future__ import annotations
+
+from fire_lm.cli.pretrain import run
+
+__all__ = ["run"]

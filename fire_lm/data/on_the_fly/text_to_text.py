@@ -1,0 +1,126 @@
+"""Examples of an input and its target, of a registered Task or Mixture, one in each row.
+
+A row is the input, the end-of-document token, the target, the same token again, and padding, as
+seqio's `DecoderFeatureConverter` lays it out. Groups of rows are those of `preprocessors`, with
+    weights      int8, like targets: 1 for the target and its end, else 0
+and `skipped` counts examples whose target is empty or too long.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fire_lm.data import vocabularies
+from fire_lm.data.on_the_fly import registered
+from fire_lm.data.on_the_fly.preprocessors import DOCUMENTS_PER_GROUP
+from fire_lm.data.quiet_tensorflow import seqio, tf
+from fire_lm.data.spec import TextToText, ends_kept, share_unknown
+from fire_lm.errors import UserError
+
+FEATURES = ("inputs", "targets")
+# Examples in which unknown tokens are looked for.
+_SURVEYED = 64
+
+
+def check(data: TextToText, *, length: int, split: str) -> int:
+    """Check that the examples can be read.
+
+    Returns:
+        Examples in the split; 0 if the task does not say.
+
+    Raises:
+        UserError: a name, feature, split or vocabulary that cannot be read, or no room for inputs.
+    """
+    data.input_length(length)
+    found = check_features(data)
+    registered.check_read(data, found, split)
+    for feature in FEATURES:
+        registered.check_vocabulary(data, found.output_features[feature].vocabulary)
+    counts = [_examples(task, split) for task in seqio.get_subtasks(found)]
+    return sum(counts) if all(counts) else 0
+
+
+def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
+    """The Task or Mixture.
+
+    Raises:
+        UserError: there is none of this name, or it has not the two features.
+    """
+    found = registered.provider(data)
+    for feature in FEATURES:
+        if feature not in found.output_features:
+            raise UserError(
+                f"{data.where} has no feature {feature!r}, only "
+                f"{', '.join(sorted(found.output_features))}: an example is an input and its target"
+                "\ntext alone is trained on with --gin_file=configs/data/seqio.gin"
+            )
+        if found.output_features[feature].rank != 1:
+            raise UserError(f"the feature {feature} of {data.where} is not a list of tokens")
+    return found
+
+
+def vocabulary_size(data: TextToText) -> int:
+    """Ids that its vocabularies can emit, extra ids and padding included."""
+    features = check_features(data).output_features
+    return max(int(features[feature].vocabulary.vocab_size) for feature in FEATURES)
+
+
+def unknown_share(data: TextToText, split: str) -> float:
+    """The share of tokens that the vocabulary does not know, in the first examples."""
+    registered.check_read(data, check_features(data), split)
+    first = registered.examples(data, None, {"split": split, "shuffle": False}).take(_SURVEYED)
+    tokens = [example[feature] for example in first.as_numpy_iterator() for feature in FEATURES]
+    found = np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
+    return share_unknown(found, vocabularies.unknown_id(data.vocabulary))
+
+
+def _examples(task: seqio.Task, split: str) -> int:
+    """Examples of the source before the task's own preprocessors; 0 if it does not say."""
+    return int(task.num_input_examples(split) or 0)
+
+
+def groups(data: TextToText, length: int, reading: dict[str, Any]) -> tf.data.Dataset:
+    """Groups of rows, see the docstring of the module."""
+    # What is told no length cuts nothing itself: the ends of inputs are chosen here.
+    examples = registered.examples(data, None, reading)
+    end = int(vocabularies.load(data.vocabulary).eos_id)
+    room = data.input_length(length)
+    head, tail = ends_kept(room, data.truncation)
+
+    @tf.autograph.experimental.do_not_convert  # it has no Python control flow, and builds sooner
+    def row(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        source, target = (_without_end(example[feature], end) for feature in FEATURES)
+        fits = tf.logical_and(tf.size(target) > 0, tf.size(target) < data.target_length)
+        shortened = tf.concat([source[:head], source[tf.size(source) - tail :]], axis=0)
+        source = tf.cond(tf.size(source) > room, lambda: shortened, lambda: source)
+        tokens = tf.concat([source, [end], target[: data.target_length - 1], [end]], axis=0)
+        place = tf.range(length)
+        scored = tf.logical_and(place > tf.size(source), place < tf.size(tokens))
+        return {
+            "targets": tf.ensure_shape(tf.pad(tokens, [[0, length - tf.size(tokens)]]), [length]),
+            "weights": tf.cast(scored, tf.int8),
+            "fits": fits,
+        }
+
+    @tf.autograph.experimental.do_not_convert
+    def group(rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        fits = rows.pop("fits")
+        kept = tf.reduce_sum(tf.cast(fits, tf.int32))
+        return {
+            **{name: tf.boolean_mask(array, fits) for name, array in rows.items()},
+            "skipped": tf.size(fits) - kept,
+            "documents": kept,
+            "short": tf.constant(0),
+        }
+
+    rows = examples.map(row, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return rows.batch(DOCUMENTS_PER_GROUP).map(group)
+
+
+def _without_end(tokens: tf.Tensor, end: int) -> tf.Tensor:
+    """The tokens without the end that some tasks append themselves."""
+    tokens = tf.cast(tokens, tf.int32)
+    ended = tf.reduce_any(tokens[-1:] == end)
+    return tokens[: tf.size(tokens) - tf.cast(ended, tf.int32)]

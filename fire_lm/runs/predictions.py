@@ -1,0 +1,163 @@
+"""A run's answers to the examples of a task, generated or ranked, and the files that keep them.
+
+A file has a JSON line for each example, in the order in which they were answered. It grows batch by
+batch, and whoever goes on after a kill answers what is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from fire_lm.data import tokens as vocabulary
+from fire_lm.data.spec import shortened
+from fire_lm.data.task_examples import Example
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.evaluation.continuation_scores import continuation_scores
+from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.models import Decoder
+from fire_lm.runs.continuations import Writer, width
+from fire_lm.runs.prompts import whole_lines
+from fire_lm.storage import read_bytes
+
+_Batch = list[tuple[Example, str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """A line of a file of predictions.
+
+    Attributes:
+      prediction: the text of the answer.
+      answers: the references.
+      truncated: whether the model read only a part of the input.
+      input_tokens: of the whole input, without its end.
+      logprob: natural logarithm of the answer's probability under the model.
+    """
+
+    id: str
+    prediction: str
+    answers: tuple[str, ...]
+    truncated: bool
+    input_tokens: int
+    logprob: float
+
+    def line(self) -> bytes:
+        return (json.dumps(dataclasses.asdict(self), ensure_ascii=False) + "\n").encode(
+            errors="replace"
+        )
+
+
+def predictions_file(workdir: epath.Path, *parts: str | int) -> epath.Path:
+    """The file of an evaluation that these name, as `predictions/TASK.SPLIT.STEP....jsonl`."""
+    name = ".".join(re.sub(r"[^\w\-=+]+", "_", str(part)) or "plain" for part in parts)
+    return workdir / "predictions" / f"{name}.jsonl"
+
+
+def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str, Prediction]:
+    """The predictions that a file has of these examples, by id; a half-written last line is left
+    out.
+
+    Raises:
+      RunFailed: a line is damaged. UserError: it has an id or references that these lack.
+    """
+    known = {example.id: example for example in examples}
+    found: dict[str, Prediction] = {}
+    lines = whole_lines(read_bytes(path) or b"").split(b"\n")[:-1]
+    for number, line in enumerate(lines, 1):
+        try:
+            fields = json.loads(line)
+            one = Prediction(**fields | {"answers": tuple(fields["answers"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunFailed(f"{path}, line {number}, is damaged: move the file away") from error
+        if one.id not in known or known[one.id].answers != one.answers:
+            raise UserError(
+                f"{path}, line {number}: the task has no example {one.id!r} with these answers, so "
+                "the predictions are of other data\nmove the file away"
+            )
+        found[one.id] = one
+    return found
+
+
+def prompt(data: Any, example: Example, length: int) -> np.ndarray:
+    """What the model reads: token 0, the input of `length` tokens at most with its end; int32."""
+    kept = shortened(example.tokens, length - 1, data.truncation)
+    return np.concatenate([[0], kept, [vocabulary.end_of_document(data)]]).astype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answering:
+    """A model that answers examples as `asked`."""
+
+    asked: TextEvaluation
+    model: Decoder
+    params: Any
+    mesh: Mesh
+
+    def answers(
+        self, examples: Sequence[Example], length: int, done: Callable[[int], None]
+    ) -> Iterator[list[Prediction]]:
+        """Predictions batch by batch; `done` is told how many there are."""
+        answer = self._ranked if self.asked.rank else self._generated
+        count = 0
+        for batch in answer(examples, length):
+            count += len(batch)
+            done(count)
+            yield [
+                Prediction(
+                    example.id,
+                    text,
+                    example.answers,
+                    example.input_length > length - 1,
+                    example.input_length,
+                    logprob,
+                )
+                for example, text, logprob in batch
+            ]
+
+    def _generated(self, examples: Sequence[Example], length: int) -> Iterator[_Batch]:
+        """The shortest first; batches of one width share a program."""
+        asked, data = self.asked, self.asked.data
+        writer = Writer(
+            *(self.model, self.params, data, data.target_length, asked.method), mesh=self.mesh
+        )
+        widths: dict[int, list[tuple[Example, np.ndarray]]] = {}
+        for example in sorted(examples, key=lambda one: (len(one.tokens), one.id)):
+            ids = prompt(data, example, length)
+            widths.setdefault(width(len(ids)), []).append((example, ids))
+        for alike in widths.values():
+            for start in range(0, len(alike), asked.batch_size):
+                batch = alike[start : start + asked.batch_size]
+                filled = [*batch, *[batch[-1]] * (asked.batch_size - len(batch))]
+                found = writer.continue_prompts(
+                    [ids for _, ids in filled], range(len(filled)), asked.context_length(length)
+                )
+                yield [
+                    (example, one[0].text, float(sum(one[0].logprobs)))
+                    for (example, _), one in zip(batch, found, strict=False)
+                ]
+
+    def _ranked(self, examples: Sequence[Example], length: int) -> Iterator[_Batch]:
+        """The likeliest allowed answer, its end included; of equal ones the first."""
+        data = self.asked.data
+        end = vocabulary.end_of_document(data)
+        for start in range(0, len(examples), self.asked.batch_size):
+            batch = examples[start : start + self.asked.batch_size]
+            rows, owners = [], []
+            for number, example in enumerate(batch):
+                for choice in self.asked.choices or example.choices:
+                    answer = [*vocabulary.encode(data, choice).tolist(), end]
+                    rows.append((prompt(data, example, length).tolist(), answer))
+                    owners.append((number, choice))
+            best: dict[int, tuple[float, int, str]] = {}
+            for index, logprob, _ in continuation_scores(self.model, self.params, rows, self.mesh):
+                number, choice = owners[index]
+                best[number] = max(best.get(number, (-np.inf, 0, "")), (logprob, -index, choice))
+            yield [(one, best[n][2], best[n][0]) for n, one in enumerate(batch)]

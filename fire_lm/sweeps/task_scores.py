@@ -1,0 +1,276 @@
+"""`fire-lm evaluate` with a task of inputs and targets: answers, their scores, and the table.
+
+A cell is a task at a length. Its predictions are written as they are made, and its rows when all of
+its examples are answered; what is there already is not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from fire_lm.checkpoints import restore_params
+from fire_lm.config import Config
+from fire_lm.console import Progress
+from fire_lm.data import task_examples_of
+from fire_lm.data.task_examples import Example, TaskExamples
+from fire_lm.errors import UserError
+from fire_lm.evaluation import lengths_refused, say
+from fire_lm.evaluation.scoring import parameter_shapes
+from fire_lm.experiment import label_in
+from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.processes import agreed, by_first
+from fire_lm.results import TaskScore, merge_table, read_table
+from fire_lm.results.task_rows import FILE
+from fire_lm.runs.evaluated import configuration
+from fire_lm.runs.predictions import Answering, Prediction, predictions_file, read_predictions
+from fire_lm.runs.prompts import whole_lines
+from fire_lm.sharding import MeshShape, decoding_layout, make_mesh
+from fire_lm.storage import append_to, make_folder, place
+from fire_lm.sweeps.claims import claimed
+from fire_lm.sweeps.sweep import chosen
+from fire_lm.tasks.metrics import Score, scores_of
+
+# Seconds between looks at a cell that another process answers.
+_EVERY = 10.0
+# Resamples of the examples, for metrics that do not know their own standard error.
+_RESAMPLES = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A task at a length, of a checkpoint."""
+
+    workdir: epath.Path
+    step: int
+    config: Config
+    variant: str
+    asked: TextEvaluation
+    task: TaskExamples
+    length: int
+
+    def row(self, metric: str, score: Score) -> TaskScore:
+        asked = self.asked
+        return TaskScore(
+            run=self.workdir.name,
+            encoding=label_in(self.config),
+            variant=self.variant,
+            step=self.step,
+            suite=asked.suite,
+            task=self.task.name,
+            split=self.split,
+            input_length=self.length,
+            target_length=asked.data.target_length,
+            truncation=asked.data.truncation,
+            decoding=asked.decoding,
+            context_length=asked.context_length(self.length),
+            metric=metric,
+            examples=score.examples,
+            value=score.value,
+            stderr=score.stderr,
+        )
+
+    def finished_rows(self) -> list[TaskScore]:
+        """The rows of this cell in the run's table."""
+        key = self.row("", Score(0, 0, 0, 0, 0)).key[1:-1]  # whatever the run was called
+        return [row for row in read_table(self.workdir / FILE, TaskScore) if row.key[1:-1] == key]
+
+    @property
+    def split(self) -> str:
+        """The split, and how much of it, if not all."""
+        asked = self.asked
+        return asked.split + (f", {len(self.task.examples)} drawn" if asked.examples else "")
+
+    @property
+    def file(self) -> epath.Path:
+        asked = self.asked
+        parts = (self.task.name, self.split, self.variant, self.step, self.length)
+        how = (asked.data.target_length, asked.data.truncation, asked.decoding)
+        return predictions_file(self.workdir, *parts, *how)
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    """Rows beside each run, and a table of them on the screen."""
+    checkpoints, _ = by_first(lambda: chosen(arguments))
+    for name, step in checkpoints:
+        evaluate_checkpoint(arguments, place(name), step)
+
+
+def evaluate_checkpoint(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> None:
+    """Answer and score what is missing of a checkpoint's cells, then print all of them."""
+    config, variant = configuration(arguments, workdir)
+    asked: TextEvaluation = config.call("evaluate")
+    if arguments.lengths:
+        asked = dataclasses.replace(asked, lengths=tuple(arguments.lengths))
+    model = config.call("build_decoder")
+    contexts = {length: asked.context_length(length) for length in asked.lengths}
+    refused = lengths_refused(model, sorted(contexts.values()))
+    lengths = [length for length, context in contexts.items() if context not in refused]
+    for context, why in refused.items():
+        say(f"{workdir} is not evaluated at {context} tokens: {why.partition(chr(10))[0]}")
+    if not lengths:
+        raise UserError(f"{workdir}: {refused[min(refused)]}")
+    tasks = task_examples_of(asked.data, split=asked.split, longest=max(lengths) - 1)
+    cells = [
+        Cell(workdir, step, config, variant, asked, drawn(task, asked.examples), length)
+        for task in tasks
+        for length in sorted(lengths)
+    ]
+    missing = [cell for cell in cells if not by_first(lambda: len(cell.finished_rows()))]  # noqa: B023
+    if arguments.dry_run:
+        say(
+            f"{workdir}@{step}: {', '.join(task.name for task in tasks)} at {lengths}, "
+            f"{asked.decoding}; {len(missing)} of {len(cells)} cells are to be evaluated"
+        )
+        return
+    if missing:
+        mesh = make_mesh(MeshShape())
+        like = decoding_layout(parameter_shapes(model), mesh)
+        params, _ = restore_params(str(workdir), step, like)
+        for cell in missing:
+            evaluate_cell(cell, params, mesh)
+    if jax.process_index() == 0:
+        print("\n".join(table([row for cell in cells for row in cell.finished_rows()])))
+        print(workdir / FILE)
+
+
+def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
+    """As many examples, in their order, drawn by a fixed seed."""
+    if count is None or count >= len(task.examples):
+        return task
+    picked = np.random.default_rng(0).permutation(len(task.examples))[:count]
+    kept = [task.examples[index] for index in sorted(picked)]
+    return dataclasses.replace(task, examples=kept)
+
+
+def evaluate_cell(cell: Cell, params: Any, mesh: Mesh) -> None:
+    """Answer what is not answered yet and write the rows; waits for another process that does."""
+    claim_name = f"tasks-{cell.file.stem}"
+    while True:
+        with claimed(cell.workdir, claim_name, jax.process_index() == 0) as claim:
+            if agreed(claim):
+                if by_first(lambda: len(cell.finished_rows())):
+                    return
+                answer(cell, params, mesh)
+                by_first(lambda: write_rows(cell))
+                return
+        say(f"{cell.file.name} is being answered by another process: waiting for it")
+        time.sleep(_EVERY)
+
+
+def answer(cell: Cell, params: Any, mesh: Mesh) -> None:
+    """Append the missing predictions to the cell's file, batch by batch."""
+    examples = cell.task.examples
+    check_choices(cell)
+    there = set(by_first(lambda: list(read_predictions(cell.file, examples))))
+    left = [example for example in examples if example.id not in there]
+    if there:
+        say(f"{len(there)} of {len(examples)} predictions are in {cell.file} already")
+    if not left:
+        return
+    model = cell.config.call("build_decoder")
+    answering = Answering(cell.asked, model, params, mesh)
+    first = jax.process_index() == 0
+    progress = Progress(len(left), quiet=not first)
+    make_folder(cell.file.parent)
+    file = append_to(cell.file, whole_lines, in_parts=False) if first else None
+    where = f"{cell.task.name} at {cell.length}"
+    try:
+        for batch in answering.answers(left, cell.length, lambda n: progress.show(n, where)):
+            for prediction in batch:
+                if file is not None:
+                    file.append(prediction.line())
+    finally:
+        progress.close()
+        if file is not None:
+            file.close()
+
+
+def check_choices(cell: Cell) -> None:
+    if not cell.asked.rank or cell.asked.choices:
+        return
+    for example in cell.task.examples:
+        if not example.choices:
+            raise UserError(
+                f"the example {example.id} of {cell.task.name} does not say which answers it "
+                "allows: set evaluate.choices = ('A', 'B'), or evaluate.rank = False"
+            )
+
+
+def write_rows(cell: Cell) -> None:
+    """Score the predictions of a cell and add its rows to the table."""
+    found = read_predictions(cell.file, cell.task.examples)
+    cut = sum(found[example.id].truncated for example in cell.task.examples)
+    if cut:
+        say(
+            f"{cut} of {len(found)} inputs of {cell.task.name} have more than {cell.length} tokens "
+            f"and were truncated ({cell.asked.data.truncation})"
+        )
+    rows = [cell.row(name, score) for name, score in scored(cell.task, found).items()]
+    merge_table(cell.workdir / FILE, TaskScore, rows)
+
+
+def scored(task: TaskExamples, found: dict[str, Prediction]) -> dict[str, Score]:
+    """Each metric's scores by name; an example on which one fails is named and left out."""
+    examples: list[Example] = []
+    predictions: list[Any] = []
+    lost: dict[str, str] = {}
+    for example in task.examples:
+        try:
+            predictions.append(task.prediction(found[example.id].prediction, example.fields))
+            examples.append(example)
+        except Exception as error:  # the task's own code
+            lost[example.id] = str(error).partition("\n")[0] or type(error).__name__
+    tell_lost(f"the postprocess_fn of {task.name}", lost, len(task.examples))
+    targets = [example.target for example in examples]
+    ids = [example.id for example in examples]
+    scores: dict[str, Score] = {}
+    for metric in task.metrics:
+        values, failures = scores_of(metric, targets, predictions, ids)
+        name = getattr(metric, "__name__", type(metric).__name__)
+        tell_lost(f"the metric {name} of {task.name}", failures, len(ids))
+        kept = [index for index, one in enumerate(ids) if one not in failures]
+        pairs = [targets[i] for i in kept], [predictions[i] for i in kept]
+        for name, score in values.items():
+            if math.isnan(score.stderr):
+                score = dataclasses.replace(score, stderr=resampled(metric, name, *pairs))
+            scores[name] = score
+    return scores
+
+
+def tell_lost(what: str, lost: dict[str, str], total: int) -> None:
+    for key, why in list(lost.items())[:3]:
+        say(f"{what} fails on the example {key}: {why}")
+    if lost:
+        say(f"{what} fails on {len(lost)} of {total} examples, which are left out")
+
+
+def resampled(metric: Any, name: str, targets: Sequence[Any], predictions: Sequence[Any]) -> float:
+    """The standard error of a metric by the bootstrap; nan where it fails on a resample."""
+    random, values = np.random.default_rng(0), []
+    try:
+        for _ in range(_RESAMPLES):
+            picked = random.integers(len(targets), size=len(targets))
+            again = metric([targets[i] for i in picked], [predictions[i] for i in picked])
+            values.append(float(again[name]))
+    except Exception:  # a user's metric may need all examples
+        return math.nan
+    return float(np.std(values, ddof=1))
+
+
+def table(rows: Sequence[TaskScore]) -> list[str]:
+    """The rows as lines to print."""
+    return [
+        f"{row.task} ({row.split}) at {row.input_length}: {row.metric} {row.value:.2f} "
+        f"± {row.stderr:.2f}, {row.examples} examples, {row.decoding}"
+        for row in rows
+    ]

@@ -1,0 +1,67 @@
+"""configs/finetune and configs/tasks: each loads, and names a task of a suite."""
+
+from pathlib import Path
+
+import pytest
+
+from fire_lm.cli import parse
+from fire_lm.experiment import load_config, training_of
+from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.runs.inherited import training_config
+from fire_lm.tasks.suites import SUITES, TASKS
+from fire_lm.training import Finetuning
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+MODEL = ["--gin_file=configs/models/125m.gin", "--gin_file=configs/positions/fire.gin",
+         "--gin.VOCABULARY=bytes", "--gin.VOCAB_SIZE=32128"]  # fmt: skip
+
+
+def names(folder):
+    paths = sorted((CONFIGS / folder).glob("*.gin"))
+    return [path.stem for path in paths if path.stem not in ("base", "suite")]
+
+
+def target_length(task):
+    """The longest that a task, or a task of a mixture, needs."""
+    name = task.removeprefix("fire_lm:")
+    tasks = [TASKS[name]] if name in TASKS else SUITES[name].tasks
+    return max(one.target_length for one in tasks)
+
+
+def test_every_data_set_of_scrolls_has_both_files():
+    wanted = {task.name for task in SUITES["scrolls"].tasks}
+    assert len(wanted) == 7
+    assert wanted <= set(names("finetune")) and wanted <= set(names("tasks"))
+
+
+@pytest.mark.parametrize("name", names("finetune"))
+def test_finetuning_is_that_of_the_paper(name):
+    run = training_of(
+        training_config(parse(["finetune", f"--gin_file=configs/finetune/{name}.gin", *MODEL]), "")
+    )
+    assert isinstance(run, Finetuning) and run.data.target_length == target_length(run.data.name)
+    small = name == "glue_super_glue"
+    assert (run.batch_size, run.train_length) == ((256, 1024) if small else (128, 8192))
+    assert run.train_steps == 25_000 and run.data.data_dir == "gs://YOUR_BUCKET/tasks"
+
+
+@pytest.mark.parametrize("name", names("tasks"))
+def test_a_run_that_was_not_finetuned_can_be_evaluated(name):
+    files = ["configs/runs/c4_125m.gin", "configs/positions/fire.gin", f"configs/tasks/{name}.gin"]
+    asked: TextEvaluation = load_config(files, ["VOCABULARY=bytes"]).call("evaluate")
+    assert asked.data.target_length == target_length(asked.data.name)
+    assert asked.suite in SUITES and asked.decoding == "greedy" and asked.split == "validation"
+    if asked.suite != "narrative_qa":
+        row = 1024 if asked.suite == "glue_super_glue" else 8192
+        assert [asked.context_length(length) for length in asked.lengths] == [row]
+    else:
+        assert asked.lengths == SUITES["narrative_qa"].lengths
+
+
+def test_a_finetuned_run_is_evaluated_where_its_data_was(tmp_path):
+    arguments = ["finetune", "--gin_file=configs/finetune/scrolls_qasper.gin", *MODEL]
+    config = training_config(parse([*arguments, "--gin.DATA_DIR=here"]), "")
+    (tmp_path / "config.gin").write_text(config.text())
+    files = [str(tmp_path / "config.gin"), "configs/tasks/scrolls_qasper.gin"]
+    asked: TextEvaluation = load_config(files).call("evaluate")
+    assert asked.data.data_dir == "here" and asked.data.name == "fire_lm:scrolls_qasper"

@@ -1,0 +1,195 @@
+"""Rows of examples, an input and its target each: layout, weights, truncation, places, refusals.
+
+Expected rows are made here in Python, example by example.
+"""
+
+import importlib
+import os
+
+import numpy as np
+import pytest
+
+from fire_lm.data import TextToText, train_iterator, unknown_share, vocabulary_size
+from fire_lm.data.spec import ends_kept
+from fire_lm.data.tokens import encode
+from fire_lm.errors import UserError
+
+EOS = 1
+LENGTH, TARGET = 24, 6
+# Inputs of every length around the room for them, targets of every length around the longest.
+EXAMPLES = [(f"{number:02}" + "abcdefghij"[: number % 7] * (number % 5), "xyzé"[: number % 5]
+             + "!" * (number % 4)) for number in range(40)]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tasks(tmp_path_factory):
+    """tests/pair_tasks.py, whose files are made here."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for split in ("train", "validation"):
+        for file in range(2):
+            lines = [f"{i}\t{source}\t{target}" for i, (source, target) in enumerate(EXAMPLES)]
+            (folder / f"{split}-{file}.txt").write_text("\n".join(lines[file::2]) + "\n")
+    os.environ["PAIR_TASKS_TEXT"] = str(folder)
+    module = importlib.import_module("pair_tasks")  # perhaps imported before, with other files
+    module.FILES.update({split: f"{folder}/{split}-*.txt" for split in module.FILES})
+    yield module
+    del os.environ["PAIR_TASKS_TEXT"]
+
+
+def data(name="pairs", **changed):
+    return TextToText(name, **({"target_length": TARGET, "shuffle_buffer": 1} | changed))
+
+
+def shortened(ids, room, truncation):
+    """By the words of the documentation, not by the code's slices."""
+    while len(ids) > room:
+        if truncation == "head":
+            del ids[-1]
+        elif truncation == "tail":
+            del ids[0]
+        else:  # of both ends as many are left, of an odd number the beginning has one more
+            del ids[(len(ids) + 1) // 2 if len(ids) % 2 == 0 else len(ids) // 2]
+    return ids
+
+
+def expected(truncation="head", examples=EXAMPLES):
+    """{row: weights} of every example that fits."""
+    rows = {}
+    for source, target in examples:
+        source, target = (list(encode(data(), text)) for text in (source, target))
+        if not 0 < len(target) <= TARGET - 1:
+            continue
+        source = shortened(source, LENGTH - TARGET - 1, truncation)
+        row = [*source, EOS, *target, EOS]
+        weights = [0] * (len(source) + 1) + [1] * (len(target) + 1)
+        padding = [0] * (LENGTH - len(row))
+        rows[(*row, *padding)] = [*weights, *padding]
+    return rows
+
+
+def read(task, count, **arguments):
+    iterator = train_iterator(task, **({"length": LENGTH, "batch_size": 4, "seed": 0} | arguments))
+    return iterator, [next(iterator) for _ in range(count)]
+
+
+def rows_of(batches):
+    return {
+        tuple(map(int, row)): list(map(int, weights))
+        for batch in batches
+        for row, weights in zip(batch["targets"], batch["weights"], strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    "task, truncation", [("pairs", "head"), ("pairs_ended", "tail"), ("pairs", "middle")]
+)
+def test_rows_and_weights_are_those_made_by_hand(task, truncation):
+    iterator, batches = read(data(task, truncation=truncation), 12)
+    assert rows_of(batches) == expected(truncation)
+    assert all(batch["weights"].dtype == np.int8 for batch in batches)
+    assert "targets to 6, inputs cut to " + truncation in iterator.description
+
+
+@pytest.mark.ci
+def test_examples_whose_target_does_not_fit_are_counted():
+    iterator = train_iterator(data(), length=LENGTH, batch_size=1, seed=0)
+    unfit = len(EXAMPLES) - len(expected())
+    assert 0 < unfit < len(EXAMPLES)
+    seen = skipped = 0
+    while seen < 3 * len(expected()):
+        next(iterator)
+        seen, skipped = seen + 1, skipped + iterator.skipped
+    assert 3 * unfit <= skipped <= 4 * unfit  # groups of 16 are counted when they are read
+
+
+@pytest.mark.parametrize("room", [1, 2, 7, 8])
+def test_truncation_keeps_as_many_tokens_as_there_is_room_for(room):
+    ids = list(range(50))
+    for truncation in ("head", "tail", "middle"):
+        head, tail = ends_kept(room, truncation)
+        assert ids[:head] + ids[len(ids) - tail :] == shortened(list(ids), room, truncation)
+
+
+@pytest.mark.parametrize("name", ["pairs", pytest.param("pairs_both", marks=pytest.mark.ci)])
+def test_a_place_continues_exactly(name):
+    task = data(name, shuffle_buffer=7)
+    whole, _ = read(task, 11)
+    state, rest = whole.get_state(), [next(whole) for _ in range(20)]
+    resumed, _ = read(task, 3)
+    resumed.set_state(state)
+    for batch in rest:
+        for name, array in next(resumed).items():
+            np.testing.assert_array_equal(array, batch[name])
+    other, _ = read(data(name="pairs", shuffle_buffer=7, truncation="tail"), 1)
+    with pytest.raises(UserError, match="was saved with"):
+        other.set_state(state)
+
+
+@pytest.mark.ci
+def test_shards_are_disjoint_and_together_the_examples():
+    shards = [
+        rows_of(read(data(), 16, shard_index=index, shard_count=2)[1]).keys() for index in range(2)
+    ]
+    assert not shards[0] & shards[1] and shards[0] | shards[1] == expected().keys()
+
+
+def test_what_a_run_asks_of_its_data():
+    assert vocabulary_size(data()) == 259
+    assert unknown_share(data(), "train") == 0.0
+    assert data().packed is data().unshifted is False
+
+
+@pytest.mark.parametrize(
+    "changed, length, words",
+    [
+        ({"name": "pears"}, LENGTH, "seqio has no Task or Mixture pears"),
+        ({"vocabulary": "/nowhere.model"}, LENGTH, "Vocabulary file not found"),
+        ({"vocabulary": "hf:gpt2"}, LENGTH, "cannot tokenise during training"),
+        ({}, TARGET + 1, "leaves no room for the input of pairs beside a target of 6"),
+        ({"target_length": 2}, LENGTH, None),
+        ({"use_cached": True}, LENGTH, "--gin.TextToText.cache_dirs"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(changed, length, words):
+    make = lambda: next(  # noqa: E731
+        train_iterator(data(**changed), length=length, batch_size=1, seed=0)
+    )
+    if words is None:
+        make()
+        return
+    with pytest.raises(UserError) as told:
+        make()
+    assert words in str(told.value) and len(str(told.value).splitlines()) <= 2, told.value
+
+
+def test_a_task_none_of_whose_targets_fit_is_refused(tmp_path, tasks):
+    tasks.add("pairs_unfit", keep=lambda example: example["targets"] == "")
+    with pytest.raises(UserError, match="No example in the split 'train'"):
+        read(data("pairs_unfit"), 1)
+
+
+def test_a_task_without_inputs_is_refused(tasks):
+    import seqio
+
+    seqio.TaskRegistry.add(
+        "pairs_text",
+        source=seqio.TextLineDataSource(tasks.FILES),
+        preprocessors=[tasks.fields],
+        output_features={"targets": tasks.BYTES["targets"]},
+    )
+    with pytest.raises(UserError, match="has no feature 'inputs', only targets"):
+        read(data("pairs_text"), 1)
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"target_length": 1}, "it must be 2 or more"),
+        ({"truncation": "front"}, "must be one of head, tail, middle"),
+        ({"shuffle_buffer": 0}, "TextToText.shuffle_buffer must be at least 1"),
+        ({"cache_dirs": ("x",)}, "has no effect without TextToText.use_cached"),
+    ],
+)
+def test_wrong_settings_are_refused(changed, words):
+    with pytest.raises(UserError, match=words):
+        data(**changed)

@@ -1,0 +1,302 @@
+"""`fire-lm evaluate` with a task of inputs and targets: prompts, answers, files, scores."""
+
+import importlib
+import json
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from sample_pairs import write_pairs
+from sample_run import command, quick_compiles, write_text
+
+from fire_lm.cli import main
+from fire_lm.data import TextToText, task_examples_of
+from fire_lm.data.task_examples import Example, TaskExamples
+from fire_lm.data.tokens import decode, encode
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.generation import Beam, generate
+from fire_lm.models import build_decoder, size_tiny
+from fire_lm.positions.fire import FIRE
+from fire_lm.results import TaskScore, read_table
+from fire_lm.runs.predictions import (
+    Answering,
+    Prediction,
+    predictions_file,
+    prompt,
+    read_predictions,
+)
+from fire_lm.sharding import MeshShape, make_mesh
+from fire_lm.sweeps.task_scores import drawn, resampled, scored
+
+__all__ = ["quick_compiles"]  # a fixture
+DATA = TextToText("pairs", 6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pairs(tmp_path_factory):
+    """tests/pair_tasks.py, whose files are made here."""
+    folder = write_pairs(tmp_path_factory.mktemp("tasks") / "pairs")
+    os.environ["PAIR_TASKS_TEXT"] = str(folder)
+    module = importlib.import_module("pair_tasks")
+    module.FILES.update({split: f"{folder}/{split}-*.txt" for split in module.FILES})
+    yield module
+    del os.environ["PAIR_TASKS_TEXT"]
+
+
+def example(number, text="abcdefghij", **changed):
+    ids = encode(DATA, text)
+    return Example(
+        **{"id": f"q{number}", "tokens": ids, "input_length": len(ids), "answers": ("a", "b"),
+           "choices": (), "target": ["a", "b"], "fields": {}} | changed
+    )  # fmt: skip
+
+
+def prediction(number, text="a", **changed):
+    return Prediction(
+        **{"id": f"q{number}", "prediction": text, "answers": ("a", "b"), "truncated": False,
+           "input_tokens": 10, "logprob": -1.5} | changed
+    )  # fmt: skip
+
+
+def test_examples_are_read_with_their_references(pairs):
+    (task,) = task_examples_of(DATA, split="validation", longest=3)
+    assert task.name == "pairs" and len(task.examples) == 30
+    first = {one.id: one for one in task.examples}["7"]
+    assert first.answers == ("bbbb", "never") and first.target == ["bbbb", "never"]
+    assert decode(DATA, first.tokens) == "b x" and first.input_length == len("b x4:")
+    assert task.prediction("bbbb", first.fields) == "bbbb"
+    (metric,) = task.metrics
+    assert metric([first.target] * 2, ["never", "b"]) == {"exact": 50.0}
+    ended = task_examples_of(
+        TextToText("pairs_ended", 6), split="validation", longest=3
+    )[0].examples  # fmt: skip
+    assert [one.input_length for one in ended] == [one.input_length for one in task.examples]
+
+
+def test_each_task_of_a_mixture_is_evaluated(pairs):
+    found = task_examples_of(TextToText("pairs_both", 6), split="validation", longest=30)
+    assert [task.name for task in found] == ["pairs", "pairs_short"]
+
+
+def test_what_cannot_be_evaluated_is_refused(pairs):
+    import tensorflow as tf
+
+    pairs.add("pairs_twice", lambda rows: rows.map(lambda row: {**row, "id": tf.constant("x")}))
+    pairs.add("pairs_none", keep=lambda row: row["targets"] == "")
+    for name, words in (("pairs_twice", "have the id x"), ("pairs_none", "is empty")):
+        with pytest.raises(UserError, match=words):
+            task_examples_of(TextToText(name, 6), split="validation", longest=9)
+    with pytest.raises(UserError, match="has no split 'test'"):
+        task_examples_of(DATA, split="test", longest=9)
+
+
+@pytest.mark.parametrize(
+    "truncation, kept", [("head", "abcd"), ("tail", "ghij"), ("middle", "abij")]
+)
+def test_a_prompt_is_what_a_row_of_training_begins_with(truncation, kept):
+    """Token 0, the input, its end: of 5 tokens, 4 of the text."""
+    data = TextToText("pairs", 6, truncation=truncation)
+    ids = prompt(data, example(0), 5)
+    assert ids.tolist() == [0, *encode(DATA, kept), 1]
+    assert prompt(data, example(0), 11).tolist() == [0, *encode(DATA, "abcdefghij"), 1]
+
+
+def test_a_half_written_line_is_left_out_and_a_damaged_one_told(tmp_path):
+    examples = [example(number) for number in range(3)]
+    file = epath.Path(tmp_path / "p.jsonl")
+    lines = [prediction(number, "é\n").line() for number in range(2)]
+    file.write_bytes(lines[0] + lines[1][:-9])
+    assert list(read_predictions(file, examples)) == ["q0"]
+    assert read_predictions(file, examples)["q0"] == prediction(0, "é\n")
+    file.write_bytes(lines[0][5:] + lines[1])
+    with pytest.raises(RunFailed, match="line 1, is damaged"):
+        read_predictions(file, examples)
+    for changed in ({"answers": ("c",)}, {"id": "other"}):
+        file.write_bytes(prediction(0, **changed).line())
+        with pytest.raises(UserError, match="are of other data"):
+            read_predictions(file, examples)
+
+
+def failing(targets, predictions):
+    """A user's metric that cannot take one answer."""
+    if "b" in predictions:
+        raise ValueError("no b, please")
+    return {"exact": 100.0 * sum(p in t for t, p in zip(targets, predictions, strict=True))
+            / len(targets)}  # fmt: skip
+
+
+def test_a_metric_that_fails_on_one_example_scores_the_others(capsys):
+    task = TaskExamples("t", [example(n) for n in range(4)], lambda text, fields: text, [failing])
+    found = {f"q{n}": prediction(n, text) for n, text in enumerate(("a", "b", "x", "a"))}
+    score = scored(task, found)["exact"]
+    assert score.value == pytest.approx(200 / 3) and score.examples == 3
+    assert 10 < score.stderr < 40
+    said = capsys.readouterr().out
+    assert "fails on the example q1: no b, please" in said and "on 1 of 4 examples" in said
+
+
+def test_the_bootstrap_finds_the_error_of_a_mean():
+    values = np.random.default_rng(1).normal(50, 20, 400).tolist()
+    mean = lambda targets, predictions: {"mean": float(np.mean(predictions))}  # noqa: E731
+    assert resampled(mean, "mean", values, values) == pytest.approx(20 / 400**0.5, rel=0.25)
+
+
+def test_examples_are_drawn_alike_and_in_order():
+    task = TaskExamples("t", [example(n) for n in range(30)], lambda text, fields: text, [failing])
+    ids = [one.id for one in drawn(task, 10).examples]
+    assert ids == [one.id for one in drawn(task, 10).examples] and len(set(ids)) == 10
+    assert ids == sorted(ids, key=lambda one: int(one[1:])) and ids != [f"q{n}" for n in range(10)]
+    assert drawn(task, None) is task is drawn(task, 30)
+
+
+def test_a_file_is_named_by_what_it_holds(tmp_path):
+    found = predictions_file(
+        epath.Path(tmp_path), "fire_lm:qasper", "validation", "", 20, 512, "beam-4"
+    )
+    assert found.name == "fire_lm_qasper.validation.plain.20.512.beam-4.jsonl"
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"lengths": ()}, "EVAL_LENGTHS is empty"),
+        ({"lengths": (1,)}, "2 tokens or more"),
+        ({"choices": ("a",)}, "has no effect without evaluate.rank"),
+        ({"examples": 0}, "1 or more"),
+    ],
+)
+def test_wrong_settings_are_refused(changed, words):
+    with pytest.raises(UserError, match=words):
+        TextEvaluation(**{"data": DATA, "lengths": (8,)} | changed)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    size = size_tiny(num_layers=1, hidden_size=16, num_heads=2, head_dim=8, mlp_size=32)
+    model = build_decoder(size, FIRE, 259, train_length=16, dtype="float32")
+    tokens = np.zeros((1, 1), np.int32)
+    return model, model.init(jax.random.key(3), tokens, tokens)["params"]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("method", [None, Beam(2)])
+def test_answers_are_those_of_generation_one_by_one(tiny, method):
+    model, params = tiny
+    asked = TextEvaluation(DATA, (8,), batch_size=3, **({"method": method} if method else {}))
+    examples = [example(n, "abcdefghij"[: 2 + n]) for n in range(7)]
+    answering = Answering(asked, model, params, make_mesh(MeshShape()))
+    found = [one for batch in answering.answers(examples, 8, lambda n: None) for one in batch]
+    assert sorted(one.id for one in found) == [f"q{n}" for n in range(7)]
+    for one in found:
+        ids = prompt(DATA, examples[int(one.id[1:])], 8)
+        alone = generate(
+            model, params, ids[None], [len(ids)], new_tokens=6, stop_ids=(1,),
+            method=asked.method, context_length=15,
+        )  # fmt: skip
+        assert one.prediction == decode(DATA, alone.tokens_BKT[0, 0])
+        assert one.truncated == (one.input_tokens > 7)
+        assert one.logprob == pytest.approx(float(alone.logprobs_BKT[0, 0].sum()), abs=1e-4)
+
+
+@pytest.mark.ci
+def test_ranking_takes_the_likeliest_choice(tiny):
+    model, params = tiny
+    choices = ("yes", "no", "not mentioned")
+    asked = TextEvaluation(DATA, (8,), rank=True, batch_size=2)
+    examples = [example(n, "abcdefgh"[n:], choices=choices) for n in range(3)]
+    answering = Answering(asked, model, params, make_mesh(MeshShape()))
+    for one in [one for batch in answering.answers(examples, 8, lambda n: None) for one in batch]:
+        ids = prompt(DATA, examples[int(one.id[1:])], 8).tolist()
+        likelihoods = {}
+        for choice in choices:
+            row = [*ids, *encode(DATA, choice).tolist(), 1]
+            read, last = np.array([row[:-1]]), len(row) - len(ids)
+            logits = model.apply({"params": params}, read, np.arange(len(row) - 1)[None])
+            logprobs = np.asarray(jax.nn.log_softmax(logits[0], axis=-1))[-last:]
+            likelihoods[choice] = float(logprobs[np.arange(last), row[-last:]].sum())
+        assert one.prediction == max(likelihoods, key=likelihoods.__getitem__)
+        assert one.logprob == pytest.approx(max(likelihoods.values()), abs=1e-4)
+
+
+@pytest.mark.ci
+def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(command(write_text(tmp_path / "text"), run, "--gin.TRAIN_STEPS=5")) == 0
+    arguments = [
+        *("evaluate", str(run), "--gin_file=configs/tasks/base.gin", "--import=pair_tasks"),
+        *("--gin.TASK=pairs", "--gin.TARGET_LENGTH=6", "--gin.EVAL_LENGTHS=(4, 16)"),
+    ]
+    assert main([*arguments, "--dry_run"]) == 0
+    assert "2 of 2 cells are to be evaluated" in capsys.readouterr().out
+    assert main(arguments) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "inputs of pairs have more than 4 tokens and were truncated (head)" in said
+    rows = read_table(epath.Path(run) / "task_scores.csv", TaskScore)
+    assert [(r.task, r.input_length, r.context_length, r.metric, r.examples) for r in rows] == [
+        ("pairs", 4, 11, "exact", 30),
+        ("pairs", 16, 23, "exact", 30),
+    ]
+    files = sorted((run / "predictions").iterdir())
+    whole = {file.name: sorted(file.read_bytes().splitlines()) for file in files}
+    assert [len(lines) for lines in whole.values()] == [30, 30]
+    assert {json.loads(lines[0])["truncated"] for lines in whole.values()} == {True, False}
+
+    # Nothing is computed twice.
+    before = [file.stat().st_mtime_ns for file in files]
+    assert main(arguments) == 0
+    assert [file.stat().st_mtime_ns for file in files] == before
+
+    # Killed in the middle of a line, and before the rows were written.
+    (run / "task_scores.csv").unlink()
+    lines = files[0].read_bytes().splitlines(keepends=True)
+    files[0].write_bytes(b"".join(lines[:11]) + lines[11][:20])
+    assert main(arguments) == 0
+    assert "11 of 30 predictions are in" in capsys.readouterr().out
+    assert {file.name: sorted(file.read_bytes().splitlines()) for file in files} == whole
+    assert read_table(epath.Path(run) / "task_scores.csv", TaskScore) == rows
+
+    # Another sample is another row; a run of another name keeps its rows.
+    assert main([*arguments, "--gin.evaluate.examples=5", "--lengths=4"]) == 0
+    again = read_table(epath.Path(run) / "task_scores.csv", TaskScore)
+    assert {row.split: row.examples for row in again} == {
+        "validation": 30,
+        "validation, 5 drawn": 5,
+    }
+    shutil.move(run, tmp_path / "renamed")
+    moved = [part.replace(str(run), str(tmp_path / "renamed")) for part in arguments]
+    assert main(moved) == 0
+    for flags, words in (
+        (["--sequences=3"], "--sequences is for synthetic tasks"),
+        (["--gin.evaluate.split=test"], "has no split 'test'"),
+        (["--gin.evaluate.rank=True"], "does not say which answers it allows"),
+    ):
+        assert main([*moved, *flags]) == 2
+        assert words in capsys.readouterr().err
+
+
+@pytest.mark.ci
+def test_a_suite_is_finetuned_on_and_evaluated(tmp_path, capsys):
+    """LongEval's lines, generated: the data set, the run, the answers, the rows."""
+    source, data, run = tmp_path / "source", tmp_path / "data", tmp_path / "run"
+    made = ["--suite=long_eval", "--tasks=lines", "--sizes=2", "--train_size=2"]
+    assert main(["corpus", "tasks", *made, f"--data_dir={data}"]) == 0
+    assert main(command(write_text(tmp_path / "text"), source, "--gin.TRAIN_STEPS=5")) == 0
+    bindings = [f"INIT_FROM={source}", f"DATA_DIR={data}", "TRAIN_STEPS=3", "BATCH_SIZE=4",
+                "TRAIN_LENGTH=512", "TextToText.shuffle_buffer=8"]  # fmt: skip
+    trained = ["finetune", "--gin_file=configs/finetune/long_eval_lines.gin", f"--workdir={run}"]
+    assert main([*trained, *(f"--gin.{binding}" for binding in bindings)]) == 0
+    asked = ["--gin.evaluate.split=size_2", "--gin.evaluate.examples=6", "--lengths=32"]
+    tasks = ["--gin_file=configs/tasks/long_eval_lines.gin", *asked]
+    assert main(["evaluate", str(run), *tasks]) == 0, capsys.readouterr().err
+    (row,) = read_table(epath.Path(run) / "task_scores.csv", TaskScore)
+    assert (row.suite, row.task, row.split) == (
+        "long_eval", "fire_lm:long_eval_lines", "size_2, 6 drawn",
+    )  # fmt: skip
+    assert (row.metric, row.examples, row.step) == ("accuracy", 6, 3)
+    missing = ["--gin.TASK=fire_lm:long_eval_topics", *asked]
+    assert main(["evaluate", str(run), tasks[0], *missing]) == 2
+    assert "`fire-lm corpus tasks --suite=long_eval" in capsys.readouterr().err
