@@ -27,6 +27,6 @@ def check_json(file: str | None) -> None:
 
 
 def write_json(file: str | None, report: Any) -> None:
-    """Write a report, which is a dataclass, as JSON, if a file was requested."""
+    """Write the dataclass `report` to `file` as JSON, if a file was requested."""
     if file:
         Path(file).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")
