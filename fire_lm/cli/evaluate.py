@@ -1,4 +1,4 @@
-"""`fire-lm evaluate`: the accuracy of runs on their synthetic task, by length."""
+"""`fire-lm evaluate`, which measures accuracy on a run's synthetic task at several lengths."""
 
 from __future__ import annotations
 
