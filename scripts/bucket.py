@@ -25,8 +25,8 @@ def fault(rule: str) -> Fault:
 def file_name(name: str, is_folder: bool) -> str:
     """Return an object's path within its bucket's folder; `object_name` is the inverse.
 
-    Each part is percent-quoted. A bare "%", which quoting never produces, represents an empty part.
-    It is also appended to an object's name if a folder has the same name.
+    Each part is percent-quoted. A bare "%", which quoting never produces, represents an empty part;
+    a "%" is also appended to the name of an object if a folder has the same name.
     """
     parts = [quote(part, safe=" +,=@") for part in name.split("/")]
     parts = [part.replace(".", "%2E") if part in (".", "..") else part or "%" for part in parts]
@@ -66,7 +66,8 @@ def save(bucket: Bucket, folder: Path, names: list[str]) -> None:
 
 def run(command: list[str], environment: dict[str, str]) -> int:
     """Run a command, which receives Ctrl-C from the terminal and SIGTERM from this process."""
-    signal.signal(signal.SIGINT, lambda number, frame: None)  # The command keeps the default.
+    # This handler is not inherited: the command has the default one.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
     path = shutil.which(command[0])
     if path is None:
         print(f"{command[0]} is not a program on PATH.", file=sys.stderr)

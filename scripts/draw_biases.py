@@ -35,7 +35,7 @@ HEADS = (1, 3, 5, 7)  # Counted from 0, these heads have ALiBi's slopes 1/4, 1/1
 
 
 def encodings(name: str) -> tuple[PositionalEncoding, ...]:
-    """Return the encodings in configs/positions/NAME.gin, among which layers alternate."""
+    """Return the encodings in configs/positions/NAME.gin; layers alternate among several."""
     files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
     model = Scoped((), "build_decoder")
     config = load_config(files)

@@ -29,7 +29,7 @@ class Follower:
 
     Args:
       job: The job.
-      place: The backend that runs the job.
+      backend: The backend that runs the job.
       retries: The number of times that lost TPUs are requested again, and the number of times that
         a job killed from outside is started again.
       progress: Returns a description of the job's progress in a few words.

@@ -145,7 +145,7 @@ class QueuedResources:
         self._on_all(name, shlex.join(["sudo", "docker", "run", "--rm", image, *tried]))
 
     def launch(self, job: Job) -> None:
-        """Start the job on all hosts or on none."""
+        """Start the job on all hosts; if that fails, remove it from all hosts."""
         self._remove(job.name)
         try:
             self._on_all(job.name, shlex.join(self._docker_run(job)))

@@ -85,9 +85,9 @@ def attend(
     Args:
       q_BTNH, k_BSNH, v_BSNH: The queries, keys and values.
       q_pos_BT, k_pos_BS: The positions; the batch axis has size 1 if all sequences share them.
-      bias: A function that returns the bias `[B, N, T, S]`, float32, or None, for any block of
-        query and key positions. The "tpu" implementation needs a bias with tables: a
-        `TabulatedBias` or a `CommonBias`.
+      bias: A function that returns the bias `[B, N, T, S]` in float32 for any block of query and
+        key positions, or None if there is no bias. The "tpu" implementation needs a bias with
+        tables: a `TabulatedBias` or a `CommonBias`.
       logit_scale_BT: The factor on q·k for each query, or None.
       bias_scale_BT: The factor on the bias for each query, or None.
       q_segment_BT, k_segment_BS: The document that each token belongs to, int32; a query sees only

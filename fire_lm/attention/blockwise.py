@@ -98,7 +98,10 @@ def _attend_rows(
 
 
 def _blocks(rows: jax.Array, size: int) -> jax.Array:
-    """Split `[B, T, ...]` into `[blocks, B, size, ...]`; the last block repeats the last row."""
+    """Split `[B, T, ...]` into `[blocks, B, size, ...]`.
+
+    Copies of the last row fill the last block.
+    """
     padding = -rows.shape[1] % size
     rows = jnp.pad(rows, [(0, 0), (0, padding)] + [(0, 0)] * (rows.ndim - 2), mode="edge")
     blocks = rows.reshape(rows.shape[0], -1, size, *rows.shape[2:])

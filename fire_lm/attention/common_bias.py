@@ -30,8 +30,8 @@ class CommonBias(NamedTuple):
       row_P, gain_P: The factors r_i and g_i by the query's position.
       kink_K: The bounds of the segments, in increasing order.
       slope_KN, offset_KN: The slope and the offset of each of the K + 1 segments.
-      exact: A bool that is False if the bias has more segments than the tables can hold, so that
-        the tables do not represent it.
+      exact: A bool that is False if the bias has more segments than the tables can hold; the tables
+        then do not represent the bias.
     """
 
     slab_MP: jax.Array
@@ -49,7 +49,7 @@ class CommonBias(NamedTuple):
         beyond the tables.
 
         Raises:
-          UserError: The positions are not integers, and the tables have no entries between these.
+          UserError: The positions are not integers, as the tables require.
         """
         for pos in (q_pos_BT, k_pos_BS):
             if not jnp.issubdtype(pos.dtype, jnp.integer):
@@ -89,7 +89,7 @@ class TabulatedBias:
 
 
 def common_form(bias: BiasFn) -> CommonBias | None:
-    """Return the tables of a bias, or None if it has none."""
+    """Return the tables of a bias, or None if the bias has no tables."""
     if isinstance(bias, TabulatedBias):
         return bias.tables
     return bias if isinstance(bias, CommonBias) else None

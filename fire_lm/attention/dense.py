@@ -61,10 +61,10 @@ def dense_attention(
 ) -> jax.Array:
     """Compute causal attention, the softmax of `attention_logits` times v.
 
-    The result is `[B, T, N, H]` in q's dtype. A query sees a key whose position is not after its
-    own and, where there are segments, only if both belong to the same segment. For a query that
-    sees no key, the output and all gradients are 0. Logits and softmax are float32. The bias is
-    added after the scaling and before the mask.
+    The result is `[B, T, N, H]` in q's dtype. A query sees the keys whose positions are not after
+    its own and, where there are segments, which belong to the same segment. For a query that sees
+    no key, the output and all gradients are 0. Logits and softmax are float32. The bias is added
+    after the scaling and before the mask.
     """
     logits_BNTS = attention_logits(
         *(q_BTNH, k_BSNH),

@@ -45,7 +45,7 @@ def run_attention(arguments: argparse.Namespace) -> None:
 
 
 def run_model(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench model`, which times the forward pass and training step per encoding."""
+    """Run `fire-lm bench model`, which times forward passes and training steps by encoding."""
     with one_core():
         from fire_lm.bench import model
 
@@ -53,7 +53,7 @@ def run_model(arguments: argparse.Namespace) -> None:
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench generate`, which times reading and continuing prompts per encoding."""
+    """Run `fire-lm bench generate`, which times prefill and decoding by encoding."""
     with one_core():
         from fire_lm.bench import generation
 
@@ -129,7 +129,7 @@ def bind(cores: set[int]) -> None:
 
 
 def load_peer(name: str | None, module: str = "torch_peer") -> ModuleType | None:
-    """Import the module that builds the same model in another library, if a library is named."""
+    """Import `module`, which builds the same model in another library; None if `name` is None."""
     if name is None:
         return None
     try:

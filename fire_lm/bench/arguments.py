@@ -1,4 +1,4 @@
-"""Checks the arguments of benchmarks before anything is measured, and writes their JSON output."""
+"""Validation of the arguments of benchmarks, and output of their results as JSON."""
 
 from __future__ import annotations
 

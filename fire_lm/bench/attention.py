@@ -107,7 +107,7 @@ def build(
     peer: ModuleType | None,
     size: ModelSize,
 ) -> Iterator[Contestant]:
-    """Build our contestants for one encoding and the peer's, all with the same initial weights."""
+    """Yield our contestants and the peer's for one encoding, all with the same initial weights."""
     state: dict[str, Any] = {}
     for implementation in implementations:
         model = decoder(name, implementation, size)
@@ -219,7 +219,7 @@ def row_of(contestant: Contestant, times: dict[str, Times], clock: Clock) -> Row
 
 
 def against(peer: str, rows: Sequence[Row], logits: dict[str, np.ndarray]) -> Iterator[PeerRow]:
-    """Yield the ratio of each of our rows to the peer's row, where the peer has a counterpart."""
+    """Yield our times divided by the peer's, for each of our rows that has a counterpart."""
     theirs = {(row.encoding, row.length): row for row in rows if row.library == peer}
     for row in rows:
         other = theirs.get((row.encoding, row.length))

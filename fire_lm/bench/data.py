@@ -121,7 +121,8 @@ def race(
 ) -> tuple[dict[str, Times], dict[str, tuple[int, float]]]:
     """Time `batches` batches of each reader in every round.
 
-    Also return the size in bytes and the seconds of saving each reader's position, by its name.
+    Also return, for each reader that can save its position, the size of the saved position in bytes
+    and the seconds that saving takes.
     """
     found = {name: Times() for name in openers}
     positions = {}

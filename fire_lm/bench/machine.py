@@ -1,4 +1,4 @@
-"""A description of the machine on which a benchmark runs; obtaining it starts JAX."""
+"""The description of the machine on which a benchmark runs. Creating it starts JAX."""
 
 from __future__ import annotations
 

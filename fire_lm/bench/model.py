@@ -5,7 +5,8 @@ the loss of each token), and the training step of `pretrain` (forward, backward 
 one device. Batches of every length have the same number of tokens, as long as a sequence fits into
 that number. Contestants take turns in one process, and the best round counts (rounds.py). Fig. 5 of
 the paper measures only the forward pass of the base model at length 2048, as the mean of 10 runs on
-4 TPUv2 chips; `--protocol=paper` measures in this way.
+4 TPUv2 chips; `--protocol=paper` therefore takes the mean over the rounds on all devices of the
+host.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def timed(call: Callable[[], object], repeats: int) -> tuple[float, float]:
 def cost(
     own: Times, nope: Times, clock: Clock, temp_bytes: int | None, protocol: Protocol = "best"
 ) -> Cost:
-    """Return the cost in the best round or, by the "paper" protocol, the mean over all rounds.
+    """Return the cost in the best round or, under the "paper" protocol, the mean over all rounds.
 
     The best round is the default because other activity on the machine only adds time.
     """

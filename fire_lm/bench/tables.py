@@ -221,7 +221,7 @@ def _growth(factor: float | None) -> str:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """Align a table: the first `words` columns are text, on the left; the others are numbers."""
+    """Format a table with aligned columns; the first `words` contain text, the others numbers."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [
         "  ".join(

@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def leave_job(code: int) -> int:
-    """Return the exit code or, in a job of several processes, end this process at once with it.
+    """Return the exit code; in a job of several processes, exit immediately with this code instead.
 
     An orderly exit would wait 5 minutes for the other processes, which are themselves waiting for
     this process, and would then abort.

@@ -158,7 +158,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def make_place(file: epath.Path) -> None:
-    """Create the output file's folder, so that a failure comes before the hours of reading."""
+    """Create the output file's folder, so that a failure occurs before hours of reading."""
     try:
         make_folder(file.parent)
     except OSError as error:

@@ -26,7 +26,10 @@ from fire_lm.training import Pretraining, check_start, ensure_writable
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm preflight`: compile a run's programs for `--slice` and check its inputs."""
+    """Run `fire-lm preflight`: compile a run's programs for `--slice` and check the run's inputs.
+
+    The inputs are the configuration and the saved files that the run would read.
+    """
     where = parse_slice(arguments.slice)
     quiet_libraries()
     workdir = str(place(arguments.workdir)) if arguments.workdir else ""

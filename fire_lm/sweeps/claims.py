@@ -12,7 +12,7 @@ from etils import epath
 
 from fire_lm.storage import Lease, in_bucket, make_folder
 
-_PAUSE = 0.2  # seconds
+_PAUSE = 0.2  # the number of seconds between two attempts to claim
 
 
 @contextlib.contextmanager

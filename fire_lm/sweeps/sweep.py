@@ -91,7 +91,7 @@ def chosen(arguments: argparse.Namespace) -> tuple[list[tuple[str, int]], str]:
     """Return the checkpoints to score, without duplicates, and the folder of the combined results.
 
     Raises:
-      UserError, RunFailed: A named checkpoint, or the newest one, is missing or damaged.
+      UserError, RunFailed: A named checkpoint or the newest checkpoint is missing or damaged.
     """
     runs, named = find_runs(arguments.runs)
     top = folder_of_all(arguments.output, [run.workdir for run in runs], named)
@@ -170,7 +170,7 @@ def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
 
 
 def finished_in(workdir: epath.Path, encoding: str) -> Known:
-    """Return the finished rows of a run, as process 0 sees them."""
+    """Return the finished rows of a run, on which all processes agree with process 0."""
     own = read_own(workdir, encoding)
     if own.problem:
         say_once(own.problem)

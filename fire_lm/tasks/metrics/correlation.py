@@ -34,7 +34,7 @@ def ranked(values: np.ndarray) -> np.ndarray:
 
 
 def _moments(pairs: np.ndarray) -> np.ndarray:
-    """Return x, y, x^2, y^2 and x y, where the means of x and y have been subtracted, [n, 5]."""
+    """Return x, y, x^2, y^2 and x y, [n, 5], after subtracting the means of x and y."""
     x, y = np.moveaxis(pairs - pairs.mean(axis=0), -1, 0)
     return np.stack([x, y, x * x, y * y, x * y], axis=-1)
 

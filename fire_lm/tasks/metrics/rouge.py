@@ -61,7 +61,7 @@ def rouge(prediction: str, references: Sequence[str]) -> tuple[float, float, flo
     """Return a prediction's ROUGE-1, -2 and -L, each for the reference that maximises the measure.
 
     Raises:
-        UserError: There is no reference.
+        UserError: There are no references.
     """
     if not references:
         raise no_references()

@@ -63,8 +63,8 @@ def prompt(
 ) -> bytes:
     """Return a prompt of `size` bytes: filler that hides the needles, followed by the question.
 
-    The needles keep their order. Each position, chosen uniformly at random, is the beginning of the
-    filler, its end, or a place after one of its spaces.
+    The needles keep their order. The place of each needle is drawn uniformly from the beginning of
+    the filler, its end, and the places after its spaces.
     """
     hay = filler(rng, path, size - len(question) - sum(map(len, needles)))
     gaps = np.flatnonzero(np.frombuffer(hay, np.uint8) == ord(" ")) + 1

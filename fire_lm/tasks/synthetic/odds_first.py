@@ -15,7 +15,7 @@ class OddsFirst(Task):
 
     Attributes:
         variant: With positions counted from 1, 'code' puts the 2nd, 4th, ... bits before the 1st,
-            3rd, ..., as the benchmark's code does contrary to its own description; 'text' puts the
+            3rd, ..., as the benchmark's code does, contrary to its own description; 'text' puts the
             odd positions first, as the name of the task says.
     """
 

@@ -12,7 +12,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, Variant, encoded
 
 @dataclasses.dataclass(frozen=True)
 class SolveEquation(Task):
-    """An equation of a bracketed expression and its value; the answer is the digit that x hides.
+    """An equation between a bracketed expression and its value; x hides a digit, the answer.
 
     An input of fewer than three symbols contains no equation: input and answer are then zeros.
 
