@@ -143,7 +143,7 @@ class Follower:
             raise Preempted(f"{self._job.name} is no longer followed")
 
     def _act(self, state: State) -> bool:
-        """Bring the job one step closer to its end, and return whether nothing is left to do."""
+        """Bring the job one step closer to its end, and return whether the follower is finished."""
         if self._leave.is_set():
             raise Preempted(f"{self._job.name} is no longer followed")
         self._silent = self._silent + 1 if state.stage is Stage.SILENT else 0

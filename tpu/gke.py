@@ -202,7 +202,7 @@ class GKE:
         self._calls.stream([*self._kubectl, "logs", pod, f"--tail={lines}", *follows])
 
     def stop(self, name: str) -> None:
-        """Suspend the JobSet, which sends SIGTERM, so that the job saves, and releases all TPUs."""
+        """Suspend the JobSet: its pods receive SIGTERM, save, and release their TPUs."""
         patch = json.dumps({"spec": {"suspend": True}})
         self._calls.change(
             [*self._kubectl, "patch", "jobset", name, "--type=merge", f"--patch={patch}"]
@@ -254,7 +254,7 @@ def _ended(found: dict[str, Any], codes: set[int] | None = None) -> State | None
 
 
 def _reasons(pod: dict[str, Any]) -> list[str]:
-    """Return the reasons why a pod is not running yet, such as a lack of nodes or of the image."""
+    """Return the reasons why a pod is not running yet, such as missing nodes or no image."""
     status = pod.get("status", {})
     told = [
         condition.get("message", "")

@@ -55,7 +55,7 @@ class PeerRow:
 class MemoryRow:
     """The temporary memory of one FIRE attention in bytes, and its ratio to the previous row's.
 
-    The growth is None where there is no previous row.
+    The ratio is None where there is no previous row or where the memory is unknown.
     """
 
     implementation: str

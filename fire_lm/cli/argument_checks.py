@@ -11,8 +11,8 @@ from fire_lm.errors import UserError
 def check_characters(parsed: argparse.Namespace, bindings: list[str]) -> None:
     """Raise UserError for control characters and for bytes that are not valid UTF-8.
 
-    No path or value contains such characters on purpose. Without this check, they would cause an
-    error much later, or in the middle of a printed line.
+    No path or value contains such characters on purpose. Without this check, they would fail only
+    much later, or break a printed line.
     """
     given = [(_flag(name), value) for name, value in vars(parsed).items()]
     given += [(f"--gin.{name}", binding) for binding in bindings for name in [_name(binding)]]
