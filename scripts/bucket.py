@@ -1,4 +1,4 @@
-"""The program of scripts/bucket: runs a command against the storage server of tests/bucket.py."""
+"""The program behind scripts/bucket, which runs a command against the server of tests/bucket.py."""
 
 import argparse
 import shutil
@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from bucket import Bucket  # noqa: E402  (the path must be set first)
+from bucket import Bucket  # noqa: E402  (The path must be set first.)
 from bucket_faults import Fault, parse  # noqa: E402
 from bucket_log import table  # noqa: E402
 
@@ -23,10 +23,10 @@ def fault(rule: str) -> Fault:
 
 
 def file_name(name: str, is_folder: bool) -> str:
-    """Return an object's path below its bucket's folder; `object_name` is the inverse.
+    """Return an object's path within its bucket's folder; `object_name` is the inverse.
 
-    Each part is percent-quoted. A bare "%", which quoting never produces, stands for an empty part,
-    and ends the name of an object if there is also a folder of that name.
+    Each part is percent-quoted. A bare "%", which quoting never produces, represents an empty part;
+    a "%" is also appended to the name of an object if a folder has the same name.
     """
     parts = [quote(part, safe=" +,=@") for part in name.split("/")]
     parts = [part.replace(".", "%2E") if part in (".", "..") else part or "%" for part in parts]
@@ -46,7 +46,10 @@ def load(bucket: Bucket, folder: Path, names: list[str]) -> None:
 
 
 def save(bucket: Bucket, folder: Path, names: list[str]) -> None:
-    """Save the objects beside the old folders and then swap them; other files in `folder` stay."""
+    """Save each bucket's objects in a new folder, which then replaces the bucket's old folder.
+
+    Other files in `folder` are kept.
+    """
     for name in names:
         part = folder / f"{name}.part"
         shutil.rmtree(part, ignore_errors=True)
@@ -62,8 +65,9 @@ def save(bucket: Bucket, folder: Path, names: list[str]) -> None:
 
 
 def run(command: list[str], environment: dict[str, str]) -> int:
-    """Run a command, which gets Ctrl-C from the terminal and SIGTERM from this process."""
-    signal.signal(signal.SIGINT, lambda number, frame: None)  # the command has the default handler
+    """Run a command, which receives Ctrl-C from the terminal and SIGTERM from this process."""
+    # This handler is not inherited: the command has the default one.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
     path = shutil.which(command[0])
     if path is None:
         print(f"{command[0]} is not a program on PATH.", file=sys.stderr)

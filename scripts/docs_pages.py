@@ -1,9 +1,12 @@
-"""Write the input of MkDocs: `python scripts/docs_pages.py REPOSITORY FOLDER`; `check FOLDER`.
+"""Write the input of MkDocs, or check the built site.
 
-FOLDER gets the pages and images with their layout in the repository, so that their links work, one
-API page for each package of fire_lm, and docs/mkdocs.yml with these pages at the end of its nav.
-`check` finds resources that the built site would load from the network. The program needs only the
-standard library and imports nothing from fire_lm.
+    python scripts/docs_pages.py REPOSITORY FOLDER
+    python scripts/docs_pages.py check FOLDER
+
+The first form writes the pages and images to FOLDER in the same layout as in the repository, so
+that links work, with an API page for each package of fire_lm, and a copy of docs/mkdocs.yml whose
+nav ends with these API pages. The second form finds resources that the built site would load from
+the network. The program needs only the standard library and imports nothing from fire_lm.
 """
 
 import ast
@@ -14,7 +17,7 @@ from pathlib import Path
 
 COPIED = ("README.md", "CHANGELOG.md", "CITATION.cff", "docs/*.md", "tpu/README.md")
 IMAGES = "fire_lm/reporting/evidence/**/*"
-# Resources that a browser would fetch while showing a page, other than links that a reader follows.
+# Matches resources that a browser would fetch to display a page, but not links for the reader.
 _FETCHED = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^"'>\s]*"""
     r"""|<link\b(?![^>]*rel=["']?(?:canonical|next|prev)\b)[^>]*\bhref=["']?(?:https?:)?//[^"'>\s]*"""
@@ -24,7 +27,7 @@ _FETCHED = re.compile(
 
 
 def public_modules(repository: Path) -> dict[str, Path]:
-    """Return the modules of fire_lm by dotted name, except those that begin with an underscore."""
+    """Return the paths of fire_lm's modules by dotted name; names with a leading _ are private."""
     found = {}
     for path in sorted((repository / "fire_lm").rglob("*.py")):
         parts = path.relative_to(repository).with_suffix("").parts
@@ -36,13 +39,13 @@ def public_modules(repository: Path) -> dict[str, Path]:
 
 
 def undocumented(modules: dict[str, Path]) -> list[str]:
-    """Return the modules without a docstring; a package without code needs none."""
+    """Return the modules that lack a docstring; an empty module does not need one."""
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules.items()}
     return [name for name, tree in trees.items() if tree.body and not ast.get_docstring(tree)]
 
 
 def api_pages(modules: dict[str, Path]) -> dict[str, str]:
-    """Return the text of each API page by its path: one page per package, with its modules."""
+    """Return the text of each API page by path; there is one page per package, with its modules."""
     members: dict[str, list[str]] = {}
     for name, path in modules.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
@@ -55,7 +58,7 @@ def api_pages(modules: dict[str, Path]) -> dict[str, str]:
 
 
 def fetched(folder: Path) -> list[str]:
-    """Return what the pages and style sheets of a site would load from the network."""
+    """Return the resources that a site's pages and style sheets would load from the network."""
     found = []
     for path in sorted([*folder.rglob("*.html"), *folder.rglob("*.css")]):
         text = path.read_text(encoding="utf-8")

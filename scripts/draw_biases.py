@@ -1,11 +1,12 @@
-"""The program of scripts/draw_biases: computes the numbers that `reporting` draws.
+"""The program behind scripts/draw_biases, which computes the numbers that `reporting` draws.
 
-For the last query of an input, as a function of the distance to each of its keys, before training,
-these are:
+For the last query of an input and an untrained encoding, the program computes one of these
+quantities as a function of the distance from the query to each key:
 
-* the bias, if an encoding has one;
-* else q·k/sqrt(H) of an all-ones query and key, if it changes them (rotary encodings);
-* else the inner product of the two positions' embeddings, if it adds any;
+* the bias, if the encoding has one;
+* else q·k/sqrt(H) of an all-ones query and key, if the encoding changes queries and keys, as rotary
+  encodings do;
+* else the inner product of the two positions' embeddings, if the encoding adds embeddings;
 * else 0.
 """
 
@@ -26,15 +27,15 @@ from fire_lm.positions import PositionalEncoding
 from fire_lm.reporting.bias_figure import Panel, figure
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-# The heads of the 125M model, and 12 layers, so that any schedule fits.
+# The size has the heads of the 125M model, and 12 layers, so that any schedule of encodings fits.
 SIZE = ModelSize(12, hidden_size=768, num_heads=12, head_dim=64, mlp_size=3072, init_std=0.02)
 TRAIN_LENGTH = 512
 FAR_LENGTH = 4 * TRAIN_LENGTH
-HEADS = (1, 3, 5, 7)  # counted from 0; ALiBi's slopes are 1/4, 1/16, 1/64, 1/256
+HEADS = (1, 3, 5, 7)  # Counted from 0, these heads have ALiBi's slopes 1/4, 1/16, 1/64, 1/256.
 
 
 def encodings(name: str) -> tuple[PositionalEncoding, ...]:
-    """Return the encodings in configs/positions/NAME.gin; several encodings take turns."""
+    """Return the encodings in configs/positions/NAME.gin; layers alternate among several."""
     files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
     model = Scoped((), "build_decoder")
     config = load_config(files)
@@ -42,9 +43,9 @@ def encodings(name: str) -> tuple[PositionalEncoding, ...]:
 
 
 def curves(encoding: PositionalEncoding, length: int) -> tuple[str, np.ndarray]:
-    """Return the name of the quantity, and its values `[N or 1, length]` by distance.
+    """Return the name of the computed quantity, and its values `[N or 1, length]` by distance.
 
-    The query is at position `length` - 1.
+    The query is at position `length - 1`.
     """
     params = encoding.init(jax.random.key(0))
     k_pos, q_pos = jnp.arange(length)[None], jnp.array([[length - 1]])
@@ -64,14 +65,14 @@ def curves(encoding: PositionalEncoding, length: int) -> tuple[str, np.ndarray]:
 
 
 def by_distance(values_NS: jax.Array) -> np.ndarray:
-    """Return values in order of the distance to the last key; one row if all heads are equal."""
+    """Return values ordered by the distance to the last key; one row if all heads are identical."""
     reversed_NS = np.asarray(values_NS)[:, ::-1]
     alike = np.all(reversed_NS == reversed_NS[:1])
     return reversed_NS[:1] if alike else reversed_NS
 
 
 def panel(title: str, encoding: PositionalEncoding) -> Panel:
-    """Return the panel of an encoding, at the training length and at a longer one if possible."""
+    """Return an encoding's panel for the training length and, if possible, for a longer length."""
 
     def rows(values_NS: np.ndarray) -> np.ndarray:
         return values_NS if len(values_NS) == 1 else values_NS[list(HEADS)]
@@ -79,7 +80,7 @@ def panel(title: str, encoding: PositionalEncoding) -> Panel:
     quantity, near_NS = curves(encoding, TRAIN_LENGTH)
     try:
         encoding.check_length(FAR_LENGTH, FAR_LENGTH)
-    except UserError:  # a table of positions is too short
+    except UserError:  # The encoding's table of positions is too short.
         return Panel(title, quantity, rows(near_NS), None)
     return Panel(title, quantity, rows(near_NS), rows(curves(encoding, FAR_LENGTH)[1]))
 
@@ -87,7 +88,8 @@ def panel(title: str, encoding: PositionalEncoding) -> Panel:
 def panels(names: Sequence[str]) -> list[Panel]:
     """Return one panel per encoding.
 
-    Equal encodings share a panel, and a schedule adds panels only for encodings without a name.
+    Identical encodings share a panel. A schedule, in which layers use several encodings, adds
+    panels only for encodings that have no panel under a name of their own.
     """
     titles: dict[PositionalEncoding, list[str]] = {}
     schedules: dict[str, tuple[PositionalEncoding, ...]] = {}

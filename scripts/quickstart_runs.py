@@ -1,11 +1,11 @@
-"""The runs of scripts/quickstart: several encodings in one process, several processes at a time.
+"""The runs of scripts/quickstart, in several processes that each handle several encodings.
 
     python scripts/quickstart_runs.py --workdir DIR --data_dir DATA --steps N ENCODING ...
 
-Each process trains and scores some of the encodings one after the other, so that modules are
-imported only once; on two cores, two processes with one core each are faster than one process with
-two. Their output goes to DIR/log_N.txt, and this process shows their progress. At the end it writes
-the common table and figure and the report.
+Each process trains and scores some of the encodings one after another, so that modules are imported
+only once. On two cores, two processes with one core each are faster than one process with two
+cores. The output of process N goes to DIR/log_N.txt, and this program shows the progress of all
+processes. At the end, it writes the combined table and figure, and the report.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ import fire_lm
 from fire_lm import cli
 from fire_lm.console import Progress
 
-# Fewer than the 131,072 of configs/runs/quickstart.gin, but enough to distinguish the encodings.
+# This is less than the 131,072 tokens of configs/runs/quickstart.gin, but enough to distinguish the
+# encodings.
 SCORED_TOKENS = 65_536
-_WARMUP = 50  # as in configs/runs/quickstart.gin, if there are enough steps
-# These make glibc keep the memory that a step frees for the next one. Returning it to the kernel
-# would take up to a third of the time of a step. The results are the same.
+_WARMUP = 50  # the number of steps in configs/runs/quickstart.gin; short runs use fewer
+# These settings make glibc keep the memory that a step frees, for use by the next step. Returning
+# the memory to the kernel would take up to a third of a step's time. Results do not change.
 _KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "4000000000",
     "MALLOC_TRIM_THRESHOLD_": "8000000000",
 }
-_MOST_AT_ONCE = 3  # processes, each of which takes a gigabyte and a half of memory
+_MOST_AT_ONCE = 3  # the maximum number of processes, each of which needs 1.5 GB of memory
 _POLL_SECONDS = 1.0
 _QUIET_SECONDS = 5.0
 
@@ -55,10 +56,11 @@ def main() -> int:
 
 
 def work(arguments: argparse.Namespace) -> int:
-    """Train and score the encodings one after the other; return the first failing code, or 0."""
+    """Train and score the encodings one by one; return the first non-zero exit code, or else 0."""
     for encoding in arguments.encodings:
         run = f"{arguments.workdir}/{encoding}"
-        fire_lm.STARTED = time.monotonic()  # otherwise earlier runs would count as start-up time
+        # Without this, the time of earlier runs would count as start-up time.
+        fire_lm.STARTED = time.monotonic()
         code = cli.main(
             [
                 "pretrain",
@@ -77,8 +79,8 @@ def work(arguments: argparse.Namespace) -> int:
 
 
 def start_workers(arguments: argparse.Namespace) -> int:
-    """Run the worker processes; return the exit code of the first that fails, or 0."""
-    pins = hasattr(os, "sched_getaffinity")  # on Linux
+    """Run the worker processes; return the exit code of the first one that failed, or 0."""
+    pins = hasattr(os, "sched_getaffinity")  # This holds on Linux.
     cores = sorted(os.sched_getaffinity(0) if pins else range(os.cpu_count() or 1))
     count = min(len(cores), _MOST_AT_ONCE, len(arguments.encodings))
     Path(arguments.workdir).mkdir(parents=True, exist_ok=True)
@@ -98,7 +100,7 @@ def start_workers(arguments: argparse.Namespace) -> int:
                 preexec_fn=pin(cores[number::count]),
             )
         )
-    # Ctrl-C reaches the workers by itself, and they save; SIGTERM is passed on.
+    # The terminal sends Ctrl-C to the workers as well, which then save; SIGTERM must be forwarded.
     signal.signal(signal.SIGTERM, lambda *_: [worker.terminate() for worker in workers])
     try:
         wait(workers, arguments)
@@ -115,14 +117,17 @@ def start_workers(arguments: argparse.Namespace) -> int:
 
 
 def pin(cores: list[int]):
-    """Return a function that restricts a process to these cores, so that threads do not compete."""
+    """Return a function that restricts a process to `cores`, so that processes do not compete.
+
+    Return None where the system cannot do this.
+    """
     if not hasattr(os, "sched_setaffinity"):
         return None
     return lambda: os.sched_setaffinity(0, cores)
 
 
 def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> None:
-    """Show the steps of all runs until the processes have ended or one has failed."""
+    """Show the progress of all runs until the workers have ended; if one fails, end the others."""
     total = arguments.steps * len(arguments.encodings)
     began = time.monotonic()
     first = sum(steps_done(arguments).values())
@@ -145,16 +150,16 @@ def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> None
 
 
 def steps_done(arguments: argparse.Namespace) -> dict[str, int]:
-    """Return the number of finished steps by encoding, read from metrics.jsonl."""
+    """Return the number of finished steps of each encoding, read from metrics.jsonl."""
     found = {}
     for encoding in arguments.encodings:
         path = Path(arguments.workdir) / encoding / "metrics.jsonl"
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         try:
-            # There is a line every hundred steps, and one after the first step, which has no rate.
+            # There is a line after the first step, which has no rate, and after every 100 steps.
             step = int(json.loads(lines[-1])["step"]) if lines else 0
             found[encoding] = min(arguments.steps, step) if step > 1 else 0
-        except (ValueError, KeyError, TypeError):  # a line that is being written
+        except (ValueError, KeyError, TypeError):  # The last line is still being written.
             found[encoding] = arguments.steps if len(lines) > 5 else 0
     return found
 

@@ -1,1 +1,1 @@
-"""The launcher of fire_lm on Cloud TPUs: see `python -m tpu --help` and tpu/README.md."""
+"""The launcher for fire_lm on Cloud TPUs; see `python -m tpu --help` and tpu/README.md."""

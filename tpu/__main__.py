@@ -1,4 +1,4 @@
-"""The command line: `python -m tpu VERB ...`, from the top of the repository."""
+"""The command line `python -m tpu VERB ...`, which is run in the root of the repository."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ _PREFIXES = {"--cluster.": "overrides", "--gin.": "bindings", "--vary.": "varied
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse arguments, including flags that contain a name, such as --gin.NAME.
 
-    The latter are collected in lists. Unknown flags are collected in `rest`, for the fire-lm
-    command that runs on the hosts.
+    Flags with the same prefix, such as --gin., are collected in a list. Unknown flags are collected
+    in `rest`, for the fire-lm command that runs on the hosts.
     """
     named: dict[str, list[str]] = {name: [] for name in _PREFIXES.values()}
     others = []
@@ -155,7 +155,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a verb and return the exit code, with the same meaning as fire-lm's."""
+    """Run a verb and return the exit code, which has the same meaning as that of fire-lm."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
         parsed = parse(given)

@@ -1,4 +1,4 @@
-"""The launcher's access to the bucket through gcloud, without any of Google's libraries."""
+"""The launcher's access to the bucket, through gcloud and without any of Google's libraries."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fire_lm.errors import UserError
 from tpu.cluster import region_of
 from tpu.commands import CallFailed, Calls, NotFound
 
-# Dollars per GB, rounded from Google's price list of 2025: within and between continents.
+# Dollars per GB within a continent and between continents, rounded from Google's 2025 price list.
 _WITHIN, _BETWEEN = 0.02, 0.08
 
 
 def is_there(path: str, calls: Calls) -> bool:
-    """Return whether an object exists; False in a dry run."""
+    """Return whether an object exists; in a dry run, return False."""
     try:
         calls.read(["gcloud", "storage", "ls", path])
     except NotFound:
@@ -26,10 +26,10 @@ def is_there(path: str, calls: Calls) -> bool:
 
 
 def check(cluster: ConfigDict, calls: Calls) -> str:
-    """Return a warning if the bucket is far from the TPUs, or else an empty string.
+    """Return a warning if the bucket is not in the TPUs' region, or else an empty string.
 
     Raises:
-      UserError: There are no credentials, there is no such bucket, or it may not be viewed.
+      UserError: There are no credentials, or the bucket does not exist or may not be viewed.
     """
     accounts = calls.ask(["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=json"])
     if not accounts and not calls.dry_run:
@@ -52,11 +52,11 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
 
 
 def far(location: str, region: str, name: str) -> str:
-    """Return a warning about the cost of a bucket outside the TPUs' region, if it is outside."""
+    """Return a warning about costs if the bucket is outside the TPUs' region, else ''."""
     place = location.lower()
     if not place or place == region:
         return ""
-    # The continents of multi-regions and dual-regions (nam4, eur5, asia1).
+    # Map the first letters of multi-regions and dual-regions (nam4, eur5, asia1) to continents.
     continents = {"us": "us", "nam": "us", "eu": "europe", "eur": "europe", "asia": "asia"}
     first = re.match(r"[a-z]*", place)
     assert first is not None
@@ -70,10 +70,10 @@ def far(location: str, region: str, name: str) -> str:
 
 
 def progress(workdir: str, calls: Calls) -> str:
-    """Return the newest line of a run's metrics in a few words; empty if there is none."""
+    """Describe the newest line of a run's metrics in a few words; return '' if there is none."""
     if not workdir:
         return ""
-    path = f"{workdir}/metrics*.jsonl"  # the last lines of each part
+    path = f"{workdir}/metrics*.jsonl"  # The range below selects the last lines of each part.
     try:
         return in_words(calls.read(["gcloud", "storage", "cat", "--range=-4096", path]))
     except CallFailed:
@@ -81,12 +81,12 @@ def progress(workdir: str, calls: Calls) -> str:
 
 
 def last_step(metrics: Path) -> str:
-    """Return the progress of a run on this machine; see `progress`."""
+    """Describe the progress of a run on this machine, given its metrics file; see `progress`."""
     return in_words(metrics.read_text()[-4096:]) if metrics.exists() else ""
 
 
 def in_words(printed: str) -> str:
-    """Describe the newest complete line of `metrics.jsonl`."""
+    """Describe the newest complete line of the printed part of `metrics.jsonl`."""
     lines = [line for line in printed.splitlines() if line.startswith("{") and line.endswith("}")]
     if not lines:
         return ""

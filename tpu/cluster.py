@@ -1,6 +1,6 @@
-"""Clusters: one file per slice under `clusters/`, each a locked ConfigDict.
+"""Clusters: one file per slice in `clusters/`, each of which defines a locked ConfigDict.
 
-A cluster never determines what is trained, and gin never determines where.
+A cluster never determines what is trained, and gin never determines where it is trained.
 """
 
 from __future__ import annotations
@@ -20,35 +20,40 @@ _REQUIRED = ("project", "zone", "bucket", "accelerator", "image")
 
 
 def base() -> ConfigDict:
-    """Return a configuration with all fields, whose values the files in `clusters/` set."""
+    """Return a configuration with all fields; the files in `clusters/` set the values."""
     config = ConfigDict(
         {
             "project": "",  # the project that pays
-            "bucket": "",  # for runs, as gs://BUCKET/runs/NAME; in the region of `zone`
+            "bucket": "",  # holds runs as gs://BUCKET/runs/NAME; should be in the region of `zone`
             "image": "",  # REGION-docker.pkg.dev/PROJECT/REPOSITORY/fire_lm:TAG
             "zone": "",
-            "accelerator": "",  # v4-256; 2xv4-128 for two slices
-            "spot": True,  # cheaper, but may be preempted at any time
-            "retries": 20,  # restarts of a job after failures, and new requests after lost slices
-            "service_account": "",  # of the hosts; empty for the project's default
-            "gke_context": "",  # kubectl's context of a GKE cluster; empty for queued resources
+            "accelerator": "",  # such as v4-256, or 2xv4-128 for two slices
+            "spot": True,  # whether TPUs are spot TPUs: cheaper, but may be preempted at any time
+            "retries": 20,  # limit on restarts after failures, and on new requests for lost slices
+            "service_account": "",  # account of the hosts; empty for the project's default
+            "gke_context": "",  # kubectl context of a GKE cluster; empty for queued resources
         }
     )
     return config.lock()
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """Load the cluster file `name` (in `clusters/`, or a path) and apply `FIELD=VALUE` overrides.
+    """Load the cluster file `name` and apply overrides of the form `FIELD=VALUE`.
+
+    Args:
+      name: The name of a file in `clusters/`, or a path.
+      overrides: The overrides.
 
     Raises:
-      UserError: There is no such file or field, a value has the wrong type, or a field is empty.
+      UserError: The file or a field does not exist, a value has the wrong type, or a required field
+        is empty.
     """
     path = Path(name) if name.endswith(".py") else FOLDER / f"{name}.py"
     if not path.is_file():
         there = ", ".join(sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in _NO_SLICE))
         raise UserError(f"--cluster={name}: there is no {path}\npass a file, or one of {there}")
     spec = importlib.util.spec_from_file_location(f"cluster_{path.stem}", path)
-    assert spec is not None and spec.loader is not None  # a .py file has them
+    assert spec is not None and spec.loader is not None  # This holds for every .py file.
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -56,7 +61,7 @@ def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
         raise UserError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     try:
         config: ConfigDict = module.get_config()
-    except (AttributeError, KeyError, TypeError) as error:  # from ml_collections
+    except (AttributeError, KeyError, TypeError) as error:  # ml_collections raises these.
         raise UserError(f"{path}: {str(error).partition(chr(10))[0]}") from error
     for override in overrides:
         _override(config, override)
@@ -96,7 +101,7 @@ def _override(config: ConfigDict, text: str) -> None:
 
 
 def slice_of(config: ConfigDict) -> Slice:
-    """Return the slice, or slices, of a cluster."""
+    """Return the slice or slices of a cluster."""
     return parse_slice(config.accelerator)
 
 

@@ -1,4 +1,4 @@
-"""Calls of gcloud and kubectl, as lists of arguments that no shell on this machine interprets."""
+"""Calls to gcloud and kubectl, as lists of arguments that no shell on this machine interprets."""
 
 from __future__ import annotations
 
@@ -33,19 +33,22 @@ class NotFound(CallFailed):
 
 
 class Refused(CallFailed):
-    """A call that failed for lack of credentials, quota or permissions, which the user must fix."""
+    """A call that was refused, for example for lack of credentials, quota or permissions.
+
+    The user must fix the cause.
+    """
 
     exit_code = 2
 
 
 class Calls:
-    """The interface to external programs; a dry run only prints the calls."""
+    """The interface to external programs; in a dry run, calls are printed instead of made."""
 
     def __init__(self, dry_run: bool = False):
         self.dry_run = dry_run
 
     def change(self, arguments: Sequence[str], stdin: str = "") -> str:
-        """Make a call that changes something and return its output.
+        """Make a call that changes resources, and return its output.
 
         Raises:
           UserError: The program is missing.
@@ -57,11 +60,11 @@ class Calls:
         return self._run(arguments, stdin)
 
     def read(self, arguments: Sequence[str]) -> str:
-        """Make a call that changes nothing and return its output, which is empty in a dry run."""
+        """Make a call that changes nothing, and return its output, which is empty in a dry run."""
         return self.change(arguments)
 
     def ask(self, arguments: Sequence[str]) -> Any:
-        """Make a call and return the JSON that it prints, or None if it prints nothing."""
+        """Make a call that prints JSON, and return the parsed value; None if nothing is printed."""
         printed = self.read(arguments)
         try:
             return json.loads(printed or "null")
@@ -104,7 +107,7 @@ def _missing(program: str) -> UserError:
     return UserError(f"{program} is not on PATH\n{_INSTALL.get(program, 'install it')}")
 
 
-# Reasons that a call is refused, and how to fix each.
+# Patterns that show why a call was refused, each with instructions for fixing the cause.
 _REFUSALS = (
     (
         r"ssh-add",
@@ -132,18 +135,18 @@ _CREDENTIALS = re.compile(
 )
 _TRANSIENT = re.compile(r"per minute|problem refreshing|try again later|UNAVAILABLE")
 _MISSING = re.compile(r"NOT_FOUND|\(NotFound\)|not found|matched no objects|\b404\b")
-# Lines that gcloud's ssh prints about its own progress.
+# Lines in which gcloud's ssh command and Docker report their own progress or give hints.
 _CHATTER = re.compile(
     r"SSH: |See 'docker |Run 'docker |#####|WARNING|Using ssh batch size|Updating project ssh|\s*$"
 )
 
 
 def _failure(arguments: Sequence[str], code: int, stderr: str) -> CallFailed:
-    """Return the error that fits the program's output."""
+    """Return the error that describes the failure, based on the program's output."""
     lines = [line for line in stderr.splitlines() if not _CHATTER.match(line)]
     first = next((i for i, x in enumerate(lines) if re.match(r"ERROR|error|Error", x)), 0)
     remote = list(arguments[3:5]) == ["tpu-vm", "ssh"]
-    # A host's output comes before ssh's own error, and the reason is its last line.
+    # A host's output precedes ssh's own error, and the last line of that output gives the reason.
     line = lines[: max(first, 1)][-1:] if remote else _worded(lines[first:])
     said = "".join(line or [f"exit code {code}"])
     said = re.sub(r"^ERROR: (\(gcloud[\w.-]*\) )?", "", said).strip()
@@ -161,6 +164,6 @@ def _failure(arguments: Sequence[str], code: int, stderr: str) -> CallFailed:
 
 
 def _worded(lines: Sequence[str]) -> Sequence[str]:
-    """Return the first line, or the message of an error in JSON."""
+    """Return the first line or, if the error is in JSON, its message."""
     message = re.search(r'"message": "([^"]*)"', "\n".join(lines))
     return [message[1]] if message and lines[0].rstrip().endswith("{") else lines[:1]

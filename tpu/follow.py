@@ -1,7 +1,8 @@
-"""Driving a job to its end: requesting TPUs, starting and restarting the job, releasing the TPUs.
+"""Follows a job to its end: requests TPUs, starts and restarts the job, and releases the TPUs.
 
-Each look at the backend determines the next action, so that the same command, on this machine or
-another one, resumes after a follower that was stopped. Each job must have only one follower.
+Only the state that the backend reports determines the next action. If a follower is stopped, the
+same command, on this machine or another, therefore continues its work. Each job must have only one
+follower.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from tpu.host import DIVERGED, STOPPED
 from tpu.job import EARLIER, Backend, Job, Stage, State
 
 _T = TypeVar("_T")
-# The number of consecutive looks at unresponsive hosts after which they count as lost; and the
-# numbers of consecutive failed calls, failed starts, and looks at a missing request after which the
-# follower gives up.
+# The number of consecutive checks that find unresponsive hosts after which the hosts count as lost,
+# and the numbers of consecutive failed calls, failed starts, and checks that find no request after
+# which the follower gives up.
 _SILENT, _FAILED, _UNSTARTED, _GONE = 10, 30, 3, 3
 
 
@@ -28,15 +29,15 @@ class Follower:
 
     Args:
       job: The job.
-      place: The backend that runs the job.
-      retries: How often lost TPUs are requested again, and a job that was killed from outside is
-        started again.
-      progress: Returns the progress of the job in a few words.
+      backend: The backend that runs the job.
+      retries: The number of times that lost TPUs are requested again, and the number of times that
+        a job killed from outside is started again.
+      progress: Returns a description of the job's progress in a few words.
       say: Called with each line to print.
-      every: The number of seconds between looks.
+      every: The number of seconds between checks of the job's state.
       keep: Whether to keep the TPUs when the job has ended.
       detach: Whether to return once the job is running.
-      leave: When this event is set, the follower stops and leaves the job running.
+      leave: An event that makes the follower stop and leave the job running.
     """
 
     def __init__(
@@ -57,20 +58,20 @@ class Follower:
         self._keep, self._detach = keep, detach
         self._leave = leave or threading.Event()
         self._told = self._done_so_far = ""
-        self._may_cost = False  # whether there may be resources that cost money
-        self._known = False  # whether this follower has seen or made a request
-        self._ours = True  # whether a missing request was our own doing
+        self._may_cost = False  # whether resources that cost money may exist
+        self._known = False  # whether this follower has seen or made a request for TPUs
+        self._ours = True  # whether, if no request exists, this is this follower's own doing
         self._created = self._launched = 0
         self._failed = {"look": 0, "act": 0}
         self._silent = self._unstarted = self._gone = 0
 
     def follow(self) -> None:
-        """Return when the job is done or, with `detach`, once it is running.
+        """Follow the job until it is done or, with `detach`, until it is running.
 
         Raises:
-          UserError: The job ended with exit code 2, or cannot be started as requested.
-          RunFailed: The job failed in another way, or too often.
-          Preempted: The job was stopped (`python -m tpu stop`), or `leave` was set.
+          UserError: The job ended with exit code 2, or it cannot be started as requested.
+          RunFailed: The job failed in another way or too often.
+          Preempted: The job was stopped with `python -m tpu stop`, or `leave` was set.
         """
         try:
             state = self._look()
@@ -86,10 +87,10 @@ class Follower:
             raise
 
     def _is_of_earlier_command(self, state: State) -> bool:
-        """Return whether the job ended before this command, which therefore starts it again.
+        """Return whether the job ended before this command, which should therefore start it again.
 
-        A job that would fail again is not restarted: its failure is reported and its TPUs are
-        released.
+        The result is False for a job that would fail again: its failure is reported, and its TPUs
+        are released.
         """
         if state.stage is Stage.FAILED:
             return self._keep or state.code not in (2, DIVERGED)
@@ -114,15 +115,16 @@ class Follower:
             self._known = True
         done = self._progress() if state.stage in (Stage.RUNNING, Stage.SILENT) else ""
         if done != self._done_so_far:
-            self._silent = 0  # the job is running, although hosts do not respond
+            self._silent = 0  # The job makes progress, although hosts do not respond.
         self._done_so_far = done
         self._tell(f"{state}; {done}" if done else str(state))
         return state
 
     def _patiently(self, kind: str, step: Callable[[], _T]) -> _T | None:
-        """Return the result of `step`, or None if one of its calls failed.
+        """Return the result of `step`, or None if one of its calls failed and may be repeated.
 
-        The cause may be the network or expired credentials, which the next look will show.
+        The cause may be the network or expired credentials; repeating the call will show whether it
+        persists.
         """
         try:
             result = step()
@@ -141,7 +143,7 @@ class Follower:
             raise Preempted(f"{self._job.name} is no longer followed")
 
     def _act(self, state: State) -> bool:
-        """Bring the job one step closer to its end, and return whether following is over."""
+        """Bring the job one step closer to its end, and return whether the follower is finished."""
         if self._leave.is_set():
             raise Preempted(f"{self._job.name} is no longer followed")
         self._silent = self._silent + 1 if state.stage is Stage.SILENT else 0
@@ -151,7 +153,7 @@ class Follower:
                 return True
             case Stage.RUNNING if self._detach:
                 self._say(self._goes_on())
-                self._may_cost = False  # this has just been reported
+                self._may_cost = False  # The line above has already warned about the cost.
                 return True
             case Stage.ABSENT:
                 self._create(state)
@@ -162,7 +164,7 @@ class Follower:
                 self._give_up_on_slice()
             case Stage.SILENT if self._silent >= _SILENT:
                 self._give_up_on_slice()
-            case Stage.FAILED if state.code == 3 or state.code > 128:  # its host was restarted
+            case Stage.FAILED if state.code == 3 or state.code > 128:  # A host was restarted.
                 self._reset()
             case Stage.FAILED:
                 self._fail(state)
@@ -171,7 +173,7 @@ class Follower:
         return False
 
     def _create(self, state: State) -> None:
-        """Request TPUs, unless somebody else has deleted the earlier ones."""
+        """Request TPUs, unless an earlier request has been deleted by somebody else."""
         name = self._job.name
         if not self._ours:
             self._gone += 1
@@ -183,10 +185,10 @@ class Follower:
             self._nap()
             return
         number = self._count(self._created, state)
-        before, self._may_cost = self._may_cost, True  # even if the reply is lost
+        before, self._may_cost = self._may_cost, True  # The TPUs may exist even if no reply comes.
         try:
             self._backend.create(self._job)
-        except NotFound as error:  # the zone or the project does not exist
+        except NotFound as error:  # The zone or the project does not exist.
             self._may_cost = before
             raise Refused(f"{error}\ncheck --cluster.zone and --cluster.project") from error
         except Refused:
@@ -195,7 +197,7 @@ class Follower:
         self._created, self._known, self._ours = number, True, False
 
     def _give_up_on_slice(self) -> None:
-        self._ours = True  # even if the reply is lost
+        self._ours = True  # The TPUs may be deleted even if no reply comes.
         self._backend.delete(self._job.name)
         self._may_cost, self._silent = False, 0
         self._nap()
@@ -227,7 +229,7 @@ class Follower:
     def _fail(self, state: State) -> None:
         name = self._job.name
         if state.code == STOPPED:
-            self._may_cost = False  # the message below says so
+            self._may_cost = False  # The message below already warns about the TPUs.
             raise Preempted(
                 f"{name} was stopped and has saved\nrerun the command to resume on the same TPUs; "
                 f"`python -m tpu delete {name}` releases them"
@@ -244,7 +246,11 @@ class Follower:
         raise RunFailed(f"{name}: {state}")
 
     def _end(self) -> None:
-        """Release the TPUs; raise RunFailed if that fails repeatedly."""
+        """Release the TPUs, or report that they are kept.
+
+        Raises:
+          RunFailed: Releasing the TPUs failed repeatedly.
+        """
         name = self._job.name
         if not self._may_cost:
             return

@@ -1,7 +1,7 @@
 """Jobs on a GKE cluster, as JobSets (https://jobset.sigs.k8s.io, jobset.x-k8s.io/v1alpha2).
 
-GKE schedules all pods of a slice on its hosts or none, and JobSet restarts all of them when one
-fails or is preempted, so that this module does not have to.
+GKE schedules either all pods of a slice or none, and JobSet restarts all pods when one fails or is
+preempted, so that this module does not need to do either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tpu.cluster import slice_of
 from tpu.commands import CallFailed, Calls, NotFound
 from tpu.job import EARLIER, Job, Stage, State
 
-# GKE's names for each kind of TPU on its nodes.
+# The names by which GKE labels nodes with each kind of TPU.
 _ACCELERATOR = {
     "v4": "tpu-v4-podslice",
     "v5e": "tpu-v5-lite-podslice",
@@ -34,7 +34,7 @@ _FINAL = [code for code in host.FINAL if code]
 
 
 def manifest(job: Job, cluster: ConfigDict) -> dict[str, Any]:
-    """Return the JobSet, with a replicated job for each slice and a pod for each of its hosts."""
+    """Return the JobSet, which has one replicated job per slice and one pod per host of a slice."""
     slices = slice_of(cluster)
     hosts = slices.hosts // slices.count
     return {
@@ -44,10 +44,10 @@ def manifest(job: Job, cluster: ConfigDict) -> dict[str, Any]:
             "name": job.name,
             "labels": {"app": "fire-lm"},
             "annotations": {
-                # One slice per job: its pods get all nodes of one node pool.
+                # Place each job, which is one slice, on all nodes of a single node pool.
                 "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool",
                 "fire-lm/job": job.digest,
-                "fire-lm/folder": job.folder,  # for `status`
+                "fire-lm/folder": job.folder,  # `status` reads this.
             },
         },
         "spec": {
@@ -68,7 +68,7 @@ def _job(job: Job, cluster: ConfigDict, hosts: int) -> dict[str, Any]:
             "parallelism": hosts,
             "completions": hosts,
             "completionMode": "Indexed",
-            "backoffLimit": 0,  # a failed pod ends the job, and JobSet restarts all pods
+            "backoffLimit": 0,  # A failed pod ends the job, and JobSet restarts all pods.
             "podFailurePolicy": {
                 "rules": [
                     {"action": "FailJob", "onExitCodes": {"operator": "In", "values": _FINAL}}
@@ -90,14 +90,14 @@ def _pod(job: Job, cluster: ConfigDict, hosts: int) -> dict[str, Any]:
         selector["cloud.google.com/gke-spot"] = "true"
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 600,  # to save the state after SIGTERM
+        "terminationGracePeriodSeconds": 600,  # This is the time to save after SIGTERM.
         "nodeSelector": selector,
         "containers": [
             {
                 "name": "fire-lm",
                 "image": cluster.image,
                 "command": job.on_host(restarts=0),
-                "ports": [{"containerPort": 8471}, {"containerPort": 8080}],  # libtpu's own
+                "ports": [{"containerPort": 8471}, {"containerPort": 8080}],  # used by libtpu
                 "resources": {
                     "requests": {"google.com/tpu": chips},
                     "limits": {"google.com/tpu": chips},
@@ -107,7 +107,8 @@ def _pod(job: Job, cluster: ConfigDict, hosts: int) -> dict[str, Any]:
         ],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
-    if cluster.service_account:  # a Kubernetes account, bound to Google's by workload identity
+    # On GKE, this is a Kubernetes account, which workload identity binds to a Google account.
+    if cluster.service_account:
         pod["serviceAccountName"] = cluster.service_account
     return pod
 
@@ -126,7 +127,7 @@ class GKE:
         except NotFound:
             done = job.mark and is_there(job.mark, self._calls)
             return EARLIER if done else State(Stage.ABSENT)
-        if found is None:  # in a dry run
+        if found is None:  # This is a dry run.
             self._pods(job.name)
             return State(Stage.ABSENT)
         if found["metadata"].get("deletionTimestamp"):
@@ -173,22 +174,22 @@ class GKE:
         self._calls.change([*self._kubectl, "apply", "--filename=-"], stdin=text)
 
     def setup(self, name: str) -> None:
-        """Do nothing: Kubernetes pulls the image."""
+        """Do nothing, because Kubernetes pulls the image."""
 
     def launch(self, job: Job) -> None:
-        """Do nothing: JobSet has already started the job."""
+        """Do nothing, because JobSet has already started the job."""
 
     def reset(self, name: str) -> None:
         """Delete the JobSet, so that the job can start again."""
         self.delete(name)
 
     def tail(self, name: str, lines: int) -> str:
-        """Return the last lines that the job printed in the first slice."""
+        """Return the last lines that the job printed on the first slice."""
         try:
             return self._calls.change(
                 [*self._kubectl, "logs", f"job/{name}-slice-0", f"--tail={lines}"]
             )
-        except CallFailed as error:  # failed pods may have been removed
+        except CallFailed as error:  # Failed pods may have been removed.
             return f"{error}\n"
 
     def logs(self, name: str, host: int, lines: int, follow: bool) -> None:
@@ -201,7 +202,7 @@ class GKE:
         self._calls.stream([*self._kubectl, "logs", pod, f"--tail={lines}", *follows])
 
     def stop(self, name: str) -> None:
-        """Suspend the JobSet: SIGTERM makes the job save, and no pod keeps its TPUs."""
+        """Suspend the JobSet: its pods receive SIGTERM, save, and release their TPUs."""
         patch = json.dumps({"spec": {"suspend": True}})
         self._calls.change(
             [*self._kubectl, "patch", "jobset", name, "--type=merge", f"--patch={patch}"]
@@ -211,7 +212,8 @@ class GKE:
         """Delete the JobSet and wait until its pods have ended."""
         self._calls.change(
             [*self._kubectl, "delete", "jobset", name, "--ignore-not-found"]
-            + ["--cascade=foreground"]  # returns when the pods, which may be saving, have ended
+            # With this flag, the call waits until the pods, which may be saving, have ended.
+            + ["--cascade=foreground"]
         )
         return "its pods have ended; the node pool costs money until it has scaled down"
 
@@ -230,9 +232,11 @@ class GKE:
 
 
 def _ended(found: dict[str, Any], codes: set[int] | None = None) -> State | None:
-    """Return the final state of a JobSet by its conditions, or None if it has not ended.
+    """Return the final state of a JobSet according to its conditions, or None if it has not ended.
 
-    `codes` are the exit codes of its containers.
+    Args:
+      found: The JobSet.
+      codes: The exit codes of its containers.
     """
     conditions = {
         condition["type"]: condition
@@ -250,7 +254,7 @@ def _ended(found: dict[str, Any], codes: set[int] | None = None) -> State | None
 
 
 def _reasons(pod: dict[str, Any]) -> list[str]:
-    """Return the reasons why a pod is not running yet, such as missing nodes or a missing image."""
+    """Return the reasons why a pod is not running yet, such as missing nodes or no image."""
     status = pod.get("status", {})
     told = [
         condition.get("message", "")

@@ -1,4 +1,7 @@
-"""A grid of experiments: encodings x seeds x gin bindings or files, with one job per arm."""
+"""A grid of experiments, in which each combination of settings is an arm with its own job.
+
+The settings are encodings, seeds, and gin bindings or files.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError, nearest
 from tpu.job import LONGEST_NAME, Job, check_name
 
 POSITIONS = Path(__file__).parent.parent / "configs" / "positions"
-FILES = "gin_file"  # the varied name that means gin files instead of a binding
+FILES = "gin_file"  # As the name of a varied setting, this means gin files instead of a binding.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +27,8 @@ class Arm:
     """One experiment of a grid.
 
     Attributes:
-      name: The name of the run, a folder within the grid's folder.
-      flags: The gin flags besides those that all arms share.
+      name: The name of the run and of its folder within the grid's folder.
+      flags: The gin flags in addition to the flags that all arms share.
     """
 
     name: str
@@ -40,11 +43,11 @@ def arms(
     Args:
       positions: The names of files in configs/positions.
       seeds: The seeds.
-      varied: The values of each binding. The values of `gin_file` are lists of files, separated by
-        commas; an empty list means an arm without them.
+      varied: The values of each varied binding. A value of `gin_file` is a list of files separated
+        by commas; an empty list gives an arm without such files.
 
     Raises:
-      UserError: An encoding does not exist, or two arms would have the same name.
+      UserError: An encoding does not exist or two arms would have the same name.
     """
     known = sorted(path.stem for path in POSITIONS.glob("*.gin"))
     for position in positions:
@@ -81,7 +84,7 @@ def _flags(name: str, value: str) -> list[str]:
 
 
 def _suffix(name: str, value: str) -> str:
-    """Return a value's part of the arm's name; configs/log_n/training.gin is log-n-training."""
+    """Return a value's part of the arm's name, such as log-n-training for log_n/training.gin."""
     if name == FILES:
         files = [PurePath(path).with_suffix("").parts[-2:] for path in value.split(",") if path]
         return "-".join(_slug(part) for parts in files for part in parts)
@@ -107,8 +110,8 @@ def arm_job(
       grid: The name of the grid.
       folder: The folder of the grid.
       flags: The flags that all arms share.
-      fire_lm: The command `fire-lm` where the job runs.
-      scoring: The verb that scores the run, with its flags.
+      fire_lm: The words of the command that starts `fire-lm` where the job runs.
+      scoring: The verb that scores the run, followed by its flags.
     """
     workdir = f"{folder}/{arm.name}"
     train = (*fire_lm, "pretrain", f"--workdir={workdir}", *flags, *arm.flags)
@@ -120,7 +123,7 @@ def arm_job(
 
 
 def short_name(name: str) -> str:
-    """Return a valid name for TPUs; a long name is shortened and made unique with a hash."""
+    """Return a valid name for TPUs; shorten a long name and add a hash that makes it unique."""
     if len(name) <= LONGEST_NAME:
         return check_name(name)
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -128,7 +131,7 @@ def short_name(name: str) -> str:
 
 
 class Table:
-    """The arms and their states; each change is printed."""
+    """The arms and their states; every change of a state is printed."""
 
     def __init__(self, arms: Sequence[Arm], progress: Callable[[Arm], str]):
         self._states = {arm: "waiting" for arm in arms}
@@ -144,7 +147,7 @@ class Table:
             print(f"{now} {arm.name}: {state} {why}".rstrip(), flush=True)
 
     def show_running(self) -> None:
-        """Print the progress of all running arms in one line."""
+        """Print a line with the progress of all running arms."""
         with self._lock:
             arms = [arm for arm, state in self._states.items() if state == "running"]
         line = "; ".join(f"{arm.name}: {self._progress(arm) or 'starting'}" for arm in arms)
@@ -171,19 +174,19 @@ def run(
     log: Callable[[Arm], str] = lambda arm: "",
     every: float | None = None,
 ) -> None:
-    """Run all arms that are not done, `at_once` at a time; a failed arm does not stop the others.
+    """Run all arms that are not done, `at_once` at a time; a failed arm does not stop other arms.
 
     Args:
       arms: The arms.
-      run_arm: Returns when the arm is done, and raises if it failed.
+      run_arm: Runs an arm to its end, and raises an error if the arm fails.
       is_done: Returns whether an arm is already done.
-      progress: Returns the progress of an arm in a few words.
+      progress: Returns a description of an arm's progress in a few words.
       at_once: The number of arms to run at a time.
-      stop: Ends the running arms soon, and keeps the waiting ones from starting.
-      log: Returns the file of an arm's output, which is reported when the arm starts; empty if it
-        is reported elsewhere.
+      stop: Makes the running arms end soon, and prevents waiting arms from starting.
+      log: Returns the path of an arm's output, which is printed when the arm starts; empty if
+        the path need not be printed.
       every: The number of seconds between two lines about the progress of the running arms; None
-        for no such lines.
+        if such lines are not wanted.
 
     Raises:
       RunFailed: Some arms failed.

@@ -1,14 +1,14 @@
 """Run a job in the container of one host: `python -m tpu.host --job='[["fire-lm", ...]]'`.
 
 A command that fails is restarted a limited number of times, unless it would fail again: exit code 0
-means success, 2 a configuration error, and a run that stopped at a loss that is not finite would
-reach that loss again. All hosts decide alike, based on the exit codes that they share and on the
-run directory, and find each other again when all of them have started. The output of a command is
-also stored in FOLDER/logs/.
+means success, exit code 2 means a configuration error, and a run that stopped at a loss that is not
+finite would reach that loss again. All hosts make the same decision, because they base it on exit
+codes that they share and on the run directory. The commands connect to each other again once all
+hosts have started theirs. The output of a command is also stored in FOLDER/logs/.
 
 SIGUSR1 requests the end of the job (`python -m tpu stop`); SIGTERM means that the machine is
-shutting down. Both make the command save its state; after SIGTERM the job is meant to continue
-elsewhere.
+shutting down. Both signals make the command save its state; after SIGTERM, the job is expected to
+continue on another machine.
 """
 
 from __future__ import annotations
@@ -32,35 +32,34 @@ from etils import epath
 from fire_lm.errors import reason
 from fire_lm.storage import make_folder, require_bucket
 
-# This program's own exit codes, in addition to those of fire-lm.
+# The exit codes of this program that fire-lm itself does not have.
 DIVERGED, STOPPED = 4, 5
 FINAL = (0, 2, DIVERGED, STOPPED)
-# Seconds between copies of a log to the bucket.
+# The number of seconds between two copies of a log to the bucket.
 _KEEP_EVERY = 300.0
-# The number of seconds that a command has to end, with and without state to save.
+# The number of seconds within which a command must end if it has state to save, or if it has none.
 _GRACE, _GRACE_UNSAVED = 540.0, 30.0
 
 
 class Host:
-    """The process of a job on this host."""
+    """A job's process on this host, which runs the commands one after another."""
 
     def __init__(self, restarts: int, pause: float, folder: str):
         self._restarts, self._pause, self._folder = restarts, pause, folder
         self._child: subprocess.Popen[bytes] | None = None
         self._grace = _GRACE
-        self._ending = 0  # the exit code of a job whose end was requested
+        self._ending = 0  # the exit code of a job whose end was requested; 0 for none
 
     def stop(self, signum: int, frame: FrameType | None) -> None:
-        """Make the command save its state and end, and do not restart it here."""
+        """Make the command save its state and end, and do not restart it on this host."""
         self._ending = STOPPED if signum == signal.SIGUSR1 else 3
         if self._child is not None:
             self._end(self._child)
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
-        """Send SIGTERM, and later SIGKILL if the process has not ended.
+        """Send SIGTERM and, if the process has not ended after the grace period, SIGKILL.
 
-        A sweep, for example, does not end, because in a job of several hosts it leaves SIGTERM to
-        JAX.
+        A sweep on several hosts, for example, does not end on SIGTERM, which it leaves to JAX.
         """
         child.send_signal(signal.SIGTERM)
         timer = threading.Timer(self._grace, child.kill)
@@ -68,7 +67,7 @@ class Host:
         timer.start()
 
     def run(self, commands: Sequence[Sequence[str]]) -> int:
-        """Run the commands; return the exit code of the first one that failed for good, or 0."""
+        """Run the commands; return the exit code of the first that fails for good, or else 0."""
         for command in commands:
             if code := self._insist(command):
                 return code
@@ -103,7 +102,7 @@ class Host:
                 list(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             )
             self._grace = _GRACE if workdir_of(command) else _GRACE_UNSAVED
-            if self._ending:  # the signal came between the check and the start
+            if self._ending:  # The signal arrived between the check and the start.
                 self._end(self._child)
             assert self._child.stdout is not None
             with self._child.stdout as output:
@@ -120,39 +119,39 @@ class Host:
 
 
 def workdir_of(command: Sequence[str]) -> str:
-    """Return the value of `--workdir=`, or an empty string."""
+    """Return the value of `--workdir` in a command, or an empty string."""
     named = [a.partition("=")[2] for a in command if a.startswith("--workdir=")]
     return named[-1] if named else ""
 
 
 def keep(log: IO[bytes], folder: str, name: str) -> None:
-    """Copy the output so far into `folder`, because a host that is lost loses its disk as well."""
+    """Copy the output so far to `folder`, because a host's disk is lost along with the host."""
     if not folder:
         return
     path = epath.Path(folder) / "logs" / name
     log.seek(0)
     try:
         make_folder(path.parent)
-        path.write_bytes(log.read())  # reading leaves the log at its end
-    except Exception as error:  # any of TensorFlow's errors; a log must not end the run
+        path.write_bytes(log.read())  # Reading leaves the log positioned at its end.
+    except Exception as error:  # TensorFlow raises various errors; a log must not end the run.
         print(f"tpu.host: {path} was not written: {error}", flush=True)
         log.seek(0, os.SEEK_END)
 
 
 def diverged(workdir: str, began: float) -> str:
-    """Return why the run in `workdir` would fail again, or an empty string.
+    """Return why the run in `workdir` would fail again, or an empty string if it might not.
 
-    A run fails again if, since `began` (in seconds since the epoch), it stopped at a loss that is
-    not finite. If that cannot be read, the result is empty.
+    A run would fail again if it has stopped at a loss that is not finite since the time `began` (in
+    seconds since the epoch). If the file that records this cannot be read, the result is empty.
     """
     if not workdir:
         return ""
     path = epath.Path(workdir) / "spikes.jsonl"
     try:
-        if not path.exists() or path.stat().mtime < began - 1:  # from an earlier start
+        if not path.exists() or path.stat().mtime < began - 1:  # An earlier start wrote the file.
             return ""
         last = json.loads(path.read_text().splitlines()[-1])
-    except Exception as error:  # see above; an unnecessary restart does less harm
+    except Exception as error:  # An unnecessary restart does less harm than ending the run.
         print(f"tpu.host: {path} was not read: {error}", flush=True)
         return ""
     if not last.get("stopped"):
@@ -161,7 +160,10 @@ def diverged(workdir: str, began: float) -> str:
 
 
 def write_mark(path: str, pause: float) -> None:
-    """Write the mark of a finished job, in several attempts; without it the job would run again."""
+    """Write the file that marks a job as done, with several attempts.
+
+    Without this file, the job would run again.
+    """
     for _ in range(5):
         try:
             make_folder(epath.Path(path).parent)
@@ -173,7 +175,7 @@ def write_mark(path: str, pause: float) -> None:
 
 
 def try_bucket(folder: str) -> None:
-    """Write, read and remove a file in a bucket; let the bucket library's errors through."""
+    """Write, read and remove a file in a bucket, without catching the bucket library's errors."""
     path = epath.Path(folder) / f".tried_by_{socket.gethostname()}"
     require_bucket(folder, "--try_bucket")
     make_folder(path.parent)
@@ -197,7 +199,7 @@ def main() -> int:
     if arguments.try_bucket:
         try:
             try_bucket(arguments.try_bucket)
-        except Exception as error:  # a bucket's errors are TensorFlow's
+        except Exception as error:  # The bucket library raises various errors of TensorFlow.
             print(f"{arguments.try_bucket} cannot be written: {reason(error)}", file=sys.stderr)
             return 1
         return 0

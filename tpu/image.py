@@ -1,4 +1,4 @@
-"""The container image, whose tag is the commit, so that the hosts run the code of this checkout."""
+"""The container image, whose tag is the commit, so that hosts run the code of this checkout."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ROOT = Path(__file__).parent.parent
 
 
 def tagged(cluster: ConfigDict, root: Path = ROOT) -> str:
-    """Return the image with its tag: that of the cluster file, or else this checkout's commit.
+    """Return the image with a tag: the cluster file's tag or, by default, this checkout's commit.
 
     Raises:
-      UserError: There are uncommitted changes, which no image contains.
+      UserError: There is no commit, or there are uncommitted changes, which no image contains.
     """
     image: str = cluster.image
     if ":" in image.rpartition("/")[2] or "@" in image:

@@ -1,4 +1,4 @@
-"""A job: one or more fire-lm commands that run one after another under one name."""
+"""Jobs, each of which is one or more fire-lm commands that run one after another under one name."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Protocol
 
 from fire_lm.errors import UserError
 
-# Names must satisfy the rules of Google (queued resources: 63 characters) and of Kubernetes, with
-# room for the suffixes that JobSet adds to the names of pods.
+# Names must satisfy the rules of Google (63 characters for queued resources) and of Kubernetes,
+# where JobSet adds suffixes to form the names of pods.
 LONGEST_NAME = 49
 _NAME = re.compile(rf"[a-z]([-a-z0-9]{{0,{LONGEST_NAME - 2}}}[a-z0-9])?")
 
 
 def check_name(name: str) -> str:
-    """Return a name if it is valid for a TPU, a JobSet and a folder.
+    """Return the name after checking that it is valid for a TPU, a JobSet and a folder.
 
     Raises:
       UserError: The name is invalid; the message suggests a valid one.
@@ -36,13 +36,13 @@ def check_name(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A job under one name.
+    """A job that runs under one name.
 
     Attributes:
       name: The name of the job and its TPUs.
       commands: The commands, each a list of arguments, which run one after another on every host.
-      folder: The folder of its logs, in a bucket or on this machine.
-      once: Whether the job has nothing left to do once it is done; otherwise it may run again.
+      folder: The folder that holds the job's logs, in a bucket or on this machine.
+      once: Whether the job has nothing left to do once it is done; otherwise, it may run again.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Job:
 
     @property
     def mark(self) -> str:
-        """The file that marks this job as done; empty if the job may run again."""
+        """The path of the file that marks this job as done; empty if the job may run again."""
         return f"{self.folder}/logs/done-{self.digest}" if self.once else ""
 
     def on_host(self, restarts: int) -> list[str]:
@@ -70,7 +70,7 @@ class Job:
 
 
 class Stage(enum.Enum):
-    """The stage of a job, which alone determines what `follow` does next."""
+    """The stages of a job; `follow` chooses its next action by the stage."""
 
     ABSENT = "there is no TPU"
     WAITING = "waiting for TPUs"
@@ -89,7 +89,7 @@ class State:
 
     Attributes:
       stage: The stage of the job.
-      why: Further details, and what to do about them.
+      why: Further details, with instructions if the user can act on them.
       code: The exit code of a job that failed.
     """
 
@@ -106,22 +106,25 @@ EARLIER = State(Stage.DONE, "earlier")
 
 
 class Backend(Protocol):
-    """A backend that runs jobs, queued resources or a GKE cluster, without any state of its own."""
+    """A backend that runs jobs: queued resources or a GKE cluster.
+
+    A backend keeps no state of its own.
+    """
 
     def look(self, job: Job) -> State:
-        """Return the job's state; raise UserError if another job is running under its name."""
+        """Return the job's state; raise UserError if a different job is running under its name."""
 
     def create(self, job: Job) -> None:
         """Request the TPUs."""
 
     def setup(self, name: str) -> None:
-        """Pull the image on every host, and check that each can write to the bucket."""
+        """Pull the image on every host and check that every host can write to the bucket."""
 
     def launch(self, job: Job) -> None:
-        """Start the job on all hosts or on none; raise RunFailed if that failed."""
+        """Start the job on all hosts, or raise RunFailed after ensuring that it runs on none."""
 
     def reset(self, name: str) -> None:
-        """Clean up a failed job, so that it can start again."""
+        """Clean up after a job that has ended, so that it can start again."""
 
     def tail(self, name: str, lines: int) -> str:
         """Return the last lines that a job printed on its first host."""
@@ -130,7 +133,7 @@ class Backend(Protocol):
         """Print the output of a job on one host."""
 
     def stop(self, name: str) -> None:
-        """End the job after it has saved, and keep its TPUs."""
+        """Make the job save and end, and keep its TPUs."""
 
     def delete(self, name: str) -> str:
         """End the job and release its TPUs; return a description of the outcome."""
@@ -139,4 +142,4 @@ class Backend(Protocol):
         """Return a line for each host with the state of the job there."""
 
     def listing(self) -> list[dict[str, str]]:
-        """Return a row for `status` for everything in this backend, whoever created it."""
+        """Return a row of `status` for each resource in this backend, regardless of its creator."""

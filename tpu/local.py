@@ -1,4 +1,4 @@
-"""Jobs as processes on this machine, several at a time."""
+"""Jobs that run as processes on this machine, several at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from tpu.job import Job
 
 
 class LocalJobs:
-    """Jobs that run on this machine; a job that a killed command left running is waited for."""
+    """Jobs that run on this machine.
+
+    If a command was killed while its job was running, the next command waits for that job.
+    """
 
     def __init__(self, restarts: int = 2):
         self._restarts = restarts
@@ -29,7 +32,7 @@ class LocalJobs:
         self._stopped = threading.Event()
 
     def run(self, job: Job, log: Path) -> None:
-        """Run a job to its end, with its output in `log`.
+        """Run a job to its end and append its output to `log`.
 
         Raises:
           UserError: The job ended with exit code 2.
@@ -38,9 +41,9 @@ class LocalJobs:
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.with_suffix(".lock").open("w") as lock, log.open("ab") as output:
-            # The job's process holds the lock itself, so that it lasts as long as the process.
+            # The job's process inherits the lock, which therefore lasts as long as that process.
             self._wait_for(lock, job)
-            if Path(job.mark).exists():  # the earlier process has finished the job
+            if Path(job.mark).exists():  # The earlier process has finished the job.
                 return
             began = output.seek(0, os.SEEK_END)
             command = [sys.executable, *job.on_host(self._restarts)[1:]]
@@ -51,7 +54,7 @@ class LocalJobs:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[lock.fileno()],
-                start_new_session=True,  # Ctrl-C reaches only this process, which stops the job
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the job.
             )
             self._children[job.name] = child
             if self._stopped.is_set():
@@ -75,14 +78,14 @@ class LocalJobs:
                 self._stopped.wait(0.5)
 
     def stop(self) -> None:
-        """End all jobs after they have saved, and start no more."""
+        """Make all jobs save and end, and start no further jobs."""
         self._stopped.set()
         for child in list(self._children.values()):
             child.send_signal(signal.SIGTERM)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Stop all jobs on SIGTERM within the block; `grid.run` does so on Ctrl-C."""
+        """Within the block, stop all jobs on SIGTERM; `grid.run` handles Ctrl-C."""
 
         def handle(signum: int, frame: FrameType | None) -> None:
             self.stop()
@@ -105,7 +108,7 @@ class LocalJobs:
 
 
 def last_words(log: Path, began: int) -> str:
-    """Return the last error in a log after `began` bytes, with the path of the log."""
+    """Return the last error message after the first `began` bytes of a log, and the log's path."""
     lines = log.read_bytes()[began:].decode(errors="replace").splitlines()
     errors = [line for line in lines if line.startswith("fire-lm: ")]
     return f"{errors[-1] if errors else (lines or ['nothing was printed'])[-1]} ({log})"

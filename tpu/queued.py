@@ -1,7 +1,7 @@
 """Jobs on Cloud TPU VMs that are requested as queued resources.
 
-Everything is read from Google Cloud when it is needed: the queued resource shows whether the TPUs
-exist, and the container on each host shows the state of the job. No state is kept on this machine.
+All state is read from Google Cloud when it is needed, and none is kept on this machine: the queued
+resource shows whether the TPUs exist, and the container on each host shows the state of the job.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _LOST = {
     "SUSPENDING": "they are being preempted",
     "SUSPENDED": "preempted; the request still occupies quota and the name",
 }
-_SETUP_TRIES = 5  # a new host accepts SSH keys only a little after it is READY
-# Prints a line for each host: its name, and the container's state, exit code and job, if any.
+_SETUP_TRIES = 5  # A new host begins to accept SSH keys only shortly after it is READY.
+# A command that prints a line with the host's name and its container's state, exit code and job, or
+# "none" if the host has no container.
 _REPORT = (
     f'echo "{_CONTAINER}|$(hostname)|$(sudo docker inspect --format='
     "'{{.State.Status}}|{{.State.ExitCode}}|{{.Config.Labels.fire_lm_job}}' "
@@ -88,14 +89,14 @@ class QueuedResources:
             return State(Stage.SILENT, str(error))
 
     def _expected_hosts(self, name: str) -> int | State:
-        """Return the number of hosts, or a state if something is wrong with a machine."""
+        """Return the expected number of hosts, or a state if a machine is not ready."""
         expected = 0
         for node in self._nodes(name):
             try:
                 found = self._calls.ask(self._vm("describe", node, "--format=json"))
             except NotFound as error:
                 return State(Stage.LOST, f"the request is ACTIVE, but its TPU is gone: {error}")
-            if found is None:  # in a dry run
+            if found is None:  # This is a dry run.
                 continue
             if found["state"] in ("PREEMPTED", "TERMINATED", "STOPPED", "DELETING"):
                 return State(Stage.LOST, f"{node} is {found['state']}")
@@ -105,7 +106,7 @@ class QueuedResources:
         return expected
 
     def _report(self, name: str) -> list[tuple[str, ...]]:
-        """Return each responding host's name, and its container's state, exit code and job."""
+        """Return the name of each responding host with its container's state, exit code and job."""
         lines = self._on_all(name, _REPORT).splitlines()
         rows = [line.split("|")[1:] for line in lines if line.startswith(f"{_CONTAINER}|")]
         return [(*row, "", "")[:4] for row in rows]
@@ -124,7 +125,7 @@ class QueuedResources:
                 f"--runtime-version={_RUNTIME[one.kind]}",
                 *nodes,
                 f"--labels=fire_lm=run,user={_label(getpass.getuser())}",
-                f"--description={job.folder}",  # for `status`
+                f"--description={job.folder}",  # `status` reads this.
                 *(["--spot"] if cluster.spot else []),
                 *([f"--service-account={account}"] if account else []),
                 "--quiet",
@@ -132,7 +133,7 @@ class QueuedResources:
         )
 
     def setup(self, name: str) -> None:
-        """Pull the image on every host, and check that each can write to the bucket."""
+        """Pull the image on every host and check that every host can write to the bucket."""
         registry, image = self._cluster.image.partition("/")[0], self._cluster.image
         self._patiently(
             name,
@@ -144,7 +145,7 @@ class QueuedResources:
         self._on_all(name, shlex.join(["sudo", "docker", "run", "--rm", image, *tried]))
 
     def launch(self, job: Job) -> None:
-        """Start the job on all hosts or on none."""
+        """Start the job on all hosts; if that fails, remove it from all hosts."""
         self._remove(job.name)
         try:
             self._on_all(job.name, shlex.join(self._docker_run(job)))
@@ -171,7 +172,7 @@ class QueuedResources:
         ]
 
     def reset(self, name: str) -> None:
-        """Remove the containers, or delete a request whose TPUs are not active."""
+        """Remove the containers, or delete the request if its TPUs are not active."""
         found = self._describe(name)
         if found is not None and _state_of(found) == "ACTIVE":
             self._remove(name)
@@ -197,7 +198,7 @@ class QueuedResources:
         self._calls.stream(self._ssh(node, command, worker=str(host % per_node)))
 
     def stop(self, name: str) -> None:
-        """End the job after it has saved, and keep its TPUs."""
+        """Make the job save and end, and keep its TPUs."""
         if not self._calls.dry_run and not any(row[1] == "running" for row in self._report(name)):
             raise UserError(f"nothing is running on {name}: see `python -m tpu status {name}`")
         self._on_all(name, f"sudo docker kill --signal=SIGUSR1 {_CONTAINER} || true")
@@ -224,7 +225,7 @@ class QueuedResources:
         ]
 
     def listing(self) -> list[dict[str, str]]:
-        """Return a row for each request, and for each TPU VM that belongs to none."""
+        """Return a row for each request and for each TPU VM that belongs to no request."""
         listed = ["list", *self._where, "--format=json"]
         requests = self._calls.ask(["gcloud", "compute", "tpus", "queued-resources", *listed])
         machines = self._calls.ask(["gcloud", "compute", "tpus", "tpu-vm", *listed]) or []
@@ -251,11 +252,11 @@ class QueuedResources:
         return ["gcloud", "compute", "tpus", "tpu-vm", verb, node, *self._where, *more]
 
     def _ssh(self, node: str, command: str, worker: str = "all") -> list[str]:
-        """Return a call that runs `command`, which must be quoted for the shell of the host."""
+        """Return a call that runs `command`, which must be quoted for the host's shell."""
         return self._vm("ssh", node, f"--worker={worker}", "--quiet", f"--command={command}")
 
     def _on_all(self, name: str, command: str) -> str:
-        """Run a command on every host of every slice and return their output."""
+        """Run a command on every host of every slice and return the combined output."""
         return "".join(self._calls.change(self._ssh(n, command)) for n in self._nodes(name))
 
     def _patiently(self, name: str, command: str) -> None:
@@ -270,12 +271,15 @@ class QueuedResources:
 
 
 def judge(report: Sequence[tuple[str, ...]], expected: int, job: Job) -> State:
-    """Return the state of a job by the containers of `expected` hosts.
+    """Return the state of a job, judged by the containers on its hosts.
 
-    The report has a row for each host that responded.
+    Args:
+      report: A row for each host that responded; see `QueuedResources._report`.
+      expected: The number of hosts that should respond.
+      job: The job.
 
     Raises:
-      UserError: Another job is running there.
+      UserError: Another job is running on the hosts.
     """
     others = [
         name for name, status, _, digest in report if status == "running" and digest != job.digest
@@ -336,7 +340,7 @@ def _request_row(request: dict[str, Any], machines: list[dict[str, Any]]) -> dic
         "tier": "spot" if "spot" in request else "on demand",
         "user": str(node.get("labels", {}).get("user", "")),
         "folder": str(node.get("description", "")),
-        # The cost begins when the machines exist, not when they are requested.
+        # Costs begin when the machines exist, not when they are requested.
         "since": min((str(vm.get("createTime", ""))[:16] for vm in machines), default=""),
     }
     if state in ("FAILED", "SUSPENDED"):
@@ -363,7 +367,7 @@ def _machine_row(machine: dict[str, Any]) -> dict[str, str]:
 
 
 def _accelerator(one: Slice) -> list[str]:
-    """Return gcloud's flags for a slice, by its name if Google has one for the shape."""
+    """Return gcloud's flags for a slice: its name if Google has one, or else its kind and shape."""
     shape = "x".join(map(str, one.shape))
     if one.shape not in one.chip.shapes:
         return [f"--type={one.kind}", f"--topology={shape}"]
@@ -372,5 +376,5 @@ def _accelerator(one: Slice) -> list[str]:
 
 
 def _label(text: str) -> str:
-    """Convert text to a valid value of a label."""
+    """Convert text to a valid value for a label."""
     return re.sub(r"[^a-z0-9_-]", "_", text.lower())[:63]

@@ -1,4 +1,4 @@
-"""The table of `status`: resources with their age, cost and progress."""
+"""The table that `status` prints: resources with their age, chip-hours and progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLUMNS = ("name", "state", "accelerator", "tier", "user", "since", "chip-hours
 
 
 def show(rows: Sequence[dict[str, str]], where: ConfigDict, progress: Callable[[str], str]) -> None:
-    """Print a row for each resource; `progress` returns the progress of the run in a folder."""
+    """Print a row for each resource; `progress` describes the progress of the run in a folder."""
     print(f"project {where.project} pays; zone {where.zone}")
     if not rows:
         print("nothing found")
@@ -33,7 +33,7 @@ def show(rows: Sequence[dict[str, str]], where: ConfigDict, progress: Callable[[
 
 
 def chip_hours(row: dict[str, str], now: datetime.datetime) -> str:
-    """Return the chip-hours since the TPUs became ready; empty for jobs that are waiting."""
+    """Return the chip-hours since the time in `row["since"]`, which is empty for waiting jobs."""
     if not row.get("since"):
         return ""
     since = datetime.datetime.fromisoformat(row["since"]).replace(tzinfo=datetime.UTC)

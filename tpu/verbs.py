@@ -1,4 +1,4 @@
-"""The verbs of `python -m tpu`."""
+"""The functions that implement the verbs of `python -m tpu`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def create(arguments: argparse.Namespace) -> None:
 
 
 def setup(arguments: argparse.Namespace) -> None:
-    """Pull the image on every host, and check that each can write to the bucket."""
+    """Pull the image on every host and check that every host can write to the bucket."""
     where, calls = _where(arguments)
     _only_queued(where, "setup")
     where.image = images.tagged(where)
@@ -92,7 +92,7 @@ def render(arguments: argparse.Namespace) -> None:
 
 
 def sweep(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm sweep RUN ...` as a separate job; a RUN is a name or a path."""
+    """Run `fire-lm sweep RUN ...` as a separate job; each RUN is a run's name or path."""
     where, calls = _where(arguments)
     runs = arguments.runs
     paths = [run if "://" in run else cluster.run_directory(where, run) for run in runs]
@@ -113,7 +113,7 @@ def sweep(arguments: argparse.Namespace) -> None:
 
 
 def grid(arguments: argparse.Namespace) -> None:
-    """Run a job for each arm, then write the table and figure of all arms."""
+    """Run a job for each arm, and then write a table and a figure of all arms."""
     name, flags = check_name(arguments.name), experiment_flags(arguments)
     varied: dict[str, list[str]] = {}
     for binding in arguments.varied:
@@ -148,10 +148,11 @@ def grid(arguments: argparse.Namespace) -> None:
 
 
 def _scoring(configs: Sequence[Config], sequences: int | None) -> list[str]:
-    """Return the verb that scores these experiments, with its flags.
+    """Return the verb that scores these experiments, followed by its flags.
 
     Raises:
-      UserError: Some train on text and some on a synthetic task, or a flag has no effect.
+      UserError: Some experiments train on text and others on a synthetic task, or `sequences` has
+        no effect.
     """
     from fire_lm.experiment import trains_on_a_task
 
@@ -194,7 +195,7 @@ def cloud_grid(
 ) -> None:
     """Run the jobs of a grid on a cluster, or print their calls in a dry run."""
     leave = threading.Event()
-    where.image = images.tagged(where)  # only once, so that all arms run the same code
+    where.image = images.tagged(where)  # The tag is set once, so that all arms run the same code.
 
     def run_arm(arm: grids.Arm) -> None:
         job = jobs[arm]
@@ -210,7 +211,7 @@ def cloud_grid(
     grids.run(
         list(jobs),
         run_arm,
-        is_done=lambda arm: False,  # the follower checks this, and releases what still exists
+        is_done=lambda arm: False,  # The follower checks this, and releases TPUs that still exist.
         progress=lambda arm: bucket.progress(jobs[arm].folder, calls),
         at_once=arguments.at_once,
         stop=leave.set,
@@ -218,7 +219,7 @@ def cloud_grid(
 
 
 def _combine(scoring: Sequence[str], folder: str, output: str) -> None:
-    """Write the table and figure of all arms, whose rows all exist already."""
+    """Write a table and a figure of all arms, whose rows already exist."""
     command = [sys.executable, "-m", "fire_lm", *scoring, folder, f"--output={output}"]
     if code := subprocess.run(command, check=False).returncode:
         raise RunFailed(f"the combined table failed (exit code {code}): {shlex.join(command)}")
@@ -233,9 +234,9 @@ def _prepared(
     preflight_flags: Sequence[str] | None = None,
     leave: threading.Event | None = None,
 ) -> Follower | None:
-    """Check everything that can be checked before TPUs are requested, and return the follower.
+    """Make all checks that are possible before TPUs are requested, and return the follower.
 
-    In a dry run, print the calls of the job's lifetime and return None.
+    In a dry run, print the calls that the job would make over its lifetime, and return None.
     """
     where = where.copy_and_resolve_references()
     where.image = images.tagged(where)
@@ -260,7 +261,7 @@ def _prepared(
 
 
 def _print_life(backend: Backend, job: Job, keep: bool) -> None:
-    """Print the calls of a job's lifetime if nothing goes wrong."""
+    """Print the calls that a job makes over its lifetime if nothing goes wrong."""
     print("\n# request the TPUs")
     backend.create(job)
     print("\n# check repeatedly")
@@ -281,10 +282,12 @@ def _preflight(
     calls: Calls,
     leave: threading.Event | None,
 ) -> None:
-    """Compile the job on this machine before TPUs are requested, unless it already has some.
+    """Compile the job on this machine before TPUs are requested.
+
+    Skip this if TPUs have been requested already, unless these are idle or the job has failed.
 
     Raises:
-      UserError: The configuration is wrong.
+      UserError: The configuration is invalid.
       RunFailed: The job would not work on this slice.
     """
     starts = (Stage.ABSENT, Stage.READY, Stage.FAILED)
@@ -309,14 +312,14 @@ def _preflight(
 
 
 _COMPILING = threading.Lock()
-_SHOW_EVERY = 10.0  # seconds between lines about the progress of a local grid's arms
+_SHOW_EVERY = 10.0  # the number of seconds between lines about the progress of a local grid
 
 
 def experiment_flags(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags of `fire-lm pretrain` as they are passed to the hosts.
+    """Return the flags of `fire-lm pretrain` in the form in which hosts receive them.
 
     Raises:
-      UserError: A flag is unknown, or the image does not contain a file.
+      UserError: A flag is unknown, or a gin file is not in the image.
     """
     flags = [*_gin_flags(arguments), *arguments.rest]
     if any(flag.partition("=")[0] == "--workdir" for flag in arguments.rest):
@@ -335,7 +338,7 @@ def _gin_flags(arguments: argparse.Namespace) -> list[str]:
 
 
 def _in_image(path: str) -> str:
-    """Return a gin file's path relative to the repository's root, where hosts run commands."""
+    """Return a gin file's path relative to the repository's root, where hosts run the commands."""
     if "://" in path:
         return path
     full = Path(path).resolve()
@@ -351,7 +354,7 @@ def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
     """Return the configuration of `fire-lm VERB`, checked as strictly as on the hosts.
 
     Raises:
-      UserError: The configuration is wrong, or a path still has the placeholder of a bucket.
+      UserError: The configuration is invalid, or a path still contains YOUR_BUCKET.
     """
     from fire_lm.experiment import training_root  # imports TensorFlow, which takes 10 s
     from fire_lm.runs.inherited import training_config
@@ -373,7 +376,7 @@ def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
 
 
 def status(arguments: argparse.Namespace) -> None:
-    """Print the resources in the project and zone, and each host of NAME."""
+    """Print the resources in the project and zone and, if NAME is given, each host of that job."""
     where, calls = _where(arguments)
     backend = _backend(where, calls)
     rows = backend.listing()
@@ -395,7 +398,7 @@ def logs(arguments: argparse.Namespace) -> None:
 
 
 def stop(arguments: argparse.Namespace) -> None:
-    """End a job after it has saved, and keep its TPUs."""
+    """Make a job save and end, and keep its TPUs."""
     where, calls = _where(arguments)
     name = check_name(arguments.name)
     _backend(where, calls).stop(name)

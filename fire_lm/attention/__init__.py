@@ -1,4 +1,7 @@
-"""Attention: one function, several implementations. Knows no encoding: bias is a function."""
+"""Attention: one function with several implementations.
+
+This package depends on no particular encoding; it receives the bias as a function of positions.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,22 @@ from fire_lm.hardware.absent_tpu import skip_absent_tpu
 
 Implementation = Literal["auto", "dense", "blockwise", "tpu"]
 
-# Up to this many keys `auto` is dense. A CPU is quicker with blocks as soon as there are two (five
-# times at 256 keys: they stay in its caches); a TPU's kernels take 128 at a time; elsewhere blocks
-# are for the memory of the logits.
+# The largest number of keys for which `auto` chooses `dense`. A CPU is faster with blocks as soon
+# as there are two of them (five times as fast at 256 keys), because a block stays in the CPU's
+# caches. The TPU kernels process 128 keys at a time. On other backends, the purpose of blocks is to
+# save the memory of the logits.
 LONGEST_DENSE = {"cpu": 64, "tpu": 127}
 LONGEST_DENSE_ELSEWHERE = 1024
 
 
-skip_absent_tpu()  # in a notebook nobody else does, before the first call of JAX
+skip_absent_tpu()  # In a notebook, no other code does this before the first call of JAX.
 
 _backend: contextvars.ContextVar[str | None] = contextvars.ContextVar("backend", default=None)
 
 
 @contextlib.contextmanager
 def compiling_for(backend: str) -> Iterator[None]:
-    """Trace what is inside for this backend ("tpu"), whatever JAX's default is."""
+    """Trace the enclosed code for `backend` (such as "tpu"), regardless of JAX's own default."""
     token = _backend.set(backend)
     try:
         yield
@@ -44,7 +48,10 @@ def compiling_for(backend: str) -> Iterator[None]:
 
 
 def choose_implementation(requested: Implementation, num_keys: int) -> Implementation:
-    """Return what `attend` runs for `keys` keys on JAX's default backend, or `compiling_for`."""
+    """Return the implementation that `attend` runs for `num_keys` keys.
+
+    The choice depends on the backend: that of an enclosing `compiling_for`, or JAX's default.
+    """
     if requested not in get_args(Implementation):
         known = ", ".join(get_args(Implementation))
         raise UserError(f"attention implementation '{requested}' is not one of {known}")
@@ -73,24 +80,27 @@ def attend(
     sharding: NamedSharding | None = None,
     implementation: Implementation = "auto",
 ) -> jax.Array:
-    """Causal softmax attention, `[B, T, N, H]` in q's dtype.
+    """Compute causal softmax attention; return `[B, T, N, H]` in q's dtype.
 
     Args:
-      q_BTNH, k_BSNH, v_BSNH: queries, keys, values.
-      q_pos_BT, k_pos_BS: positions; their batch axis is 1 where the batch shares them.
-      bias: function of positions giving `[B, N, T, S]` float32, or None, for any block of them;
-        "tpu" takes one with tables, a `TabulatedBias` or a `CommonBias`.
-      logit_scale_BT: factor on q·k by query, or None.
-      bias_scale_BT: factor on the bias by query, or None.
-      q_segment_BT, k_segment_BS: int32, which document a token is of; a query sees the keys of its
-        own. Both or neither.
-      in_order: queries and keys are the same tokens, and positions increase along the array (of a
-        segment; padding is one too), so that implementations may leave out what is behind a query
-        in the array. "tpu" is quick where those of a segment follow one another.
-      consecutive: positions are 0, 1, 2, ...; those of a segment follow one another, below T.
-        "tpu" needs it where there is a bias, and gives NaN where it is not so.
-      sharding: of q_BTNH, where it is split over a mesh; "tpu" needs to know.
-      implementation: see `choose_implementation`.
+      q_BTNH, k_BSNH, v_BSNH: The queries, keys and values.
+      q_pos_BT, k_pos_BS: The positions; the batch axis has size 1 if all sequences share them.
+      bias: A function that returns the bias `[B, N, T, S]` in float32 for any block of query and
+        key positions, or None if there is no bias. The "tpu" implementation needs a bias with
+        tables: a `TabulatedBias` or a `CommonBias`.
+      logit_scale_BT: The factor on q·k for each query, or None.
+      bias_scale_BT: The factor on the bias for each query, or None.
+      q_segment_BT, k_segment_BS: The document that each token belongs to, int32; a query sees only
+        the keys of its own document. Give both arguments or neither.
+      in_order: Whether queries and keys are the same tokens and, within each segment, positions
+        increase along the array (padding counts as a segment). Implementations may then skip the
+        keys that come after a query in the array. "tpu" is fast where the tokens of each segment
+        are contiguous.
+      consecutive: Whether positions are 0, 1, 2, ... or, with segments, whether the positions of
+        each segment increase by one per token and are below T. "tpu" requires this where there is a
+        bias, and returns NaN where the promise is broken.
+      sharding: The sharding of `q_BTNH` where it is split over a mesh; "tpu" needs this.
+      implementation: The requested implementation; see `choose_implementation`.
     """
     check_inputs(q_BTNH, k_BSNH, v_BSNH, in_order)
     if (q_segment_BT is None) != (k_segment_BS is None):
@@ -118,7 +128,7 @@ def attend(
     if chosen == "dense":
         return dense_attention(q_BTNH, k_BSNH, v_BSNH, **inputs)
     if chosen == "tpu":
-        from fire_lm.attention.tpu import dispatch  # Pallas takes a while to import
+        from fire_lm.attention.tpu import dispatch  # Pallas takes a while to import.
 
         obstacle = dispatch.obstacle(q_BTNH, q_pos_BT, bias, in_order, consecutive)
         if obstacle is None:
@@ -141,12 +151,12 @@ def attend(
 
 @functools.cache
 def announce(text: str) -> None:
-    """A warning, once: what runs is slower than what could be expected."""
+    """Warn, only once per text, that a slower implementation runs than might be expected."""
     logging.getLogger(__name__).warning(text)
 
 
 def check_inputs(q_BTNH: jax.Array, k_BSNH: jax.Array, v_BSNH: jax.Array, in_order: bool) -> None:
-    """Refuse shapes and dtypes that no implementation takes."""
+    """Refuse shapes and dtypes that no implementation supports."""
     shapes = [x.shape for x in (q_BTNH, k_BSNH, v_BSNH)]
     if any(len(shape) != 4 or 0 in shape for shape in shapes):
         raise UserError(f"attend takes q, k, v of four axes [B, T, N, H], none empty, got {shapes}")

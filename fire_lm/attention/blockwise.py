@@ -1,11 +1,12 @@
-"""Attention over blocks of query rows: memory O(n) in the sequence length, any backend.
+"""Attention over blocks of query rows, with memory O(n) in the sequence length, on any backend.
 
-Each block is dense attention of its rows against the keys it may see, rematerialised in the
-backward pass, so neither logits nor bias of more than one block exist at a time. `lax.map` (not a
-Python loop) is what bounds the memory: XLA runs unrolled blocks side by side. As all iterations of
-a map have the same shape, rows are first divided into a few groups, and the blocks of a group are
-given the keys up to its end: of the keys above the diagonal, (groups + 1) / (2 groups) - 1/2
-remain, 6 % of all with eight groups.
+Each block computes dense attention of its rows to the keys that they may see, and is rematerialised
+in the backward pass, so that the logits and the bias of only one block exist at a time. The memory
+is bounded because the loop is a `lax.map`: XLA would run the unrolled blocks of a Python loop side
+by side. Since all iterations of a map have the same shapes, the rows are first divided into a few
+groups, and every block of a group gets the keys up to the end of that group. Of all query-key
+pairs, a share of (groups + 1) / (2 groups) - 1/2 is computed needlessly above the diagonal, which
+is 6 % with eight groups.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ def blockwise_attention(
     block_size: int = 64,
     groups: int = 8,
 ) -> jax.Array:
-    """The same function as `dense_attention`, `block_size` query rows at a time.
+    """Compute the same function as `dense_attention`, `block_size` query rows at a time.
 
-    `in_order`: queries and keys are the same tokens in causal order, so that no query sees a key
-    behind it in the array; those blocks are skipped.
+    If `in_order` is set, queries and keys are the same tokens in causal order. No query then sees a
+    key that comes after it in the array, and such keys are skipped.
     """
     length = q_BTNH.shape[1]
     blocks = -(-length // block_size)
     groups = min(groups, blocks) if in_order else 1
-    # Each block adds its part to the gradients of k and v: in float32, whatever their dtype.
+    # Each block adds its part to the gradients of k and v. These sums are float32, whatever the
+    # dtype of k and v.
     keys = {
         "k": k_BSNH.astype(jnp.float32),
         "v": v_BSNH.astype(jnp.float32),
@@ -72,7 +74,7 @@ def _attend_rows(
     bias: BiasFn,
     block_size: int,
 ) -> jax.Array:
-    """Dense attention of `rows` to `keys`, a block of rows after the other."""
+    """Compute dense attention of `rows` to `keys`, one block of rows after another."""
 
     @jax.checkpoint
     def attend_block(block: dict[str, Any]) -> jax.Array:
@@ -96,7 +98,10 @@ def _attend_rows(
 
 
 def _blocks(rows: jax.Array, size: int) -> jax.Array:
-    """`[B, T, ...] -> [blocks, B, size, ...]`; the last row is repeated to fill the last block."""
+    """Split `[B, T, ...]` into `[blocks, B, size, ...]`.
+
+    Copies of the last row fill the last block.
+    """
     padding = -rows.shape[1] % size
     rows = jnp.pad(rows, [(0, 0), (0, padding)] + [(0, 0)] * (rows.ndim - 2), mode="edge")
     blocks = rows.reshape(rows.shape[0], -1, size, *rows.shape[2:])

@@ -1,7 +1,7 @@
-"""Attention of one new token to keys that are kept in two caches, and to its own key.
+"""Attention of one new token to its own key and to the keys in two caches.
 
-The prompt's keys are shared by the K continuations of an example (beams, samples); each has those
-of the tokens that it generated itself.
+The K continuations of an example (beams or samples) share the cache of the prompt's keys. In
+addition, each continuation has a cache with the keys of the tokens that it has generated.
 
 Shapes: B batch, K continuations, P prompt, T generated, S all keys, N heads, H head dim.
 """
@@ -20,10 +20,11 @@ from fire_lm.attention.dense import MASKED, BiasFn
 
 
 class CachedKeys(NamedTuple):
-    """The rotated keys and the values of one layer.
+    """The cached keys (after any rotation by the encoding) and values of one layer.
 
-    A long prompt is the last axis, which fills the lanes of a vector unit: a step reads the cache
-    2 to 3 times as fast as with H last, on a CPU and by the TPU compiler's estimate.
+    The prompt axis comes last because a long prompt fills the lanes of a vector unit: decoding
+    steps then read the cache 2 to 3 times as fast as with H last, as measured on a CPU and as
+    estimated by the TPU compiler.
     """
 
     prompt_k_BNHP: jax.Array
@@ -44,14 +45,15 @@ def attend_cached(
     logit_scale_B1: jax.Array | None = None,
     bias_scale_B1: jax.Array | None = None,
 ) -> jax.Array:
-    """`[B, K, N, H]` in q's dtype: causal softmax attention, as `dense_attention`.
+    """Compute causal softmax attention as `dense_attention` does; return `[B, K, N, H]`.
 
-    All continuations of an example stand at one position. A cached key is seen if its position
-    (of the prompt's, then of the generated) is below the query's, so that padding and slots that
-    are not written yet stand at the query's position or above it.
+    The result has q's dtype. All continuations of an example are at the same position.
+    `cached_pos_BS` lists the positions of the prompt's keys and then of the generated keys. A
+    cached key is seen if its position is below the query's; padding and slots that have not been
+    written yet must therefore have the query's position or a higher one.
 
-    Logits of the prompt's keys, of the generated ones and of the own stay apart: joined, they
-    would be copied, in a layout that suits neither.
+    The logits of the prompt's keys, of the generated keys and of the token's own key are kept in
+    separate arrays: concatenating them would copy them into a layout that suits none of the three.
     """
     prompt = cached.prompt_k_BNHP.shape[3]
     pos_of_parts = (cached_pos_BS[:, :prompt], cached_pos_BS[:, prompt:], q_pos_B1)
@@ -91,7 +93,7 @@ def attend_cached(
 
 
 def _softmax(parts: Sequence[jax.Array]) -> list[jax.Array]:
-    """Compute one softmax over all parts together, along the last axis."""
+    """Compute a single softmax along the last axis of all parts together."""
     largest = functools.reduce(jnp.maximum, (jnp.max(x, -1, keepdims=True) for x in parts))
     weights = [jnp.exp(x - largest) for x in parts]
     total = sum(jnp.sum(x, -1, keepdims=True) for x in weights)

@@ -1,11 +1,11 @@
-"""A common form of the papers' additive biases, which all kernels can serve.
+"""A common form of the papers' additive biases, which all kernels can compute.
 
     bias[h, i, j] = g_i (slope[s, h] slab[h, i - j] r_i + offset[s, h])
 
-s is the segment into which slab * r falls. ALiBi, KERPLE, T5 and Sandwich have a single segment
-and r = g = 1: the slab is their bias by distance. FIRE's slab is psi, r_i is 1 / psi(max(L, i)),
-and its segments lie between the kinks of its ReLU MLP (`positions/piecewise.py`); g_i is FIRE-G's
-gain.
+Here s is the index of the segment that contains the value slab[h, i - j] r_i. ALiBi, KERPLE, T5 and
+Sandwich have a single segment and r = g = 1: their slab is the bias as a function of distance. For
+FIRE, the slab is psi, r_i is 1 / psi(max(L, i)), and the segments lie between the kinks of the ReLU
+MLP (`positions/piecewise.py`); g_i is the gain of FIRE-G.
 
 Shapes: B batch, T queries, S keys, N heads, P positions (and distances) 0 .. P - 1, K kinks.
 """
@@ -23,14 +23,15 @@ from fire_lm.errors import UserError
 
 
 class CommonBias(NamedTuple):
-    """The tables of one layer, float32, O(n) numbers; as a function of positions, its bias.
+    """The tables of one layer's bias: O(n) float32 numbers. Calling the object computes the bias.
 
     Attributes:
-      slab_MP: by distance; M is N, or 1 where all heads share it.
-      row_P, gain_P: r_i and g_i by the query's position.
-      kink_K: increasing bounds of the segments.
-      slope_KN, offset_KN: of the K + 1 segments.
-      exact: bool; False if the bias has more segments than these, so that the tables are not it.
+      slab_MP: The slab by distance; M is N, or 1 where all heads share the slab.
+      row_P, gain_P: The factors r_i and g_i by the query's position.
+      kink_K: The bounds of the segments, in increasing order.
+      slope_KN, offset_KN: The slope and the offset of each of the K + 1 segments.
+      exact: A bool that is False if the bias has more segments than the tables can hold; the tables
+        then do not represent the bias.
     """
 
     slab_MP: jax.Array
@@ -42,12 +43,13 @@ class CommonBias(NamedTuple):
     exact: jax.Array
 
     def __call__(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-        """The bias `[B, N, T, S]`: what a kernel computes tile by tile.
+        """Return the bias `[B, N, T, S]`, which a kernel computes tile by tile.
 
-        NaN where it is not `exact`, and for positions and distances beyond the tables.
+        The result is NaN if the tables are not `exact`, and wherever a position or distance lies
+        beyond the tables.
 
         Raises:
-          UserError: positions between integers, which tables do not have.
+          UserError: The positions are not integers, as the tables require.
         """
         for pos in (q_pos_BT, k_pos_BS):
             if not jnp.issubdtype(pos.dtype, jnp.integer):
@@ -58,7 +60,7 @@ class CommonBias(NamedTuple):
         distance_BTS = jnp.abs(q_pos_BT[:, :, None] - k_pos_BS[:, None, :])
         x_BMTS = jnp.moveaxis(_look_up(self.slab_MP, distance_BTS), 0, 1)
         x_BMTS = x_BMTS * _look_up(self.row_P, q_pos_BT)[:, None, :, None]
-        if self.kink_K.size:  # FIRE: one slab for all heads
+        if self.kink_K.size:  # Only FIRE has kinks, and its heads share one slab.
             segment_BTS = jnp.searchsorted(self.kink_K, x_BMTS[:, 0])
         else:
             segment_BTS = jnp.zeros_like(distance_BTS)
@@ -72,11 +74,11 @@ class CommonBias(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TabulatedBias:
-    """A bias as a function of positions, and the same bias as tables for kernels.
+    """A bias as a function of positions, together with the tables that kernels need.
 
     Attributes:
-      function: for all positions.
-      tables: for positions 0 .. P - 1.
+      function: The bias as a function of any positions.
+      tables: The same bias as tables for positions 0 .. P - 1.
     """
 
     function: BiasFn
@@ -87,14 +89,14 @@ class TabulatedBias:
 
 
 def common_form(bias: BiasFn) -> CommonBias | None:
-    """The tables of a bias that has any."""
+    """Return the tables of a bias, or None if the bias has no tables."""
     if isinstance(bias, TabulatedBias):
         return bias.tables
     return bias if isinstance(bias, CommonBias) else None
 
 
 def of_slab(slab_NP: jax.Array) -> CommonBias:
-    """The bias that is `slab_NP` by distance, at every query."""
+    """Return the bias that equals `slab_NP` as a function of distance, for every query."""
     heads, positions = slab_NP.shape
     ones_P = jnp.ones(positions, jnp.float32)
     slope_KN, offset_KN = jnp.ones((1, heads)), jnp.zeros((1, heads))
@@ -102,5 +104,5 @@ def of_slab(slab_NP: jax.Array) -> CommonBias:
 
 
 def _look_up(table: jax.Array, index: jax.Array) -> jax.Array:
-    """Entries of the last axis; NaN beyond it, never another's."""
+    """Look up entries along the last axis; an index beyond it gives NaN, never another entry."""
     return jnp.take(table, index, axis=-1, mode="fill", fill_value=jnp.nan)

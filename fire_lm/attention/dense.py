@@ -1,4 +1,4 @@
-"""Softmax attention with every logit in memory: the oracle for all other implementations.
+"""Softmax attention that holds all logits in memory: the reference for other implementations.
 
 Shapes: B batch, T queries, S keys, N heads, H head dim.
 """
@@ -11,11 +11,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-# (q_pos_BT, k_pos_BS) -> [B, N, T, S] float32. Taken as a function, so that a block-wise
-# implementation can ask for the block it is working on.
+# A function of (q_pos_BT, k_pos_BS) that returns [B, N, T, S] in float32, or None for no bias. It
+# is a function so that a blockwise implementation can request the bias of its current block.
 BiasFn = Callable[[jax.Array, jax.Array], jax.Array | None]
 
-# Large enough to vanish in a softmax, small enough that adding to it cannot overflow.
+# Negative enough that its softmax weight vanishes, but not so negative that adding to it overflows.
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
@@ -29,8 +29,10 @@ def attention_logits(
     logit_scale_BT: jax.Array | None = None,
     bias_scale_BT: jax.Array | None = None,
 ) -> jax.Array:
-    """`scale * q·k / sqrt(H) + bias_scale * bias`, `[B, N, T, S]` float32: softmax's input,
-    unmasked."""
+    """Return `scale * q·k / sqrt(H) + bias_scale * bias`, `[B, N, T, S]` float32.
+
+    These are the logits of the softmax before the causal mask is applied.
+    """
     logits_BNTS = jnp.einsum(
         "BTNH,BSNH->BNTS", q_BTNH, k_BSNH, preferred_element_type=jnp.float32
     ) / math.sqrt(q_BTNH.shape[-1])
@@ -57,11 +59,12 @@ def dense_attention(
     q_segment_BT: jax.Array | None = None,
     k_segment_BS: jax.Array | None = None,
 ) -> jax.Array:
-    """Causal attention, softmax of `attention_logits` times v, `[B, T, N, H]` in q's dtype.
+    """Compute causal attention, the softmax of `attention_logits` times v.
 
-    A key is seen when its position is not after the query's and, with segments, when both are of
-    the same one; a query that sees no key gives 0, without gradients. Logits and softmax are
-    float32. The bias is added after the scaling and before the mask.
+    The result is `[B, T, N, H]` in q's dtype. A query sees the keys whose positions are not after
+    its own and, where there are segments, which belong to the same segment. For a query that sees
+    no key, the output and all gradients are 0. Logits and softmax are float32. The bias is added
+    after the scaling and before the mask.
     """
     logits_BNTS = attention_logits(
         *(q_BTNH, k_BSNH),
@@ -81,6 +84,6 @@ def dense_attention(
         v_BSNH,
         preferred_element_type=jnp.float32,
     )
-    # Where all is masked, the softmax is that of equal logits.
+    # For a query whose keys are all masked, the softmax above is uniform, and not 0.
     out_BTNH = jnp.where(jnp.any(seen_BTS, axis=2)[:, :, None, None], out_BTNH, 0.0)
     return out_BTNH.astype(q_BTNH.dtype)

@@ -1,7 +1,8 @@
-"""The name of what policies of rematerialisation keep: little to store, much to compute again.
+"""The name of the arrays that rematerialisation policies save: small, but expensive to recompute.
 
-It is the output of an attention kernel with a number for each query and head, which take the whole
-forward kernel, and the statistics of a norm, which take passes over all activations.
+These arrays are the output of an attention kernel and one number for each query and head, whose
+recomputation takes the whole forward kernel, and the statistics of a norm, whose recomputation
+takes passes over all activations.
 """
 
 SAVED = "saved"

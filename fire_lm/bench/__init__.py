@@ -1,7 +1,7 @@
-"""Side-by-side benchmarks; those of the model need JAX, Flax and Optax, but no gin or TensorFlow.
+"""Side-by-side benchmarks; model benchmarks need JAX, Flax and Optax, but no gin or TensorFlow.
 
-Nothing heavy is imported here: on a CPU the libraries must see a single core when they start, so
-that the comparison is fair and a busy machine disturbs it little.
+This module imports nothing heavy: on a CPU, the libraries must see a single core when they start,
+so that the comparison is fair and other activity on the machine disturbs it little.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fire_lm.errors import UserError
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench SUBJECT`, which prints a table and can write JSON."""
+    """Run `fire-lm bench SUBJECT`, which prints a table and can also write the results as JSON."""
     with signs_of_life(f"bench {arguments.subject}"):
         SUBJECTS[arguments.subject](arguments)
 
 
 def run_data(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench data`: tokens per second of each way to read; it needs TensorFlow."""
+    """Run `fire-lm bench data`, which measures how fast text is read; this needs TensorFlow."""
     from fire_lm.bench import data
 
     data.bench(arguments)
 
 
 def run_attention(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench attention`: times and memory of the encodings."""
+    """Run `fire-lm bench attention`, which measures the time and memory of each encoding."""
     if arguments.tpu:
         compile_for_tpu(arguments)
         return
@@ -45,7 +45,7 @@ def run_attention(arguments: argparse.Namespace) -> None:
 
 
 def run_model(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench model`: forward pass and training step of the model, by encoding."""
+    """Run `fire-lm bench model`, which times forward passes and training steps by encoding."""
     with one_core():
         from fire_lm.bench import model
 
@@ -53,7 +53,7 @@ def run_model(arguments: argparse.Namespace) -> None:
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench generate`: prompts read and continued, by encoding."""
+    """Run `fire-lm bench generate`, which times prefill and decoding by encoding."""
     with one_core():
         from fire_lm.bench import generation
 
@@ -61,7 +61,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
 
 
 def compile_for_tpu(arguments: argparse.Namespace) -> None:
-    """Run `--tpu`: print the compiler's estimates of the kernels, on any machine with libtpu."""
+    """Run `--tpu`, which prints the compiler's cost estimates of the kernels and needs libtpu."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("--tpu needs the TPU's compiler: `pip install 'jax[tpu]'`")
@@ -84,10 +84,13 @@ SUBJECTS = {
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Start JAX with a single core on a CPU, or with all cores otherwise, until the block ends."""
+    """Start JAX on a single core if its backend is a CPU, or on all cores otherwise.
+
+    The restriction ends with the block.
+    """
     cores = usable_cores()
     ask_for_one_thread()
-    # The last of the usable cores (`taskset` chooses them), because the first serves interrupts.
+    # Use the last of the usable cores (which `taskset` selects): the first serves interrupts.
     bind(set(sorted(cores)[-1:]))
     try:
         from fire_lm.bench import machine
@@ -100,33 +103,33 @@ def one_core() -> Iterator[None]:
 
 
 def usable_cores() -> set[int]:
-    """Return the cores that this process may use, or an empty set if unknown (not Linux)."""
+    """Return the cores that this process may use, or an empty set on systems other than Linux."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def ask_for_one_thread() -> None:
-    """Ask libraries that start later for one thread: not all of them heed the number of cores."""
+    """Limit libraries that start later to one thread; not all of them heed the number of cores."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
-    # By default, JAX would take most of a GPU's memory at once and leave none to a peer.
+    # By default, JAX would reserve most of a GPU's memory and leave none for the peer library.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def bind(cores: set[int]) -> None:
-    """Restrict every thread of this process, and the threads that they start, to `cores`."""
-    if not cores:  # not Linux
+    """Restrict this process's threads, and all threads that they start later, to `cores`."""
+    if not cores:  # The system is not Linux.
         return
     for thread in os.listdir("/proc/self/task"):
         try:
             os.sched_setaffinity(int(thread), cores)
-        except ProcessLookupError:  # the thread has ended in the meantime
+        except ProcessLookupError:  # The thread has ended in the meantime.
             pass
 
 
 def load_peer(name: str | None, module: str = "torch_peer") -> ModuleType | None:
-    """Import the module that builds the same model with another library."""
+    """Import `module`, which builds the same model in another library; None if `name` is None."""
     if name is None:
         return None
     try:

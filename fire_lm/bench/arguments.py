@@ -1,4 +1,4 @@
-"""Checks the arguments of benchmarks before anything is measured, and writes their JSON output."""
+"""Validation of the arguments of benchmarks, and output of their results as JSON."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def check_json(file: str | None) -> None:
 
 
 def write_json(file: str | None, report: Any) -> None:
-    """Write a report, which is a dataclass, as JSON, if a file was requested."""
+    """Write the dataclass `report` to `file` as JSON, if a file was requested."""
     if file:
         Path(file).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")

@@ -1,10 +1,11 @@
-"""The cost of each encoding: time and memory of two transformer blocks, side by side.
+"""A side-by-side comparison of each encoding's cost: the time and memory of two transformer blocks.
 
-The model is the real one (`models.Decoder`; two layers of `size_125m`, a vocabulary of 256), in
-float32 with batch size 1; training is forward, backward and plain SGD. All contestants, including
-those of another library, take turns in one process, and the best of their rounds counts: other
-activity on the machine only adds time, and a slow minute affects all of them. On a CPU the seconds
-are those that the process computed on its single core; on an accelerator they are wall time.
+The model is `models.Decoder` itself, with two layers of `size_125m` and a vocabulary of 256, in
+float32 with batch size 1. A training step consists of a forward pass, a backward pass and plain
+SGD. All contestants, including those of another library, take turns in one process, and the best
+round of each counts: other activity on the machine only adds time, and a slow minute affects all
+contestants. On a CPU, times are the CPU seconds of the process on its single core; on an
+accelerator, they are wall time.
 
 Shapes: B batch, T positions, N heads, H head dim.
 """
@@ -45,13 +46,14 @@ DESCRIPTION = (
 
 @dataclasses.dataclass(frozen=True)
 class Contestant(Entry):
-    """A model to measure; its calls return when the work is done.
+    """A model to measure; each of its calls returns only when the work is done.
 
     Attributes:
       logits: Returns the logits `[1, T, V]` of `tokens(T)`.
-      forward: Does the work of `logits`, but leaves them on the device.
-      train: Does one step of forward, backward and SGD.
-      temp_bytes: The memory that the compiler reserves for forward and train, if it reports it.
+      forward: Computes the same logits, but leaves them on the device.
+      train: Performs one step: a forward pass, a backward pass and SGD.
+      temp_bytes: The temporary memory that the compiler reserves for `forward` and for `train`, or
+        None where the compiler does not report it.
     """
 
     logits: Callable[[], np.ndarray]
@@ -61,7 +63,7 @@ class Contestant(Entry):
 
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSize = SIZE) -> Report:
-    """Measure what the command line requests, print it, and write the JSON."""
+    """Measure what the command line requests, print the results, and write the JSON file."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_names(arguments.implementations, list(get_args(Implementation)), "--implementations")
     check_json(arguments.json)
@@ -75,7 +77,7 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSiz
     contestants: list[Contestant] = []
     for name in dict.fromkeys(["nope", *arguments.encodings]):
         contestants += build(name, lengths, implementations, peer, size)
-    logits = {c.key: c.logits() for c in contestants}  # before any of them trains
+    logits = {c.key: c.logits() for c in contestants}  # before any contestant trains
 
     matmuls = matmul_calls(peer)
     times = race({**matmuls, **calls(contestants)}, arguments.rounds, say)
@@ -105,7 +107,7 @@ def build(
     peer: ModuleType | None,
     size: ModelSize,
 ) -> Iterator[Contestant]:
-    """Build one encoding's contestants, ours and the peer's, with the same initial weights."""
+    """Yield our contestants and the peer's for one encoding, all with the same initial weights."""
     state: dict[str, Any] = {}
     for implementation in implementations:
         model = decoder(name, implementation, size)
@@ -142,7 +144,7 @@ def decoder(name: str, implementation: Implementation, size: ModelSize) -> Decod
 
 
 def tokens(length: int) -> np.ndarray:
-    """Return random text `[1, T]` int32, without padding (0)."""
+    """Return random token ids `[1, T]`, int32, without the padding id 0."""
     return np.random.default_rng(length).integers(1, VOCAB_SIZE, (1, length), np.int32)
 
 
@@ -152,7 +154,7 @@ def forward_logits(model: Decoder, params: Any, tokens_BT: jax.Array) -> jax.Arr
 
 
 def sgd_step(model: Decoder, params: Any, targets_BT: jax.Array) -> tuple[Any, jax.Array]:
-    """Return new parameters, and the mean loss in nats."""
+    """Return the parameters after one SGD step, and the mean loss in nats."""
     batch_size, length = targets_BT.shape
     pos_BT = model.resampling.training_positions(jax.random.key(0), batch_size, length)
 
@@ -164,9 +166,9 @@ def sgd_step(model: Decoder, params: Any, targets_BT: jax.Array) -> tuple[Any, j
 
 
 def ours(name: str, model: Decoder, state: dict[str, Any], length: int) -> Contestant:
-    """Build our contestant; `state["params"]` serve every length, and training changes them."""
+    """Build our contestant; all lengths share `state["params"]`, which training updates."""
     text = jnp.asarray(tokens(length))
-    # As in training, the step overwrites the parameters that it receives.
+    # As in `fire-lm pretrain`, the step overwrites the parameters that it receives.
     jitted = (
         jax.jit(functools.partial(forward_logits, model)),
         jax.jit(functools.partial(sgd_step, model), donate_argnums=0),
@@ -217,7 +219,7 @@ def row_of(contestant: Contestant, times: dict[str, Times], clock: Clock) -> Row
 
 
 def against(peer: str, rows: Sequence[Row], logits: dict[str, np.ndarray]) -> Iterator[PeerRow]:
-    """Divide those of our rows that have a counterpart in the peer by it."""
+    """Yield our times divided by the peer's, for each of our rows that has a counterpart."""
     theirs = {(row.encoding, row.length): row for row in rows if row.library == peer}
     for row in rows:
         other = theirs.get((row.encoding, row.length))

@@ -1,8 +1,8 @@
-"""The cost of reading text, on the fly and from blocks, compared with the shortest seqio pipeline.
+"""The cost of reading text on the fly and from blocks, compared with the shortest seqio pipeline.
 
-All of them yield endless shuffled batches of the same text in the same process, in turns. Each turn
-opens its own reader and lets it fill its buffers before the clock starts, so that no reader works
-ahead on another's time. CPU seconds are the sum over all threads.
+The three readers take turns in the same process, and each yields endless shuffled batches of the
+same text. Each turn opens a new reader and lets it fill its buffers before the clock starts, so
+that no reader works ahead while another is being timed. CPU seconds are the sum over all threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fire_lm.data import Blocks, TextData, train_iterator, write_blocks
 
 PLAIN, ON_THE_FLY, BLOCKS = "plain seqio", "on the fly", "blocks"
 BATCH_SIZE = 16
-_WARM_UP_ROWS = 2  # in shuffle buffers
+_WARM_UP_ROWS = 2  # as a multiple of the shuffle buffer's size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Row:
     """The times of one way of reading.
 
     Attributes:
-      tokens_per_cpu_s, tokens_per_wall_s: The medians of the rounds; in the best round, much of the
-        text may have been read before the clock started.
-      x_on_the_fly: `tokens_per_cpu_s` divided by that of reading on the fly.
-      position_bytes, save_s: The size of the saved position in the data and the time to save it;
-        None for a reader that cannot save it.
+      tokens_per_cpu_s, tokens_per_wall_s: The medians over the rounds (the best round would
+        mislead, because much of its text may have been read before the clock started).
+      x_on_the_fly: `tokens_per_cpu_s` divided by the value for reading on the fly.
+      position_bytes, save_s: The size of the reader's saved position in the data, and the time
+        that saving takes; None for a reader that cannot save its position.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Report:
 
 
 def bench(arguments: argparse.Namespace) -> Report:
-    """Run `fire-lm bench data`, and return its report."""
+    """Run `fire-lm bench data` and return its report."""
     from fire_lm.data.on_the_fly import tasks
 
     data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
@@ -102,7 +102,7 @@ def bench(arguments: argparse.Namespace) -> Report:
 def contestants(
     data: TextData, blocks: Blocks, length: int
 ) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
-    """Return, for each way of reading, a function that opens it."""
+    """Return, for each way of reading, a function that opens a new reader."""
     from fire_lm.data.on_the_fly.seqio_baseline import plain_batches
 
     settings = {"length": length, "batch_size": BATCH_SIZE, "seed": 0}
@@ -119,7 +119,11 @@ def race(
     data: TextData,
     rounds: int,
 ) -> tuple[dict[str, Times], dict[str, tuple[int, float]]]:
-    """Time `batches` batches, round by round; return also (bytes, seconds) of saving positions."""
+    """Time `batches` batches of each reader in every round.
+
+    Also return, for each reader that can save its position, the size of the saved position in bytes
+    and the seconds that saving takes.
+    """
     found = {name: Times() for name in openers}
     positions = {}
     for index in range(rounds):
@@ -139,7 +143,7 @@ def race(
                 began = time.perf_counter()
                 positions[name] = (len(opened.get_state()), time.perf_counter() - began)
             del opened, take
-            gc.collect()  # ends the reader's threads
+            gc.collect()  # This ends the reader's threads.
     return found, positions
 
 
@@ -161,7 +165,7 @@ def rows_of(
 
 
 def text(report: Report) -> str:
-    """Format the report: what was measured, and the table."""
+    """Format the report as a line that says what was measured, followed by the table."""
     head = (
         f"{report.date}, {report.cores} cores; vocabulary {report.vocabulary}, "
         f"{report.bytes_per_token:.2f} bytes per token; batches of {BATCH_SIZE} x {report.length}; "

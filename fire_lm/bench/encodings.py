@@ -1,4 +1,4 @@
-"""The encodings that benchmarks compare, as in configs/positions, without gin."""
+"""The encodings that benchmarks compare, defined as in configs/positions, but without gin."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from fire_lm.positions.sandwich import Sandwich
 from fire_lm.positions.sinusoidal import Sinusoidal
 from fire_lm.positions.t5 import T5
 
-TRAIN_LENGTH = 2048  # the paper's; FIRE's threshold derives from it at every measured length
+# The paper's training length, from which FIRE's threshold derives at every measured length.
+TRAIN_LENGTH = 2048
 
-# Each encoding, and whether the layers share its parameters.
+# Maps each name to the encoding and to whether all layers share the encoding's parameters.
 ENCODINGS: dict[str, tuple[Callable[..., PositionalEncoding], bool]] = {
     "nope": (NoPE, False),
     "fire": (FIRE, False),

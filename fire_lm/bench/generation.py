@@ -1,8 +1,9 @@
-"""The cost of generation with each encoding, relative to NoPE: the prompt and each new token.
+"""The cost of reading a prompt and of generating each new token, by encoding, relative to NoPE.
 
-The programs are those of `fire-lm generate` in a terminal: prefill with the first token, and a loop
-over the others, which reuses the memory of the previous call's cache. Contestants take turns in one
-process, and the best round counts (rounds.py). No stop token ends a continuation.
+The compiled programs are those that `fire-lm generate` runs in a terminal: a prefill that also
+generates the first token, and a loop over the other tokens, which reuses the memory of the previous
+call's cache. Contestants take turns in one process, and the best round counts (rounds.py). No stop
+token ends a continuation.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fire_lm.results.bench_times import Cost, Machine
 
 
 class Asked(NamedTuple):
-    """The number of prompts that are read and continued together, and of new tokens for each."""
+    """The number of prompts in a batch, and the number of new tokens for each prompt."""
 
     batch: int
     new_tokens: int
@@ -47,7 +48,7 @@ class Row:
     Attributes:
       prefill: The cost of reading all prompts and generating the first token of each.
       token: The cost of one further token of each prompt.
-      cache_bytes: The bytes of keys and values of prompts and new tokens.
+      cache_bytes: The size in bytes of the cached keys and values of all prompts and new tokens.
     """
 
     encoding: str
@@ -59,8 +60,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class PeerRow:
-    """A comparison with the peer: our seconds divided by its seconds, for prefill and for a further
-    token, and how many of all its greedy tokens equal ours."""
+    """A comparison with the peer library.
+
+    Attributes:
+      prefill, token: Our seconds divided by the peer's, for the prefill and for a further token.
+      same_tokens: The number of the peer's greedy tokens that are identical to ours.
+      tokens: The number of all tokens that were compared.
+    """
 
     encoding: str
     length: int
@@ -75,10 +81,10 @@ class GenerationTimes:
     """The results of `fire-lm bench generate`.
 
     Attributes:
-      model: A description of the size, the dtype and what is measured.
+      model: A description of the model's size, vocabulary and dtype.
       left_out: The encodings and lengths that could not be measured, each with the reason.
-      peer: The other library with its version; "" if there was none.
-      peers: The comparisons with the peer, on a CPU.
+      peer: The name and version of the peer library, or "" if there was none.
+      peers: The comparisons with the peer on a CPU.
     """
 
     machine: Machine
@@ -93,12 +99,12 @@ class GenerationTimes:
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """An encoding to measure; its calls return when the work is done.
+    """An encoding to measure; each of its calls returns only when the work is done.
 
     Attributes:
-      temp_bytes: The temporary memory of prefill and of the loop over tokens.
+      temp_bytes: The temporary memory of the prefill and of the loop over tokens, in bytes.
       generated: Returns the ids of all new tokens, `[B, T]`.
-      peer: The calls of the peer: prefill with one token, and with all tokens.
+      peer: The peer's two calls: the first generates one token, the second all tokens.
     """
 
     encoding: str
@@ -122,7 +128,7 @@ class Contestant:
 
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> GenerationTimes:
-    """Measure what the command line requests, print it, and write the JSON."""
+    """Measure what the command line requests, print the results, and write the JSON file."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:
@@ -165,8 +171,11 @@ def build(
     left_out: list[str],
     peer: ModuleType | None,
 ) -> Iterator[Contestant]:
-    """Build contestants by length, NoPE first; what a length is too long for goes to `left_out`."""
-    states = States(optax.identity(), workload.mesh)  # no optimizer moments, only parameters
+    """Yield the contestants of each length, starting with NoPE.
+
+    Encodings that cannot handle a length are recorded in `left_out` instead.
+    """
+    states = States(optax.identity(), workload.mesh)  # only parameters, no optimizer moments
     for length in dict.fromkeys(lengths):
         for name in dict.fromkeys(["nope", *encodings]):
             model = decoder(name, workload)
@@ -206,7 +215,8 @@ def contestant(
 
     def tokens() -> None:
         nonlocal state
-        again = state._replace(step=jnp.int32(0))  # old tokens are not seen, and are overwritten
+        # The old tokens are masked and then overwritten.
+        again = state._replace(step=jnp.int32(0))
         state = jax.block_until_ready(loop(params, inputs, again, new_tokens))
 
     twin = None
@@ -240,7 +250,10 @@ def row_of(entry: Contestant, times: dict[str, Times], new_tokens: int) -> Row:
 
 
 def beside(entry: Contestant, times: dict[str, Times], new_tokens: int) -> PeerRow:
-    """Compare with the peer, whose time per token is that of all tokens after the first."""
+    """Compare our times and tokens with the peer's.
+
+    The peer's time per token is derived from its time for all tokens after the first.
+    """
     assert entry.peer is not None
     prefill, tokens, first, all_of_them = (
         min(times[f"{entry.encoding} {entry.length} {what}"].of(clock()))

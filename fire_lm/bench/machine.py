@@ -1,4 +1,4 @@
-"""Describes the machine on which a benchmark runs; starts JAX."""
+"""The description of the machine on which a benchmark runs. Creating it starts JAX."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def on_cpu() -> bool:
 
 
 def clock() -> Clock:
-    """Return the clock: on a CPU, the seconds that the process computed; elsewhere, wall time."""
+    """Return the kind of time to measure: the process's CPU time on a CPU, wall time elsewhere."""
     return "CPU" if jax.default_backend() == "cpu" else "wall"
 
 
 def say(text: str) -> None:
-    """Print progress to stderr, separate from the table."""
+    """Print progress to stderr, which keeps it separate from the table."""
     print(text, file=sys.stderr, flush=True)
 
 
 def load() -> float:
-    """Return the load before the start, because the benchmark itself is load too."""
+    """Return the load average; call this before the benchmark, which itself adds to the load."""
     return os.getloadavg()[0]
 
 
 def machine(load: float, versions: Mapping[str, str]) -> Machine:
-    """Return the description; `versions` are those of libraries other than Python and JAX."""
+    """Describe the machine; `versions` lists libraries in addition to Python and JAX."""
     device = jax.devices()[0]
     return Machine(
         date=datetime.date.today().isoformat(),
@@ -51,7 +51,7 @@ def machine(load: float, versions: Mapping[str, str]) -> Machine:
 
 
 def cpu_model() -> str:
-    """Return the CPU's name from Linux, or otherwise from Python."""
+    """Return the CPU's name as reported by Linux or, on other systems, by Python."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,11 +1,12 @@
-"""The cost of each encoding in the whole model: forward pass and training step (Fig. 5).
+"""The cost of each encoding in the whole model: the forward pass and the training step (Fig. 5).
 
-The programs are those used elsewhere: scoring a batch in a length sweep (logits and the loss of
-each token), and the step of `pretrain` (forward, backward and AdamW), both on one device. Every
-length has the same number of tokens in its batch, as long as a sequence fits into it. Contestants
-take turns in one process, and the best round counts (rounds.py). Fig. 5 of the paper measures only
-the forward pass, of the base model at length 2048, as a mean of 10 runs on 4 TPUv2 chips:
-`--protocol=paper`.
+The compiled programs are those used elsewhere: the scoring of a batch in a length sweep (logits and
+the loss of each token), and the training step of `pretrain` (forward, backward and AdamW), both on
+one device. Batches of every length have the same number of tokens, as long as a sequence fits into
+that number. Contestants take turns in one process, and the best round counts (rounds.py). Fig. 5 of
+the paper measures only the forward pass of the base model at length 2048, as the mean of 10 runs on
+4 TPUv2 chips; `--protocol=paper` therefore takes the mean over the rounds on all devices of the
+host.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from fire_lm.models import Decoder, ModelSize, build_decoder, size_125m, size_35
 from fire_lm.results.bench_times import MODEL, ModelRow, ModelTimes
 from fire_lm.training import AdamW, Spikes, compile_training, model_flops_per_token
 
-# With the vocabularies of configs/data: bytes, and C4's.
+# Maps each size to its vocabulary's size in configs/data: bytes for tiny, C4's for the others.
 SIZES: dict[str, tuple[Callable[[], ModelSize], int]] = {
     "tiny": (size_tiny, 384),
     "125m": (size_125m, 32_128),
     "350m": (size_350m, 32_128),
 }
-TRAIN_STEPS = 600_000  # the paper's; the learning rate stays near zero
+TRAIN_STEPS = 600_000  # as in the paper, so that the learning rate stays near zero
 TOKENS, TOKENS_ON_CPU = 8192, 2048
 DESCRIPTION = (
     "{name}: {size.num_layers} layers in a loop, {size.hidden_size} wide, {size.num_heads} heads "
@@ -51,7 +52,7 @@ DESCRIPTION = (
 
 
 class Workload(NamedTuple):
-    """What all contestants share."""
+    """The settings that all contestants share."""
 
     size: ModelSize
     vocab_size: int
@@ -63,11 +64,12 @@ class Workload(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """An encoding at a length; its calls return when the work is done.
+    """An encoding at one length; each of its calls returns only when the work is done.
 
     Attributes:
-      flops_per_token: The FLOPs of training, by the convention.
-      temp_bytes: The memory that the compiler reserves for forward and train, if it reports it.
+      flops_per_token: The training FLOPs per token, counted by `FLOPS_CONVENTION`.
+      temp_bytes: The temporary memory that the compiler reserves for `forward` and for `train`, or
+        None where the compiler does not report it.
     """
 
     encoding: str
@@ -81,7 +83,7 @@ class Contestant:
 
 
 def bench(arguments: argparse.Namespace) -> ModelTimes:
-    """Measure what the command line requests, print it, and write the JSON."""
+    """Measure what the command line requests, print the results, and write the JSON file."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:
@@ -119,7 +121,10 @@ def bench(arguments: argparse.Namespace) -> ModelTimes:
 
 
 def workload_for(name: str, tokens_per_batch: int | None, protocol: Protocol = "best") -> Workload:
-    """Return what all contestants share; `tokens_per_batch` are per device."""
+    """Return the settings that all contestants share.
+
+    The argument `tokens_per_batch` is per device; the returned number is for all devices.
+    """
     on_cpu = jax.default_backend() == "cpu"
     size, vocab_size = SIZES[name]
     devices = jax.local_devices() if protocol == "paper" else jax.local_devices()[:1]
@@ -137,7 +142,10 @@ def workload_for(name: str, tokens_per_batch: int | None, protocol: Protocol = "
 def build(
     encodings: Sequence[str], lengths: Sequence[int], workload: Workload, left_out: list[str]
 ) -> Iterator[Contestant]:
-    """Build contestants by length, NoPE first; what a length is too long for goes to `left_out`."""
+    """Yield the contestants of each length, starting with NoPE.
+
+    Encodings that cannot handle a length are recorded in `left_out` instead.
+    """
     optimizer = AdamW().build(TRAIN_STEPS)
     states = States(optimizer, workload.mesh)
     for length in dict.fromkeys(lengths):
@@ -233,6 +241,6 @@ def row_of(entry: Contestant, times: dict[str, Times], workload: Workload) -> Mo
 
 
 def utilisation(tokens_per_second: float, flops_per_token: float, device_kind: str) -> float | None:
-    """Return the MFU of one device, or None if its peak is unknown."""
+    """Return the model FLOPs utilisation of one device, or None if its peak is unknown."""
     peak = peak_flops(device_kind)
     return None if peak is None else tokens_per_second * flops_per_token / peak

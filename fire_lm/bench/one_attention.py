@@ -1,4 +1,4 @@
-"""Memory and accuracy of a single attention with FIRE's bias, compared with `dense`.
+"""The memory of a single attention with FIRE's bias, and its accuracy compared with `dense`.
 
 Shapes: B batch, T positions, N heads, H head dim.
 """
@@ -20,7 +20,8 @@ from fire_lm.positions.base import Params
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.resampling import Resampling
 
-# Accuracy is measured here: positions lie on both sides of the threshold, and `dense` still fits.
+# Accuracy is measured at this length: its positions lie on both sides of FIRE's threshold, and
+# `dense` attention still fits in memory.
 ACCURACY_LENGTH = 1024
 
 Call = Callable[..., Any]
@@ -32,7 +33,7 @@ def memory(
     size: ModelSize,
     say: Callable[[str], None],
 ) -> Iterator[MemoryRow]:
-    """Measure the compiled memory of forward and gradient without running them."""
+    """Yield the memory of the forward and the gradient program, which are compiled but not run."""
     last: tuple[int | None, int | None] = (None, None)
     for length in sorted(set(lengths)):
         say(f"compiling one FIRE attention {implementation} {length}")
@@ -60,19 +61,19 @@ def accuracy(implementation: Implementation, size: ModelSize) -> AccuracyRow:
         implementation,
         ACCURACY_LENGTH,
         output_error=_relative_error(out, dense_out),
-        # Python's own `max` would lose a NaN.
+        # Python's built-in `max` could drop a NaN.
         gradient_error=float(np.max(list(map(_relative_error, gradients, dense_gradients)))),
     )
 
 
 def temp_bytes(compiled: jax.stages.Compiled) -> int | None:
-    """Return the memory that a call takes besides its arguments and results."""
+    """Return the memory that a call needs in addition to its arguments and results."""
     memory = compiled.memory_analysis()
     return None if memory is None else memory.temp_size_in_bytes
 
 
 def _relative_error(found: Any, expected: Any) -> float:
-    """Return |difference| / |expected|, where each tree counts as one vector."""
+    """Return |found - expected| / |expected|, treating each tree as a single vector."""
 
     def length(tree: Any) -> float:
         return float(jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree))))
@@ -85,7 +86,7 @@ def _fire(size: ModelSize) -> FIRE:
 
 
 def _inputs(length: int, size: ModelSize) -> tuple[Any, ...]:
-    """Return a gradient `[1, T, N, H]` of the output, FIRE's parameters, and q, k, v."""
+    """Return a gradient `[1, T, N, H]` of the output, FIRE's parameters, and q, k and v."""
     rng, *rngs = jax.random.split(jax.random.key(0), 5)
     shape = (1, length, size.num_heads, size.head_dim)
     d_out, *qkv = (jax.random.normal(key, shape) for key in rngs)
@@ -93,7 +94,10 @@ def _inputs(length: int, size: ModelSize) -> tuple[Any, ...]:
 
 
 def _calls(length: int, implementation: Implementation, size: ModelSize) -> tuple[Call, Call]:
-    """Return the output for `_inputs`, and its gradients by FIRE's parameters, q, k and v."""
+    """Return two functions of `_inputs`: attention, and its gradients.
+
+    The gradients are with respect to FIRE's parameters, q, k and v.
+    """
     fire = _fire(size)
 
     def forward(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

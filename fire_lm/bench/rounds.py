@@ -1,4 +1,4 @@
-"""Times calls in turns, so that other activity on the machine affects all of them alike."""
+"""Timing of calls in turns, so that other activity on the machine affects all calls alike."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from fire_lm.console import duration
 from fire_lm.results.bench_times import Cost
 
 Clock = Literal["CPU", "wall"]
-Protocol = Literal["best", "paper"]  # the least of the rounds, or their mean
-# A shorter call is repeated within its turn: clocks are coarse, and interrupts have a fixed cost.
+Protocol = Literal["best", "paper"]  # the minimum over the rounds, or the mean over the rounds
+# Calls shorter than this are repeated within a turn: clocks are coarse, and interrupts have a fixed
+# cost.
 SHORTEST_SECONDS = 0.2
 
 
 @dataclasses.dataclass
 class Times:
-    """Seconds per call, one entry per round: CPU time of the whole process, and wall time."""
+    """The seconds per call in each round: the CPU time of the whole process, and the wall time."""
 
     cpu_s: list[float] = dataclasses.field(default_factory=list)
     wall_s: list[float] = dataclasses.field(default_factory=list)
@@ -29,16 +30,16 @@ class Times:
         return self.cpu_s if clock == "CPU" else self.wall_s
 
     def per(self, count: int) -> Times:
-        """Return the times of one of `count` equal parts of a call."""
+        """Return the times of one part of a call that consists of `count` equal parts."""
         return Times([s / count for s in self.cpu_s], [s / count for s in self.wall_s])
 
 
 def race(
     calls: dict[str, Callable[[], object]], rounds: int, say: Callable[[str], None]
 ) -> dict[str, Times]:
-    """Time every call once per round, after one turn that does not count.
+    """Time every call in each round, after one warm-up turn that is not counted.
 
-    Every other round runs in reverse order, so that a slowly warming machine favours no call.
+    Every other round runs in reverse order, so that a machine that slowly heats up favours no call.
     """
     repeats, rounds_s = {}, 0.0
     for name, call in calls.items():
@@ -58,7 +59,7 @@ def race(
 
 
 def timed(call: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Return CPU and wall seconds per call."""
+    """Return the CPU seconds and the wall seconds per call."""
     cpu, wall = time.process_time(), time.perf_counter()
     for _ in range(repeats):
         call()
@@ -68,7 +69,10 @@ def timed(call: Callable[[], object], repeats: int) -> tuple[float, float]:
 def cost(
     own: Times, nope: Times, clock: Clock, temp_bytes: int | None, protocol: Protocol = "best"
 ) -> Cost:
-    """Return the cost by the best round, as other activity only adds time, or by the mean."""
+    """Return the cost in the best round or, under the "paper" protocol, the mean over all rounds.
+
+    The best round is the default because other activity on the machine only adds time.
+    """
     rounds_s = own.of(clock)
     of_rounds = fmean if protocol == "paper" else min
     return Cost(

@@ -1,7 +1,8 @@
-"""Training states of many encodings in little more memory than one needs.
+"""Training states of many encodings, in little more memory than a single state needs.
 
-They differ only in what the encoding learns, which is small. All other arrays, which would take
-gigabytes for each, exist in a single copy, on which the next contestant continues to train.
+The states differ only in the encoding's learned parameters, which are small. All other arrays,
+which would take gigabytes per encoding, exist in a single copy, which every contestant in turn
+continues to train.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fire_lm.training.step import TrainState, init_state
 
 
 class States:
-    """Training states by the name of the encoding, the only part in which the models differ."""
+    """Training states by encoding name; the models differ only in their encoding."""
 
     def __init__(self, optimizer: optax.GradientTransformation, mesh: Mesh):
         self.optimizer = optimizer
@@ -29,7 +30,7 @@ class States:
         self._layouts: dict[str, tuple[list[str], Any]] = {}
 
     def add(self, name: str, model: Decoder) -> None:
-        """Add fresh arrays where no other state has them; do nothing if `name` is present."""
+        """Initialise the arrays that no other state has yet; do nothing if `name` is present."""
         if name in self._layouts:
             return
         like = sharding.with_shardings(abstract_state(model, self.optimizer), self._mesh)
@@ -54,7 +55,7 @@ class States:
         return state
 
     def replace(self, name: str, state: TrainState) -> None:
-        """Store the state after a step, which reused the memory of the old one."""
+        """Store the state after a training step, which reused the memory of the previous state."""
         keys, _ = self._layouts[name]
         self._arrays.update(zip(keys, jax.tree.leaves(state), strict=True))
 

@@ -1,4 +1,4 @@
-"""The results of benchmarks as values and as plain text; only units are converted here."""
+"""Benchmark results as values and as plain text; only units are converted in this module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fire_lm.results.bench_times import (
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What is measured, at how many tokens; `implementation` is that of attention."""
+    """What is measured, at which length in tokens, and with which attention `implementation`."""
 
     library: str
     encoding: str
@@ -36,7 +36,11 @@ class Row(Entry):
 
 @dataclasses.dataclass(frozen=True)
 class PeerRow:
-    """Our seconds over the peer's; the logits' largest difference shows that the models agree."""
+    """Our seconds divided by the peer's, for the forward pass and for the training step.
+
+    `logit_difference` is the largest difference of the logits; a small value shows that the two
+    models agree.
+    """
 
     peer: str
     encoding: str
@@ -49,7 +53,10 @@ class PeerRow:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryRow:
-    """Temporary bytes of one FIRE attention, and their growth over the previous row, if any."""
+    """The temporary memory of one FIRE attention in bytes, and its ratio to the previous row's.
+
+    The ratio is None where there is no previous row or where the memory is unknown.
+    """
 
     implementation: str
     length: int
@@ -61,8 +68,13 @@ class MemoryRow:
 
 @dataclasses.dataclass(frozen=True)
 class AccuracyRow:
-    """The relative errors of one FIRE attention against `dense`: that of its output, and the worst
-    among the gradients by queries, keys, values and FIRE's parameters."""
+    """The relative errors of one FIRE attention compared with `dense`.
+
+    Attributes:
+      output_error: The error of the output.
+      gradient_error: The largest error among the gradients with respect to the queries, the keys,
+        the values and FIRE's parameters.
+    """
 
     implementation: str
     length: int
@@ -75,8 +87,8 @@ class Report:
     """The results of `fire-lm bench attention`.
 
     Attributes:
-      matmul_gflops: The speed of each library's float32 product of square matrices of
-        `matmul_size`.
+      matmul_gflops: The speed in GFLOP/s at which each library multiplies two square float32
+        matrices of size `matmul_size`.
     """
 
     description: str
@@ -90,7 +102,7 @@ class Report:
 
 
 def text(report: Report) -> str:
-    """Format the whole report, with tables in columns."""
+    """Format the whole report as text with aligned tables."""
     speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in report.matmul_gflops.items())
     matmul = " x ".join([str(report.matmul_size)] * 3)
     parts = [f"{machine_text(report.machine)}\nfloat32 matmul {matmul}, GFLOP/s: {speeds}"]
@@ -106,7 +118,7 @@ def text(report: Report) -> str:
 
 
 def model_text(report: ModelTimes) -> str:
-    """Format one table per length, and a description of the numbers."""
+    """Format one table per length, followed by a description of the numbers."""
     parts = [machine_text(report.machine), report.model]
     for length, rows in itertools.groupby(report.rows, key=lambda row: row.length):
         parts.append(_model_times(length, list(rows)))
@@ -209,7 +221,7 @@ def _growth(factor: float | None) -> str:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """Format columns: the first `words` are left-aligned text, the others are numbers."""
+    """Format a table with aligned columns; the first `words` contain text, the others numbers."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [
         "  ".join(

@@ -1,9 +1,10 @@
-"""The same two blocks in PyTorch, as its users would write them, for comparison with ours.
+"""The same two transformer blocks in PyTorch, written as its users would, to compare with ours.
 
-They are pre-norm blocks with queries, keys and values from one product, and PyTorch's own fused
-attention (scaled_dot_product_attention): in its causal mode where there is no bias, and with the
-bias as its float mask for FIRE. FIRE follows the formula (Eq. 4 of the paper) as Appendix E writes
-it, for all pairs of positions at once, with one or two hidden layers, computed in every layer.
+The blocks are pre-norm blocks that compute queries, keys and values in one product, with PyTorch's
+own fused attention (scaled_dot_product_attention): in causal mode where there is no bias and, for
+FIRE, with the bias as a float mask. FIRE follows the formula (Eq. 4 of the paper) as written in
+Appendix E, for all pairs of positions at once, with one or two hidden layers. Every transformer
+layer computes its bias anew.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ IMPLEMENTATION = "sdpa"
 
 
 def start(backend: str) -> None:
-    """Set one thread and the device of JAX's backend."""
+    """Limit PyTorch to one thread, and select the device that matches JAX's backend."""
     torch.set_num_threads(1)
     if backend != "cpu":
         if not torch.cuda.is_available():
@@ -40,7 +41,7 @@ def start(backend: str) -> None:
 
 
 def finish() -> None:
-    """Wait until the device has finished."""
+    """Wait until the device has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -56,7 +57,7 @@ def matmul(size: int) -> Callable[[], None]:
 
 
 class Attention(nn.Module):
-    """Causal self-attention without positions."""
+    """Causal self-attention without positional encoding."""
 
     def __init__(self, size: ModelSize):
         super().__init__()
@@ -73,12 +74,12 @@ class Attention(nn.Module):
         return self.out(self.mix(q, k, v).transpose(1, 2).flatten(2))
 
     def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Attend; all arrays are `[B, N, T, H]`."""
+        """Return the attention output; all arrays are `[B, N, T, H]`."""
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class RotaryAttention(Attention):
-    """Attention with RoPE, whose pairs join the two halves of a head; the base is 10,000."""
+    """Attention with RoPE of base 10,000; a rotated pair has one element in each half of a head."""
 
     def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         length, width = q.shape[-2:]
@@ -94,7 +95,7 @@ class RotaryAttention(Attention):
 
 
 class FireAttention(Attention):
-    """Attention with FIRE's bias, one for each layer."""
+    """Attention with a FIRE bias; each layer has its own."""
 
     def __init__(
         self,
@@ -114,7 +115,10 @@ class FireAttention(Attention):
         self.init_L, self.epsilon = init_L, epsilon
 
     def bias(self, length: int) -> torch.Tensor:
-        """Return the bias `[1, N, T, T]`; a key after the query gets that of its mirror image."""
+        """Return the bias `[1, N, T, T]`.
+
+        A key after the query gets the bias of the key at the same distance before the query.
+        """
         position = torch.arange(length, dtype=torch.float32)
         threshold = (self.L_multiplier * self.init_L).abs()
         scale = (self.c * torch.maximum(position, threshold)).abs().log1p() + self.epsilon
@@ -129,7 +133,7 @@ class FireAttention(Attention):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-# Keyed by the names of `attention.ENCODINGS`.
+# The keys are names in `encodings.ENCODINGS`.
 ATTENTIONS: dict[str, Callable[[ModelSize], Attention]] = {
     "nope": Attention,
     "rope": RotaryAttention,
@@ -156,7 +160,7 @@ class Block(nn.Module):
 
 
 class TorchDecoder(nn.Module):
-    """A decoder from tokens `[B, T]` to logits `[B, T, V]`; the head is the embedding."""
+    """A decoder from tokens `[B, T]` to logits `[B, T, V]`; the head shares the embedding."""
 
     def __init__(self, name: str, size: ModelSize, vocab_size: int):
         super().__init__()
@@ -171,19 +175,19 @@ class TorchDecoder(nn.Module):
 
 
 class Peer:
-    """A decoder with its optimizer; every call returns when the work is done."""
+    """A decoder with its optimizer; every call returns only when the work is done."""
 
     def __init__(self, name: str, size: ModelSize, vocab_size: int, learning_rate: float):
         self.model = TorchDecoder(name, size, vocab_size)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
 
     def load(self, params: dict[str, Any]) -> None:
-        """Load the weights of our decoder: NumPy arrays with stacked layers."""
+        """Load our decoder's weights, which are NumPy arrays with stacked layers."""
         state = {
             name: torch.tensor(array, dtype=torch.float32)
             for name, array in torch_state(params).items()
         }
-        self.model.load_state_dict(state)  # refuses names and shapes that do not match
+        self.model.load_state_dict(state)  # This refuses names and shapes that do not match.
 
     @staticmethod
     def tokens(tokens_BT: np.ndarray) -> torch.Tensor:
@@ -199,7 +203,7 @@ class Peer:
         finish()
 
     def train(self, targets_BT: torch.Tensor) -> None:
-        """Train for one step; the model reads the targets shifted right by one, after a 0."""
+        """Train for one step; the inputs are a 0 and then the targets, shifted right by one."""
         self.optimizer.zero_grad()
         logits_BTV = self.model(F.pad(targets_BT[:, :-1], (1, 0)))
         F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()).backward()

@@ -1,4 +1,4 @@
-"""Our weights under the names and in the shapes of the PyTorch peer; needs no PyTorch."""
+"""Conversion of our weights to the PyTorch peer's names and shapes, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 
 
 def torch_state(params: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Return our decoder's tree of parameters as a state dict of `torch_peer.TorchDecoder`.
+    """Convert our decoder's parameter tree to a state dict of `torch_peer.TorchDecoder`.
 
-    Our kernels have the inputs first, and the heads and layers as separate axes.
+    Unlike PyTorch's weights, our kernels have the input axis before the output axis, and separate
+    axes for heads and layers.
     """
     layers = params["layers"]
     state = {
@@ -32,7 +33,7 @@ def torch_state(params: dict[str, Any]) -> dict[str, np.ndarray]:
         }
         position = layers.get("position", {})
         for name, dense in position.get("mlp", {}).items():
-            place = 2 * int(name.removeprefix("dense_"))  # the activations are numbered too
+            place = 2 * int(name.removeprefix("dense_"))  # PyTorch numbers the activations too.
             linears[f"attention.mlp.{place}"] = _linear(dense, index)
         for name, (weight, bias) in linears.items():
             state |= {f"{block}.{name}.weight": weight, f"{block}.{name}.bias": bias}
@@ -43,6 +44,6 @@ def torch_state(params: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _linear(layer: dict[str, Any], index: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weight `[outputs, inputs]` and bias `[outputs]` of a layer in our stack."""
+    """Return the weight `[outputs, inputs]` and the bias `[outputs]` of layer `index`."""
     kernel, bias = np.asarray(layer["kernel"][index]), np.asarray(layer["bias"][index])
     return kernel.reshape(-1, bias.size).T, bias.reshape(-1)

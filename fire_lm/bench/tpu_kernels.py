@@ -1,10 +1,10 @@
-"""The compiler's estimates of the attention kernels; nothing is run, and no TPU is needed.
+"""The TPU compiler's cost estimates of the attention kernels; no kernel runs, and no TPU is needed.
 
-The estimate is the bundles of the final schedule (`preflight/bundles.py`) times how often each runs
-over the whole causal grid, for one head: once for each step of the grid, each sequence of a block,
-and each pair of kinks that a part of a tile can meet, counted from FIRE's parameters. It covers the
-forward and backward pass of one attention with 12 heads of 64 in bfloat16, without XLA's work
-around the kernels.
+The estimate is the number of instruction bundles that run over the whole causal grid for one head.
+The bundles of the final schedule (`preflight/bundles.py`) run once for each step of the grid, each
+sequence of a block, and each pair of kinks that a part of a tile can meet; the pairs are counted
+from FIRE's parameters. The estimate covers the forward and backward pass of one attention with 12
+heads of width 64 in bfloat16, without XLA's work around the kernels.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ HEADS, WIDTH, TRAIN_LENGTH = 12, 64, 2048
 SHAPES = ((8, 2048), (8, 8192), (2, 2048))
 MEMORY_LENGTHS = (8192, 32768)
 KERNELS: tuple[tuple[str, Order], ...] = (("forward", "by_query"), ("backward", "by_key"))
-# The number of draws of FIRE's MLP; the draw with the most kinks stands for a trained one.
+# The number of random draws of FIRE's MLP; the draw with the most kinks represents a trained MLP.
 DRAWS = 100
-TRAINED_L = 1400.0  # Appendix B of the paper: 1200 to 1600 at a training length of 2048
+TRAINED_L = 1400.0  # Appendix B of the paper reports 1200 to 1600 at a training length of 2048.
 
 
 class Shape(NamedTuple):
@@ -50,7 +50,7 @@ class Shape(NamedTuple):
 
 
 def bench(slice_name: str, folder: Path) -> list[tuple[str, str]]:
-    """Print measures and figures, and return them; the compiler writes to `folder`."""
+    """Print each measure with its value and return both; the compiler writes to `folder`."""
     compiler = Compiler(slice_name, folder)
     version = importlib.metadata.version("libtpu")
     rows = [(f"the compiler's estimates for {slice_name}", f"libtpu {version}")]
@@ -117,14 +117,14 @@ def _encoding(kind: Any) -> PositionalEncoding:
 
 
 class Compiler:
-    """Compiles one attention for a TPU, and reads the schedules that the compiler wrote."""
+    """Compiles one attention for a TPU and reads the schedules that the compiler writes."""
 
     def __init__(self, name: str, folder: Path):
         self.device = parse_slice(name).devices()[0]
         self.folder = folder
 
     def compile(self, function: Callable[..., Any], *arguments: Any) -> jax.stages.Compiled:
-        """Compile, leaving only the schedules of this program in the folder."""
+        """Compile `function`, leaving only this program's schedules in the folder."""
         for path in self.folder.iterdir():
             path.unlink()
         sharding = SingleDeviceSharding(self.device)
@@ -133,13 +133,13 @@ class Compiler:
         )
         return jax.jit(function).lower(*placed).compile()
 
-    @functools.cache  # noqa: B019  (there is one compiler per run)
+    @functools.cache  # noqa: B019  (There is one compiler per run.)
     def schedules(self, kind: Any, shape: Shape) -> dict[str, list[Stretch]]:
         self.attention(kind, shape)
         return {name: bundles.read(self.folder, f"fire_lm_attention_{name}") for name, _ in KERNELS}
 
     def attention(self, kind: Any, shape: Shape) -> jax.stages.Compiled:
-        """Compile the forward and backward pass."""
+        """Compile the forward and backward pass of an attention with the encoding `kind`."""
         say(f"compiling {kind.__name__} B={shape.batch} n={shape.length}")
         encoding = _encoding(kind)
 
@@ -160,7 +160,7 @@ class Compiler:
         return memory.temp_size_in_bytes
 
     def count(self, kind: Any, shape: Shape, params: Params | None) -> dict[str, float]:
-        """Return the bundles of each kernel, for one head and all sequences."""
+        """Return the number of bundles that each kernel runs, for one head and all sequences."""
         dtype = jnp.dtype(jnp.bfloat16)
         blocks = choose_blocks(shape.length, shape.batch, WIDTH, dtype, None)
         found = {}
@@ -173,7 +173,7 @@ class Compiler:
         return found
 
     def stock(self, length: int) -> dict[str, float]:
-        """Return the bundles per tile of JAX's own kernels, with tiles of 512 tokens as in ours."""
+        """Return the bundles per tile of JAX's flash attention, with our tiles of 512 tokens."""
         from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes, flash_attention
 
         say("compiling JAX's flash attention")
@@ -198,7 +198,7 @@ class Compiler:
 
 
 def say(text: str) -> None:
-    """Print progress to stderr, separate from the table."""
+    """Print progress to stderr, which keeps it separate from the table."""
     print(text, file=sys.stderr, flush=True)
 
 

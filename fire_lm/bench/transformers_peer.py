@@ -1,4 +1,4 @@
-"""The same model loaded by transformers, whose `generate` is compared with ours."""
+"""The same model in Hugging Face transformers, whose `generate` is compared with ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = f"transformers {transformers.__version__}, torch {torch.__version__}"
 
 
 class Peer:
-    """A model with its prompts `[B, P]`; calls return the generated ids `[B, T]`."""
+    """A model with its prompts `[B, P]`; each call returns the generated ids `[B, T]`."""
 
     def __init__(self, model: Decoder, params: Any, prompts_BP: np.ndarray, new_tokens: int):
         torch.set_num_threads(1)
@@ -28,13 +28,14 @@ class Peer:
             self._model = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, trust_remote_code=True
             ).eval()
-        # Ours continues after the end of a document, so that all write the same number of tokens.
-        # (With a minimum number of new tokens, transformers would never write that token.)
+        # Our generation continues after the end-of-document token, and the peer must do so too, so
+        # that both generate the same number of tokens. (If a minimum number of new tokens were set,
+        # transformers would never generate the end-of-document token.)
         self._model.generation_config.eos_token_id = None
         self._prompts = torch.tensor(prompts_BP, dtype=torch.long)
 
     def call(self, new_tokens: int) -> Callable[[], np.ndarray]:
-        """Return a call that continues the prompts greedily by `new_tokens`, never by token 0."""
+        """Return a function that greedily generates `new_tokens` tokens, none of which is 0."""
         config = transformers.GenerationConfig(
             max_new_tokens=new_tokens, do_sample=False, suppress_tokens=[0], pad_token_id=0
         )

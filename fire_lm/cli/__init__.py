@@ -1,4 +1,7 @@
-"""The command line, from verbs to functions; nothing heavy is imported before a verb is chosen."""
+"""The command line, which maps verbs to functions.
+
+Nothing heavy is imported before the verb is known.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from fire_lm.errors import (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a verb and return its exit code (docs/pretraining.md lists them)."""
+    """Run a verb and return its exit code; docs/pretraining.md lists the exit codes."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         parsed = parse(arguments)
@@ -49,10 +52,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def leave_job(code: int) -> int:
-    """Leave a job of several processes after an error, and return the exit code.
+    """Return the exit code; in a job of several processes, exit immediately with this code instead.
 
-    An orderly exit would wait 5 minutes for the other processes, which wait for this one, and then
-    abort.
+    An orderly exit would wait 5 minutes for the other processes, which are themselves waiting for
+    this process, and would then abort.
     """
     if in_job():
         sys.stdout.flush()
@@ -67,7 +70,10 @@ def in_job() -> bool:
 
 
 def perform(parsed: argparse.Namespace) -> None:
-    """Import only the verb's module, so that benchmarks run where only JAX is installed."""
+    """Run the verb and import only its module, so that benchmarks run where only JAX is installed.
+
+    Before most verbs, check that the buckets that the arguments name exist.
+    """
     if not getattr(parsed, "dry_run", False) and parsed.verb not in ("bench", "preflight"):
         require_buckets(parsed)
     if parsed.verb == "bench":
@@ -79,7 +85,7 @@ def perform(parsed: argparse.Namespace) -> None:
 
 
 def require_buckets(parsed: argparse.Namespace) -> None:
-    """Refuse the first argument that names a bucket that does not exist."""
+    """Raise UserError if an argument names a bucket that does not exist."""
     for name, value in vars(parsed).items():
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, str) and path.startswith("gs://"):
@@ -118,7 +124,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def tell_given_twice(bindings: list[str]) -> None:
-    """Report which bindings override others of the same name, as when a script appends to them."""
+    """Report each binding that overrides an earlier binding of the same name.
+
+    Such bindings occur, for example, when a script appends its own.
+    """
     values: dict[str, list[str]] = {}
     for binding in bindings:
         name, _, value = binding.partition("=")
@@ -142,7 +151,7 @@ def _check_once(given: list[str]) -> None:
 
 
 def _check_before(part: str, arguments: list[str]) -> None:
-    """Raise UserError for flags of `corpus` in front of a part, which would not see them."""
+    """Raise UserError for a flag before a part of `corpus`, because the part would not see it."""
     for argument in arguments[: arguments.index(part)]:
         flag = argument.partition("=")[0]
         if flag.startswith("--") and flag != "--debug":

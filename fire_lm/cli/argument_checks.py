@@ -1,4 +1,4 @@
-"""Checks of arguments after they are parsed."""
+"""Checks of arguments after parsing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from fire_lm.errors import UserError
 
 
 def check_characters(parsed: argparse.Namespace, bindings: list[str]) -> None:
-    """Raise UserError for control characters, and for bytes that are not UTF-8.
+    """Raise UserError for control characters and for bytes that are not valid UTF-8.
 
-    No path or value contains them on purpose. They fail late, or in the middle of a printed line.
+    No path or value contains such characters on purpose. Without this check, they would fail only
+    much later, or break a printed line.
     """
     given = [(_flag(name), value) for name, value in vars(parsed).items()]
     given += [(f"--gin.{name}", binding) for binding in bindings for name in [_name(binding)]]
     for flag, value in given:
-        quoted = ("--also", "--gin.", "--prompt", "--stop")  # these may span several lines
+        quoted = ("--also", "--gin.", "--prompt", "--stop")  # These may span several lines.
         allowed = "\n\t" if flag.startswith(quoted) else ""
         for text in value if isinstance(value, list) else [value]:
             for character in text if isinstance(text, str) else "":
@@ -25,7 +26,7 @@ def check_characters(parsed: argparse.Namespace, bindings: list[str]) -> None:
 
 
 def _flag(name: str) -> str:
-    """Return the flag of an argument on the command line."""
+    """Return the command-line flag of the argument called `name`."""
     return {"runs": "RUN", "source": "--from"}.get(name, f"--{name}")
 
 
@@ -34,9 +35,9 @@ def _name(binding: str) -> str:
 
 
 def check_not_empty(parsed: argparse.Namespace) -> None:
-    """Raise UserError for an argument without a value, such as an unset shell variable leaves.
+    """Raise UserError for an argument with an empty value, as left by an unset shell variable.
 
-    An empty path would be the working directory, or the root of the file system.
+    An empty path would mean the working directory or the root of the file system.
     """
     for name, value in vars(parsed).items():
         for one in value if isinstance(value, list) else [value]:

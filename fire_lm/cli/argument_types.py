@@ -1,4 +1,4 @@
-"""The argument parser of every verb, and the types of its arguments."""
+"""The argument parser that every verb uses, and the types of arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from fire_lm.errors import UserError, nearest
 class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any):
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(**settings, allow_abbrev=False)  # --allow is not --allow_config_change
+        # An abbreviation such as --allow must not be taken for --allow_config_change.
+        super().__init__(**settings, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         if wrong := re.search(r"(\w+): invalid choice: '(.*?)' \(choose from (.*)\)", message):
@@ -25,7 +26,7 @@ class Parser(argparse.ArgumentParser):
 def number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"'{text:.20}' is not a whole number of 1 or more")
-    if len(text) > 18 or int(text) >= 2**31:  # settings are int32
+    if len(text) > 18 or int(text) >= 2**31:  # Settings are int32.
         raise argparse.ArgumentTypeError(f"{text[:20]} is too large: it must be less than {2**31}")
     return int(text)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fire_lm.cli.argument_types import Parser, names, number, numbers
 
-# The encodings of bench/encodings.py, which --help must not import.
+# Encodings of bench/encodings.py, repeated here because --help must not import that module.
 _BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
 _BESIDE_NOPE = "encodings to compare with nope"
 

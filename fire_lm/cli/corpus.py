@@ -1,4 +1,4 @@
-"""`fire-lm corpus` and its parts: write data sets, train a vocabulary, check text."""
+"""`fire-lm corpus` and its parts, which write data sets, train vocabularies and check text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def write(arguments: argparse.Namespace) -> None:
-    """Write the bundled text, or the documents of --from, as a TFDS data set."""
+    """Write the bundled text, or the documents that --from names, as a TFDS data set."""
     if arguments.source is not None:
         write_from_files(arguments)
         return
@@ -120,7 +120,7 @@ def chosen_text(arguments: argparse.Namespace) -> TextData:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm corpus check`: report the splits' contents and what a sweep would read."""
+    """Run `fire-lm corpus check`: report what each split contains and what a sweep would read."""
     from fire_lm.data.on_the_fly import survey, tasks
 
     data = chosen_text(arguments)
@@ -158,7 +158,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def make_place(file: epath.Path) -> None:
-    """Create the output's folder before hours of reading, not after them."""
+    """Create the output file's folder, so that a failure occurs before hours of reading."""
     try:
         make_folder(file.parent)
     except OSError as error:
@@ -201,7 +201,7 @@ def sweep_table(rows: Sequence[Sweep]) -> str:
 
 
 def blocks(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm corpus blocks`: tokenise a data set once, for `configs/data/blocks.gin`."""
+    """Run `fire-lm corpus blocks`: tokenise a data set once for configs/data/blocks.gin."""
     workers = beam_workers(arguments)
     data = chosen_text(arguments)
     with Bar("documents") as bar:

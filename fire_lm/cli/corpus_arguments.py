@@ -6,7 +6,7 @@ from fire_lm.cli.argument_types import Parser, names, number, numbers, seed, spl
 
 
 def add_corpus(corpus: Parser, debug: Parser) -> None:
-    """Add the arguments of `corpus`, which writes a data set, and those of its parts."""
+    """Add the arguments of `corpus` itself, which writes a data set, and of its parts."""
     corpus.description = "Without --from, writes the text that every installation includes."
     corpus.add_argument("--data_dir", help="folder to write, to be used as DATA_DIR")
     corpus.add_argument(
@@ -38,7 +38,7 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
 
 
 def _add_parts(corpus: Parser, debug: Parser) -> None:
-    """Add `corpus vocab`, `corpus blocks` and `corpus check`."""
+    """Add `corpus vocab`, `corpus blocks`, `corpus check` and `corpus tasks`."""
     parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=Parser)
     written = Parser(add_help=False)
     written.add_argument("--data_dir", required=True, help="TFDS data directory")
@@ -105,7 +105,7 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
 
 
 def add_tasks(tasks: Parser) -> None:
-    """Add the arguments of `corpus tasks`: official data sets, or exercises made from a seed."""
+    """Add the arguments of `corpus tasks`, which writes official or generated task data sets."""
     tasks.add_argument("--suite", required=True, help="name of the suite, such as scrolls")
     tasks.add_argument("--data_dir", required=True, help="TFDS data directory to write")
     tasks.add_argument("--source", metavar="FOLDER", help="folder of JSON lines, zip files or TFDS")

@@ -1,4 +1,4 @@
-"""`fire-lm corpus tasks`: writes the data sets of a suite of tasks."""
+"""`fire-lm corpus tasks`, which writes the data sets of a suite of tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def chosen_tasks(arguments: argparse.Namespace) -> list[TextTask]:
     """Return the tasks that the command line selects.
 
     Raises:
-        UserError: There is no such suite, or it has no such task.
+        UserError: The suite does not exist, or it lacks a selected task.
     """
     if arguments.suite not in SUITES:
         raise UserError(

@@ -1,4 +1,4 @@
-"""`fire-lm evaluate`: a synthetic task by length, or tasks of inputs and targets."""
+"""`fire-lm evaluate`: scores runs on their synthetic task by length, or on downstream tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fire-lm export`: writes a trained run as a folder for Hugging Face transformers."""
+"""`fire-lm export`, which writes a trained run as a folder for Hugging Face transformers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def about_run(run: Run, step: int, variant: str) -> str:
-    """Collect the model card's facts: the training, and the sweep's rows of this step."""
+    """Return the text of the model card: how the model was trained, and its losses in sweeps.
+
+    The losses are the length sweep's rows for this step and variant.
+    """
     changed = f" as {variant}" if variant else ""
     lines = [
         f"# {run.name}, step {step}{changed}",

@@ -1,4 +1,4 @@
-"""`fire-lm generate`: continues a prompt, or each prompt of a file, with a trained model."""
+"""`fire-lm generate`, which continues a prompt, or each prompt of a file, with a trained model."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def prompts_of(arguments: argparse.Namespace) -> list[Prompt]:
-    """Return the prompts of --prompts, or the one of --prompt, on every process."""
+    """Return, on every process, the prompts of the --prompts file or the single --prompt."""
     if arguments.prompt is not None:
-        return [Prompt("--prompt", arguments.prompt, 0)]  # number 0: not from a file
+        return [Prompt("--prompt", arguments.prompt, 0)]  # Number 0 means that it is not in a file.
     return [Prompt(*fields) for fields in by_first(lambda: _fields(arguments.prompts))]
 
 
 def method_of(arguments: argparse.Namespace) -> Method:
-    """Return the decoding method: greedy, unless settings of another method are given.
+    """Return the decoding method, which is greedy unless settings of another method are given.
 
     Raises:
-      UserError: The settings are of two methods, or are invalid.
+      UserError: The settings belong to two different methods, or they are invalid.
     """
     drawn = {
         name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "samples")
@@ -85,11 +85,11 @@ def method_of(arguments: argparse.Namespace) -> Method:
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A run with the settings of the command.
+    """A run, together with the settings of the command.
 
     Attributes:
-      writer: The writer without parameters, so that wrong settings and prompts are refused before
-        the parameters are read.
+      writer: The writer without the model's parameters, so that invalid settings and prompts are
+        refused before the parameters are read.
       folder: The run directory.
       step: The step of the checkpoint.
       about: The settings that are recorded with the results.
@@ -101,7 +101,7 @@ class Opened:
     about: dict[str, Any]
 
     def restored(self) -> Writer:
-        """Return the writer with the parameters of the checkpoint."""
+        """Return the writer with the parameters from the checkpoint."""
         assert self.writer.mesh is not None
         like = decoding_layout(parameter_shapes(self.writer.model), self.writer.mesh)
         params, _ = restore_params(self.folder, self.step, like)
@@ -133,7 +133,7 @@ def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
 
 
 def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:
-    """Print one continuation while it is written, or several when all are complete."""
+    """Print a single continuation as it is generated, or several once all are complete."""
     terminal = _Terminal(writer.stop)
     alone = writer.method.continuations == 1 and not isinstance(writer.method, Beam)
     start = time.monotonic()
@@ -153,7 +153,7 @@ def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:
 
 
 class _Terminal:
-    """Prints a growing text, except for the end that its next token may still change."""
+    """Prints text as it grows, holding back the end, which the next token may still change."""
 
     def __init__(self, stop: Sequence[str]):
         self._shown, self._held = "", max((len(one) - 1 for one in stop), default=0)
@@ -174,7 +174,7 @@ def continue_all(
     encoded: Sequence[tuple[Prompt, np.ndarray]],
     context_length: int,
 ) -> None:
-    """Write a line of results for each prompt that is not in --output yet."""
+    """Write a line of results for each prompt that has no results in --output yet."""
     about = opened.about | {"context_length": context_length}
     output = place(arguments.output) if arguments.output else None
     prompts = [prompt for prompt, _ in encoded]
@@ -200,7 +200,7 @@ def continue_all(
 
 
 def _fields(name: str) -> list[list[Any]]:
-    """Read the fields of the prompts, as JSON."""
+    """Read the prompts; return the id, text and number of each as a list that JSON can hold."""
     if name == "-":
         found = read_prompts(sys.stdin.buffer.read(), "standard input")
     else:
@@ -220,12 +220,12 @@ def _encoded(writer: Writer, prompt: Prompt) -> np.ndarray:
 
 @contextmanager
 def _lines_to(output: str | None) -> Iterator[Any]:
-    """Yield a function that writes a line of results, in bytes, on process 0."""
+    """Yield a function that takes a line of results as bytes and writes it on process 0 only."""
     if output is None:
         first = jax.process_index() == 0
         yield lambda line: print(line.decode(), end="", flush=True) if first else None
         return
-    files: list[Appended] = []  # one on process 0, none on the others
+    files: list[Appended] = []  # holds one file on process 0 and none on the others
     by_first(lambda: files.append(append_to(output, whole_lines, in_parts=False)))
     try:
         yield files[0].append if files else lambda line: None

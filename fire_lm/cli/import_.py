@@ -1,4 +1,4 @@
-"""`fire-lm import`: writes a Hugging Face model as a run directory."""
+"""`fire-lm import`, which writes a Hugging Face model as a run directory."""
 
 from __future__ import annotations
 

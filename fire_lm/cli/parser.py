@@ -1,4 +1,4 @@
-"""The arguments of every verb, and their help texts."""
+"""The arguments of all verbs, and their help texts."""
 
 from __future__ import annotations
 

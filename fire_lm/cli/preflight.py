@@ -1,4 +1,4 @@
-"""`fire-lm preflight`: reads the configuration, compiles it, and prints the report."""
+"""`fire-lm preflight`, which compiles the programs of a configuration and prints a report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from fire_lm.training import Pretraining, check_start, ensure_writable
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm preflight`: compile a run's programs for `--slice`, and check what it reads."""
+    """Run `fire-lm preflight`: compile a run's programs for `--slice` and check the run's inputs.
+
+    The inputs are the configuration and the saved files that the run would read.
+    """
     where = parse_slice(arguments.slice)
     quiet_libraries()
     workdir = str(place(arguments.workdir)) if arguments.workdir else ""
@@ -35,7 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
         check_place_of(arguments.json)
     config = training_config(arguments, workdir)
     check_blocks(config)
-    with contextlib.suppress(UserError, RunFailed):  # reported below, in the check of saved files
+    with contextlib.suppress(UserError, RunFailed):  # The check of saved files below reports these.
         config = with_kept_lengths(config, workdir, allow_change=False)
     train: Pretraining = training_of(config)
     # A finetuned run is evaluated on its task, which has no lengths of text.
@@ -64,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def prompts_of(arguments: argparse.Namespace) -> Prompts | None:
-    """Return the prompts of `--generate`, if it was given."""
+    """Return the prompts that `--generate` describes, or None if this flag was not given."""
     if arguments.generate is None:
         if arguments.beams is not None:
             raise UserError("--beams needs --generate=BATCHxPROMPTxNEW: give both")
@@ -75,7 +78,7 @@ def prompts_of(arguments: argparse.Namespace) -> Prompts | None:
 
 
 def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str, Callable[[], str]]:
-    """Return the checks of what the run would resume or start from."""
+    """Return the checks, by title, of the saved files that the run would resume or start from."""
 
     def checkpoint() -> str:
         check_same_experiment(config, workdir, allow_change=False)
@@ -102,10 +105,11 @@ def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str,
 
 
 def check_place_of(file: str) -> None:
-    """Check where the JSON will be written, before minutes of compilation."""
+    """Check that the JSON file can be written, before compilation takes minutes."""
     path = place(file)
     require_bucket(path, "--json")
-    with contextlib.suppress(RunFailed):  # permission to write to a bucket may not include reading
+    # Ignore RunFailed, since permission to write to a bucket may not include permission to read.
+    with contextlib.suppress(RunFailed):
         if is_folder(path):
             raise UserError(f"--json={file} is a folder: name a file")
     if not in_bucket(path) and not path.parent.is_dir():

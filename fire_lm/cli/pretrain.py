@@ -1,4 +1,4 @@
-"""`fire-lm pretrain`, and `fire-lm finetune`, which does the same for its kind of experiment."""
+"""`fire-lm pretrain` and `fire-lm finetune`, which start or resume a training run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fire_lm.runs.saved import model_of_run, newest_config, ranked, save_config
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train or resume the run in `--workdir`."""
+    """Start or resume the training run in `--workdir`."""
     quiet_libraries()
     if not arguments.workdir and not arguments.dry_run:
         raise UserError(f"{arguments.verb} needs --workdir=DIR, the run directory (or --dry_run)")
@@ -77,14 +77,15 @@ def start_run(
     """Start or resume the run.
 
     Args:
-      kept: Whether `config` has taken lengths from the model that INIT_FROM names.
+      kept: Whether `config` has taken any lengths from the model that INIT_FROM names.
     """
     check_not_imported(arguments.workdir)
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
     if arguments.verb == "finetune" and not source:
         raise UserError("finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from")
-    if source and not available_steps(arguments.workdir):  # otherwise the run resumes without it
+    # If the run directory has checkpoints, the run resumes from these and does not need the source.
+    if source and not available_steps(arguments.workdir):
         trained = model_of_run(source)
         if speaks:
             print(compare_with_source(config.call("build_decoder"), trained, source, kept))
@@ -92,7 +93,7 @@ def start_run(
         training_of(config),
         arguments.workdir,
         source=lambda: model_of_run(source),
-        # Check again: a run that was still writing may have started after the first check.
+        # Check again, because another run may have written to the directory since the first check.
         once_held=lambda: check_same_experiment(
             config, arguments.workdir, arguments.allow_config_change
         ),
@@ -100,5 +101,6 @@ def start_run(
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
         since=fire_lm.STARTED,
     )
-    if speaks and newest_config(arguments.workdir) is None:  # a finished run lost it
+    # A finished run takes no further step; if its configuration was lost, it is saved here instead.
+    if speaks and newest_config(arguments.workdir) is None:
         save_config(config, arguments.workdir)

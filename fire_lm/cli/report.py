@@ -1,4 +1,7 @@
-"""`fire-lm report`: a page on some runs; with `--list`, the paper's rows and which were run."""
+"""`fire-lm report`, which writes a page about some runs.
+
+With `--list`, it prints the rows of the paper's tables and which of these rows have been run.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ def _title(names: list[str]) -> str:
 
 
 def _times(asked: str | None, top: epath.Path) -> tuple[ModelTimes | None, str]:
-    """Find the times: those of `--bench`, those beside the runs, or our own, in this order."""
+    """Find the benchmark's times: those of `--bench`, else those beside the runs, else our own.
+
+    Also return a note that says whose times they are, or "" if they belong to the runs.
+    """
     if asked:
         if not place(asked).is_file():
             raise UserError(f"--bench: there is no file {asked}")

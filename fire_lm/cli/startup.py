@@ -1,4 +1,4 @@
-"""The first steps of every verb that computes."""
+"""The first steps of every verb that runs computations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fire_lm.hardware.absent_tpu import skip_absent_tpu
 
 
 def quiet_libraries() -> None:
-    """Silence absl and C++, through which Orbax and TensorFlow log details of no use to users."""
+    """Silence absl and C++ logs, where Orbax and TensorFlow write details of no use to users."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     skip_absent_tpu()

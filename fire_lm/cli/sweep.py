@@ -1,4 +1,4 @@
-"""`fire-lm sweep`: scores runs at several lengths."""
+"""`fire-lm sweep`, which scores runs at several lengths."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Sweeps: choosing checkpoints and settings, sharing the work, and following runs in training."""
+"""Sweeps: choosing checkpoints and settings, sharing work, and following ongoing training runs."""

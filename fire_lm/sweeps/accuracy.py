@@ -1,4 +1,4 @@
-"""The command `fire-lm evaluate`: accuracy by length of runs trained on a synthetic task."""
+"""The command `fire-lm evaluate`, which measures accuracy by length on a run's synthetic task."""
 
 from __future__ import annotations
 
@@ -41,22 +41,23 @@ from fire_lm.tasks.synthetic.scoring import Tally
 FILE = "length_accuracy.csv"
 
 _SEQUENCES = 128  # of each length
-# The number of seconds between two writes of the table, which is replaced as a whole.
+# The minimum number of seconds between two writes of the table, which each replace the whole file.
 _WRITE_EVERY = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskEvaluation:
-    """The measurement of a checkpoint on a synthetic task.
+    """A requested measurement of a checkpoint on a synthetic task.
 
     Attributes:
       workdir: The run directory.
       step: The step of the checkpoint.
-      model: The model, with the positions of the test.
+      model: The model, with the positions that the test uses.
       data: The task and its layout.
       encoding: The name of the encoding in the table.
       variant: The name of the variant in the table.
-      lengths: The lengths of exercises, ascending, that the task has and the model can read.
+      lengths: The lengths of exercises that the task has and the model can read, in ascending
+        order.
       sequences: The number of exercises of each length.
     """
 
@@ -71,11 +72,11 @@ class TaskEvaluation:
 
     @property
     def positions(self) -> str:
-        """The name of the positions of the test."""
+        """The name of the kind of positions that the test uses."""
         return getattr(self.model.resampling, "evaluation", "plain")
 
     def row(self, length: int, counted: Tally) -> LengthAccuracy:
-        """Return the row of a result."""
+        """Return the table row for the result at one length."""
         return LengthAccuracy(
             run=self.workdir.name,
             encoding=self.encoding,
@@ -91,7 +92,7 @@ class TaskEvaluation:
         )
 
     def all_rows(self) -> list[LengthAccuracy]:
-        """Return the rows of this evaluation in the run's own table, for all lengths."""
+        """Return the rows of this evaluation in the run's own table, for all measured lengths."""
         of_these = self.row(0, Tally(1, 1, 1)).key[:-1]
         own = read_own(self.workdir, self.encoding).accuracies
         return sorted((r for r in own if r.key[:-1] == of_these), key=lambda row: row.length)
@@ -100,7 +101,7 @@ class TaskEvaluation:
         """Return the rows in the run's own table for the requested lengths.
 
         Raises:
-          UserError: The rows have another number of exercises.
+          UserError: A row is based on a different number of exercises.
         """
         found = [row for row in self.all_rows() if row.length in self.lengths]
         for row in found:
@@ -113,7 +114,7 @@ class TaskEvaluation:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Write rows beside each run, and a table and figure of all runs in the top folder."""
+    """Write rows beside each run, and a table and a figure of all runs in the top folder."""
     if arguments.output:
         require_folder(place(arguments.output), "--output")
     checkpoints, top = chosen(arguments)
@@ -136,7 +137,7 @@ def evaluation_of(arguments: argparse.Namespace, workdir: epath.Path, step: int)
     """Return the requested evaluation of a checkpoint.
 
     Raises:
-      UserError: The run was trained on text, or there is no length to measure.
+      UserError: The run was trained on text, or there are no lengths to measure.
     """
     config, variant = configuration(arguments, workdir)
     data = training_of(config).data
@@ -162,7 +163,10 @@ def evaluation_of(arguments: argparse.Namespace, workdir: epath.Path, step: int)
 def lengths_taken(
     model: Decoder, data: Synthetic, lengths: Sequence[int], run: str
 ) -> tuple[int, ...]:
-    """Return the lengths that the task has and the model can read; report why others are not."""
+    """Return the lengths that the task has and the model can read, and report the other lengths.
+
+    The report gives the reason for each length that is not measured.
+    """
     refused: dict[int, str] = {}
     tokens: dict[int, int] = {}
     for length in lengths:
@@ -188,7 +192,7 @@ def left_to_measure(asked: TaskEvaluation) -> list[int]:
 
 
 def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
-    """Measure these lengths; if interrupted, write the results so far."""
+    """Measure the accuracy at these lengths; if interrupted, write the results so far."""
     mesh = make_mesh(MeshShape())
     params = read_params(str(asked.workdir), asked.step, asked.model, mesh)
     answers = slot_answers if asked.data.layout == "slots" else generated_answers
@@ -212,7 +216,10 @@ def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
 
 
 def scores(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> list[TaskScore]:
-    """Return the mean accuracies over the measured lengths of training, and over longer ones."""
+    """Return the mean accuracy over the measured lengths up to the longest training exercise.
+
+    If longer exercises have been measured, also return the mean over these.
+    """
     longest = asked.data.max_length
     groups = [[row for row in rows if (row.length > longest) == longer] for longer in (False, True)]
     return [_score(asked, group) for group in groups if group]
@@ -242,7 +249,10 @@ def _score(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> TaskScore:
 
 
 def combine(asked: Sequence[TaskEvaluation], top: epath.Path) -> None:
-    """Write a table and figure of these evaluations, and for several runs their common CSV file."""
+    """Write the combined results of these evaluations and print a table.
+
+    The results are a figure and, if several runs are evaluated, a CSV file with their rows.
+    """
     rows = [row for one in asked for row in one.rows_there()]
     make_folder(top)
     if newest_config(top) is None:

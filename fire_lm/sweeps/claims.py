@@ -12,15 +12,16 @@ from etils import epath
 
 from fire_lm.storage import Lease, in_bucket, make_folder
 
-_PAUSE = 0.2  # seconds
+_PAUSE = 0.2  # the number of seconds between two attempts to claim
 
 
 @contextlib.contextmanager
 def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterator[bool]:
-    """Claim `what` of a run for the duration of the block; yield False if another job has it.
+    """Claim `what` of a run for the duration of the block; yield False if another job holds it.
 
-    Only one process of a job `speaks`; the others claim nothing. A claim ends with its process: at
-    once on a disk with locks, and in a bucket after a minute without a signature (`storage.Lease`).
+    Only one process of a job `speaks`; the other processes claim nothing. A claim ends with its
+    process: immediately on a disk with locks, and in a bucket once the lease has not been renewed
+    for a minute (`storage.Lease`).
     """
     if not speaks:
         yield False
@@ -33,7 +34,7 @@ def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterat
 
 @contextlib.contextmanager
 def held(workdir: str | epath.Path, what: str) -> Iterator[None]:
-    """Claim `what` of a run in one process, after waiting until no other process has it."""
+    """Wait until no other process holds `what` of a run, then claim it until the block ends."""
     while True:
         with claimed(workdir, what) as ours:
             if ours:
@@ -51,7 +52,7 @@ def _by_lock(path: epath.Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        except OSError:  # a file system without locks, such as some shared ones
+        except OSError:  # The file system has no locks, as is the case for some shared ones.
             pass
         yield True
 

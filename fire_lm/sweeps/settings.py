@@ -1,4 +1,4 @@
-"""The settings under which `fire-lm sweep` scores a run: as it was trained, and each --also."""
+"""The settings under which `fire-lm sweep` scores a run: those of training, and each --also."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fire_lm.experiment import check_settings
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.saved import text_of_run
 
-# The settings besides the model that determine the rows.
+# The settings that, together with the model, determine the rows.
 _SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")
 
 
@@ -29,9 +29,9 @@ class Setting:
     """A way of scoring a run's checkpoints.
 
     Attributes:
-      also: The additional flags; empty for the plain setting.
+      also: The value of --also, which contains additional flags; empty for the plain setting.
       config: The configuration.
-      variant: The name, in the table, of the model's changes from training.
+      variant: The name in the table for the changes to the model since training.
     """
 
     also: str
@@ -46,18 +46,18 @@ class Setting:
 
     @property
     def rows(self) -> dict[str, Any]:
-        """The values that determine the rows, which are equal for equivalent settings."""
+        """The values that determine the rows; equivalent settings have the same values."""
         return {"variant": self.variant, **{name: getattr(self.asked, name) for name in _SCORING}}
 
     def claim(self, step: int) -> str:
-        """Return the name under which a sweep claims a checkpoint, with a hash of the text."""
+        """Return the name, with a hash of the text, under which a sweep claims a checkpoint."""
         text = repr([self.rows[name] for name in ("data", "split")])
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         return f"{step}-{self.variant or 'plain'}-{digest}"
 
 
 def settings(arguments: argparse.Namespace, workdir: epath.Path) -> list[Setting]:
-    """Return the plain setting and each --also that affects this run; report the others."""
+    """Return the plain setting and each --also that affects this run; report every other --also."""
     found, idle = resolved(arguments, workdir)
     for one in found:
         check_split(one)
@@ -67,9 +67,9 @@ def settings(arguments: argparse.Namespace, workdir: epath.Path) -> list[Setting
 
 
 def check_split(setting: Setting) -> None:
-    """Raise UserError for a split that the text does not have, if that can be checked quickly.
+    """Raise UserError if the text does not have the split and this can be checked quickly.
 
-    Otherwise the settings before this one would be scored before the error is found.
+    Without this check, the preceding settings would be scored before the error is found.
     """
     wanted = setting.rows["split"]
     for part in setting.rows["data"].parts:
@@ -83,9 +83,9 @@ def check_split(setting: Setting) -> None:
 def resolved(
     arguments: argparse.Namespace, workdir: epath.Path
 ) -> tuple[list[Setting], dict[str, str]]:
-    """Return the settings, and why each other --also does not apply to this run."""
+    """Return the settings that apply to this run, and why each remaining --also does not apply."""
     found = [Setting("", *configuration(arguments, workdir))]
-    text_of_run(found[0].config, workdir)  # refuses a run without text
+    text_of_run(found[0].config, workdir)  # This refuses a run that was not trained on text.
     check_settings(found[0].config)
     idle = {}
     for also in arguments.also:
@@ -107,7 +107,7 @@ def resolved(
 
 
 def check_named_apart(one: Setting, other: Setting) -> None:
-    """Raise UserError for two texts that would have the same name in the table."""
+    """Raise UserError if two different texts would have the same name in the table."""
     names = [
         {(dataset_label(part), part.construction) for part in setting.rows["data"].parts}
         for setting in (one, other)
@@ -140,10 +140,10 @@ def check_effects(arguments: argparse.Namespace, workdirs: Iterable[epath.Path])
 
 
 def flags_of(also: str) -> tuple[list[str], list[str]]:
-    """Return the gin files and bindings in one --also.
+    """Return the gin files and the bindings in the value of one --also.
 
     Raises:
-      UserError: The --also contains anything else, or nothing.
+      UserError: The value is empty or contains anything else.
     """
     files, bindings = [], []
     try:

@@ -1,4 +1,4 @@
-"""The checkpoints of runs in training that `fire-lm sweep --follow` still has to score."""
+"""The checkpoints of ongoing training runs that `fire-lm sweep --follow` still has to score."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from fire_lm.runs.find import (
 from fire_lm.runs.saved import saved_config
 from fire_lm.training import stopped_at
 
-# The number of attempts for an intact checkpoint that cannot be scored.
+# The number of attempts after which an intact checkpoint that cannot be scored is skipped.
 _TRIES = 3
 
 
 class Survey:
-    """The checkpoints to score in runs that are being trained; only process 0's survey counts.
+    """The checkpoints to score in ongoing training runs.
+
+    Only the survey of process 0 is used.
 
     Attributes:
-      begun: Whether all named runs had started at the last look.
+      begun: Whether all named runs had started at the last call of `look`.
     """
 
     def __init__(self, arguments: argparse.Namespace):
@@ -43,11 +45,14 @@ class Survey:
         self.begun = False
 
     def leave(self, name: str, step: int) -> None:
-        """Skip a checkpoint from now on, because it has been scored or cannot be."""
+        """Skip a checkpoint from now on, because it has been scored or cannot be scored."""
         self._left.add((name, step))
 
     def failed(self, name: str, step: int, problem: str) -> None:
-        """Record a failed attempt. An intact checkpoint is retried up to three times."""
+        """Record a failed attempt; after three, an intact checkpoint is skipped.
+
+        A checkpoint that is damaged or has been removed is skipped at once.
+        """
         if jax.process_index() != 0:
             return
         if step not in available_steps(name):
@@ -75,14 +80,15 @@ class Survey:
             except NotYet as error:
                 self._tell(f"{error}: waiting for it")
                 over = self.begun = False
-                workdirs.append(error.folder)  # as far as is known now
+                workdirs.append(error.folder)  # This is all that is known about these runs so far.
                 named.append(error.folder)
                 continue
             workdirs += [run.workdir for run in runs]
             named += folders
             for run in runs:
                 self._runs[str(run.workdir)] = run
-                over &= self._has_ended(run)  # before listing steps, so that the last one counts
+                # Check this before listing the steps, so that the last checkpoint is not missed.
+                over &= self._has_ended(run)
                 due += [(str(run.workdir), step) for step in self._steps(run)]
         names = [run.workdir.name for run in self._runs.values()]
         if len(set(names)) < len(names):
@@ -91,14 +97,14 @@ class Survey:
         return due, str(top), over
 
     def _steps(self, run: RunSteps) -> list[int]:
-        """Return the checkpoints left to score, and report those that have disappeared."""
+        """Return the steps that remain to be scored, and report checkpoints that have vanished."""
         name, there = str(run.workdir), available_steps(run.workdir)
         wanted = {(name, step) for step in there if not run.steps or step in run.steps}
         gone = {one for one in self._seen - wanted - self._left if one[0] == name}
         if gone:
             scored = _steps_with_rows(run.workdir)
             for _, step in sorted(gone):
-                if step not in scored:  # otherwise another sweep has scored it
+                if step not in scored:  # Otherwise, another sweep has scored the checkpoint.
                     self._tell(f"checkpoint {step} of {name} was removed before it was scored")
         self._left |= gone
         self._seen |= wanted
@@ -123,7 +129,7 @@ class Survey:
         return list(self._runs)
 
     def scored(self) -> list[tuple[str, int]]:
-        """Return all checkpoints of these runs that have rows, whoever scored them."""
+        """Return all checkpoints of these runs that have rows, regardless of who scored them."""
         if jax.process_index() != 0:
             return []
         return [
@@ -134,7 +140,7 @@ class Survey:
         ]
 
     def judge(self) -> None:
-        """Raise RunFailed if results are missing at the end."""
+        """Raise RunFailed if results are missing once training has ended."""
         lost = [f"{n}@{s}: {p[-1]}" for (n, s), p in self._failures.items() if len(p) == _TRIES]
         if lost:
             raise RunFailed(f"{len(lost)} checkpoints could not be scored\n" + "\n".join(lost))

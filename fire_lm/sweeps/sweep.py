@@ -39,15 +39,16 @@ from fire_lm.sweeps.settings import Setting, check_effects, settings
 from fire_lm.sweeps.survey import Survey
 from fire_lm.sweeps.tables import write_tables
 
-# The number of seconds between looks at a run in training, or at another sweep's checkpoint.
+# The number of seconds between checks of an ongoing training run, or of a checkpoint that another
+# sweep is scoring.
 _EVERY = 10.0
 _ROWS, _POSITIONS = "length_sweep.csv", "position_losses.csv"
 _T = TypeVar("_T")
 
 
 def sweep(arguments: argparse.Namespace) -> None:
-    """Write rows beside each run, and a table and figure of all runs in the top folder."""
-    if arguments.output:  # checked first, because --follow may wait for runs
+    """Write rows beside each run, and a table and a figure of all runs in the top folder."""
+    if arguments.output:  # Check this first, because --follow may wait for runs.
         require_folder(place(arguments.output), "--output")
     if arguments.follow:
         follow(arguments)
@@ -64,7 +65,7 @@ def sweep(arguments: argparse.Namespace) -> None:
             while not score(arguments, place(name), step):
                 say(f"{name}@{step} is being scored by another sweep: waiting for it")
                 time.sleep(_EVERY)
-        except FireLMError as error:  # such as a checkpoint removed in the meantime
+        except FireLMError as error:  # For example, a checkpoint was removed in the meantime.
             failures[name, step] = error
             if len(failures) == len(checkpoints):
                 raise
@@ -78,7 +79,7 @@ def sweep(arguments: argparse.Namespace) -> None:
 
 
 def describe(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> None:
-    """Print what `--dry_run` shows."""
+    """Print what a dry run shows for a checkpoint."""
     for one in settings(arguments, workdir):
         asked = f" also {one.also}" * bool(one.also)
         lengths = one.config.macro("EVAL_LENGTHS")
@@ -87,10 +88,10 @@ def describe(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> N
 
 
 def chosen(arguments: argparse.Namespace) -> tuple[list[tuple[str, int]], str]:
-    """Return each checkpoint to score once, and the folder of the combined results.
+    """Return the checkpoints to score, without duplicates, and the folder of the combined results.
 
     Raises:
-      UserError, RunFailed: A named checkpoint, or the newest one, is missing or damaged.
+      UserError, RunFailed: A named checkpoint or the newest checkpoint is missing or damaged.
     """
     runs, named = find_runs(arguments.runs)
     top = folder_of_all(arguments.output, [run.workdir for run in runs], named)
@@ -109,12 +110,13 @@ def chosen(arguments: argparse.Namespace) -> tuple[list[tuple[str, int]], str]:
 
 
 def follow(arguments: argparse.Namespace) -> None:
-    """Score each checkpoint of runs that are being trained, oldest first, until training ends.
+    """Score each checkpoint of ongoing training runs, oldest first, until training ends.
 
-    Scored rows stay, so the same command resumes after a kill.
+    Rows are written as they are scored, so the same command resumes after it has been killed.
 
     Raises:
-      RunFailed: Training has ended, and some checkpoints could not be scored, or there were none.
+      RunFailed: Training has ended, and either some checkpoints could not be scored or there were
+        no checkpoints.
     """
     if arguments.dry_run:
         raise UserError("--follow and --dry_run exclude each other")
@@ -143,7 +145,7 @@ def follow(arguments: argparse.Namespace) -> None:
 
 
 def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool:
-    """Write the missing rows of a checkpoint; return False if another process is scoring it."""
+    """Write the missing rows of a checkpoint; return False if another job is scoring some rows."""
     whole = True
     for one in settings(arguments, workdir):
         with claimed(workdir, one.claim(step), jax.process_index() == 0) as claim:
@@ -155,7 +157,7 @@ def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool
 
 
 def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
-    """Score a claimed checkpoint, writing each row as soon as it is known."""
+    """Score a claimed checkpoint and write each row as soon as it is known."""
     score_checkpoint(
         setting.asked,
         str(workdir),
@@ -168,7 +170,7 @@ def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
 
 
 def finished_in(workdir: epath.Path, encoding: str) -> Known:
-    """Return the finished rows of a run, as process 0 sees them."""
+    """Return the finished rows of a run, on which all processes agree with process 0."""
     own = read_own(workdir, encoding)
     if own.problem:
         say_once(own.problem)
@@ -184,15 +186,15 @@ def finished_in(workdir: epath.Path, encoding: str) -> Known:
 
 
 def write_scored(workdir: epath.Path, scored: Scored) -> None:
-    """Write a row after its text and its losses by position.
+    """Write the description of a row's text and the row's losses by position, and then the row.
 
-    A text belongs to the row with the same loss, so a text that a kill left without a row belongs
-    to none. The text of an existing row stays.
+    A text belongs to the row with the same loss, so a text whose row was never written, because the
+    sweep was killed, belongs to no row. The text of an existing row is kept.
 
     Raises:
-      RunFailed: Another sweep has started with another text in the meantime.
+      RunFailed: In the meantime, another sweep has started to score another text of the same name.
     """
-    with held(workdir, "rows"):  # from reading the existing files until all are written
+    with held(workdir, "rows"):  # Hold this from reading the existing files until all are written.
         if (line := scored.text) is not None:
             own = read_own(workdir, line.encoding)
             for row in own.losses:
@@ -209,7 +211,10 @@ def write_scored(workdir: epath.Path, scored: Scored) -> None:
 
 
 def combine(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> None:
-    """Write a table and figure of these checkpoints, and for several runs their common CSV file."""
+    """Write the combined results of these checkpoints and print a table.
+
+    The results are a figure and, if several runs are scored, CSV files with their rows.
+    """
     if jax.process_index() == 0:
         table = write_tables(checkpoints, top)
         print(f"\n{table}\n\n{top / _ROWS}, .png")

@@ -26,12 +26,13 @@ from fire_lm.storage import make_folder, place, remove
 
 
 def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str:
-    """Write the rows of these checkpoints, their texts and a figure, and return the table.
+    """Write the rows of these checkpoints, their texts and a figure, and return the table as text.
 
-    The folder's rows are replaced each time. If the folder is a run, it already has these rows, and
-    perhaps more, so only the figure is written.
+    The rows in the folder are replaced each time. If the folder is itself a run directory, it
+    already has these rows and perhaps others, so only the figure is written.
     """
-    wanted = {(name, step) for name, step in checkpoints}  # which are lists in a job (from JSON)
+    # In a job of several processes, the pairs have passed through JSON, which makes them lists.
+    wanted = {(name, step) for name, step in checkpoints}
     rows: list[SweepRow] = []
     texts: list[ScoredText] = []
     positions: list[PositionLoss] = []
@@ -45,11 +46,11 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
         configs[place(name).name] = config
     make_folder(top)
     if newest_config(top) is None:
-        write_table(top / TEXTS_FILE, ScoredText, texts)  # written first, see its module
+        write_table(top / TEXTS_FILE, ScoredText, texts)  # This comes first: see `scored_text`.
         if positions:
             write_table(top / "position_losses.csv", PositionLoss, positions)
         else:
-            remove(top / "position_losses.csv")  # an old file would belong to other rows
+            remove(top / "position_losses.csv")  # An old file would belong to other rows.
         write_rows(top / "length_sweep.csv", rows)
     results = as_results(rows, texts, configs)
     write_figure(results, top / "length_sweep.png")
@@ -61,7 +62,7 @@ def as_results(
 ) -> Results:
     """Return the rows in the form of a report's results.
 
-    Runs that differ only in their seed form an arm, separately for each step.
+    Runs that differ only in their seed form an arm; each step has separate arms.
     """
     own = dict(configs)
     arms = arm_names(own, differing(own))

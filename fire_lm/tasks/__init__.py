@@ -1,1 +1,1 @@
-"""Tasks with answers, on which models are trained and scored."""
+"""Tasks that consist of inputs with answers, on which models are trained and scored."""

@@ -1,4 +1,4 @@
-"""128 v5e chips as nodes of a GKE cluster (JobSet)."""
+"""128 v5e chips as nodes of a GKE cluster with JobSet."""
 
 from ml_collections import ConfigDict
 

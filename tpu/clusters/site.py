@@ -1,4 +1,4 @@
-"""The settings that all of your slices share: fill them in once (see tpu/README.md)."""
+"""The settings that all of your slices share. Fill in the values once (see tpu/README.md)."""
 
 from ml_collections import ConfigDict
 

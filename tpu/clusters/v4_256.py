@@ -1,4 +1,4 @@
-"""128 v4 chips: the paper's 125M runs."""
+"""128 v4 chips, for the paper's runs with 125M parameters."""
 
 from ml_collections import ConfigDict
 

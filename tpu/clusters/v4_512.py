@@ -1,4 +1,4 @@
-"""256 v4 chips: the paper's 350M runs."""
+"""256 v4 chips, for the paper's runs with 350M parameters."""
 
 from ml_collections import ConfigDict
 

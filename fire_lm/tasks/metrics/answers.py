@@ -1,7 +1,7 @@
-"""F1 and exact match of short answers, normalised as SQuAD does (Rajpurkar et al. 2016).
+"""F1 and exact match of short answers, normalised as in SQuAD (Rajpurkar et al. 2016).
 
-SCROLLS scores Qasper and NarrativeQA by F1, QuALITY and ContractNLI by exact match; ReCoRD uses
-both. A prediction is scored against the reference that it fits best.
+SCROLLS scores Qasper and NarrativeQA by F1, and QuALITY and ContractNLI by exact match; ReCoRD uses
+both. A prediction's score is the best over all references.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalised(text: str) -> str:
-    """Return text in lower case, without ASCII punctuation and articles, with single spaces."""
+    """Return the text in lower case, with single spaces and no ASCII punctuation or articles."""
     bare = text.lower().translate(_WITHOUT_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """Return 1 if both texts are equal after normalisation, else 0."""
+    """Return 1 if the two texts are identical after normalisation, else 0."""
     return float(normalised(prediction) == normalised(reference))
 
 
 def word_f1(prediction: str, reference: str) -> float:
-    """Return F1 of the bags of normalised words; 0 if they share none, also if both are empty."""
+    """Return the F1 of the bags of normalised words.
+
+    The value is 0 if the texts share no word, even if both are empty.
+    """
     predicted, expected = normalised(prediction).split(), normalised(reference).split()
     common = collections.Counter(predicted) & collections.Counter(expected)
     return f_measure(common.total(), len(predicted), len(expected))
 
 
 def f_measure(overlap: int, predicted: int, expected: int) -> float:
-    """Return the harmonic mean of overlap / predicted and overlap / expected; 0 for no overlap."""
+    """Return the harmonic mean of overlap / predicted and overlap / expected; 0 if overlap is 0."""
     return 2 * overlap / (predicted + expected) if overlap else 0.0
 
 
@@ -47,7 +50,7 @@ def best(measure: Callable[[str, str], float], references: Sequence[str], predic
     """Return the largest value of the measure over all references.
 
     Raises:
-        UserError: There is no reference.
+        UserError: There are no references.
     """
     if not references:
         raise no_references()
@@ -62,7 +65,7 @@ def no_references() -> UserError:
 
 
 class ExactMatch(Metric):
-    """The percentage of predictions that equal one of the references, after normalisation."""
+    """The percentage of predictions that are identical to a reference after normalisation."""
 
     names = ("em",)
 
@@ -81,14 +84,16 @@ class F1(Metric):
         return np.array([[best(word_f1, references, given)] for references, given in pairs])
 
 
-# A reply whose F1 exceeds this counts as the topic.
+# A reply whose F1 reaches this value counts as the topic.
 _NEAR = 0.8
 
 
 class Mentioned(Metric):
-    """LongEval's topics: the percentage of replies that contain a reference or nearly equal one.
+    """The percentage of replies that contain or nearly match a reference, for LongEval's topics.
 
-    The benchmark's authors judge manually or with a model; `accuracy` counts either kind of reply.
+    The benchmark's authors judge replies manually or with a model. Here, `contained` counts replies
+    that contain a reference, `near` counts replies that nearly match one, and `accuracy` counts
+    replies of either kind.
     """
 
     names = ("accuracy", "contained", "near")
@@ -103,5 +108,5 @@ class Mentioned(Metric):
 
 
 def contains(prediction: str, reference: str) -> float:
-    """Return 1 if a prediction contains the words of a reference, after normalisation, else 0."""
+    """Return 1 if the normalised prediction contains the normalised reference as words, else 0."""
     return float(f" {normalised(reference)} " in f" {normalised(prediction)} ")

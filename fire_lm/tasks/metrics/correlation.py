@@ -1,4 +1,4 @@
-"""The correlation of numbers, for STS-B."""
+"""Correlations between predicted and true numbers, for STS-B."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fire_lm.tasks.metrics.uncertainty import ratio
 
 
 class Correlations(Metric):
-    """Pearson's and Spearman's correlation, in percent; 0 if one side does not vary.
+    """Pearson's and Spearman's correlation in percent; 0 if targets or predictions are constant.
 
-    The uncertainty of Spearman's correlation treats the ranks as given.
+    The ranks are treated as fixed when the uncertainty of Spearman's correlation is computed.
     """
 
     names = ("pearson", "spearman")
@@ -28,13 +28,13 @@ class Correlations(Metric):
 
 
 def ranked(values: np.ndarray) -> np.ndarray:
-    """Return ranks in ascending order, float64 [n]; equal values share their mean rank."""
+    """Return the rank of each value in ascending order, float64 [n]; ties share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def _moments(pairs: np.ndarray) -> np.ndarray:
-    """Return x, y, x^2, y^2 and x y, each centred by its mean, [n, 5]."""
+    """Return x, y, x^2, y^2 and x y, [n, 5], after subtracting the means of x and y."""
     x, y = np.moveaxis(pairs - pairs.mean(axis=0), -1, 0)
     return np.stack([x, y, x * x, y * y, x * y], axis=-1)
 

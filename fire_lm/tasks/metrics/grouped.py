@@ -1,4 +1,7 @@
-"""MultiRC (Khashabi et al. 2018): a question is right if all its answers are judged correctly."""
+"""The metrics of MultiRC (Khashabi et al. 2018), where several examples form a question.
+
+An exact match requires that all answers to a question are judged correctly.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from fire_lm.tasks.metrics.metric import Metric
 
 
 class InGroup(NamedTuple):
-    """The label of an example that is scored together with the others of its group."""
+    """The label of an example that is scored together with the other examples of its group."""
 
     group: str
     label: str
@@ -21,9 +24,9 @@ class InGroup(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class GroupedLabels(Metric):
-    """The exact match of whole groups, and the F1 over all examples (F1a), in percent.
+    """The exact match of whole groups and the F1 over all examples (F1a), in percent.
 
-    A unit is a group, so that its examples are resampled together.
+    A unit is a group, so that the bootstrap resamples the examples of a group together.
 
     Attributes:
         positive, negative: The two labels.
@@ -36,7 +39,8 @@ class GroupedLabels(Metric):
     def units(self, targets: Sequence[InGroup], predictions: Sequence[str]) -> np.ndarray:
         f1 = BinaryF1(self.positive, self.negative)
         known([target.label for target in targets])
-        groups: dict[str, list[float]] = {}  # whether all are right so far, and the counts of F1
+        # For each group: whether all predictions so far are correct, and the counts of F1.
+        groups: dict[str, list[float]] = {}
         for (group, label), given in zip(targets, predictions, strict=True):
             unit = groups.setdefault(group, [1.0, 0.0, 0.0, 0.0])
             unit[0] *= label == given

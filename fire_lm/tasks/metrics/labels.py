@@ -1,6 +1,6 @@
-"""Metrics of classification, where a prediction is the text of a label or any other text.
+"""Metrics of classification, where a prediction is the text of a label or some other text.
 
-A target is a label, or '' if the label is unknown.
+A target is the text of a label, or '' if the label is unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fire_lm.tasks.metrics.uncertainty import ratio
 
 
 def known(targets: Sequence[str]) -> Sequence[str]:
-    """Return the targets, which must all be known.
+    """Return the targets after checking that all of them are known.
 
     Raises:
         UserError: A label is unknown.
@@ -27,7 +27,7 @@ def known(targets: Sequence[str]) -> Sequence[str]:
 
 
 class Accuracy(Metric):
-    """The percentage of predictions that equal the label."""
+    """The percentage of predictions that are identical to the label."""
 
     names = ("accuracy",)
 
@@ -38,7 +38,7 @@ class Accuracy(Metric):
 
 @dataclasses.dataclass(frozen=True)
 class BinaryF1(Metric):
-    """The F1 of one of two labels, in percent.
+    """The F1 of the positive of two labels, in percent.
 
     Attributes:
         positive, negative: The two labels.
@@ -53,9 +53,9 @@ class BinaryF1(Metric):
         return np.array([self.counts(label, given) for label, given in pairs], np.float64)
 
     def counts(self, label: str, given: str) -> tuple[bool, bool, bool]:
-        """Return whether both, the prediction, and the target are positive.
+        """Return whether both are positive, whether the prediction is, and whether the target is.
 
-        A prediction that is neither label counts as the wrong one, as in T5.
+        A prediction that is neither of the two labels counts as the wrong label, as in T5.
         """
         expected, predicted = label == self.positive, given == self.positive
         if given not in (self.positive, self.negative):
@@ -88,7 +88,10 @@ class MacroF1(Metric):
 
 @dataclasses.dataclass(frozen=True)
 class Matthews(Metric):
-    """Matthews correlation in percent; predictions that are no label form a class (Gorodkin)."""
+    """The Matthews correlation for several classes (Gorodkin), in percent.
+
+    Predictions that are not labels form an additional class.
+    """
 
     labels: tuple[str, ...]
     names = ("matthews",)
@@ -109,10 +112,10 @@ class Matthews(Metric):
         spread = (1 - np.square(expected).sum(axis=-1)) * (
             1 - np.square(predicted).sum(axis=-1) - np.square(neither)
         )
-        # If all targets or all predictions are equal, the correlation is 0.
+        # If all targets are the same, or all predictions are, the correlation is 0.
         return ratio(covariance, np.sqrt(np.where(spread > 1e-15, spread, 0)))[..., None]
 
 
 def _one_hot(given: Sequence[str], labels: Sequence[str]) -> np.ndarray:
-    """Return one-hot labels, float64 [examples, labels], with a row of zeros for other texts."""
+    """Return one-hot labels, float64 [examples, labels]; texts that are not labels become zeros."""
     return np.array([[text == label for label in labels] for text in given], np.float64)

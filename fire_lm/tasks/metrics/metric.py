@@ -1,7 +1,8 @@
-"""The interface of metrics: functions of means, with their uncertainty.
+"""The interface of metrics, which are functions of means, and the uncertainty of their values.
 
 A metric is a metric function of seqio, `(targets, predictions) -> {name: value}`. In addition, it
-states what its values are means of, so that the standard error needs no second definition.
+provides the numbers whose means determine its values, so that standard errors follow from the same
+definition.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ class Score:
 
 
 class Metric(abc.ABC):
-    """A metric whose values are functions of the means of a few numbers over units.
+    """A metric whose values are functions of the means, over all units, of a few numbers.
 
-    A unit is an example, or a group of examples that are scored together.
+    A unit is an example or a group of examples that are scored together.
 
     Attributes:
-        names: The names of the values, the primary one first.
+        names: The names of the values, of which the first is the primary value.
     """
 
     names: ClassVar[tuple[str, ...]]
 
     @abc.abstractmethod
     def units(self, targets: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
-        """Return the numbers from which the values are computed, float64 [units, numbers]."""
+        """Return the numbers whose means determine the values, float64 [units, numbers]."""
 
     def combine(self, means: np.ndarray) -> np.ndarray:
-        """Compute values [..., names], as fractions of 1, from means [..., numbers], float64."""
+        """Compute values [..., names], as fractions of 1, from float64 means [..., numbers]."""
         return means
 
     def __call__(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
@@ -87,16 +88,18 @@ def scores_of(
     predictions: Sequence[Any],
     ids: Sequence[str],
 ) -> tuple[dict[str, Score], dict[str, str]]:
-    """Return the scores of any metric function, and the examples on which it fails, with reasons.
+    """Return a metric function's scores and, by example id, the reasons why examples were skipped.
 
-    A function that raises is called on each example alone; examples on which it raises are skipped.
+    If the function raises an error, it is called on each example separately, and the examples on
+    which it raises an error are skipped.
 
     Args:
         ids: The ids of the examples.
 
     Raises:
         UserError: The examples have no references.
-        RunFailed: The function fails on all examples, or only on all of them together.
+        RunFailed: The function fails on every example, or it fails on all examples together but on
+            no single example.
     """
     try:
         return _scores(metric_fn, targets, predictions), {}
@@ -133,10 +136,10 @@ def _scores(
 def average(scores: Sequence[Score]) -> Score:
     """Return the unweighted mean of the scores of different data sets.
 
-    Its interval is the normal one, because the data sets are independent.
+    The data sets are independent, and the interval is that of a normal distribution.
 
     Raises:
-        UserError: There is no score.
+        UserError: There are no scores.
     """
     if not scores:
         raise UserError("there are no scores to average")

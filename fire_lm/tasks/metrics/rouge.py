@@ -1,8 +1,8 @@
-"""ROUGE-1, ROUGE-2 and ROUGE-L as SCROLLS scores summaries (Lin 2004; Shaham et al. 2022).
+"""ROUGE-1, ROUGE-2 and ROUGE-L as used by SCROLLS for summaries (Lin 2004; Shaham et al. 2022).
 
-The F-measures are those of the package rouge-score without its stemmer, to the last digit. That
-package is not a dependency: it requires nltk, joblib and regex for what takes a line each here, and
-finds common subsequences in n * m steps of Python.
+The F-measures agree to the last digit with those of the package rouge-score without its stemmer.
+That package is not a dependency: it requires nltk, joblib and regex for purposes that take one line
+each here, and it finds common subsequences in n * m steps of Python.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 
 def words(text: str) -> list[str]:
-    """Return the runs of ASCII letters and digits, in lower case."""
+    """Return the words of a text: sequences of ASCII letters and digits, in lower case."""
     return _WORD.findall(text.lower())
 
 
@@ -41,7 +41,11 @@ def _grams(of: Sequence[str], n: int) -> collections.Counter[tuple[str, ...]]:
 
 
 def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return its length, by the bits of one integer (Hyyrö 2004): a 0 per word of `one` in it."""
+    """Return the length of the longest common subsequence of two lists of words.
+
+    The algorithm works on the bits of a single integer (Hyyrö 2004). At the end, the number of its
+    bits that are 0 is the length.
+    """
     places: dict[str, int] = collections.defaultdict(int)
     for place, word in enumerate(one):
         places[word] |= 1 << place
@@ -54,10 +58,10 @@ def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def rouge(prediction: str, references: Sequence[str]) -> tuple[float, float, float]:
-    """Return ROUGE-1, -2 and -L of a prediction, each against the reference that maximises it.
+    """Return a prediction's ROUGE-1, -2 and -L, each for the reference that maximises the measure.
 
     Raises:
-        UserError: There is no reference.
+        UserError: There are no references.
     """
     if not references:
         raise no_references()
@@ -75,7 +79,7 @@ def rouge(prediction: str, references: Sequence[str]) -> tuple[float, float, flo
 
 
 class Rouge(Metric):
-    """The geometric mean of mean ROUGE-1, -2 and -L (Rgm), and these three, in percent."""
+    """The mean ROUGE-1, -2 and -L in percent, preceded by their geometric mean (Rgm)."""
 
     names = ("rgm", "rouge1", "rouge2", "rougeL")
 

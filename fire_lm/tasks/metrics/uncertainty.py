@@ -1,4 +1,4 @@
-"""The uncertainty of a function of means: the jackknife and the bootstrap over units."""
+"""The uncertainty of functions of means, computed by the jackknife and the bootstrap over units."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-# float64 [..., numbers] -> [..., values]
+# A function from the means, float64 [..., numbers], to values [..., values].
 Combine = Callable[[np.ndarray], np.ndarray]
 
 _RESAMPLES = 1000
@@ -14,9 +14,11 @@ _SEED = 0
 
 
 def jackknife(units: np.ndarray, combine: Combine) -> np.ndarray:
-    """Return standard errors, float64 [values], of `combine` of the means of [units, numbers].
+    """Return the standard errors of the values, float64 [values], for `units` [units, numbers].
 
-    For a mean, this is the sample's standard deviation over the root of its size; NaN for one unit.
+    The values are `combine` of the means over units. For a value that is itself a mean, the
+    standard error is the sample's standard deviation divided by the square root of its size. With
+    fewer than two units, standard errors are NaN.
     """
     count = len(units)
     if count < 2:
@@ -27,9 +29,9 @@ def jackknife(units: np.ndarray, combine: Combine) -> np.ndarray:
 
 
 def interval(units: np.ndarray, combine: Combine) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of 95 % intervals, float64 [values] each, from resamples of the units.
+    """Return the lower and upper ends of 95 % intervals, each float64 [values], by the bootstrap.
 
-    The seed is fixed, so that the same units give the same interval.
+    The seed is fixed, so that the same units always give the same interval.
     """
     count = len(units)
     if count < 2:

@@ -1,6 +1,6 @@
-"""Suites of text-to-text tasks as values: formats, columns and averages.
+"""Suites of text-to-text tasks, defined as values: their formats, columns and averages.
 
-`fire_lm.data.suites` reads files and writes data sets; nothing here opens a file.
+This package opens no files; `fire_lm.data.suites` reads files and writes data sets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ NARRATIVE_QA = Suite(
     primary_columns(scrolls.NARRATIVE_QA),
     (512, 2048, 4096, 8192, 16384, 24576, 32768),
 )
-# The 15 columns of Table 13. STS-B is part of training, as in T5's mixture, which omits WNLI.
+# The columns are the 15 columns of Table 13. As in T5's mixture, training includes STS-B, which has
+# no column, and omits WNLI.
 GLUE_SUPER_GLUE = Suite(
     "glue_super_glue",
     (*glue.TASKS, *super_glue.TASKS),
@@ -50,12 +51,12 @@ GLUE_SUPER_GLUE = Suite(
     together=True,
     not_trained=(glue.WNLI.name,),
 )
-# Its columns are the generated sizes.
+# The columns of LongEval are the generated sizes.
 LONG_EVAL = Suite("long_eval", long_eval.TASKS, (), (2048, 4096, 8192, 16384))
 
 
 def _rouge(name: str, task: TextTask) -> Suite:
-    """Return a suite of BTLM-3B-8K's tables: samples of less than 16,384 tokens."""
+    """Return a suite as in the tables of BTLM-3B-8K, with samples of less than 16,384 tokens."""
     columns = tuple(
         Column(value, task.name, "validation", value) for value in ("rouge1", "rouge2", "rougeL")
     )

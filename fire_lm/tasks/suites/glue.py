@@ -1,6 +1,7 @@
 """GLUE (Wang et al. 2019) as text. RTE is read from SuperGLUE, which has the same examples.
 
-Records have the fields of TFDS's builders, also in JSON lines; `label` is a number or a name.
+Records, including those in JSON lines, have the fields of TFDS's builders; `label` is a number or a
+name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ COLA_LABELS = ("unacceptable", "acceptable")
 
 
 def similarity_rows(record: Record, training: bool) -> Iterator[Row]:
-    """Yield the row of STS-B: the similarity is a number from 0 to 5, rounded to a fifth."""
+    """Yield the row of an STS-B record.
+
+    The target is the similarity, a number from 0 to 5, rounded to a multiple of 0.2.
+    """
     inputs = prompt("stsb", [(field, text(record, field)) for field in ("sentence1", "sentence2")])
     value = record.get("label")
     if isinstance(value, bool) or not isinstance(value, int | float | None):

@@ -1,4 +1,4 @@
-"""Classification as text, in T5's form (Raffel et al. 2020): 'NAME FIELD: TEXT FIELD: TEXT'."""
+"""Classification as text in T5's form, 'NAME FIELD: TEXT FIELD: TEXT' (Raffel et al. 2020)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from fire_lm.tasks.suites.rows import BadRecord, Record, Row, number, text
 
 
 def of_idx(record: Record) -> str:
-    """Return the number of a record."""
+    """Return the number of a record, its field `idx`, as text."""
     return str(number(record, "idx"))
 
 
 def label_text(record: Record, labels: tuple[str, ...]) -> str:
-    """Return the label of a record, given as a number, name or boolean; '' if it has none.
+    """Return the label of a record, which may be a number, name or boolean; '' if it has no label.
 
     Raises:
-        BadRecord: It is none of the labels.
+        BadRecord: The value is not one of the labels.
     """
     value = record.get("label")
     if value is None or (value == -1 and not isinstance(value, bool)):
@@ -32,14 +32,14 @@ def label_text(record: Record, labels: tuple[str, ...]) -> str:
 
 
 def prompt(name: str, parts: list[tuple[str, str]]) -> str:
-    """Return the input: the task's name, then each field with its text."""
+    """Return an input, which consists of the task's name and then each field with its text."""
     return " ".join([name, *(f"{field}: {content}" for field, content in parts)])
 
 
 def labelled(
     record: Record, key: str, inputs: str, labels: tuple[str, ...], group: str = ""
 ) -> Row:
-    """Return the row of a record with one label."""
+    """Return the row of a record that has a single label."""
     label = label_text(record, labels)
     answers = (label,) if label else ()
     return Row(key, key, inputs, label, answers, choices=labels, group=group)
@@ -47,10 +47,10 @@ def labelled(
 
 @dataclasses.dataclass(frozen=True)
 class LabelledRows:
-    """Makes one row of each record.
+    """Makes one row from each record.
 
     Attributes:
-        name: The name with which inputs begin.
+        name: The task's name, with which inputs begin.
         fields: The fields of the record, in the order of the input.
         labels: The labels, in the order of their numbers.
         key: Returns the key of a record.

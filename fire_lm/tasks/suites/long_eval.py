@@ -1,8 +1,8 @@
-"""LongEval (Li et al. 2023): retrieval of a line and of the first topic, at any size.
+"""LongEval (Li et al. 2023): retrieval of a line, or of the first topic, from texts of any size.
 
-The form is the benchmark's, but the words are ours, so scores are not comparable with those on its
-own cases. A row is a function of random numbers, a size and a key. Prompts end where the answer
-begins, so that models without instruction tuning can continue them.
+The exercises have the benchmark's form, but our words, so that scores are not comparable with
+scores on the benchmark's own test cases. A row is a function of random numbers, a size and a key.
+Prompts end where the answer begins, so that models without instruction tuning can continue them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROUNDS = 4  # the number of questions about each topic
 
 
 def lines(rng: np.random.Generator, size: int, key: str) -> Row:
-    """Return `size` lines with a number each, all with different names; one is requested."""
+    """Return a row with `size` named lines, each with a number; the number of one is requested."""
     numbers = rng.integers(1, LARGEST_VALUE + 1, size)
     pairs = rng.choice(len(ADJECTIVES) * len(NOUNS), size, replace=False)
     names = [f"{ADJECTIVES[pair // len(NOUNS)]}-{NOUNS[pair % len(NOUNS)]}" for pair in pairs]
@@ -40,7 +40,7 @@ def lines(rng: np.random.Generator, size: int, key: str) -> Row:
 
 
 def topics(rng: np.random.Generator, size: int, key: str) -> Row:
-    """Return a conversation about `size` topics in sequence; the first topic is requested."""
+    """Return a row with a conversation about `size` topics; the first topic is requested."""
     chosen = [TOPICS[place] for place in rng.choice(len(TOPICS), size, replace=False)]
     inputs = (
         "This is a conversation about several topics, one after the other.\n\n"

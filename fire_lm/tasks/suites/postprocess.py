@@ -1,7 +1,7 @@
-"""Post-processing functions of seqio: what the metrics see of a row and of a prediction.
+"""Post-processing functions for seqio, which prepare targets and predictions for the metrics.
 
-Each takes the decoded text, the example (whose strings may be bytes) and whether the text is the
-target. The metrics score by the example's `answers`.
+Each function receives a decoded text, the example (whose strings may be bytes) and whether the text
+is the target. The metrics compare predictions with the example's `answers`.
 """
 
 from __future__ import annotations
@@ -28,23 +28,26 @@ class Postprocess(Protocol):
 
 
 def references(text: str, example: Example | None = None, is_target: bool = False) -> Any:
-    """Return all references of a target, or a prediction unchanged."""
+    """Return all references of a target, or a prediction without surrounding whitespace."""
     return list(_answers(example)) if is_target else _plain(text).strip()
 
 
 def label(text: str, example: Example | None = None, is_target: bool = False) -> str:
-    """Return the label of a target, '' if unknown, or a prediction without surrounding space."""
+    """Return the label of a target, or a prediction without surrounding whitespace.
+
+    An unknown label is ''.
+    """
     return next(iter(_answers(example)), "") if is_target else _plain(text).strip()
 
 
 def label_in_group(text: str, example: Example | None = None, is_target: bool = False) -> Any:
-    """Return the same as `label`, with the group of a target."""
+    """Return the same as `label`; a target's label comes with its group."""
     found = label(text, example, is_target)
     return InGroup(_plain(_of(example)["group"]), found) if is_target else found
 
 
 def similarity(text: str, example: Example | None = None, is_target: bool = False) -> float:
-    """Return a number, or -1 if the text is not a finite number, as in T5."""
+    """Return the text as a number or, as in T5, -1 if it is not a finite number."""
     try:
         value = float(label(text, example, is_target))
     except ValueError:
@@ -53,11 +56,11 @@ def similarity(text: str, example: Example | None = None, is_target: bool = Fals
 
 
 def referent(text: str, example: Example | None = None, is_target: bool = False) -> str:
-    """Return whether a prediction names the example's phrase: 'True', 'False', or '' if empty.
+    """Return 'True' if a prediction names the example's phrase, else 'False'.
 
-    The rule is T5's: without determiners, the words of one text are among those of the other, and
-    both or neither have an apostrophe. A prediction without words has no label. The answers of an
-    example are the phrase and the label.
+    The rule is T5's: apart from determiners, all words of one text occur in the other, and either
+    both texts have an apostrophe or neither has. For a prediction without words, return ''. The
+    `answers` of an example are the phrase and the label, which is returned for a target.
     """
     answers = _answers(example)
     if is_target:
@@ -74,7 +77,7 @@ def _without_determiners(phrase: str) -> set[str]:
 
 
 def last_number(text: str, example: Example | None = None, is_target: bool = False) -> str:
-    """Return the last run of digits of a prediction: the rule of LongEval's lines."""
+    """Return the last sequence of digits in a prediction, as LongEval does for its lines."""
     if is_target:
         return label(text, example, is_target)
     kept = "".join(c if c in string.digits else " " for c in _plain(text)).split()

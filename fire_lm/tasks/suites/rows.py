@@ -6,30 +6,32 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# An object of a JSON line, or an example of TFDS with its text decoded.
+# The object in a line of JSON, or an example from TFDS whose text has been decoded.
 Record = Mapping[str, Any]
 
 
 class BadRecord(ValueError):
-    """A record whose form differs from its data set's: a field is missing or has another type."""
+    """A record that lacks a field of its data set, or has a field of the wrong type."""
 
 
 class Unfit(ValueError):
-    """A record of the right form that cannot be used; the message is a reason to count by."""
+    """A record of the right form that cannot be used; skipped records are counted by message."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An input and its answer.
+    """An input with its answer.
 
     Attributes:
         key: A key that no other row of the split has.
-        id: The id of the question; rows that differ only in their answer share it.
-        inputs: What the model reads.
-        targets: An answer that scores 100; '' if none is known.
-        answers: What predictions are scored by, usually all right answers; () if none is known.
-        choices: All possible answers, to be ranked; () if the answer is free.
-        group: The rows that are scored together; the id if the row is scored alone.
+        id: The id of the question; rows that differ only in their answer share an id.
+        inputs: The text that the model reads.
+        targets: An answer that scores 100; '' if no answer is known.
+        answers: The texts against which predictions are scored, usually all correct answers; () if
+            no answer is known.
+        choices: All possible answers, which can be ranked; () if the answer is free text.
+        group: The name of the group of rows that are scored together; the id if the row is scored
+            alone.
     """
 
     key: str
@@ -46,10 +48,10 @@ class Row:
 
 
 def text(record: Record, field: str) -> str:
-    """Return a field that is a string.
+    """Return the value of a field that is a string.
 
     Raises:
-        BadRecord: There is no such field, or it is not a string.
+        BadRecord: The field is missing or is not a string.
     """
     value = _field(record, field)
     if not isinstance(value, str):
@@ -58,10 +60,10 @@ def text(record: Record, field: str) -> str:
 
 
 def number(record: Record, field: str) -> int:
-    """Return a field that is a whole number.
+    """Return the value of a field that is a whole number.
 
     Raises:
-        BadRecord: There is no such field, or it is not a whole number.
+        BadRecord: The field is missing or is not a whole number.
     """
     value = _field(record, field)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -70,10 +72,10 @@ def number(record: Record, field: str) -> int:
 
 
 def texts(record: Record, field: str) -> tuple[str, ...]:
-    """Return a field that is a list of strings.
+    """Return the value of a field that is a list of strings.
 
     Raises:
-        BadRecord: There is no such field, or it is not a list of strings.
+        BadRecord: The field is missing or is not a list of strings.
     """
     value = _field(record, field)
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
@@ -82,10 +84,10 @@ def texts(record: Record, field: str) -> tuple[str, ...]:
 
 
 def child(record: Record, field: str) -> Record:
-    """Return a field that is an object.
+    """Return the value of a field that is an object.
 
     Raises:
-        BadRecord: There is no such field, or it is not an object.
+        BadRecord: The field is missing or is not an object.
     """
     value = _field(record, field)
     if not isinstance(value, Mapping):
@@ -94,10 +96,10 @@ def child(record: Record, field: str) -> Record:
 
 
 def children(record: Record, field: str) -> Sequence[Record]:
-    """Return a field that is a list of objects.
+    """Return the value of a field that is a list of objects.
 
     Raises:
-        BadRecord: There is no such field, or it is not a list of objects.
+        BadRecord: The field is missing or is not a list of objects.
     """
     value = _field(record, field)
     if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):

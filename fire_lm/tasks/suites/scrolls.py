@@ -1,8 +1,9 @@
 """SCROLLS (Shaham et al. 2022): seven data sets of long documents.
 
-Records have `id` (a question), `pid` (a question and one of its references), `input` and `output`
-(null in test splits). Five of the inputs are a query, a blank line and the document, so that
-truncating on the right keeps the query. There is no instruction.
+Records have the fields `id` (which identifies a question), `pid` (which identifies a question and
+one of its references), `input` and `output` (null in test splits). In five of the data sets, the
+input is a query, a blank line and the document, so that truncation on the right keeps the query.
+Inputs contain no instructions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _OPTIONS = re.compile(r"\n\n((?: *\([A-D]\) [^\n]*\n){4})")
 
 
 def free(inputs: str) -> tuple[str, ...]:
-    """Return no choices: the answer is free text."""
+    """Return no choices, because the answer is free text."""
     return ()
 
 
@@ -40,7 +41,7 @@ def four_options(inputs: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class ScrollsRows:
-    """Makes one row of each record; `choices` finds the answers that an input offers."""
+    """Makes one row from each record; `choices` finds the answers that an input offers."""
 
     choices: Callable[[str], tuple[str, ...]] = free
 

@@ -1,7 +1,7 @@
-"""Selects the rows of a split; skipped rows are counted, so that nothing is lost silently.
+"""The selection of a split's rows; skipped rows are counted, so that no row is lost silently.
 
 A training row is a question with one of its answers; a row of any other split is a question with
-all of them. Rows are read twice, so that they need not be held in memory.
+all its answers. Rows are read twice, so that they need not be kept in memory.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from fire_lm.errors import RunFailed
 from fire_lm.tasks.suites.rows import BadRecord, Record, Row, Unfit
 from fire_lm.tasks.suites.text_task import Official
 
-# Where something was read, and a function that yields its rows and may raise.
+# Yields the place of each record, for messages, and a function that yields the record's rows and
+# may raise an error.
 Source = Callable[[], Iterator[tuple[str, Callable[[], Iterator[Row]]]]]
-# The place of a record, for messages, and the record.
+# Yields the place of each record, for messages, and the record.
 Records = Callable[[], Iterator[tuple[str, Record]]]
 
 LONGEST_INPUT = 2**24  # characters
 
 
 def rows_of(origin: Official, split: str, read: Records) -> Source:
-    """Return the rows of official records.
+    """Return a source of the rows of official records.
 
     Raises:
-        RunFailed: A record has another form; the message names it.
+        RunFailed: A record does not have the form of its data set; the message names the record.
     """
 
     def source() -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
@@ -43,14 +44,14 @@ def rows_of(origin: Official, split: str, read: Records) -> Source:
 
 @dataclasses.dataclass
 class LeftOut:
-    """Rows that are skipped for one reason, and where the first one was read."""
+    """The number of rows that are skipped for one reason, and where the first was read."""
 
     count: int
     first: str
 
 
 class _Question:
-    """The distinct answers to a question, in the order of the keys of their rows."""
+    """The distinct answers to a question, in the order of their rows' keys."""
 
     def __init__(self, key: str):
         self.key = key
@@ -69,8 +70,9 @@ class Selection:
     """The selected rows of a split, which can be read repeatedly.
 
     Attributes:
-        count, size: The number of selected rows and of characters in them, after `survey`.
-        left_out: The skipped rows by reason, after `survey`.
+        count, size: The number of selected rows and the number of characters in these rows,
+            available after `survey`.
+        left_out: The skipped rows by reason, available after `survey`.
     """
 
     def __init__(self, name: str, source: Source):
@@ -80,7 +82,7 @@ class Selection:
         self._questions: dict[str, _Question] = {}
 
     def survey(self) -> None:
-        """Count the rows, and collect the answers to each question."""
+        """Count the rows and collect the answers to each question."""
         for row in self._fit(self.left_out):
             if self.name == "train" or row.id not in self._questions:
                 self.count += 1
@@ -90,9 +92,10 @@ class Selection:
                 question.add(row)
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """Yield keys and rows: all of them in training, else one per question, with all answers.
+        """Yield each row with its key: all training rows, or one row per question in other splits.
 
-        That is the row whose key comes first, in whatever order the rows are read.
+        The row of a question has all its answers. It is the row whose key comes first, regardless
+        of the order in which rows are read.
         """
         for row in self._fit({}):
             if self.name == "train":
@@ -101,9 +104,9 @@ class Selection:
                 yield row.id, dataclasses.replace(row, answers=self._questions[row.id].answers)
 
     def _fit(self, left_out: dict[str, LeftOut]) -> Iterator[Row]:
-        """Yield the rows that can be used, and count the others."""
+        """Yield the usable rows, and count the other rows in `left_out`."""
         keys: set[str] = set()
-        inputs: dict[str, bytes] = {}  # hashes of them, by the id of the question
+        inputs: dict[str, bytes] = {}  # the hash of the input, by the id of the question
 
         def problem_of(row: Row) -> str | None:
             if (problem := unfit(row, needs_answer=self.name != "test")) is not None:
@@ -133,7 +136,7 @@ class Selection:
 
 
 def unfit(row: Row, needs_answer: bool) -> str | None:
-    """Return why a row is skipped, in a few words, or None if it is not."""
+    """Return in a few words why a row is skipped, or None if the row can be used."""
     if not row.id or not row.key:
         return "empty id"
     if needs_answer and not row.targets.strip():

@@ -1,7 +1,7 @@
 """SuperGLUE (Wang et al. 2019) as text.
 
-Records have the fields of TFDS's builders. Official JSON lines, which nest the answers of MultiRC
-and the queries of ReCoRD in their passage, are converted to that form.
+Records have the fields of TFDS's builders. The official JSON lines, which nest MultiRC's answers
+and ReCoRD's queries in their passages, are converted to that form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fire_lm.tasks.suites.text_task import Official, TextTask, one_record
 
 FALSE_TRUE = ("False", "True")
 CB_LABELS = ("entailment", "contradiction", "neutral")
-# An answer that names nobody, for WSC's phrases to which the pronoun does not refer.
+# The answer for WSC's records whose pronoun does not refer to the given phrase; it names nobody.
 NOBODY = "nobody"
 
 _BREAK, _BOLD = re.compile("<br>"), re.compile("</?b>")
@@ -31,7 +31,7 @@ _AFTER_STOP, _HIGHLIGHT = re.compile(r"([.?!\"'])\n@highlight\n"), re.compile(r"
 
 
 def multirc_records(record: Record) -> Iterator[Record]:
-    """Yield each answer to each question about a passage."""
+    """Yield one record for each answer to each question about a passage."""
     if "passage" not in record:
         yield record
         return
@@ -52,7 +52,7 @@ def multirc_records(record: Record) -> Iterator[Record]:
 
 
 def multirc_rows(record: Record, training: bool) -> Iterator[Row]:
-    """Yield whether an answer is right; the answers to one question are scored together."""
+    """Yield a row that asks whether an answer is correct; a question's answers form a group."""
     idx = child(record, "idx")
     group = f"{number(idx, 'paragraph')}_{number(idx, 'question')}"
     parts = [
@@ -65,7 +65,7 @@ def multirc_rows(record: Record, training: bool) -> Iterator[Row]:
 
 
 def record_records(record: Record) -> Iterator[Record]:
-    """Yield each query about a passage, with the passage's entities and its distinct answers."""
+    """Yield one record for each query, with the passage's entities and the distinct answers."""
     if "qas" not in record:
         yield record
         return
@@ -87,7 +87,10 @@ def record_records(record: Record) -> Iterator[Record]:
 
 
 def record_rows(record: Record, training: bool) -> Iterator[Row]:
-    """Yield the entity that fills the gap of a query; in training, one row per right entity."""
+    """Yield rows whose answer is the entity that fills the gap of a query.
+
+    In training, there is one row for each correct entity.
+    """
     idx = child(record, "idx")
     key = f"{number(idx, 'passage')}_{number(idx, 'query')}"
     passage = _HIGHLIGHT.sub(". ", _AFTER_STOP.sub(r"\1 ", text(record, "passage")))
@@ -111,10 +114,10 @@ def wsc_records(record: Record) -> Iterator[Record]:
 
 
 def wsc_rows(record: Record, training: bool) -> Iterator[Row]:
-    """Yield the phrase to which a pronoun refers.
+    """Yield a row whose answer is the phrase to which a pronoun refers.
 
-    Only the right phrases are used for training. In evaluation, the words that the answer and the
-    record's phrase share decide whether they agree (`postprocess.referent`).
+    Training uses only the records whose phrase is correct. In evaluation, the words that the answer
+    shares with the record's phrase determine whether the two agree (`postprocess.referent`).
     """
     key, phrase = of_idx(record), text(record, "span1_text")
     inputs = f"wsc: {_marked(record)}"
@@ -129,13 +132,14 @@ def wsc_rows(record: Record, training: bool) -> Iterator[Row]:
 
 
 def _marked(record: Record) -> str:
-    """Return the text with stars around the pronoun.
+    """Return the text with asterisks around the pronoun.
 
-    Two of the official records give a position beside the pronoun or one with punctuation, so the
-    pronoun is the word nearest to the position, and its punctuation becomes a separate word.
+    In two of the official records, the given position is beside the pronoun, or the pronoun has
+    punctuation attached. The occurrence of the pronoun nearest to the position is therefore marked,
+    and any punctuation after it becomes a separate word.
 
     Raises:
-        Unfit: No word is the pronoun.
+        Unfit: The pronoun does not occur in the text.
     """
     words, pronoun = text(record, "text").split(" "), text(record, "span2_text")
     place = number(record, "span2_index")

@@ -1,4 +1,4 @@
-"""Text-to-text tasks and suites of them, as values."""
+"""Text-to-text tasks and suites of tasks, as values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fire_lm.tasks.metrics import Metric, Score, average
 from fire_lm.tasks.suites.postprocess import Postprocess
 from fire_lm.tasks.suites.rows import Record, Row
 
-# The names of a split's files in any release, keyed by the split's name here.
+# The names that the files of each split have in any release, keyed by our name of the split.
 SPLIT_FILES: Mapping[str, tuple[str, ...]] = {
     "train": ("train",),
     "validation": ("validation", "val", "dev", "validation_matched", "dev_matched"),
@@ -28,14 +28,14 @@ def one_record(record: Record) -> Iterator[Record]:
 
 @dataclasses.dataclass(frozen=True)
 class Official:
-    """A published data set, and how its records become rows.
+    """A published data set, with the functions that turn its records into rows.
 
     Attributes:
-        folder: The folder of its JSON lines; `folder`.zip has the same files.
-        tfds_names: The TFDS builders that have it, without versions.
-        where: Where to get it.
-        rows: Yields the rows of a record, given whether they are for training.
-        flat: Converts a record of JSON lines to the records of TFDS.
+        folder: The folder with the data set's JSON lines; `folder`.zip has the same files.
+        tfds_names: The TFDS builders that provide the data set, without versions.
+        where: Instructions for obtaining the data set, for messages.
+        rows: Yields the rows of a record; the second argument is whether they are for training.
+        flat: Converts a record of the JSON lines to records with the fields of TFDS.
     """
 
     folder: str
@@ -47,11 +47,11 @@ class Official:
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """Exercises of any size that a seed determines.
+    """Exercises of any size, determined by a seed.
 
     Attributes:
-        exercise: Makes the row of a key from random numbers and a size.
-        largest: The largest size; None for no limit.
+        exercise: Makes a row, given a random number generator, a size and the row's key.
+        largest: The largest size; None if there is no limit.
         sizes: The default sizes of the tests.
     """
 
@@ -62,14 +62,16 @@ class Generated:
 
 @dataclasses.dataclass(frozen=True)
 class TextTask:
-    """A data set of inputs and answers, and how answers are scored.
+    """A data set of inputs and answers, with the metrics that score the answers.
 
     Attributes:
-        name: The name of the written data set; seqio's task is `fire_lm:NAME`.
-        title: The name in tables.
-        metrics: The metrics; the first value of the first one is the primary one.
-        postprocess: Returns what the metrics see.
-        target_length: The tokens, including EOS, that answers need with some 30,000 pieces.
+        name: The name of the written data set; the seqio task is called `fire_lm:NAME`.
+        title: The task's name in tables.
+        origin: Where the data set comes from.
+        metrics: The metrics; the first value of the first metric is the primary value.
+        postprocess: Prepares targets and predictions for the metrics.
+        target_length: The number of tokens, including EOS, that answers need with a vocabulary of
+            about 30,000 pieces.
     """
 
     name: str
@@ -87,7 +89,7 @@ class TextTask:
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of the table of a suite: one value of a metric on a split of a task."""
+    """A column in the table of a suite: one value of a metric on one split of a task."""
 
     title: str
     task: str
@@ -101,11 +103,11 @@ class Suite:
 
     Attributes:
         columns: The columns whose unweighted mean is the suite's average.
-        lengths: The input lengths in tokens at which it is evaluated.
-        together: Whether one model is trained on a mixture of the tasks, at rates proportional to
-            their numbers of training rows, instead of one model on each task.
+        lengths: The input lengths, in tokens, at which the suite is evaluated.
+        together: Whether a single model is trained on a mixture of the tasks, at rates proportional
+            to their numbers of training rows, instead of a separate model on each task.
         not_trained: The names of tasks that the mixture omits.
-        longest_input: The number of tokens from which inputs are skipped; None skips none.
+        longest_input: Inputs of this many tokens or more are skipped; None skips no inputs.
     """
 
     name: str
@@ -132,5 +134,5 @@ class Suite:
 
 
 def primary_columns(*tasks: TextTask) -> tuple[Column, ...]:
-    """Return a column for each task: its primary value on the validation split."""
+    """Return one column per task, with the task's primary value on the validation split."""
     return tuple(Column(task.title, task.name, "validation", task.primary) for task in tasks)

@@ -1,4 +1,4 @@
-"""The words of which LongEval's exercises are made."""
+"""The words from which LongEval's exercises are made."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TOPICS = (
     "vaccines and their tests",
     "gardens on roofs",
 )
-# A question and its answer, for any topic.
+# Pairs of a question and its answer, which fit any topic.
 ASPECTS = (
     (
         "Where should a beginner start?",

@@ -1,15 +1,16 @@
 """Synthetic tasks for length generalisation: exercises of any length from a few lines of NumPy.
 
-The 15 tasks of the Chomsky-hierarchy benchmark (`CHOMSKY`), decimal addition, associative recall,
-flip-flop, and retrieval from text. Nothing is stored: an exercise is a function of a seed, a number
-and a length. To add your own task, write a file with a frozen dataclass, for example
+The tasks are the 15 tasks of the Chomsky-hierarchy benchmark (`CHOMSKY`), decimal addition,
+associative recall, the flip-flop language, and retrieval from text. No exercises are stored: each
+is a function of a seed, a number and a length. To add your own task, write a file with a frozen
+dataclass, for example
 
     import dataclasses
     from fire_lm.tasks.synthetic import Sample, Task
 
     @dataclasses.dataclass(frozen=True)
     class Successor(Task):
-        '''Every symbol plus one, around the end.'''
+        '''Adds 1 to every symbol, modulo the number of symbols.'''
 
         symbols: int = 7
 
@@ -28,8 +29,8 @@ and a length. To add your own task, write a file with a frozen dataclass, for ex
             string = rng.integers(0, self.symbols, length)
             return Sample(string, (string + 1) % self.symbols)
 
-whose fields a configuration can set. `layouts` makes rows of token ids, `exercises` makes batches
-and tests by number, and `scoring` counts correct answers.
+A configuration can set the fields of the dataclass. `layouts` makes rows of token ids, `exercises`
+makes the numbered exercises of batches and tests, and `scoring` counts correct answers.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ from fire_lm.tasks.synthetic.variable_tracking import VariableTracking
 
 __all__ = ["CHOMSKY", "TASKS", "Sample", "Task", "configurables"]
 
-# Ordered by level in the hierarchy: regular, deterministic context-free, context-sensitive.
+# The tasks are ordered by their level in the hierarchy: regular, deterministic context-free,
+# context-sensitive.
 CHOMSKY: tuple[type[Task], ...] = (
     EvenPairs,
     ParityCheck,
@@ -94,5 +96,5 @@ TASKS: tuple[type[Task], ...] = (
 
 
 def configurables() -> dict[str, type[Task]]:
-    """Return the tasks, keyed by their names in a configuration."""
+    """Return the task classes, keyed by the names that configurations use."""
     return {task.__name__: task for task in TASKS}

@@ -1,4 +1,4 @@
-"""Numbers of any size as bits."""
+"""Binary numbers of any size, as arrays of bits."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ import numpy as np
 
 from fire_lm.tasks.synthetic.task import bits
 
-SEPARATOR = END = 2  # separates two numbers in the input; ends the number in the answer
+SEPARATOR = END = 2  # This symbol separates two numbers in the input, and ends the answer's number.
 
 
 def positive_bits(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Draw a number uniformly from 1 to 2^count - 1: int [count], lowest bit first."""
+    """Draw a number uniformly from 1 to 2^count - 1; return its bits, int [count], lowest first."""
     while not (drawn := bits(rng, count)).any():
         pass
     return drawn
 
 
 def number(low_first: np.ndarray) -> int:
-    """Return the number with these bits, lowest first."""
+    """Return the number that has these bits, of which the lowest comes first."""
     return int("".join(map(str, low_first[::-1].tolist())), 2)
 
 
 def low_first(value: int) -> np.ndarray:
-    """Return a number's bits: int [k], lowest first, no zeros above the highest; one bit for 0."""
+    """Return the bits of a number, int [k], lowest first, without leading zeros; 0 has one bit."""
     return np.array([int(digit) for digit in f"{value:b}"[::-1]], np.int64)
 
 
 def two_numbers(rng: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw two positive numbers, lowest bit first, which have `length - 1` bits together.
+    """Draw two positive numbers, lowest bit first, which together have `length - 1` bits.
 
-    The number of bits of the first is uniform from 1 to length - 2. The length must be 3 or more.
+    The first number's count of bits is uniform from 1 to length - 2. The length must be 3 or more.
     """
     first = int(rng.integers(1, length - 1))
     return positive_bits(rng, first), positive_bits(rng, length - 1 - first)
 
 
 def lone_number(rng: np.random.Generator, length: int) -> np.ndarray:
-    """Draw what the benchmark draws if two numbers do not fit: int [length], lowest bit first.
+    """Draw the single number of an input that is too short for two: int [length], lowest bit first.
 
-    The number is uniform from 0 to 2^length - 2, so never all ones.
+    As in the benchmark, the number is uniform from 0 to 2^length - 2, so its bits are never all 1.
     """
     while (drawn := bits(rng, length)).all():
         pass

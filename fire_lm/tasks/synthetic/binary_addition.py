@@ -1,4 +1,4 @@
-"""Binary Addition (context-sensitive), lowest bit first (2207.02098)."""
+"""Binary Addition (context-sensitive): add two binary numbers (2207.02098)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from fire_lm.tasks.synthetic.task import Sample, Task, terminated
 
 @dataclasses.dataclass(frozen=True)
 class BinaryAddition(Task):
-    """Two numbers separated by a 2; the answer is their sum, a 2 and zeros. Lowest bits come first.
+    """Two numbers separated by a 2; the answer is their sum, then a 2, then zeros as padding.
 
-    With fewer than three symbols there is one number, and the answer is that number.
+    The lowest bit of every number comes first. An input of fewer than three symbols is a single
+    number, and the sum is that number.
     """
 
     input_symbols = 3

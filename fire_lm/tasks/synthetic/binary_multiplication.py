@@ -1,4 +1,4 @@
-"""Binary Multiplication (context-sensitive), lowest bit first (2207.02098)."""
+"""Binary Multiplication (context-sensitive): multiply two binary numbers (2207.02098)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fire_lm.tasks.synthetic.task import Sample, Task, terminated
 
 @dataclasses.dataclass(frozen=True)
 class BinaryMultiplication(Task):
-    """Two numbers separated by a 2; the answer is their product, a 2 and zeros. Lowest bits first.
+    """Two numbers separated by a 2; the answer is their product, then a 2, then zeros as padding.
 
-    With fewer than three symbols there is one number, and the answer is as many zeros as it has
-    bits, minus one.
+    The lowest bit of every number comes first. An input of n < 3 symbols is a single number, whose
+    product is written as n - 1 zeros.
     """
 
     input_symbols = 3

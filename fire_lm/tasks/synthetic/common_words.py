@@ -1,4 +1,4 @@
-"""Common words extraction (RULER, 2404.06654): the words that occur more often than others."""
+"""Common words extraction (RULER, 2404.06654): find the words that occur more often than others."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _QUESTION = b"The most common words are "
 
 @dataclasses.dataclass(frozen=True)
 class CommonWords(Task):
-    """A list of words, few of them common, and a question, in at most `length` bytes.
+    """A list of words, a few of which are common, and a question, in at most `length` bytes.
 
-    It has as many uncommon words as fit. The answer is the common words in the order of their
-    first occurrence. Words are random letters.
+    The list has as many uncommon words as fit. The answer is the common words in the order of
+    their first occurrence. Words are random letters.
 
     Attributes:
-        common: The number of words to find.
-        times, other_times: How often each common and each uncommon word occurs.
-        letters: The number of letters of a word.
+        common: The number of common words, which are to be found.
+        times, other_times: How often each common word and each uncommon word occurs.
+        letters: The number of letters in a word.
     """
 
     common: int = 10

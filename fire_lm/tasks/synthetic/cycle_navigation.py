@@ -1,4 +1,4 @@
-"""Cycle Navigation (regular): where a walk on a circle of five positions ends (2207.02098)."""
+"""Cycle Navigation (regular): find where a walk on a circle of five positions ends (2207.02098)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 
 from fire_lm.tasks.synthetic.task import Sample, Task, Variant
 
-# The moves of the symbols 0, 1, 2: in the benchmark's code, and in the order that its text names.
+# The moves that the symbols 0, 1 and 2 represent, in the benchmark's code and in the paper's text.
 MOVES: dict[Variant, tuple[int, int, int]] = {"code": (-1, 0, 1), "text": (0, 1, -1)}
 
 
 @dataclasses.dataclass(frozen=True)
 class CycleNavigation(Task):
-    """The sum of n moves, modulo `places`.
+    """A string of n moves; the answer is their sum modulo `places`.
 
     Attributes:
         places: The number of positions on the circle.
-        variant: Which symbol stands for which move; the two differ only in labels.
+        variant: Which symbol represents which move; the variants do not differ in any other way.
     """
 
     places: int = 5

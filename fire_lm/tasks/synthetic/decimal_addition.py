@@ -12,14 +12,16 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 
 @dataclasses.dataclass(frozen=True)
 class DecimalAddition(Task):
-    """Two numbers of `length` digits; the answer is their sum, with one more digit.
+    """Two numbers of `length` digits; the answer is their sum, written with one more digit.
 
-    A hint before each digit marks the digit's place: for n + 1 places, the hints are consecutive
-    from a random first one, which marks the highest place. The highest digit of the sum may be 0;
-    that of a number may not, unless it is the only digit. Symbols are digits, hints, and +.
+    A hint before each digit marks the digit's place. The n + 1 places have consecutive hints, of
+    which the first is random and marks the highest place. The highest digit of the sum may be 0;
+    the highest digit of a number may not, unless it is the only digit. Symbols are digits, hints,
+    and +.
 
     Attributes:
-        hints: The number of hints to draw from, at least one more than digits; 0 omits hints.
+        hints: The number of hints to draw from, which must exceed the number of digits; 0 omits
+            hints.
         lowest_first: Whether numbers are written from the lowest digit to the highest.
     """
 
@@ -52,7 +54,7 @@ class DecimalAddition(Task):
         return self._width(length + 1)
 
     def _written(self, value: int, digits: int, first_hint: int) -> np.ndarray:
-        """Write a number in `digits` digits; its lowest place has hint `first_hint + length`."""
+        """Write a number with `digits` digits, of which the highest has the hint `first_hint`."""
         shown = np.array([int(digit) for digit in f"{value:0{digits}d}"], np.int64)
         if self.hints:
             shown = np.stack([10 + first_hint + np.arange(digits), shown], axis=1)

@@ -1,4 +1,4 @@
-"""Duplicate String (context-sensitive; 2207.02098)."""
+"""Duplicate String (context-sensitive): write a string of bits twice (2207.02098)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, bits
 
 @dataclasses.dataclass(frozen=True)
 class DuplicateString(Task):
-    """n bits; the answer is the bits, repeated twice."""
+    """A string of n bits; the answer is the string, written twice."""
 
     input_symbols = 2
     answer_symbols = 2

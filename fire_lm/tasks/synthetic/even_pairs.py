@@ -1,7 +1,8 @@
-"""Even Pairs (regular): whether the first and the last symbol differ.
+"""Even Pairs (regular): decide whether the first and the last symbol differ.
 
-Ruoss et al. 2023 (2305.16843), after Deletang et al. 2022 (2207.02098): the number of positions at
-which the string changes from 0 to 1 or back is even exactly if it ends as it begins.
+The task is that of Ruoss et al. 2023 (2305.16843), after Deletang et al. 2022 (2207.02098). The
+number of positions at which the string changes from 0 to 1 or from 1 to 0 is even if and only if
+the first and the last symbol are the same.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, bits
 
 @dataclasses.dataclass(frozen=True)
 class EvenPairs(Task):
-    """n bits; the answer is 1 if the first and the last differ, else 0."""
+    """A string of n bits; the answer is 1 if the first and the last bit differ, else 0."""
 
     input_symbols = 2
     answer_symbols = 2

@@ -1,7 +1,7 @@
-"""Exercises by number: those of a batch by (seed, step, row), of a test by (seed, length, row).
+"""Numbered exercises: (seed, step, row) determine a training exercise, (seed, length, row) a test.
 
-A run therefore resumes exactly from its step number, on any number of processes, and a test is the
-same whichever lengths or batches it is scored in.
+A run therefore resumes exactly from its step number on any number of processes, and a test exercise
+does not depend on which other lengths are scored, or in which batches.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import numpy as np
 from fire_lm.tasks.synthetic.layouts import Layout, Rows, lay_out
 from fire_lm.tasks.synthetic.task import Sample, Task
 
-# The first number of every seed, so that no two uses draw the same numbers. No number is omitted at
-# the end: NumPy treats a seed that ends in zeros like the seed without them.
+# Every seed begins with one of these numbers, so that no two purposes draw the same random numbers.
+# All seeds of a purpose have the same number of parts, even if the last parts are 0: NumPy does not
+# distinguish a seed with zeros at its end from the seed without these zeros.
 _LENGTH, _TRAINING, _TEST = 1, 2, 3
 
 
 def training_length(task: Task, max_length: int, seed: int, step: int) -> int:
-    """Draw the length of a batch's exercises, uniformly from the shortest to max_length."""
+    """Draw the length of a batch's exercises, uniform from `task.shortest` to `max_length`."""
     task.check_length(max_length)
     rng = np.random.default_rng([_LENGTH, seed, step, 0])
     return int(rng.integers(task.shortest, max_length + 1))
@@ -35,10 +36,13 @@ def training_rows(
     step: int,
     rows: Iterable[int],
 ) -> Rows:
-    """Return rows of the training batch of one step, by their numbers in it, `width` ids wide.
+    """Return rows of one step's training batch, each `width` ids wide.
+
+    Args:
+        rows: The numbers of the rows within the batch.
 
     Raises:
-        UserError: The task has no such length, or an exercise is longer than `width`.
+        UserError: The task is not defined up to `max_length`, or an exercise exceeds `width`.
     """
     length = training_length(task, max_length, seed, step)
     drawn = [exercise(task, length, _TRAINING, seed, step, row) for row in rows]
@@ -46,11 +50,11 @@ def training_rows(
 
 
 def fixed_samples(task: Task, length: int, seed: int, rows: Iterable[int]) -> list[Sample]:
-    """Return the test exercises of one length, by their numbers."""
+    """Return the test exercises of one length with the numbers `rows`."""
     task.check_length(length)
     return [exercise(task, length, _TEST, seed, length, row) for row in rows]
 
 
 def exercise(task: Task, length: int, *seeds: int) -> Sample:
-    """Return the exercise with these numbers."""
+    """Return the exercise that a length and the numbers of a seed determine."""
     return task.sample(np.random.default_rng(seeds), length)

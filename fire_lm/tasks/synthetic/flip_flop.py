@@ -1,4 +1,4 @@
-"""Flip-flop language (Liu et al. 2023, 2306.00946): recall the bit that was last written."""
+"""The flip-flop language (Liu et al. 2023, 2306.00946): recall the bit that was last written."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ WRITE, READ, IGNORE = 2, 3, 4
 
 @dataclasses.dataclass(frozen=True)
 class FlipFlop(Task):
-    """Instructions with one bit each, and a final READ; the answer is the bit last written.
+    """Instructions, each with a bit, and a final READ; the answer is the bit that was last written.
 
-    The first instruction is WRITE. Each earlier READ is followed by the bit last written. An input
-    of even length has one symbol fewer.
+    The first instruction is WRITE. The bit after each earlier READ is the bit that was last
+    written. An input of even length has one symbol fewer.
 
     Attributes:
-        ignore: The probability of IGNORE; WRITE and READ share the rest equally.
+        ignore: The probability of IGNORE; WRITE and READ are equally likely otherwise.
     """
 
     ignore: float = 0.8
@@ -41,7 +41,7 @@ class FlipFlop(Task):
         instructions = rng.choice([WRITE, READ, IGNORE], pairs, p=[other, other, self.ignore])
         instructions[0] = WRITE
         values = bits(rng, pairs)
-        # For each position, the latest WRITE at or before it.
+        # The index of the latest WRITE at or before each instruction.
         written = np.maximum.accumulate(np.where(instructions == WRITE, np.arange(pairs), 0))
         values = np.where(instructions == READ, values[written], values)
         text = np.append(np.stack([instructions, values], axis=1).ravel(), READ)

@@ -1,4 +1,7 @@
-"""Frequent words extraction (RULER, 2404.06654): the three most frequent of Zipfian words."""
+"""Frequent words extraction (RULER, 2404.06654): find the three most frequent words.
+
+The frequencies follow Zipf's law.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,22 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 _QUESTION = b"The three most frequent words are "
 ASKED = 3
 _FEWEST = (
-    48  # the number of words at which the first four differ in frequency, with RULER's exponent
+    48  # With RULER's exponent, the four most frequent of this many words differ in frequency.
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class FrequentWords(Task):
-    """Words in random order, and a question, in at most `length` bytes.
+    """Words in random order and a question, in at most `length` bytes.
 
-    Of N words, the k-th most frequent occurs floor(N k^-exponent / Z) times, where Z is the sum of
-    k^-exponent up to N; words that occur once fill the rest. The answer is the first three by
-    frequency. (RULER has an additional most frequent word, '...', that it does not ask for.)
+    In a text of N words, the k-th most frequent word occurs floor(N k^-exponent / Z) times, where Z
+    is the sum of k^-exponent for k up to N; words that occur once fill the rest. The answer is the
+    three most frequent words. (In RULER, '...' is an additional, most frequent word, which is not
+    part of the answer.)
 
     Attributes:
         exponent: The exponent of Zipf's law.
-        letters: The number of letters of a word.
+        letters: The number of letters in a word.
     """
 
     exponent: float = 2.0
@@ -48,7 +52,7 @@ class FrequentWords(Task):
         return ASKED * self.letters
 
     def counts(self, words: int) -> np.ndarray:
-        """Return how often each word occurs, int [k] in descending order; the sum is `words`."""
+        """Return how often each word occurs, int [k], in descending order; the sum is `words`."""
         shares = np.arange(1, words + 1) ** -self.exponent
         counts = np.floor(words * shares / shares.sum()).astype(np.int64)
         counts = counts[counts > 0]

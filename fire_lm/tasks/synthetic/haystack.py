@@ -1,4 +1,4 @@
-"""Prompts made of text: sentences hidden in noise or in a local file, where a symbol is a byte."""
+"""Prompts with sentences hidden in noise or in the text of a local file; each symbol is a byte."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from fire_lm.errors import UserError
 
-# Bytes by symbol: digits, then letters, so that answers need few symbols; then all other bytes.
+# The byte of each symbol. Digits and letters come first, so that answers, which consist of these,
+# need few symbols; all other bytes follow.
 DIGITS, CAPITALS, LETTERS = (
     b"0123456789",
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZ",
@@ -26,12 +27,12 @@ NOISE = (
 
 
 def symbols_of(text: bytes) -> np.ndarray:
-    """Return the symbol of each byte, int [n]."""
+    """Return the symbol of each byte of the text, int [n]."""
     return _SYMBOL[np.frombuffer(text, np.uint8)].astype(np.int64)
 
 
 def text_of(symbols: np.ndarray) -> bytes:
-    """Return the bytes of symbols, the inverse of `symbols_of`."""
+    """Return the text that consists of these symbols; this is the inverse of `symbols_of`."""
     return np.frombuffer(BYTES, np.uint8)[symbols].tobytes()
 
 
@@ -48,9 +49,9 @@ def _read(path: str) -> bytes:
 
 
 def filler(rng: np.random.Generator, path: str, size: int) -> bytes:
-    """Return `size` bytes of noise sentences from the first on, or of a file from a random offset.
+    """Return `size` bytes of filler: noise sentences, or a file's text from a random offset on.
 
-    Either is repeated if it is too short.
+    If the noise or the file is too short, it is repeated.
     """
     text = _read(path) if path else NOISE
     start = int(rng.integers(len(text))) if path else 0
@@ -60,10 +61,10 @@ def filler(rng: np.random.Generator, path: str, size: int) -> bytes:
 def prompt(
     rng: np.random.Generator, path: str, needles: Sequence[bytes], question: bytes, size: int
 ) -> bytes:
-    """Return `size` bytes: filler with the needles at random positions in order, and the question.
+    """Return a prompt of `size` bytes: filler that hides the needles, followed by the question.
 
-    A needle is placed at the beginning, at the end, or after a space of the filler, uniformly at
-    random.
+    The needles keep their order. The place of each needle is drawn uniformly from the beginning of
+    the filler, its end, and the places after its spaces.
     """
     hay = filler(rng, path, size - len(question) - sum(map(len, needles)))
     gaps = np.flatnonzero(np.frombuffer(hay, np.uint8) == ord(" ")) + 1
@@ -75,17 +76,17 @@ def prompt(
 
 
 def random_bytes(rng: np.random.Generator, alphabet: bytes, size: int) -> bytes:
-    """Draw `size` bytes from the alphabet."""
+    """Draw `size` bytes from the alphabet, independently and uniformly."""
     return rng.choice(np.frombuffer(alphabet, np.uint8), size).tobytes()
 
 
 def distinct_words(
     rng: np.random.Generator, count: int, size: int, alphabet: bytes = LETTERS
 ) -> list[bytes]:
-    """Draw `count` different words of `size` letters, in random order.
+    """Draw `count` distinct words of `size` letters, in random order.
 
     Raises:
-        UserError: There are too few such words.
+        UserError: The alphabet allows too few such words.
     """
     if count > len(alphabet) ** size // 2:
         raise UserError(

@@ -1,17 +1,17 @@
-"""Layouts: how an exercise becomes a row of token ids with its targets.
+"""Layouts, which define how an exercise becomes a row of token ids and targets.
 
-Symbol s has id s + 2. Id 0 is padding and the beginning of a row; id 1 is a slot of the answer
-(`slots`), or the separator of input and answer (`autoregressive`). With x an input of n symbols
-and y its answer of m symbols:
+Symbol s has id s + 2. Id 0 is padding and marks the beginning of a row. Id 1 is a slot for an
+answer symbol (`slots`), or the separator between input and answer (`autoregressive`). For an input
+x of n symbols and its answer y of m symbols, the rows are:
 
     slots            inputs   x_1 .. x_n  1   ..  1          n + m ids
                      targets   0  ..  0  y_1  ..  y_m
     autoregressive   inputs    0  x_1 .. x_n   1  y_1 .. y_m-1     n + m + 1 ids
                      targets  x_1  .. x_n  1  y_1  ..   y_m
 
-Weights are 1 at the m targets of the answer. If a task asks for its answer symbols one by one, its
-queries take the place of the 1. The second layout is that of a language model: the input is the
-targets shifted by one, and an answer is m tokens that follow a prompt.
+Weights are 1 at the m targets of the answer and 0 elsewhere. If a task requests its answer symbols
+one by one, its queries replace the ids 1. The second layout is that of a language model: the inputs
+are the targets shifted by one position, and an answer consists of the m tokens after a prompt.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ PADDING, SLOT, FIRST_SYMBOL = 0, 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Exercises as arrays; T is the width of a row, which is padded on the right.
+    """Exercises as arrays; T is the width of the rows, which are padded on the right.
 
     Attributes:
-        inputs: What the model reads, int32 [B, T].
-        targets: What it should predict at each position, int32 [B, T].
+        inputs: The ids that the model reads, int32 [B, T].
+        targets: The ids that the model should predict at each position, int32 [B, T].
         weights: The weight of each target in the loss, int8 [B, T]: 1 for the answer, else 0.
-        tokens: The number of ids of each row without its padding, int32 [B, 1].
+        tokens: The number of ids in each row without padding, int32 [B, 1].
     """
 
     inputs: np.ndarray
@@ -54,19 +54,25 @@ def vocabulary_size(task: Task) -> int:
 
 
 def row_length(task: Task, layout: Layout, length: int) -> int:
-    """Return the number of ids in a row with one exercise of this length."""
+    """Return the number of ids that a row with one exercise of this length has."""
     begins = int(layout == "autoregressive")
     return begins + task.input_length(length) + task.answer_length(length)
 
 
 def longest_row(task: Task, layout: Layout, max_length: int) -> int:
-    """Return the ids of the longest row up to `max_length`: the least width for training."""
+    """Return the number of ids in the longest row for lengths up to `max_length`.
+
+    This is the smallest width that training rows can have.
+    """
     task.check_length(max_length)
     return max(row_length(task, layout, n) for n in range(task.shortest, max_length + 1))
 
 
 def padded_length(ids: int) -> int:
-    """Return the next of 16, 24, 32, 48, 64, 96, ...: few widths, at most half of it padding."""
+    """Return the smallest of the widths 16, 24, 32, 48, 64, 96, ... that holds `ids` ids.
+
+    Programs are thus compiled for few widths, and above 8 ids, less than half of a row is padding.
+    """
     power = 16
     while power < ids:
         if ids <= power + power // 2:
@@ -76,10 +82,10 @@ def padded_length(ids: int) -> int:
 
 
 def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -> Rows:
-    """Return the rows of these exercises, `width` ids wide.
+    """Return the rows of these exercises, each `width` ids wide.
 
     Raises:
-        UserError: A row is longer, or the layout cannot hold the task's queries.
+        UserError: An exercise does not fit in a row, or the layout cannot hold the task's queries.
     """
     shape = (len(samples), width)
     inputs, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -105,13 +111,13 @@ def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -
 
 
 def prompt(layout: Layout, sample: Sample) -> np.ndarray:
-    """Return what a model receives to answer this exercise, int [P].
+    """Return the ids that a model receives in order to answer this exercise, int [P].
 
-    With `slots`, it is the whole row, which one forward pass answers; with `autoregressive`, it is
-    everything before the answer, including the 0 at the beginning.
+    With `slots`, these are the whole row, which one forward pass answers; with `autoregressive`,
+    they are all ids before the answer, including the 0 at the beginning.
 
     Raises:
-        UserError: The layout is `autoregressive`, and there are several queries.
+        UserError: The layout is `autoregressive` and there are several queries.
     """
     symbols = sample.inputs + FIRST_SYMBOL
     queries = None if sample.queries is None else sample.queries + FIRST_SYMBOL
@@ -129,11 +135,11 @@ def prompt(layout: Layout, sample: Sample) -> np.ndarray:
 def answers(task: Task, layout: Layout, predicted: np.ndarray, length: int) -> np.ndarray:
     """Return the symbols of a model's answers to exercises of one length, int [B, m].
 
-    Args:
-        predicted: In the layout `slots`, the id that it predicts at each position, int [B, T];
-            otherwise, the ids that it generated after the prompts, int [B, m or more].
-
     An id that is not a symbol becomes a negative number, which no answer contains.
+
+    Args:
+        predicted: In the layout `slots`, the ids that the model predicts at each position, int
+            [B, T]; otherwise, the ids that it generates after the prompts, int [B, m or more].
     """
     first = task.input_length(length) if layout == "slots" else 0
     return predicted[:, first : first + task.answer_length(length)] - FIRST_SYMBOL

@@ -1,4 +1,4 @@
-"""Missing Duplicate (context-sensitive): the bit that one of two copies lacks (2207.02098)."""
+"""Missing Duplicate (context-sensitive): find the bit that one of two copies lacks (2207.02098)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ BLANK, FILLER = 2, 3
 
 @dataclasses.dataclass(frozen=True)
 class MissingDuplicateString(Task):
-    """A string repeated twice, with one bit blank; the answer is that bit.
+    """Two copies of a string, in one of which a bit is replaced by a blank; the answer is that bit.
 
-    An input of odd length ends with a filler. A single symbol is a 1 with the answer 1.
+    An input of odd length ends with a filler symbol. An input of length 1 is a 1, with answer 1.
     """
 
     input_symbols = 4

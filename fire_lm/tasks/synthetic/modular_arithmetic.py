@@ -1,4 +1,4 @@
-"""Modular Arithmetic (regular): an expression without brackets, modulo 5 (2207.02098)."""
+"""Modular Arithmetic (regular): evaluate an expression without brackets modulo 5 (2207.02098)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import numpy as np
 
 from fire_lm.tasks.synthetic.task import Sample, Task
 
-PLUS, MINUS, TIMES = range(3)  # the operators, numbered from the modulus
+PLUS, MINUS, TIMES = range(3)  # Adding the modulus to these gives the symbols of the operators.
 
 
 @dataclasses.dataclass(frozen=True)
 class ModularArithmetic(Task):
-    """Digits alternating with + - *, where * binds first. An even length has one symbol fewer.
+    """Digits that alternate with + - *, where * takes precedence; the answer is the value.
 
-    Symbols are the digits, then + - * and a blank, which the benchmark defines but never draws.
+    An input of even length has one symbol fewer. The symbols are the digits, then + - * and a
+    blank, which the benchmark defines but never draws.
     """
 
     modulus: int = 5

@@ -1,4 +1,7 @@
-"""Modular Arithmetic with brackets (deterministic context-free), modulo 5 (2207.02098)."""
+"""Modular Arithmetic with brackets (deterministic context-free).
+
+An expression with brackets is evaluated modulo 5 (2207.02098).
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ OPERATORS = "+-*"
 def bracketed(
     rng: np.random.Generator, length: int, modulus: int, operators: str
 ) -> tuple[str, int]:
-    """Return a random expression of `length` characters, and its value modulo `modulus`.
+    """Return a random expression of `length` characters and its value modulo `modulus`.
 
-    Up to four characters, it is d, -d, (d) or (-d); otherwise it is (L op R), where the length of L
-    is uniform from 1 to length - 4. Values up to 10 take one digit.
+    An expression of up to four characters is d, -d, (d) or (-d), where d is a digit. A longer one
+    is (L op R), where L and R are expressions and the length of L is uniform from 1 to length - 4.
+    The modulus is at most 10, so that every number below it has one digit.
     """
     if length < 5:
         digit = int(rng.integers(modulus))
@@ -32,19 +36,19 @@ def bracketed(
 
 
 def digits_of(modulus: int) -> str:
-    """Return the characters of the numbers below the modulus."""
+    """Return the digits below the modulus as a string."""
     return "0123456789"[:modulus]
 
 
 @dataclasses.dataclass(frozen=True)
 class ModularArithmeticBrackets(Task):
-    """An expression in brackets; the answer is its value.
+    """An expression with brackets; the answer is its value.
 
-    Symbols are the digits, then + - * ( ) and an x, which the benchmark never draws here.
+    The symbols are the digits, then + - * ( ) and an x, which never occurs in this task.
 
     Attributes:
         modulus: The modulus, at most 10.
-        multiply: Whether * occurs, as in the benchmark's code.
+        multiply: Whether * occurs, as it does in the benchmark's code.
     """
 
     modulus: int = 5

@@ -1,4 +1,4 @@
-"""Needle retrieval in RULER's forms (Hsieh et al. 2024, 2404.06654): the numbers of words."""
+"""Needle retrieval in RULER's forms (Hsieh et al. 2024, 2404.06654): find the numbers of words."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ _QUESTION = b"What are the special magic numbers for %s? They are "
 
 @dataclasses.dataclass(frozen=True)
 class Needles(Task):
-    """Text of `length` bytes with sentences that assign numbers to words, some of them requested.
+    """Text of `length` bytes with sentences that assign numbers to words, and a question.
 
-    RULER's single, multi-key, multi-value and multi-query needles are (keys, values, queries) =
-    (1, 1, 1), (4, 1, 1), (1, 4, 1) and (4, 1, 4). The answer consists of the numbers of the first
-    requested word in the order of the text, then those of the next. Words are random letters.
+    The question requests the numbers of some words. The answer consists of the numbers of the first
+    requested word, in the order of the text, then those of the next word, and so on. Words are
+    random letters. RULER's single, multi-key, multi-value and multi-query needles are
+    (keys, values, queries) = (1, 1, 1), (4, 1, 1), (1, 4, 1) and (4, 1, 4).
 
     Attributes:
         keys: The number of words that have numbers.
-        values: The number of numbers of each word.
+        values: How many numbers each word has.
         queries: The number of requested words.
-        text: A local file in which to hide them; '' uses noise sentences.
-        digits, letters: The numbers of digits of a number and of letters of a word.
+        text: The local file whose text hides the sentences; '' uses noise sentences.
+        digits, letters: How many digits a number has, and how many letters a word has.
     """
 
     keys: int = 1

@@ -1,4 +1,4 @@
-"""Odds First (context-sensitive): every other symbol, then the rest (2207.02098)."""
+"""Odds First (context-sensitive): repeat every other symbol, then the rest (2207.02098)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fire_lm.tasks.synthetic.task import Sample, Task, Variant, bits
 
 @dataclasses.dataclass(frozen=True)
 class OddsFirst(Task):
-    """Bits; the answer is those at every other position, then the rest.
+    """A string of n bits; the answer is the bits at every other position, then the other bits.
 
     Attributes:
-        variant: With positions counted from 1, 'code' puts the 2nd, 4th, ... before the 1st, 3rd,
-            ..., against its own description; 'text' puts the odd positions first, as the name
-            says.
+        variant: With positions counted from 1, 'code' puts the 2nd, 4th, ... bits before the 1st,
+            3rd, ..., as the benchmark's code does, contrary to its own description; 'text' puts the
+            odd positions first, as the name of the task says.
     """
 
     variant: Variant = "code"

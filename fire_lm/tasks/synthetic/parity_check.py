@@ -1,4 +1,4 @@
-"""Parity Check (regular): whether the number of ones is odd (2207.02098, 2305.16843)."""
+"""Parity Check (regular): decide whether the number of ones is odd (2207.02098, 2305.16843)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, bits
 
 @dataclasses.dataclass(frozen=True)
 class ParityCheck(Task):
-    """n bits; the answer is their sum modulo 2."""
+    """A string of n bits; the answer is the sum of the bits modulo 2."""
 
     input_symbols = 2
     answer_symbols = 2

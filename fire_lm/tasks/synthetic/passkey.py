@@ -1,4 +1,4 @@
-"""Passkey retrieval (Mohtashami and Jaggi 2023, 2305.16300): a number hidden in noise."""
+"""Passkey retrieval (Mohtashami and Jaggi 2023, 2305.16300): find a number hidden in noise."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ QUESTION = b"What is the pass key? The pass key is "
 
 @dataclasses.dataclass(frozen=True)
 class Passkey(Task):
-    """Text of `length` bytes that states a number once and then asks for it.
+    """Text of `length` bytes that states a pass key in one place and asks for it at the end.
 
-    The source draws the number from 1 to 50,000; here all numbers have the same number of digits.
+    The paper draws the pass key from 1 to 50,000; here, all pass keys have equally many digits.
 
     Attributes:
-        text: A local file in which to hide it; '' uses noise sentences.
-        digits: The number of digits, of which the first may be 0.
+        text: The local file whose text hides the pass key; '' uses noise sentences.
+        digits: The number of digits of the pass key, of which the first may be 0.
     """
 
     text: str = ""

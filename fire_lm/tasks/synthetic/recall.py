@@ -11,14 +11,14 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 
 @dataclasses.dataclass(frozen=True)
 class Recall(Task):
-    """`length` pairs of key and value, then keys; the answer to a key is its value.
+    """A list of `length` pairs of a key and a value, then requested keys; the answer is the values.
 
-    Keys are distinct and are requested in random order without gaps (the source leaves gaps between
-    them). Value v is symbol v, and key k is symbol `values + k`.
+    Keys are distinct, and are requested in random order without gaps (in the paper, there are gaps
+    between requested keys). Value v is symbol v, and key k is symbol `values + k`.
 
     Attributes:
-        keys, values: The numbers of keys and values to draw from.
-        queries: The number of requested keys; 0 requests all of them.
+        keys, values: The numbers of keys and of values to draw from.
+        queries: The number of requested keys; 0 requests all keys.
     """
 
     keys: int = 512

@@ -1,4 +1,4 @@
-"""Reverse String (deterministic context-free; 2207.02098)."""
+"""Reverse String (deterministic context-free): reverse a string of bits (2207.02098)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, bits
 
 @dataclasses.dataclass(frozen=True)
 class ReverseString(Task):
-    """n bits; the answer is the bits from the last to the first."""
+    """A string of n bits; the answer is the bits in reverse order."""
 
     input_symbols = 2
     answer_symbols = 2

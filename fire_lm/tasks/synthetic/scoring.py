@@ -1,4 +1,4 @@
-"""The accuracy of answers by symbol; the benchmark's score; baselines."""
+"""The accuracy of answers, counted by symbol, the benchmark's score, and baseline accuracies."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import numpy as np
 from fire_lm.errors import UserError
 from fire_lm.tasks.synthetic.task import Task
 
-# The lengths whose mean is the benchmark's score (Ruoss et al. 2023). Its example omits 41.
+# The benchmark's score is the mean accuracy over these lengths (Ruoss et al. 2023). The example in
+# the benchmark's code omits length 41.
 FIRST_SCORED, LAST_SCORED = 41, 500
 
-# The percentage that the best constant answer scores, at length 40 or the shortest that a task has,
-# over 20,000 exercises where no rule gives it. Below this, a model has learned nothing.
+# The accuracy in percent of the best constant answer, at length 40 or, for a task whose exercises
+# are all longer, at its shortest length. Where it does not follow from the task's rule, it was
+# measured on 20,000 exercises. A model below this accuracy has learned nothing.
 MOST_FREQUENT = {
     "EvenPairs": 50.0,
     "ParityCheck": 50.0,
@@ -49,9 +51,9 @@ class Tally:
 
     Attributes:
         sequences: The number of answers.
-        symbols, right: The number of counted symbols, and of those that are right.
+        symbols, right: The number of symbols that count, and the number of these that are correct.
         symbols_squared, right_squared, product: The sums over answers of symbols^2, right^2 and
-            symbols * right, for the standard error.
+            symbols * right, from which the standard error is computed.
     """
 
     sequences: int = 0
@@ -67,12 +69,12 @@ class Tally:
 
     @property
     def accuracy(self) -> float:
-        """The percentage of counted symbols that are right."""
+        """The percentage of counted symbols that are correct."""
         return 100 * self.right / self.symbols
 
     @property
     def stderr(self) -> float:
-        """The standard error of `accuracy`, in percent, as a ratio of sums over answers."""
+        """The standard error, in percent, of `accuracy`, which is a ratio of sums over answers."""
         share = self.right / self.symbols
         squares = self.right_squared - 2 * share * self.product + share**2 * self.symbols_squared
         spread = max(0.0, squares) * self.sequences / max(1, self.sequences - 1)
@@ -80,7 +82,7 @@ class Tally:
 
 
 def tally(task: Task, truth: np.ndarray, given: np.ndarray) -> Tally:
-    """Compare the answers `given`, int [B, m], with the right ones, int [B, m], and count."""
+    """Count the symbols of the answers `given`, int [B, m], that agree with `truth`, int [B, m]."""
     counts = task.counted(truth)
     right = (truth == given) & counts
     of_answer, right_of_answer = counts.sum(axis=1), right.sum(axis=1)
@@ -97,10 +99,10 @@ def tally(task: Task, truth: np.ndarray, given: np.ndarray) -> Tally:
 def score(
     accuracies: Mapping[int, float], first: int = FIRST_SCORED, last: int = LAST_SCORED
 ) -> float:
-    """Return the benchmark's score: the mean accuracy over scored lengths from `first` to `last`.
+    """Return the benchmark's score, the mean accuracy over scored lengths from `first` to `last`.
 
     Raises:
-        UserError: No length in this range was scored.
+        UserError: No length in this range has been scored.
     """
     scored = [accuracy for length, accuracy in accuracies.items() if first <= length <= last]
     if not scored:
@@ -109,5 +111,5 @@ def score(
 
 
 def chance(task: Task) -> float:
-    """Return the accuracy in percent of random answers, with all symbols equally likely."""
+    """Return the accuracy in percent of random answers whose symbols are all equally likely."""
     return 100 / task.answer_symbols

@@ -1,4 +1,4 @@
-"""Solve Equation (deterministic context-free): the unknown of an equation modulo 5 (2207.02098)."""
+"""Solve Equation (deterministic context-free): solve an equation modulo 5 (2207.02098)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fire_lm.tasks.synthetic.task import Sample, Task, Variant, encoded
 
 @dataclasses.dataclass(frozen=True)
 class SolveEquation(Task):
-    """A bracketed expression in which x hides one digit, and its value; the answer is the digit.
+    """An equation between a bracketed expression and its value; x hides a digit, the answer.
 
-    With fewer than three symbols there is no equation: input and answer are zeros.
+    An input of fewer than three symbols contains no equation: input and answer are then zeros.
 
     Attributes:
         modulus: The modulus, at most 10.
-        variant: 'code' only has + and -, so that the solution is unique; 'text' also has *, and the
-            answer is the hidden digit, which need not be the only solution.
+        variant: 'code' uses only + and -, so that the solution is unique; 'text' also uses *, and
+            the answer is the hidden digit, even though it need not be the only solution.
     """
 
     modulus: int = 5
@@ -38,8 +38,8 @@ class SolveEquation(Task):
             return Sample(np.zeros(length, np.int64), np.zeros(1, np.int64))
         operators = OPERATORS[:2] if self.variant == "code" else OPERATORS
         text, value = bracketed(rng, length - 2, self.modulus, operators)
-        # Hide the first digit from a random position on, wrapping around: a digit after many
-        # brackets is therefore hidden more often than others, as in the benchmark.
+        # Hide the first digit at or after a random position, continuing at the beginning if there
+        # is none. As in the benchmark, a digit after many brackets is thus hidden more often.
         place = int(rng.integers(len(text)))
         while not text[place].isdigit():
             place = (place + 1) % len(text)

@@ -1,4 +1,4 @@
-"""Stack Manipulation (deterministic context-free): a stack after some actions (2207.02098)."""
+"""Stack Manipulation (deterministic context-free): apply actions to a stack (2207.02098)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ POP, PUSH_0, PUSH_1, END = 2, 3, 4, 2
 
 @dataclasses.dataclass(frozen=True)
 class StackManipulation(Task):
-    """A stack from bottom to top, then actions; the answer is the resulting stack.
+    """A stack, written from bottom to top, and actions on it; the answer is the resulting stack.
 
     The number of initial elements is uniform from 1 to n - 1; POP on an empty stack does nothing.
-    The answer ends with a 2 and is padded with zeros. A single symbol is a stack without actions.
+    The answer ends with a 2 and is padded with zeros. An input of one symbol is a stack without
+    actions.
 
     Attributes:
-        variant: The answer runs from top to bottom in the code, from bottom to top in the text.
+        variant: 'code' writes the resulting stack from top to bottom, 'text' from bottom to top.
     """
 
     variant: Variant = "code"

@@ -1,4 +1,4 @@
-"""The interface of synthetic tasks: a rule that makes an input and its answer."""
+"""The interface of synthetic tasks: each is a rule that makes inputs with their answers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 
 from fire_lm.errors import UserError
 
-# A task has a field of this type where a benchmark's code and its text differ.
+# A task has a field of this type where the benchmark's code differs from the paper's text.
 Variant = Literal["code", "text"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """An exercise in symbols.
+    """An exercise as sequences of symbols.
 
     Attributes:
-        inputs: The input, int [n], each from 0 to `Task.input_symbols - 1`.
-        answer: The answer, int [m], each from 0 to `Task.answer_symbols - 1`.
-        queries: Input symbols that each ask for one answer symbol, int [m], or None if the whole
-            input asks.
+        inputs: The input symbols, int [n], each from 0 to `Task.input_symbols - 1`.
+        answer: The answer symbols, int [m], each from 0 to `Task.answer_symbols - 1`.
+        queries: Input symbols, int [m], each of which requests one answer symbol; None if the input
+            as a whole requests the answer.
     """
 
     inputs: np.ndarray
@@ -33,13 +33,13 @@ class Sample:
 class Task(abc.ABC):
     """A rule that makes exercises; each task is a frozen dataclass in its own file.
 
-    A symbol that occurs in both inputs and answers has the same number in both. Properties that do
-    not depend on a field are plain class attributes of the task: `input_symbols = 2`.
+    A symbol that occurs in both inputs and answers has the same number in both. A property that
+    does not depend on a field is a plain class attribute of the task, such as `input_symbols = 2`.
     """
 
     @property
     def label(self) -> str:
-        """The task's name in tables: the class, with the fields that differ from their defaults."""
+        """The task's name in tables: the class name and all fields that differ from defaults."""
         changed = [
             f"{field.name}={getattr(self, field.name)}"
             for field in dataclasses.fields(self)  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ class Task(abc.ABC):
 
     @property
     def terminator(self) -> int | None:
-        """The answer symbol that ends the counted part of an answer, or None."""
+        """The answer symbol that ends the counted part of an answer; None if all of it counts."""
         return None
 
     @property
@@ -69,12 +69,12 @@ class Task(abc.ABC):
 
     @property
     def longest(self) -> int | None:
-        """The largest length for which the rule is defined, or None if there is none."""
+        """The largest length for which the rule is defined, or None if lengths have no limit."""
         return None
 
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, length: int) -> Sample:
-        """Draw an exercise of this length from `rng` alone, so that it is reproducible."""
+        """Draw an exercise of this length; its randomness must come only from `rng`."""
 
     def input_length(self, length: int) -> int:
         """Return the number of symbols of an input of this length."""
@@ -85,9 +85,9 @@ class Task(abc.ABC):
         return 1
 
     def counted(self, answer: np.ndarray) -> np.ndarray:
-        """Return which symbols of answers [..., m] count in the accuracy, bool [..., m].
+        """Return which symbols of answers [..., m] count towards the accuracy, bool [..., m].
 
-        These are all of them, or those up to and including the first terminator.
+        All symbols count or, if there is a terminator, those up to and including the first one.
         """
         if self.terminator is None:
             return np.ones(answer.shape, bool)
@@ -95,7 +95,7 @@ class Task(abc.ABC):
         return (ended == 0) | ((ended == 1) & (answer == self.terminator))
 
     def check_length(self, length: int) -> None:
-        """Refuse a length for which the rule is not defined.
+        """Check that the rule is defined for a length.
 
         Raises:
             UserError: `length` is below `shortest` or above `longest`.
@@ -109,12 +109,12 @@ class Task(abc.ABC):
 
 
 def bits(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Draw fair bits, int [count]."""
+    """Draw bits that are 0 or 1 with equal probability, int [count]."""
     return rng.integers(0, 2, count)
 
 
 def terminated(result: np.ndarray, terminator: int, width: int) -> np.ndarray:
-    """Return the result, the terminator and zeros, int [width]."""
+    """Return the result, followed by the terminator and padded with zeros, int [width]."""
     answer = np.zeros(width, np.int64)
     answer[: len(result)] = result
     answer[len(result)] = terminator
@@ -122,5 +122,5 @@ def terminated(result: np.ndarray, terminator: int, width: int) -> np.ndarray:
 
 
 def encoded(text: str, alphabet: str) -> np.ndarray:
-    """Return the index of each character in the alphabet, int [n]."""
+    """Return the index in the alphabet of each character of the text, int [n]."""
     return np.array([alphabet.index(character) for character in text], np.int64)

@@ -1,4 +1,4 @@
-"""Variable tracking (RULER, 2404.06654): all names of a value, through chains of assignments."""
+"""Variable tracking (RULER, 2404.06654): find all variables that are assigned a value."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ _QUESTION = b"The variables that are assigned the value %s are "
 
 @dataclasses.dataclass(frozen=True)
 class VariableTracking(Task):
-    """Text of `length` bytes with assignments; the answer is the names of one value, in order.
+    """Text of `length` bytes that hides chains of assignments, and a question about one value.
+
+    The answer is the names of the variables that have the value, in the order of their assignments.
 
     Attributes:
-        hops: The number of assignments of a chain after its first; each copies the previous one.
-        chains: The number of chains, of which the first is requested.
-        text: A local file in which to hide them; '' uses noise sentences.
-        letters, digits: The numbers of letters of a name and of digits of a value.
+        hops: The number of assignments in a chain after the first, each of which copies the
+            variable of the previous assignment.
+        chains: The number of chains; the question is about the value of the first chain.
+        text: The local file whose text hides the assignments; '' uses noise sentences.
+        letters, digits: How many letters a name has, and how many digits a value has.
     """
 
     hops: int = 4
@@ -50,7 +53,7 @@ class VariableTracking(Task):
         size = self.hops + 1
         names = distinct_words(rng, self.chains * size, self.letters, CAPITALS)
         values = distinct_words(rng, self.chains, self.digits, DIGITS)
-        # Chains are interleaved at random; in each, an assignment follows the one that it copies.
+        # Chains are interleaved at random, but the order of the assignments in a chain is kept.
         order = rng.permutation(np.repeat(np.arange(self.chains), size)).tolist()
         done, lines = [0] * self.chains, []
         for chain in order:
