@@ -39,7 +39,7 @@ def build_decoder(
     encodings alternate by layer: `(RoPE, RoPE, RoPE, NoPE)` uses NoPE in every fourth layer.
 
     Raises:
-      UserError: Two of the encoding, layer schedule, resampling and scaling contradict each other.
+      UserError: The encodings, layer schedule, resampling and scaling are not compatible.
     """
     check_size("vocab_size", vocab_size)
     check_rate("build_decoder.dropout", dropout)

@@ -51,7 +51,7 @@ class Past(NamedTuple):
     """The cached past of one layer or, with a leading axis of layers, of all layers.
 
     Attributes:
-      keys: The two caches of keys and values; see `attention.cached`.
+      keys: The caches of the prompt and of the continuations; see `attention.cached`.
       position: The prepared parameters, as in `Kept`.
     """
 

@@ -52,8 +52,8 @@ def token_losses(
         jax.Array, model.apply({"params": params}, read_BT, pos_BT, segment_BT, rngs=rngs)
     )
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
-    # Unlike a gather, a masked sum needs no communication where the vocabulary is split over the
-    # mesh, except for adding the partial sums.
+    # Where the vocabulary is split over the mesh, a masked sum, unlike a gather, communicates only
+    # partial sums.
     is_target_BTV = jnp.arange(logits_BTV.shape[-1])[None, None, :] == targets_BT[:, :, None]
     target_logit_BT = jnp.sum(jnp.where(is_target_BTV, logits_BTV, 0.0), axis=-1)
     return log_z_BT - target_logit_BT, log_z_BT
