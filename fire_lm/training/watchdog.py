@@ -95,9 +95,7 @@ def telling_others() -> Iterator[None]:
             words = f"{code}|{_own_name()}: {str(error) or type(error).__name__}"
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # only the first error is kept
                 coordination_client().key_value_set(_FAILED, words)
-            if (
-                jax.process_index() == 0
-            ):  # the service that delivers the message ends with process 0
+            if jax.process_index() == 0:  # it hosts the service that delivers the message
                 time.sleep(3 * _PERIOD)
         raise
 
