@@ -25,7 +25,10 @@ def probed_arm(
     results: Results,
     before: Results,
 ) -> Results:
-    """Probe an arm's first run with a readable checkpoint, and report why others are skipped."""
+    """Probe the first run of an arm that has a readable checkpoint.
+
+    The function prints why it skips earlier runs.
+    """
     for workdir in workdirs:
         try:
             return _probed(workdir, configs[workdir.name], results, before)
@@ -35,14 +38,16 @@ def probed_arm(
 
 
 def _probed(workdir: epath.Path, config: Config, results: Results, before: Results) -> Results:
-    """Return the biases and scores of the checkpoint that was scored, or of the newest.
+    """Return the biases and attention scores of the newest checkpoint that a sweep has scored.
+
+    If there is none, the newest checkpoint is used.
 
     Raises:
       FireLMError: There is no checkpoint, it is damaged, or the text is missing.
     """
     run, model = workdir.name, config.call("build_decoder")
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
-    # Scores need text, which a synthetic task does not have.
+    # Attention scores require text, which a synthetic task does not have.
     on_text = not isinstance(config.call("pretrain").data, Synthetic)
     changed = interpolated(model) if on_text else None
     if not (learns or changed):
@@ -71,7 +76,7 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
 
 
 def _trained(results: Results, run: str) -> set[TrainingPoint]:
-    """Return the points that distinguish a run from an earlier one of the same name."""
+    """Return the training points of a run, which distinguish it from other runs of that name."""
     return {point for point in results.training if point.run == run}
 
 
