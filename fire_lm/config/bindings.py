@@ -116,7 +116,7 @@ class Bindings:
     ) -> Iterator[Ref | Macro]:
         """Iterate over the references and macros in a value and in the macros that it mentions.
 
-        With `overridden`, this includes values of macros that later statements override.
+        With `overridden`, the result includes values of macros that later statements override.
         """
         for leaf in leaves(node):
             if isinstance(leaf, Ref | Macro):
@@ -129,7 +129,7 @@ class Bindings:
     def references(self, at: Scoped, overridden: bool = False) -> Iterator[tuple[Statement, Ref]]:
         """Iterate over the references in the values bound at `at`, each with its binding.
 
-        With `overridden`, this includes values that later statements override.
+        With `overridden`, the result includes values that later statements override.
         """
         for statement in self.statements if overridden else self.bound(at).values():
             if at.takes(statement.key):

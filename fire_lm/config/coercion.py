@@ -42,7 +42,7 @@ def same(a: Any, b: Any) -> bool:
     """Return whether two values are equivalent; 1 and 1.0 are, but 1 and True are not."""
     try:
         return a is b or (isinstance(a, bool) == isinstance(b, bool) and bool(a == b))
-    except Exception:  # arrays and the like
+    except Exception:  # such as for arrays, whose comparison yields an array
         return False
 
 
@@ -82,7 +82,7 @@ class Fitter:
         raise Misfit
 
     def _fit_first(self, node: Node, choices: tuple[Any, ...], literal: bool = False) -> Any:
-        """Return the value for the first of `choices` that it fits.
+        """Convert the value to the first of `choices` that it fits.
 
         The exact type of the value is tried first, and str last, because str takes every value.
         """

@@ -71,7 +71,7 @@ def _text(path: Any, name: str, asked_by: str) -> str:
 
 
 def _find(name: str, folders: Sequence[str], asked_by: str) -> Any:
-    """Return the path of a gin file, or raise UserError with the nearest file or other object."""
+    """Return the path of a gin file, or raise UserError with a hint."""
     alone = "://" in name or pathlib.PurePath(name).is_absolute()
     try:
         candidates = [_path(name)] if alone else [_path(folder) / name for folder in folders]

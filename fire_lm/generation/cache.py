@@ -26,8 +26,8 @@ class Cache(NamedTuple):
 
     Attributes:
       turns: For each of the alternating encodings, the keys and values of its layers `[L, ...]`.
-      pos_BS: The positions of the keys, first of the prompt and then of the generated tokens;
-        padding has a position beyond those of all tokens.
+      pos_BS: The positions of the keys, first of the prompt and then of the generated tokens.
+        Padding has a position beyond all tokens.
     """
 
     turns: tuple[Past, ...]

@@ -160,7 +160,7 @@ def check_prompts(
 
 
 def check_context(model: Decoder, needed: int, context_length: int) -> None:
-    """Raise UserError if the model cannot read `needed` tokens of `context_length` in total."""
+    """Raise UserError if the model cannot read `needed` of the `context_length` input tokens."""
     if context_length > _LONGEST:
         raise UserError(
             f"the input has {context_length:,} tokens: positions are computed in float32, which "

@@ -77,7 +77,10 @@ def call_for(
     context_length: int,
     mesh: Mesh | None,
 ) -> Call:
-    """Return the call; its model loops over the layers, which compiles sooner, without remat."""
+    """Return the call.
+
+    Its model does not use remat, and it loops over the layers, which reduces the compile time.
+    """
     layout = None if mesh is None else NamedSharding(mesh, ACTIVATIONS)
     model = model.clone(scan_layers=True, remat="none", activation_sharding=layout)
     return Call(model, method, new_tokens, tuple(sorted(set(stop_ids))), context_length)
@@ -100,7 +103,7 @@ def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
 def continue_in_chunks(
     call: Call, params: Any, inputs: Inputs, on_tokens: Callable[[jax.Array], None]
 ) -> Continued:
-    """Compute the same as `continue_prompts`, except for beams, by two programs.
+    """Compute the result of `continue_prompts` by two programs; beam search is not supported.
 
     The first program chooses the first token; the second program, which runs repeatedly, chooses
     up to 8 more tokens. After each program, `on_tokens` is called with the tokens so far.

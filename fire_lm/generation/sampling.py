@@ -35,7 +35,7 @@ class Continued(NamedTuple):
 class Drawing(NamedTuple):
     """The state of sampling.
 
-    The tokens up to index `step` are chosen; the model has not processed the last of them yet.
+    The tokens up to index `step` are chosen; the model has not yet processed the token at `step`.
     """
 
     step: jax.Array

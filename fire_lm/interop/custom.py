@@ -1,8 +1,8 @@
-"""Settings and arrays of models that `hub/modeling_fire_lm.py` computes.
+"""Converts any model to settings and arrays for `hub/modeling_fire_lm.py`.
 
 That file is for models for which transformers has no class. It only implements formulas; numbers
-that depend only on the settings of an encoding (frequencies, slopes, buckets) are computed here and
-stored in the settings.
+that follow from the settings of an encoding (frequencies, slopes, buckets) are computed here and
+stored in the exported settings.
 """
 
 from __future__ import annotations

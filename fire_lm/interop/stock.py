@@ -1,8 +1,8 @@
-"""Settings and arrays of models that a stock class of Hugging Face transformers computes exactly.
+"""Converts models to settings and arrays of a stock class of Hugging Face transformers.
 
-GPT-2 has the same layers as our decoder and a table of positions, which can hold learned rows,
-zeros (no encoding) or sinusoids. GPT-NeoX has the same layers with rotary positions. Every other
-model requires its own code.
+The class must compute exactly the same function. GPT-2 has the same layers as our decoder and a
+table of positions, which can hold learned rows, zeros (no encoding) or sinusoids. GPT-NeoX has the
+same layers with rotary positions. Every other model requires its own code.
 
 Shapes: V vocabulary, D model, F mlp, N heads, H head dim, L layers, P positions.
 """

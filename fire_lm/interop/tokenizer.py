@@ -180,8 +180,8 @@ def _sentencepiece(path: str) -> tuple[list[tuple[int, str]], Json]:
 def _unigram(model: Any) -> Json:
     """Return the parts of a tokenizer with a unigram model.
 
-    Like SentencePiece, the tokenizer normalises text, collapses spaces and prepends a space if the
-    model's settings demand it.
+    Like SentencePiece, the tokenizer normalises text, collapses spaces and prepends a space, each
+    only if the settings of the model require this step.
     """
     ordinary = model.SentencePiece.NORMAL, model.SentencePiece.USER_DEFINED
     vocab = [[one.piece, one.score if one.type in ordinary else _NEVER] for one in model.pieces]

@@ -70,7 +70,7 @@ class Engine:
             raise UserError(f"max_length={length}: {told[length]}")
 
     def scores(self, rows: Sequence[Row]) -> Iterator[tuple[int, float, bool]]:
-        """See `continuation_scores`."""
+        """Score continuations; see `continuation_scores`."""
         return continuation_scores(self.model, self._params, rows, self.mesh)
 
     def texts(

@@ -89,9 +89,10 @@ def _parts(model: Decoder) -> dict[str, Any]:
 
 
 def _labels(changed: dict[str, Any], trained: Decoder) -> list[str]:
-    """Return a label for each changed field, or one for each turn if the turns changed differently.
+    """Return a label for each changed field.
 
-    A turn is one of the alternating encodings.
+    A field that changed differently in different turns (alternating encodings) has a label for each
+    turn in which it changed.
     """
     by_field: dict[str, dict[str, Any]] = {}
     for name, value in sorted(changed.items()):

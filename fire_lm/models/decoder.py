@@ -69,7 +69,7 @@ class Decoder(nn.Module):
       attention: The implementation; see `attention.choose_implementation`.
       log_n: The attention scaling by log n, or None.
       resampling: How positions are drawn. The callers of the decoder use this setting to pass
-        positions; the decoder only reads from it whether positions have gaps.
+        positions; the decoder itself only checks whether positions have gaps.
       share_position: Whether all layers share one set of the encoding's parameters (FIRE-S, T5);
         otherwise, each layer has its own set.
       dropout: The dropout rate after the embedding, attention and MLP; see models/dropout.py.
@@ -193,7 +193,7 @@ class Decoder(nn.Module):
             unroll=1 if self.scan_layers else self.size.num_layers,
         )
         reading = Reading(pos_BT, segment_BT, seen_BT, past_pos_BS)
-        if len(turns) == 1:  # without a group, the names of parameters have one level fewer
+        if len(turns) == 1:  # without a `LayerGroup`, the names of parameters have one level fewer
             layers = scan(one)(self.size, self.encodings[0], *common, name="layers")
             own = None if past is None else past[0]
             x_BTD, only = layers(x_BTD, reading, shared[0], own)

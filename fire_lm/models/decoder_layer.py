@@ -34,12 +34,12 @@ from fire_lm.positions.log_n import LogN
 
 
 class Kept(NamedTuple):
-    """The keys and values of a layer that decoding keeps.
+    """The keys and values that decoding keeps for a layer.
 
     Attributes:
       k_BSNH: The rotated keys.
       v_BSNH: The values.
-      position: The encoding's prepared parameters, or {} if the layers share them.
+      position: The encoding's prepared parameters, or {} if all layers share one set.
     """
 
     k_BSNH: jax.Array

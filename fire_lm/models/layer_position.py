@@ -30,7 +30,7 @@ class Position(NamedTuple):
     tables: CommonBias | None
 
 
-# The `Position` that all layers of each alternating encoding share; None if each layer has its own.
+# For each alternating encoding, the `Position` that its layers share, or None if they share none.
 Shared = tuple[Position | None, ...]
 
 

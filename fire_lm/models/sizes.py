@@ -76,7 +76,7 @@ def size_350m(
 ) -> ModelSize:
     """Return GPT-3 medium, which has 302.3M parameters without the embedding.
 
-    Table 8 reports the hidden size 768, but only 1024 = 16 heads x 64 gives a model of 350M
-    parameters, which its name states.
+    Table 8 reports the hidden size 768, but only 1024 = 16 heads x 64 gives the 350M parameters
+    that the name of the model states.
     """
     return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size, init_std)

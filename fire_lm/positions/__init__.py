@@ -1,4 +1,4 @@
-"""The positional encodings. Each has its own module, which is found by import; no registry exists.
+"""The positional encodings, each in its own module; modules are discovered without a registry.
 
 The package also holds components that compose with the encodings: `rope_scaling` (RoPE beyond its
 training length), `log_n` (attention scaled by log n) and `resampling` (random positions).

@@ -6,8 +6,8 @@ encodings are not Linen modules but take their parameters as an argument, becaus
 `bias` inside `lax.map`, `jax.checkpoint` and kernels, where a bound module cannot be used.
 
 Shapes: B batch (1 where the batch shares its positions), T queries, S keys, N heads, H head dim,
-D model. Positions are int32 (float32 where resampled); all arithmetic on them is float32, because
-bfloat16 cannot distinguish 257 from 256.
+D model. Positions are int32 (float32 where resampled); all arithmetic on positions is float32,
+because bfloat16 cannot distinguish 257 from 256.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class PositionalEncoding:
-    """The hooks through which positions enter a transformer; by default, each has no effect.
+    """The hooks through which positions enter a transformer; by default, no hook has an effect.
 
     Concrete encodings are final: subclass this class, never another encoding.
 
@@ -46,7 +46,8 @@ class PositionalEncoding:
     integer_positions: ClassVar[bool] = False
     # Whether the parameters deliberately start from the same values in every layer.
     constant_init: ClassVar[bool] = False
-    # Fields that a sweep may change after training, because no trained parameter depends on them.
+    # Fields that a sweep may change after training, because trained parameters do not depend on
+    # these fields.
     evaluation_fields: ClassVar[tuple[str, ...]] = ()
     # Fields whose value None means a value derived from `train_length`. A run that continues at
     # another length keeps both the derived values and `train_length` as they were.
@@ -88,8 +89,8 @@ class PositionalEncoding:
     def periods(self) -> np.ndarray | None:
         """Return the number of positions in which each pair of rotated dims makes a full turn.
 
-        The periods are those at the training length, in increasing order, float64 `[d/2]`. The
-        result is None for an encoding without rotation.
+        The result holds the periods at the training length in increasing order, float64 `[d/2]`, or
+        is None for an encoding without rotation.
         """
         return None
 
@@ -170,10 +171,11 @@ class PositionalEncoding:
     def common_bias(
         self, params: Params, num_positions: int, context_length: int
     ) -> CommonBias | None:
-        """Return the bias as tables for a kernel, or None without a bias that has this form.
+        """Return the bias in the form of tables for a kernel, or None.
 
-        The tables are valid for positions 0 .. `num_positions` - 1. Every bias that depends only
-        on the distance has this form.
+        The result is None if there is no bias, or if the bias does not have this form. Every bias
+        that depends only on the distance has this form. The tables are valid for positions
+        0 .. `num_positions` - 1.
         """
         if not self.translation_invariant or type(self).bias is PositionalEncoding.bias:
             return None

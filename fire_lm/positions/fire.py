@@ -5,10 +5,10 @@ Source: Li et al. (ICLR 2024), Eq. 4 (= Eq. 23 of its appendix):
     b_h(i, j) = f_theta( psi(i - j) / psi(max(L, i)) )_h ,   psi(x) = log(c x + 1)
 
 `f_theta` is one MLP R -> R^N for all heads of a layer; c and L are learned scalars. Where the
-printed text is ambiguous, we follow the code of Appendix E:
+text of the paper is ambiguous, we follow the code of Appendix E:
 
-* the MLP has biases ("omitted for brevity" in footnote 5): without them, a ReLU MLP of a scalar in
-  [0, 1] is a straight line through 0;
+* the MLP has biases ("omitted for brevity" in footnote 5): without biases, a ReLU MLP of a scalar
+  in [0, 1] is a straight line through 0;
 * kernels and biases start from U(-1/sqrt(fan_in), 1/sqrt(fan_in)): with zero biases, f would be
   exactly linear at step 0;
 * only the absolute values of c and L are used, and L = |L_multiplier * init_L|, where only
@@ -17,7 +17,7 @@ printed text is ambiguous, we follow the code of Appendix E:
 * positions count from 0, and epsilon is added to the denominator after the logarithm.
 
 The default has the two hidden layers of the paper's experiments (Appendix B and C.1, Table 5);
-Appendix E's listing has one: `FIRE(..., hidden_layers=1, init_L=512)`.
+the listing of Appendix E has one hidden layer: `FIRE(..., hidden_layers=1, init_L=512)`.
 
 FIRE-G is our own variant: Eq. 4 divides by a norm that grows with the query, so far beyond the
 training length the bias flattens as the number of keys grows. A learned length gain restores its
@@ -26,8 +26,8 @@ range:
     b_h(i, j) = g_i f_theta(...)_h ,   g_i = (psi(max(L, i)) / psi(L))^gamma
 
 gamma = 0 gives Eq. 4, and g_i = 1 for i <= L. With gamma = 1 and a linear f, FIRE-G equals
-KERPLE-log (or ALiBi if psi is the identity) at every length, so Theorem 3.1 holds for these two
-encodings without its bound on the length.
+KERPLE-log (or ALiBi if psi is the identity) at every length, so for these two encodings the
+statement of Theorem 3.1 holds without the bound on the length.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ from fire_lm.positions.warm_start import interpolating_mlp, knots
 
 Function = Callable[[jax.Array], jax.Array]
 
-# The numbers of hinges by which f can be computed; the smallest that covers its kinks is used.
+# The numbers of hinges by which f can be computed. FIRE uses the smallest number that covers all
+# kinks of f.
 MAX_KINKS = (16, 32, 64)
 
 # Finding the kinks of a layer evaluates all preceding layers, so the time grows quadratically.
@@ -131,7 +132,7 @@ def mlp(params: Params, x: jax.Array, activation: Function = jax.nn.relu) -> jax
 class FIRE(PositionalEncoding):
     """FIRE, Eq. 4. Parameters per layer for 12 heads: 1518 (two hidden layers of 32), 462
     (Appendix E), 26 (f affine); 1519 with a length gain (FIRE-G), 1517 with a fixed threshold or
-    without one, 1516 without c as well.
+    no threshold, 1516 if there is also no c.
 
     FIRE-S is this encoding with `build_decoder.share_position = True`.
 
@@ -148,7 +149,7 @@ class FIRE(PositionalEncoding):
         paper's ratio (512 at 2048).
       init_gamma: The initial length gain of FIRE-G; None means Eq. 4, without a gain.
       init_as: An additive encoding that accepts positions between integers (`KERPLELog`, `ALiBi`):
-        training starts from the biases of this encoding on 0 <= i - j <= i <= L (Theorem 3.1).
+        at step 0, FIRE has the biases of this encoding on 0 <= i - j <= i <= L (Theorem 3.1).
         `init_L` None then means the whole training length. Because f is piecewise linear, a gap
         remains (`warm_start_gap`); the closer psi is to the transform of that encoding, the smaller
         is the gap. For training lengths of 64 to 8192, the gap is at most 0.1 % of the range for
@@ -273,7 +274,7 @@ class FIRE(PositionalEncoding):
         )
 
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
-        """Return those of |c|, |L| (Eq. 4) and gamma (FIRE-G) that are learned."""
+        """Return |c| and |L| of Eq. 4 and gamma of FIRE-G, except for scalars that are fixed."""
         learned = {}
         if "c" in params:
             learned["c"] = jnp.abs(params["c"])
@@ -321,7 +322,8 @@ class FIRE(PositionalEncoding):
                 )
             except RecursionError:
                 raise UserError("FIRE.init_as: FIRE cannot start as itself") from None
-            object.__setattr__(self, "init_as", encoding)  # equal settings make equal encodings
+            # Identical settings must yield equal instances of FIRE.
+            object.__setattr__(self, "init_as", encoding)
         name = type(encoding).__name__
         if type(encoding).bias is PositionalEncoding.bias or encoding.integer_positions:
             raise UserError(

@@ -33,7 +33,7 @@ class Hinges(NamedTuple):
 
     Attributes:
       value_N, slope_N: f(0) and f'(0).
-      kink_K: The kinks in increasing order; unused ones are 1.
+      kink_K: The kinks in increasing order; unused entries are 1.
       change_KN: The change of slope at each kink; 0 for unused kinks.
     """
 
@@ -84,7 +84,7 @@ def segments(f: Hinges) -> tuple[jax.Array, jax.Array]:
 
 
 def first(f: Hinges, kinks: int) -> Hinges:
-    """Return f with its first `kinks` hinges alone; it is the same f if it has no more kinks."""
+    """Return f with only its first `kinks` hinges; f must not have more kinks than that number."""
     return f._replace(kink_K=f.kink_K[:kinks], change_KN=f.change_KN[:kinks])
 
 
@@ -94,8 +94,8 @@ def _evaluate(
 ) -> jax.Array:
     """Return f at each x, `[N, P]`, by plain matrix products in the forward and backward pass.
 
-    The gradient is written by hand because the one that JAX derives contains products of
-    transposed operands, which take ten times as long on a CPU.
+    The gradient is written by hand because JAX would derive products of transposed operands, which
+    take ten times as long on a CPU.
     """
     bends_NP = _product(change_KN.T, _above(x_P, kink_K))
     return value_N[:, None] + slope_N[:, None] * x_P[None] + bends_NP

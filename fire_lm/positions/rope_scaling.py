@@ -94,7 +94,7 @@ def stretch_geometrically(frequency_K: np.ndarray, s: float) -> np.ndarray:
 
 
 def interpolate(frequency_K: np.ndarray, s: float, share_K: np.ndarray) -> np.ndarray:
-    """Divide a share of each frequency by s and keep the rest; s = 1 changes nothing."""
+    """Divide a share of each frequency by s and keep the rest; s = 1 leaves it unchanged."""
     return frequency_K * (1 - share_K * (1 - 1 / s))
 
 
@@ -146,7 +146,7 @@ class PositionInterpolation(RopeScaling):
 
 @dataclasses.dataclass(frozen=True)
 class NTKAware(RopeScaling):
-    """A larger base, `base * s^(d / (d - 2))`: the slower a pair, the more it is interpolated."""
+    """A larger base, `base * s^(d / (d - 2))`, so that low frequencies are reduced the most."""
 
     label: ClassVar[str] = "ntk"
 

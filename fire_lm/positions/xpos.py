@@ -93,8 +93,8 @@ class XPos(PositionalEncoding):
 
         def rotated(x_BTNH: jax.Array, pos_BT: jax.Array, sign: int) -> jax.Array:
             angle_BTK = angles(pos_BT, frequency_K)
-            # The offset of counting from the middle cancels in q·k, and every factor stays below
-            # e^(76/2).
+            # Positions are relative to the middle of the input. This offset cancels in q·k and
+            # keeps every factor below e^(76/2).
             centred_BT = (pos_BT - context_length // 2).astype(jnp.float32)
             scale_BTK = jnp.exp(sign * centred_BT[:, :, None] * rate_K[None, None, :])
             cos_BTK, sin_BTK = jnp.cos(angle_BTK) * scale_BTK, jnp.sin(angle_BTK) * scale_BTK

@@ -1,4 +1,4 @@
-"""Checks the programs of a pod run, and the files that it reads and writes, in advance."""
+"""Checks the programs of a pod run and its input and output files before TPUs are reserved."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
 
 
 def check_token(generation: Generation) -> Check:
-    """Check that decoding a token gathers no parameters, which would take most of its time."""
+    """Check that decoding a token gathers no parameters, because this would dominate the time."""
     token, whole = generation.token, generation.parameters
     found = sum(token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
     sizes = [f"{size / 2**20:.1f} MiB" for size in (found, whole)]

@@ -155,8 +155,8 @@ class Program:
         elif instruction.opcode == "fusion":
             called = _CALLED.search(instruction.rest)
             name = called.group(1) if called else ""
-            # A collective that overlaps other fusions appears in each of these and where it starts;
-            # only the start counts.
+            # A collective that overlaps other fusions appears in each of these fusions and where it
+            # starts; only the start counts.
             if name.startswith("async_collective_fusion") or "collective-done" in instruction.name:
                 return
             for inner in self.computations.get(name, ()):
@@ -269,7 +269,7 @@ def bytes_of(shape: str) -> int:
 
 
 def first_group(attributes: str, partitions: int) -> tuple[int, ...]:
-    """Return the devices of a collective's first group, in any of XLA's notations."""
+    """Return the devices of a collective's first group, parsed from any of XLA's notations."""
     if found := re.search(r"replica_groups=mesh\[([^\]]*)\]([^{]*)\{([^}]*)\}", attributes):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", found.group(1))}
         ids = _iota(found.group(2), math.prod(sizes.values())).reshape(tuple(sizes.values()))

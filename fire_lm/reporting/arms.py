@@ -39,9 +39,9 @@ def differing(configs: dict[str, Config]) -> list[Setting]:
 def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[str, str]:
     """Return the name of each run's arm.
 
-    The name consists of the encoding and, if runs with this encoding differ in settings, of these
-    settings. Two runs with the same seed, such as a run and its copy, are not two samples, so the
-    names of their arms also contain the names of the runs.
+    The name consists of the encoding and, if runs with this encoding differ, of the settings in
+    which they differ. Two runs with the same seed, such as a run and its copy, are not two samples,
+    so the names of their arms also contain the names of the runs.
     """
     own: dict[str, dict[str, str]] = {run: {} for run in configs}
     for setting in settings:

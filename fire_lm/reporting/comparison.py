@@ -107,8 +107,8 @@ class _Pairs:
     Attributes:
       same: The number of pairs in the paper's order.
       reversed: Pairs in the opposite order.
-      open: Pairs whose seeds do not distinguish them.
-      close: Pairs of single runs within two standard errors of their difference.
+      open: Pairs that the test over seeds does not distinguish.
+      close: Pairs of single runs that differ by at most two standard errors of the difference.
       tied: The number of pairs that are equal at the paper's precision.
     """
 
@@ -165,7 +165,8 @@ def _best_first(
 ) -> str:
     """Describe the ranking.
 
-    For single seeds, the description contains the difference of each encoding to the previous one.
+    For single seeds, the description contains the difference between each encoding and the encoding
+    that precedes it.
     """
     names = sorted(means, key=lambda name: means[name].value)
     if not with_gaps:

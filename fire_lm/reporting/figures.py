@@ -53,8 +53,8 @@ class Panel:
     Attributes:
       title: The name of the text.
       lines: The losses, in nats per token or in bits per byte.
-      apart: The difference between the rows because of which the losses are shown in bits per byte,
-        or "" if they are shown in nats per token.
+      apart: The difference between the rows that requires bits per byte, or "" if the losses are in
+        nats per token.
     """
 
     title: str

@@ -196,8 +196,8 @@ def newest(
     """Return, for each arm and kind of rows, the rows of the newest step that all its runs share.
 
     Only runs with rows of this kind count. If these runs share no step, the newest step of each run
-    is used. A step counts only if its scoring is complete, which is the case if it has a row of the
-    longest length, because lengths are scored in increasing order.
+    is used. A step counts only if its scoring is complete. This is the case if the step has a row
+    of the longest length, because lengths are scored in increasing order.
     """
     longest: dict[object, int] = {}
     for row in rows:

@@ -128,7 +128,7 @@ def _cell(value: float | None) -> str:
 def _constant_answer(task: str) -> float | None:
     """Return the accuracy of the best constant answer, in percent, or None if it is unknown.
 
-    It is known for tasks with their default settings.
+    The accuracy is known for tasks with their default settings.
     """
     return MOST_FREQUENT.get(task.partition(",")[0])
 

@@ -32,7 +32,7 @@ class Table:
         return "\n".join(f"| {' | '.join(row)} |" for row in [*head, *lines])
 
     def plain(self) -> str:
-        """Format the table for a terminal, with its caption."""
+        """Format the table and its caption for a terminal."""
         lines = [self.header, *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         aligned = [

@@ -57,7 +57,7 @@ def experiment(config: Config) -> Experiment:
 def _text(config: Config) -> str | None:
     """Return the kind of text, such as 'c4' for both c4/en:3.1.0 and c4_en:1.0.0.
 
-    For a mixture, the result names all its parts. For data without TFDS text, it is None.
+    For a mixture, the result names all parts. For data other than `TextData`, the result is None.
     """
     found = {
         key.parameter: value
@@ -123,8 +123,8 @@ def _words(model: str, scale: str, datasets: Iterable[str]) -> str:
 def _model_of(run: str, encoding: str) -> str | None:
     """Return the model of a result, or None.
 
-    The model is the one that the name of the run contains (base_rope, base_rope-1), or otherwise
-    the base model of the encoding.
+    The model is the one in the name of the run (base_rope, base_rope-1) or, if there is none, the
+    base model of the encoding.
     """
     for model in published.models():
         if run.rpartition("-")[0] == model or run == model:

@@ -123,7 +123,7 @@ _NO_SCORES = (
 
 
 def _section(title: str, pictures: Sequence[Picture], otherwise: str) -> Section:
-    """Make a section of `pictures`, or one that explains their absence by `otherwise`."""
+    """Make a section of `pictures`; if there are none, its text is `otherwise`."""
     return Section(title, [] if pictures else [otherwise], pictures)
 
 

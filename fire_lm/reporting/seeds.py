@@ -106,7 +106,7 @@ def line_name(arm: str, variant: str) -> str:
 
 
 def loss_lines(results: Results) -> dict[Scored, list[Line]]:
-    """Return the lines of the arms and variants for each scored name.
+    """Return, for each `Scored`, the lines of its arms and variants.
 
     The lines are in increasing order of the loss at their longest length. Each line belongs to one
     text, so seeds that have scored different texts form different lines.
@@ -274,7 +274,7 @@ def training_lines(results: Results) -> list[dict[str, list[tuple[float, Mean]]]
 def _text_of(results: Results, run: str) -> object:
     """Return the training text of a run, its vocabulary and its vocabulary size.
 
-    The last two are None unless runs differ in them.
+    The vocabulary and its size are None if they are the same for all runs.
     """
     data = next(facts.data for facts in results.runs if facts.run == run)
     settings = {s.name: s.value for s in results.settings if s.run == run}

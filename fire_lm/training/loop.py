@@ -70,8 +70,8 @@ def pretrain(
 
     Args:
       workdir: The run directory, local or gs://.
-      source: Returns the model of the run that `run.init_from` names, or None if this run does not
-        start from another run.
+      source: A function that returns the model of the run that `run.init_from` names; None if this
+        run does not start from another run.
       once_held: Called once no other process can write to the run directory; it may refuse the
         directory's contents.
       before_first_step: Called when all preparations are complete. The caller uses it to record the
@@ -261,7 +261,7 @@ def run_steps(
     state: TrainState,
     start: int,
 ) -> bool:
-    """Run the steps after `start` until the last one or a signal (SIGTERM, Ctrl-C).
+    """Run the steps after `start` until the last step or until a signal (SIGTERM, Ctrl-C).
 
     The last step is saved unless its loss is not finite, because its state may then contain the
     cause. The function returns whether a signal ended training.
@@ -292,7 +292,7 @@ def save(
     job: Job, reporter: Reporter, batches: data_layer.TrainIterator, step: int, state: TrainState
 ) -> None:
     job.goodput.enter(SAVE)
-    job.goodput.write()  # raises if the run directory is gone; a save would create a new one
+    job.goodput.write()  # raises if the run directory is gone, which a save would create anew
     job.checkpoints.save(
         step, state, batches.get_state(), reporter.counters, shared_position=batches.shared_state
     )

@@ -85,7 +85,7 @@ def muon_dimensions(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(dimensions, params)
 
 
-# The axes of a layer's kernel that are contracted with the input, and those of the output.
+# The axes of a layer's kernel that are contracted with the input, and the axes of the output.
 _MATRICES = {
     **dict.fromkeys(("query", "key", "value"), ((1,), (2, 3))),  # [L, D, N, H]
     "attention_out": ((1, 2), (3,)),  # [L, N, H, D]

@@ -48,7 +48,7 @@ def ctrl_c_saves(flag: StopFlag) -> Iterator[None]:
     call into XLA returns. In a job of several processes, the first Ctrl-C is passed on as SIGTERM,
     so that all processes save the same step.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # under nohup, say
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # such as under nohup
         yield
         return
 

@@ -31,7 +31,7 @@ class Pretraining:
     Attributes:
       model: The model to train.
       data: The text or the exercises to train on.
-      checkpoints: When to save checkpoints, and which of them to keep.
+      checkpoints: When to save checkpoints, and which checkpoints to keep.
       train_steps, batch_size, train_length: The numbers of updates, of sequences per update and of
         tokens per sequence.
       optimizer: AdamW, an Optax transformation, or a list of these to be chained.
@@ -40,7 +40,7 @@ class Pretraining:
       microbatches: The number of parts of a batch whose gradients are accumulated in sequence.
       z_loss: The weight of log(Z)^2 in the objective, where log(Z) is the log normaliser.
       log_every: The number of steps between two lines of metrics.
-      watchdog: When a run counts as stuck.
+      watchdog: The conditions under which the run counts as stuck.
       spikes: How the run handles a loss that is not finite or that jumps.
       init_from: `RUN[@STEP]`, from whose parameters this run starts, at step 0 and with a fresh
         optimizer state.

@@ -92,7 +92,7 @@ class Reporter:
         learning_rate = float(self._schedule(step - 1 - self.counters["updates_skipped"]))
         self._judge(step, values, skipped_update)
         largest = self.counters["largest"]
-        # A new dict, because a checkpoint that is still being written may hold the old one.
+        # A new dict is needed because a checkpoint that is being written may hold the old dict.
         self.counters["largest"] = {
             name: max(value, largest.get(name, value))
             for name, value in values.items()
@@ -162,7 +162,7 @@ class Reporter:
         self.counters["largest"] = {}
         if self._peak is not None:
             logged["mfu"] = rate * self._flops / (self._peak * jax.device_count())
-        if self._log is not None:  # JSON has no NaN: the spike log records it
+        if self._log is not None:  # JSON has no NaN; the spike log records such values
             self._log.write(
                 step, {name: value for name, value in logged.items() if _in_json(value)}
             )

@@ -23,12 +23,12 @@ from fire_lm.results.metrics_log import whole_lines
 _Array = TypeVar("_Array")
 
 _WINDOW = 100  # the number of losses from which the limit is computed
-_LEAST = 20  # the number of losses before anything counts as a spike
+_LEAST = 20  # the number of losses before which no loss counts as a spike
 
 
 @dataclasses.dataclass(frozen=True)
 class Spikes:
-    """When a loss counts as a spike, and how many updates a run may skip.
+    """The definition of a spike, and the number of updates that a run may skip.
 
     Every spike becomes a line of `spikes.jsonl` in the run directory.
 

@@ -93,7 +93,7 @@ def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
     try:
         make_folder(folder)
         replace_text(probe, "")
-        remove(probe)  # a probe of the same name from another machine may have been faster
+        remove(probe)  # another machine with a probe of the same name may have removed it
     except (OSError, RunFailed) as error:
         told = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot write to {flag} {folder}: {told}") from error

@@ -6,8 +6,8 @@ all others in their collectives. Every process therefore publishes its current s
 that is not waiting for the devices is the one that delays the others. A process that has died is
 detected by its silence, because JAX itself would take a minute and then abort without a plain
 message. Process 0 hosts the coordination service: when process 0 dies, JAX aborts the other
-processes within a second. Each of them therefore keeps a connection to process 0, whose end is
-noticed slightly earlier.
+processes within a second. Each of the other processes therefore keeps a connection to process 0,
+because it notices the end of this connection slightly earlier.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _SAVE_SECONDS = 1800.0  # how long a step may wait for storage; saves also have 
 _PREFIX = "fire_lm/watchdog/"
 _PORT = "fire_lm/watchdog_port"
 _FAILED = _PREFIX + "failed"
-_START_SECONDS = 30.0  # how much longer a process's first message may take than later ones
+_START_SECONDS = 30.0  # how much longer a process's first message may take than later messages
 
 
 @dataclasses.dataclass(frozen=True)
 class Watchdog:
-    """When a run counts as stuck.
+    """The conditions under which a run counts as stuck.
 
     Attributes:
       multiple: A step may take this many times the median duration of the last hundred steps.
@@ -219,7 +219,7 @@ class _Peers:
 
     def _accept(self) -> None:
         assert self._server is not None
-        with contextlib.suppress(Exception):  # closed
+        with contextlib.suppress(Exception):  # the server is closed
             self._client.key_value_set(_PORT, str(self._server.getsockname()[1]), True)
             while True:
                 self._lines.append(self._server.accept()[0])

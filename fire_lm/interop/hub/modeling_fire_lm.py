@@ -21,7 +21,7 @@ UNSEEN = 2**30
 
 
 class Position(nn.Module):
-    """The hooks through which positions enter the model; by default, each has no effect."""
+    """The hooks through which positions enter the model; by default, no hook has an effect."""
 
     def __init__(self, config, settings):
         super().__init__()
@@ -337,8 +337,8 @@ def real_tokens(attention_mask, past, length):
         return None
     if attention_mask.dim() == 2:
         return attention_mask[:, past : past + length].bool()
-    # The mask is that of a static cache. The last token is not padding, which is on the left, so
-    # it sees all other tokens.
+    # The mask is that of a static cache. Padding is on the left, so the last token is not padding
+    # and sees all other tokens.
     row_BS = attention_mask[:, 0, -1]
     seen_BS = row_BS if row_BS.dtype == torch.bool else row_BS == 0
     return seen_BS[:, past : past + length]
