@@ -106,7 +106,8 @@ class RandomizedPositions(Drawn):
     Attributes:
       max_length: The number of positions to draw from; at least the longest evaluation length.
       evaluation: The evaluation positions. "random" uses one fixed draw for all sequences; "even"
-        spaces the positions evenly up to max_length - 1; "plain" means 0, 1, 2, ...
+        spaces the positions evenly up to max_length - 1, at the average places of a draw; "plain"
+        means 0, 1, 2, ...
     """
 
     evaluation_fields: ClassVar[tuple[str, ...]] = ("evaluation",)

@@ -76,7 +76,7 @@ class Estimate(Costs):
 
     @property
     def memory(self) -> int:
-        """The bytes of the arguments, of temporary arrays, and of the code and results."""
+        """The bytes of the arguments, which live throughout, plus the peak of all other memory."""
         return self.arguments + self.temporary + self.code
 
 

@@ -44,7 +44,7 @@ def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") 
 
 
 def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
-    """Find, by repeated halving, a number of sequences with which the forward pass fits."""
+    """Return the most sequences at a time, found by halving, with which the forward pass fits."""
     mesh = compiler.mesh(score.mesh)
     batch = sequences_at_a_time(length, score.tokens_per_batch, mesh)
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -65,7 +65,7 @@ def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
 
 
 def generation(compiler: Compiler, score: LengthSweep, prompts: Prompts) -> str:
-    """Find, by repeated halving, a number of prompts with which generation fits."""
+    """Return the most prompts at a time, found by halving, with which generation fits."""
     batch = prompts.batch // 2
     while batch:
         fewer = dataclasses.replace(prompts, batch=batch)
