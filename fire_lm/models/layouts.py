@@ -43,7 +43,7 @@ def constrain_rows(x_BT: jax.Array, activations: NamedSharding | None) -> jax.Ar
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def gather_table(activations: NamedSharding | None, dtype: Any, table_VD: jax.Array) -> jax.Array:
-    """Gather the embedding over `fsdp`; return float32 values that are rounded to `dtype`.
+    """Gather the embedding over `fsdp`, and return it in float32, rounded to `dtype`.
 
     The embedding is gathered once, in `dtype`, for both the lookup and the head. Each of the two
     yields a gradient that is a sum over the mesh; the compiler computes each sum before it adds the

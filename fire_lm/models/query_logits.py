@@ -25,8 +25,8 @@ def query_logits(
 ) -> jax.Array:
     """Return logits `[B, N, S]` float32 for keys 0 .. `query`; `layer` and `query` count from 0.
 
-    The layers below `layer` run as they do in the model. Of `layer` itself, `jax.jit` removes
-    everything except the queries and keys.
+    The layers below `layer` run as they do in the model. Inside `jax.jit`, only the queries and
+    keys of `layer` itself are computed, because the compiler removes its other computations.
     """
     for encoding in model.encodings:
         encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])

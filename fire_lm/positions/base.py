@@ -34,7 +34,7 @@ class PositionalEncoding:
     Attributes:
       num_heads: N, the number of attention heads.
       head_dim: H, the width of one head.
-      train_length: The training sequence length in tokens. If a run continues another run, it is
+      train_length: The training sequence length in tokens; for a run that continues another run,
         the length of the first run. Encodings that are defined relative to this length (FIRE's
         threshold, position interpolation) read it; the others ignore it.
       hidden_size: D, the width of the embeddings.

@@ -6,7 +6,7 @@ number of keys that the query sees, that is, its position in its own document, c
 number does not depend on the positions that an encoding receives, so random positions leave it
 unchanged (kexue.fm/archives/9444 recommends combining the two methods). A model trained with the
 scaling uses it at all lengths; for a model trained without the scaling, only lengths beyond the
-training length are scaled (the clipped form of Qwen).
+training length are scaled (Qwen's clipped form).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def decay_rates(head_dim: int, scale_base: float, context_length: int) -> np.nda
 class XPos(PositionalEncoding):
     """A rotation with decay. Parameters: none.
 
-    In inputs beyond 31,060 tokens, attention decays more slowly than published; see `decay_rates`.
+    For inputs beyond 31,060 tokens, q·k decays more slowly than published; see `decay_rates`.
     Resampled positions beyond this bound are refused, because float32 would overflow.
 
     Attributes:

@@ -288,7 +288,7 @@ def check_token(generation: Generation) -> Check:
 
 
 def gathered_once(train: Pretraining, mesh: Mesh | AbstractMesh) -> int:
-    """Return the bytes that a chip receives by gathering every parameter split by fsdp once.
+    """Return the bytes that a chip obtains by one gather of every parameter that fsdp splits.
 
     The parameters have the compute dtype, and each chip gathers only its part along tensor.
     """

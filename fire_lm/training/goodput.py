@@ -78,7 +78,7 @@ class Goodput:
             self.write()
 
     def saved(self, step: int) -> None:
-        """Record the time so far as kept in case the next start resumes from `step`."""
+        """Record the time that is not lost if the next start resumes from `step`."""
         self.enter(self.stage)
         self._at_save[str(step)] = dict(self._seconds)
         self.write()

@@ -24,8 +24,8 @@ def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
     """Hold the run directory until the block ends or the process dies.
 
     On a disk, the operating system releases the lock when the process ends, even if the process is
-    killed. In a bucket, the lock is a lease (`storage.Lease`): after a process on another machine
-    was killed, the next start waits for up to a minute. On shared file systems that do not support
+    killed. In a bucket, the lock is a lease (`storage.Lease`): if a process on another machine has
+    been killed, the next start waits for up to a minute. On shared file systems that do not support
     locks, the run directory is not locked.
 
     Process 0 holds the lock for all processes of a job; the other processes wait until process 0
