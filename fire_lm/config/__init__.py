@@ -1,20 +1,21 @@
-"""Experiments in gin files, with gin's holes closed. Configuration enters at the root only.
+"""Experiments in gin files, with checks that gin lacks. Only the root of a program is configured.
 
-The rest of the code is undecorated functions and frozen dataclasses. The caller hands them to
-`load` by name, and gin files bind their parameters:
+The rest of the code consists of undecorated functions and frozen dataclasses. The caller passes
+these to `load` by name, and gin files bind their parameters:
 
-    TRAIN_STEPS = 600_000               # a macro, `--gin.TRAIN_STEPS=5` overrides it
+    TRAIN_STEPS = 600_000               # a macro, which `--gin.TRAIN_STEPS=5` overrides
     pretrain.steps = %TRAIN_STEPS
     pretrain.data = @TextData()         # called when pretrain is called
-    build_decoder.position = @FIRE      # handed over, for build_decoder to call
+    build_decoder.position = @FIRE      # passed as a callable, which build_decoder calls
     FIRE.hidden_layers = 2
 
-The grammar is that of gin-config 0.5.0, read with its own parser (`syntax`). Semantics and checks
-are ours, without gin's global state. They differ from gin's:
+The grammar is that of gin-config 0.5.0, whose parser reads the files (`syntax`). The semantics and
+the checks are our own, have no global state, and differ from gin's in the following points:
 - values are converted to the annotation of the parameter that takes them (`coercion`);
-- whatever is misspelt, or could never be used, is an error (`checks`);
-- `@Name` keeps the scope of the binding it stands in, even if it is called elsewhere (`bindings`);
-- a macro is plain substitution: it opens no scope of its own;
+- a name that is misspelt, or a binding that can never be used, is an error (`checks`);
+- `@Name` keeps the scope of the binding that contains it, even if it is called elsewhere
+  (`bindings`);
+- a macro is a plain substitution and opens no scope of its own;
 - a file that is included twice is read once (`files`);
 - `import my_package.my_encoding` makes the dataclasses of that module known (`configurables`).
 """

@@ -1,9 +1,10 @@
-"""The meaning of all statements: which binding wins, what a macro stands for, what is reached.
+"""Resolves statements: which binding wins, which value a macro has, and what is reached.
 
 A configurable is *reached* from a root if a chain of `@references` in bound values leads to it.
-References cannot come from anywhere else, so this is known before anything is called.
-Scopes are gin's: `a/X.p = 1` holds for X where it is reached under scope a or a/..., `@a/X`
-enters scope a (leaving any other), and a plain `@X` stays in the scope of the binding it is in.
+There are no other references, so the reached configurables are known before any call.
+Scopes are those of gin: `a/X.p = 1` applies to X where X is reached under scope a or a/..., `@a/X`
+enters scope a (and leaves any other scope), and a plain `@X` stays in the scope of the binding that
+contains it.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from fire_lm.errors import UserError, did_you_mean
 
 @dataclass(frozen=True)
 class Scoped:
-    """A configurable in the scope under which it is reached."""
+    """A configurable, in the scope in which it is reached."""
 
     scope: tuple[str, ...]
     name: str
 
     def key(self, parameter: str) -> Key:
-        """Return the key that a user would write for a parameter."""
+        """Return the key with which a user would bind `parameter`."""
         return Key(self.scope, self.name, parameter)
 
     def takes(self, key: Key) -> bool:
-        """Return whether a binding of `key` holds here."""
+        """Return whether a binding of `key` applies to this configurable in this scope."""
         return (self.scope[: len(key.scope)], self.name) == (key.scope, key.configurable)
 
     def target(self, reference: Ref) -> Scoped:
-        """Return what a reference in a value bound here leads to."""
+        """Return the configurable that a reference in a value bound here refers to."""
         return Scoped(reference.scope or self.scope, reference.name)
 
 
 @dataclass(frozen=True)
 class Bindings:
-    """All statements, in order of increasing precedence, and what they can refer to."""
+    """All statements, in order of increasing precedence, and the names that they may refer to."""
 
     statements: tuple[Statement, ...]
     configurables: Mapping[str, Configurable]
@@ -59,21 +60,24 @@ class Bindings:
         return {s.key: s for s in self.statements if s.key.configurable}
 
     def extended(self, statements: Sequence[Statement]) -> Bindings:
-        """Return these bindings with further statements, which win."""
+        """Return these bindings with further statements, which take precedence."""
         return replace(self, statements=(*self.statements, *statements))
 
     def parameters(self, name: str) -> Mapping[str, inspect.Parameter]:
-        """Return the parameters of a configurable; none for an unknown name."""
+        """Return the parameters of a configurable, or {} for an unknown name."""
         return parameters(self.configurables[name]) if name in self.configurables else {}
 
     def bound(self, at: Scoped) -> dict[str, Statement]:
-        """Map each bound parameter, in signature order, to its binding; an inner scope wins."""
+        """Map each bound parameter, in the order of the signature, to its binding.
+
+        A binding in an inner scope takes precedence.
+        """
         keys = sorted(filter(at.takes, self.winning), key=lambda key: len(key.scope))
         found = {key.parameter: self.winning[key] for key in keys}
         return {n: found[n] for n in [*self.parameters(at.name), *sorted(found)] if n in found}
 
     def expand(self, statement: Statement, users: tuple[Statement, ...] = ()) -> Node:
-        """Return the value of `statement` with every macro but gin.REQUIRED replaced."""
+        """Return the value of `statement` with every macro except gin.REQUIRED replaced."""
         users = (*users, statement)
 
         def expanded(leaf: Leaf) -> Node:
@@ -85,7 +89,7 @@ class Bindings:
         return node
 
     def _macro(self, name: str, users: Sequence[Statement]) -> Statement:
-        """Find the statement that sets a macro, which the last of `users` mentions."""
+        """Find the statement that sets the macro `name`, which the last of `users` mentions."""
         where, found = users[-1].where, self.macros.get(name)
         if found in users:
             raise UserError(f"{where}: the macro {name} refers to itself.")
@@ -97,14 +101,14 @@ class Bindings:
         raise UserError(f"{where}: {users[-1].key} uses %{name}, which nothing sets.{hint}")
 
     def chain(self, statement: Statement) -> list[Statement]:
-        """Return `statement`, and each macro in turn from which it takes its whole value."""
+        """Return `statement` and the chain of macros from which it takes its whole value."""
         found = [statement]
         while isinstance(node := found[-1].node, Macro) and node.name in self.macros:
             found.append(self._macro(node.name, found))
         return found
 
     def source(self, statement: Statement) -> Statement:
-        """Return the statement that holds the value: through `= %MACRO`, the innermost macro's."""
+        """Return the statement that holds the value, which is the last element of `chain`."""
         return self.chain(statement)[-1]
 
     def mentions(
@@ -112,7 +116,7 @@ class Bindings:
     ) -> Iterator[Ref | Macro]:
         """Iterate over the references and macros in a value and in the macros that it mentions.
 
-        With `overridden`, values of macros that later statements replace are read, too.
+        With `overridden`, the result includes values of macros that later statements override.
         """
         for leaf in leaves(node):
             if isinstance(leaf, Ref | Macro):
@@ -123,7 +127,10 @@ class Bindings:
                     yield from self.mentions(statement.node, overridden, (*inside, leaf.name))
 
     def references(self, at: Scoped, overridden: bool = False) -> Iterator[tuple[Statement, Ref]]:
-        """Iterate over the references in the values bound at `at`, each with its binding."""
+        """Iterate over the references in the values bound at `at`, each with its binding.
+
+        With `overridden`, the result includes values that later statements override.
+        """
         for statement in self.statements if overridden else self.bound(at).values():
             if at.takes(statement.key):
                 for leaf in self.mentions(statement.node, overridden):
@@ -131,11 +138,11 @@ class Bindings:
                         yield statement, leaf
 
     def reach(self, *roots: str, overridden: bool = False) -> dict[Scoped, bool]:
-        """Return what `roots` (by default all) reach, in reading order.
+        """Return the configurables that `roots` (by default, all roots) reach, in reading order.
 
-        The value says whether the configuration itself calls it, as `@name()`: a plain reference
-        is called by code, which may pass what the configuration leaves out. With `overridden`,
-        values that later statements replace count, too.
+        Each value states whether the configuration itself calls the configurable, as `@name()`. A
+        plain reference is called by code, which may pass arguments that the configuration leaves
+        out. With `overridden`, references in values that later statements override also count.
         """
         found: dict[Scoped, bool] = {}
 

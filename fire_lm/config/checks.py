@@ -1,11 +1,12 @@
-"""Errors, in one or two plain lines, for what gin lets pass in silence.
+"""Checks that raise errors of one or two plain lines for mistakes that gin accepts silently.
 
-A binding is *unused* only if no verb of the experiment could use it.
-- A macro is used if any binding refers to it, even an overridden one, or another used macro does.
-- A command-line binding is used if a verb reaches its configurable through the winning
+A binding is *unused* only if no command of the experiment could use it.
+- A macro is used if any binding, even an overridden one, or another used macro refers to it.
+- A command-line binding is used if a command reaches its configurable through the winning
   bindings: `--gin.FIRE.width=3` in an experiment without FIRE is an error.
-- A binding in a file may also be reached through overridden ones: with positions/fire.gin and then
-  positions/rope.gin, the later POSITION wins, and fire.gin's own values are meant to be idle.
+- A binding in a file is used even if its configurable is reached only through overridden bindings:
+  if positions/rope.gin follows positions/fire.gin, the later POSITION wins, and the values of FIRE
+  in fire.gin have no effect, as intended.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fire_lm.errors import UserError, did_you_mean, nearest
 
 
 class UnusedBinding(UserError):
-    """A binding of a configurable that the experiment does not use."""
+    """The error for a binding of a configurable that the experiment does not use."""
 
 
 def check_names(bindings: Bindings) -> None:
@@ -50,13 +51,13 @@ def _check_key(statement: Statement, bindings: Bindings) -> None:
 
 
 def _bare(name: str, bindings: Bindings) -> str:
-    """Return a name without the path of its module, as gin knows it: FIRE for positions.FIRE."""
+    """Return a name without the path of its module if the result is known: FIRE, not a.b.FIRE."""
     last = name.rpartition(".")[2]
     return last if last in bindings.configurables else name
 
 
 def check_macros(bindings: Bindings) -> None:
-    """Raise UserError for a macro that nothing uses, or that refers to itself or to none."""
+    """Raise UserError for a macro that is unused or refers to itself or to an unknown macro."""
     used = {
         leaf.name
         for statement in bindings.statements
@@ -78,7 +79,7 @@ def check_macros(bindings: Bindings) -> None:
 
 
 def check_bindings_used(bindings: Bindings) -> None:
-    """Raise UserError for a binding that cannot take effect; see the module's docstring."""
+    """Raise UserError for a binding that is unused, as the docstring of this module defines it."""
     reached, ever = bindings.reach(), bindings.reach(overridden=True)
     for statement in bindings.statements:
         if statement.key.configurable:
@@ -102,7 +103,7 @@ def _check_used(statement: Statement, reached: Iterable[Scoped]) -> None:
 
 
 def check_no_circle(bindings: Bindings) -> None:
-    """Raise UserError for `@name()` in a value that name itself needs: it would call itself."""
+    """Raise UserError for `@name()` in a value that `name` itself needs, which would recurse."""
     calls = {
         at: {at.target(ref): (s, ref) for s, ref in bindings.references(at) if ref.call}
         for at in bindings.reach()

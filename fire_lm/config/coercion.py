@@ -1,7 +1,8 @@
-"""gin values, converted to the annotation of the parameter that takes them.
+"""Converts gin values to the annotation of the parameter that takes them.
 
-6e5 fits int, 1 fits float, [1, 2] and 3 fit tuple[int, ...]. A str takes whatever was written, so
-that a path needs no quotes. True is no int. References stay in the result as `Ref`.
+6e5 fits int, 1 fits float, and both [1, 2] and 3 fit tuple[int, ...]. A str takes the text as it
+was written, so that a path needs no quotes. True does not fit int. References remain in the result
+as `Ref`.
 
 Annotations may be bool, int, float, str, None, Any, Literal, tuple, list, Sequence, Callable, any
 class (which takes `@Name()`), and unions of these.
@@ -29,24 +30,27 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 class Misfit(Exception):
-    """The value does not fit. The message says what would, and what was given."""
+    """The error for a value that does not fit; its message states what would fit."""
 
 
 def plain(node: Node) -> Any:
-    """Return the value as gin has it, with references left in."""
+    """Return the value as gin would return it, except that references remain `Ref`."""
     return mapped(node, lambda leaf: leaf.value if isinstance(leaf, Scalar) else leaf)
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two values mean the same; 1 and 1.0 do, 1 and True do not."""
+    """Return whether two values are equivalent; 1 and 1.0 are, but 1 and True are not."""
     try:
         return a is b or (isinstance(a, bool) == isinstance(b, bool) and bool(a == b))
-    except Exception:  # arrays and the like
+    except Exception:  # such as for arrays, whose comparison yields an array
         return False
 
 
 class Fitter:
-    """Converts values to annotations; knows the configurables, to judge what a reference gives."""
+    """Converts values to annotations.
+
+    The configurables determine the class of object that a reference yields.
+    """
 
     def __init__(self, configurables: Mapping[str, Configurable]) -> None:
         self._configurables = configurables
@@ -78,7 +82,10 @@ class Fitter:
         raise Misfit
 
     def _fit_first(self, node: Node, choices: tuple[Any, ...], literal: bool = False) -> Any:
-        """Try the type of exactly this value first, and str last: it takes everything."""
+        """Convert the value to the first of `choices` that it fits.
+
+        The exact type of the value is tried first, and str last, because str takes every value.
+        """
         exact = type(node.value) if isinstance(node, Scalar) else None
         for choice in sorted(choices, key=lambda c: (c is not exact, c is str)):
             try:
@@ -101,12 +108,15 @@ class Fitter:
         return values if kind is list else tuple(values)
 
     def _fit_reference(self, node: Ref, kind: Any, args: tuple[Any, ...]) -> Ref:
-        """`@Name` is a callable, and `@Name()` its result; only a known wrong class misfits."""
+        """Return the reference, or raise Misfit if its class is known and wrong.
+
+        `@Name` is a callable, and `@Name()` is its result.
+        """
         target = self._configurables.get(node.name)
         given = class_of_result(target) if target else None
         if kind not in _CALLABLES:
             fits = node.call and _is_a(given, kind)
-        elif node.call:  # @FIRE() where @FIRE was meant, unless its result can be called
+        elif node.call:  # @FIRE() instead of @FIRE is a misfit unless its result can be called
             fits = given is None or "__call__" in dir(given)
         else:
             fits = not args or _is_a(given, args[-1])
@@ -134,7 +144,7 @@ class Fitter:
 
 
 def _is_a(given: type | None, kind: Any) -> bool:
-    """Return whether a `given` may stand for a `kind`, as far as the classes are known."""
+    """Return whether an object of class `given` may be of type `kind`, as far as is known."""
     if kind is Any or getattr(kind, "_is_protocol", False):  # most protocols cannot be tested
         return True
     if given is None or not inspect.isclass(kind):
@@ -156,7 +166,7 @@ def _fit_scalar(node: Node, kind: type) -> Any:
 
 
 def _choices(hint: Any) -> list[str]:
-    """Return the words of a Literal or bool, also inside a union."""
+    """Return the possible values of a Literal or bool, even inside a union, as text."""
     if hint is bool:
         return ["True", "False"]
     args = typing.get_args(hint)

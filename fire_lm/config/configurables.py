@@ -1,4 +1,4 @@
-"""The functions and dataclasses that gin files may name, and their parameters."""
+"""Finds the functions and dataclasses that gin files may name, and their parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def parameters(target: Configurable) -> Mapping[str, inspect.Parameter]:
 
 @functools.cache
 def class_of_result(target: Configurable) -> type | None:
-    """Return the class of what `target` returns, if it is known."""
+    """Return the class of the object that `target` returns, or None if it is unknown."""
     hint = target if inspect.isclass(target) else typing.get_type_hints(target).get("return")
     hint = typing.get_origin(hint) or hint
     return hint if inspect.isclass(hint) and hint is not Any else None
@@ -38,18 +38,21 @@ def class_of_result(target: Configurable) -> type | None:
 def imported(
     modules: Mapping[str, str], known: Mapping[str, Configurable]
 ) -> dict[str, Configurable]:
-    """Return `known` and the dataclasses of `modules` (module -> who imports it), by name.
+    """Return `known` and the dataclasses of `modules`, by name.
+
+    Args:
+      modules: The modules, each with the line that imports it.
 
     Raises:
-      UserError: if a module cannot be imported; has neither a dataclass nor anything of seqio, with
-        which it could register tasks; or has a class of a known name or with annotations that
-        cannot be evaluated.
+      UserError: A module cannot be imported; it has neither a dataclass nor a member from seqio,
+        with which it could register tasks; or it has a class whose name is already known or whose
+        annotations cannot be evaluated.
     """
     found = dict(known)
     for module_name, where in modules.items():
         try:
             module = importlib.import_module(module_name)
-        except Exception as error:  # whatever the user's code raises
+        except Exception as error:  # any error in the user's code
             raise UserError(
                 f"{where}: cannot import {module_name}: {first_line(error)}\n"
                 "put the folder that holds it on PYTHONPATH"
@@ -65,7 +68,7 @@ def imported(
                 )
             try:
                 parameters(member)
-            except Exception as error:  # a name that only a type checker imports, say
+            except Exception as error:  # such as a name that only a type checker imports
                 raise UserError(
                     f"{where}: cannot read the annotations of {module_name}.{name}: "
                     f"{first_line(error)}\n"

@@ -1,4 +1,4 @@
-"""Comparison of a configuration with the saved text of an earlier one."""
+"""Compares a configuration with the saved text of an earlier configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that differs; `name` as the user would bind it. ABSENT: only the other has it."""
+    """A value that differs between two configurations.
+
+    `name` is the name with which the user would bind the value. A value that only one of the
+    configurations has is ABSENT in the other.
+    """
 
     name: str
     old: Any
@@ -31,12 +35,12 @@ class Difference:
 
 
 def differences(old_text: str, new: Config, *, root: str) -> list[Difference]:
-    """Return the values that `root` would see differently under the saved `old_text`.
+    """Return the values of `root` that differ between the saved `old_text` and `new`.
 
-    Macros are expanded, so a value may move into a macro without a difference. Of two
-    different references only the reference is listed, not the parameters behind each. What
-    the old text leaves out has today's default, or what the class did before (`as_saved`);
-    what it knew and the code no longer does, is ABSENT in the new.
+    Macros are expanded, so moving a value into a macro makes no difference. For two different
+    references, only the references are listed, not the parameters of their configurables. A
+    parameter that the old text does not bind has its present default or, if the class declares one,
+    its older default (`as_saved`). A parameter that only older code had is ABSENT in `new`.
     """
     old = new.resolve_text(old_text).as_saved()
     old_leaves, new_leaves = old.leaves(root), new.leaves(root)

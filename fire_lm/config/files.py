@@ -1,4 +1,4 @@
-"""Finding and reading gin files: search paths, includes, precedence."""
+"""Finds and reads gin files, with their search paths, includes and precedence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from gin.config_parser import IncludeStatement
 from fire_lm.config.syntax import Key, Scalar, Statement, parse_binding, parse_file
 from fire_lm.errors import UserError, first_line, nearest
 
-# Holds `configs/`: the repository in a checkout, the package itself where a wheel is installed.
+# The folder that holds `configs/`, which is the repository in a checkout, and the package itself in
+# an installed wheel.
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 SHIPPED = _PACKAGE.parent if (_PACKAGE.parent / "configs/base.gin").exists() else _PACKAGE
 
@@ -25,13 +26,14 @@ def read_statements(
 ) -> tuple[list[Statement], dict[str, str]]:
     """Read all gin files and command-line bindings; before them the texts `first`, by their names.
 
-    A name is looked for under `search_paths`, then '.', then among the shipped files. A file that
-    is *included* a second time is skipped: gin would read it again, and so undo what came between
-    (two files that both include base.gin). A file named twice in `gin_files` is read twice.
+    A name is searched for under `search_paths`, then in '.', then among the shipped files. A file
+    that is *included* a second time is skipped. (gin would read it again and thereby undo bindings
+    between the two includes, such as those of one of two files that both include base.gin.) A file
+    that `gin_files` names twice is read twice.
 
     Returns:
-      The statements in order of increasing precedence (the files, then the command line), and
-      the modules that the files import, each with the line that does.
+      The statements in order of increasing precedence (the files, then the command line), and the
+      modules that the files import, each with the line that imports it.
     """
     folders = (*search_paths, ".", str(SHIPPED))
     statements: list[Statement] = []
@@ -81,7 +83,7 @@ def stated(
 
 def _text(path: Any, name: str, asked_by: str) -> str:
     try:
-        return str(path.read_bytes(), "utf-8-sig")  # some editors write a byte-order mark
+        return str(path.read_bytes(), "utf-8-sig")  # because some editors write a byte-order mark
     except UnicodeError:
         reason = "it is not UTF-8 text; save it as UTF-8."
     except OSError as error:
@@ -90,7 +92,7 @@ def _text(path: Any, name: str, asked_by: str) -> str:
 
 
 def _find(name: str, folders: Sequence[str], asked_by: str) -> Any:
-    """Return the path of a gin file, or raise UserError with what was found instead."""
+    """Return the path of a gin file, or raise UserError with a hint."""
     alone = "://" in name or pathlib.PurePath(name).is_absolute()
     try:
         candidates = [_path(name)] if alone else [_path(folder) / name for folder in folders]
@@ -99,9 +101,9 @@ def _find(name: str, folders: Sequence[str], asked_by: str) -> Any:
                 return path
         if other := next(filter(None, map(_other_than_file, candidates)), ""):
             raise UserError(f"{asked_by}: there is no gin file {name!r}: it is {other}.")
-    except (OSError, ValueError, KeyError) as error:  # too long, a null byte, no such bucket
+    except (OSError, ValueError, KeyError) as error:  # a long name, a null byte, a missing bucket
         raise UserError(f"{asked_by}: cannot read {name!r}: {first_line(error)}") from None
-    known: dict[str, str] = {}  # files beside where it should be, or anywhere under configs/
+    known: dict[str, str] = {}  # files in the folder that `name` states or under configs/
     for path in candidates:
         for file in path.parent.glob("*.gin") if path.parent.is_dir() else ():
             known.setdefault(file.stem, str(pathlib.PurePath(name).parent / file.name))
@@ -115,7 +117,7 @@ def _find(name: str, folders: Sequence[str], asked_by: str) -> Any:
 
 
 def _other_than_file(path: Any) -> str:
-    """Describe a path that is not a file; empty if nothing exists there."""
+    """Describe a path that is not a file; the result is "" if the path does not exist."""
     if path.is_dir():
         names = sorted(file.name for file in path.glob("*.gin"))
         within = f", with {', '.join(names[:3])}" if names else ""
@@ -130,6 +132,6 @@ def _other_than_file(path: Any) -> str:
 def _path(name: str) -> Any:
     if "://" not in name:
         return pathlib.Path(name)
-    from etils import epath  # imported late: it is slow, and only buckets need it
+    from etils import epath  # imported here because importing is slow and only buckets need it
 
     return epath.Path(name)

@@ -1,4 +1,4 @@
-"""A configuration that can be called, asked and printed: `load` and `Config`."""
+"""Loads a configuration (`load`), which can be called, inspected and printed (`Config`)."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ def load(
     imports: Sequence[str] = (),
     first: Mapping[str, str] | None = None,
 ) -> Config:
-    """Read and check a configuration. Nothing global changes; load as often as you like.
+    """Read and check a configuration, without changing global state.
 
     Args:
-      gin_files, search_paths: names or paths, and where to look for them (`files`).
-      bindings: command-line bindings `NAME=VALUE`, which win over the files. NAME is a macro,
-        `Configurable.parameter` or `scope/Configurable.parameter`.
-      configurables: what gin files may name: undecorated functions and classes. A binding acts
-        where an @reference reaches the class, never on a direct call in Python.
-      roots: the names that `Config.call` can call.
-      hints: by macro, the whole error message if that macro is needed and nothing sets it.
-      derive: returns statements that follow from all others, and win over them.
-      imports: modules whose dataclasses are configurables, too, as after `import` in a file.
-      first: texts by their names, read before the files, which win over them.
+      gin_files, search_paths: The names or paths of gin files, and the folders to search (`files`).
+      bindings: Command-line bindings `NAME=VALUE`, which take precedence over the files. NAME is a
+        macro, `Configurable.parameter` or `scope/Configurable.parameter`.
+      configurables: The undecorated functions and classes that gin files may name. A binding takes
+        effect where an @reference reaches the configurable, never in a direct call in Python.
+      roots: The names that `Config.call` can call.
+      hints: For some macros, the whole error message if the macro is needed but not set.
+      derive: Returns statements that are derived from all others and take precedence over them.
+      imports: Further modules whose dataclasses are configurables, as after `import` in a file.
+      first: Texts by name, which are read before the files and give way to them.
 
     Raises:
-      UserError: for anything misspelt, unused, undefined or of the wrong type; it names the
-        file and line or the command-line argument.
+      UserError: A name or value is misspelt, unused, undefined or of the wrong type; the message
+        names the file and line or the command-line argument.
     """
     statements, modules = read_statements(gin_files, bindings, search_paths, first)
     modules = dict.fromkeys(imports, "--import") | modules
@@ -78,10 +78,14 @@ def load(
 
 
 class Config:
-    """A resolved configuration. Equal to another if both print the same `text()`."""
+    """A resolved configuration; two configurations are equal if their `text()` is the same."""
 
     def __init__(self, bindings: Bindings, *, strict: bool = True) -> None:
-        """`strict=False` is for a saved text of older code: what does not fit stays as it is."""
+        """Resolve the bindings.
+
+        With `strict=False`, which is for the saved text of older code, a value that does not fit
+        its parameter remains as it is.
+        """
         self.bindings = bindings
         self._strict = strict
         self._fitter = Fitter(bindings.configurables)
@@ -98,7 +102,7 @@ class Config:
         parameter = self.bindings.parameters(key.configurable).get(key.parameter)
         if Macro(REQUIRED) in leaves(node):
             return NO_VALUE
-        if parameter is None:  # of older code
+        if parameter is None:  # a parameter that only older code has
             return plain(node)
         try:
             return self._fitter.fit(node, parameter)
@@ -115,7 +119,7 @@ class Config:
             raise UserError(f"{source.where}: {expects} {misfit}{end}") from None
 
     def arguments(self, at: Scoped) -> dict[str, tuple[Statement | None, Any]]:
-        """Map each parameter to the statement that binds it, if any, and its value or NO_VALUE."""
+        """Map each parameter to the statement that binds it (or None) and its value or NO_VALUE."""
         unbound: dict[str, tuple[Statement | None, Any]] = {
             name: (None, parameter.default)
             for name, parameter in self.bindings.parameters(at.name).items()
@@ -129,24 +133,24 @@ class Config:
         """Call a root with its configured values and `kwargs`.
 
         Raises:
-          UserError: before the call, if something that it needs has no value, or if a binding sets
-            what `kwargs` sets to another value (it could never act).
+          UserError: A parameter that the call needs has no value, or a binding sets a parameter in
+            `kwargs` to another value, which could have no effect. The call has not begun.
         """
         self.check_complete(root, **kwargs)
         return self.call_scoped(Scoped((), root), **kwargs)
 
     def check_complete(self, root: str, /, **given: Any) -> None:
-        """Raise UserError if something that `root` needs neither has a value nor is given."""
+        """Raise UserError if a parameter that `root` needs neither has a value nor is given."""
         self._check(Scoped((), root), given, heed_files=True)
         for at, called in self.bindings.reach(root).items():
             if called:
                 self._check(at, {}, heed_files=True)
 
     def call_scoped(self, at: Scoped, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a configurable. What the caller passes wins over files, as in gin.
+        """Call a configurable. As in gin, the caller's arguments take precedence over files.
 
         Raises:
-          UserError: if the caller overrules a command-line binding.
+          UserError: An argument of the caller contradicts a command-line binding.
         """
         target = self.bindings.configurables[at.name]
         given = dict(zip(inspect.signature(target).parameters, args, strict=False)) | kwargs
@@ -166,10 +170,10 @@ class Config:
         return target(*args, **bound, **kwargs)
 
     def _check(self, at: Scoped, given: Mapping[str, Any], heed_files: bool) -> None:
-        """Raise UserError for a parameter without a value, or one that the caller overrules.
+        """Raise UserError for a parameter without a value or a binding that the caller overrules.
 
-        A binding may repeat what the caller passes, or the default; without `heed_files`, one in a
-        file may be overruled.
+        A binding is accepted if its value is the caller's or the default. Without `heed_files`, the
+        caller may overrule a binding in a file.
         """
         for name, (statement, value) in self.arguments(at).items():
             if name not in given:
@@ -188,9 +192,9 @@ class Config:
                     )
 
     def _callable(self, at: Scoped) -> Configurable:
-        """Return what `@Name` stands for in a binding: Name with its configured values.
+        """Return the value of `@Name`: a callable that calls Name with its configured values.
 
-        It is one object for each scope, so it serves as a static argument.
+        There is one object for each scope, so the object can be a static argument of `jax.jit`.
         """
 
         @functools.wraps(self.bindings.configurables[at.name], updated=())
@@ -199,10 +203,13 @@ class Config:
 
         return self._callables.setdefault(at, configured)
 
-    # Asking. References are given as their text, '@FIRE'.
+    # Inspecting. References are returned as text, such as '@FIRE'.
 
     def macro(self, name: str) -> Any | None:
-        """Return the value of a macro, as the first parameter that it feeds gets it, or None."""
+        """Return the value of a macro, or None.
+
+        The value is converted for the first parameter that takes it.
+        """
         macro = self.bindings.macros.get(name)
         if macro is None:
             return None
@@ -213,9 +220,10 @@ class Config:
         return _shown(plain(self.bindings.expand(macro)))
 
     def leaves(self, root: str) -> dict[Key, tuple[str, Any]]:
-        """Map the key of every value that `root` reaches to the user's name for it and the value.
+        """Map the key of every value that `root` reaches to its name and the value.
 
-        Of each configurable, its defaults come first.
+        The name is the macro or key with which the user would bind the value. The defaults of each
+        configurable come before its bound values.
         """
         found = {}
         for at in self.bindings.reach(root):
@@ -227,12 +235,16 @@ class Config:
         return found
 
     def values(self, root: str) -> dict[str, Any]:
-        """Return the values that `root` itself is called with, defaults included."""
+        """Return the values of the parameters of `root`, including defaults."""
         arguments = self.arguments(Scoped((), root)).items()
         return {name: _shown(v) for name, (_, v) in arguments if v is not NO_VALUE}
 
     def idle(self, name: str) -> dict[str, tuple[str, Any]]:
-        """Map each bound parameter of a configurable that no verb reaches to (where, value)."""
+        """Return the bindings of a configurable that no root reaches.
+
+        Each bound parameter is mapped to the place of its binding and the value. The result is {}
+        if a root reaches the configurable.
+        """
         if any(at.name == name for at in self.bindings.reach()):
             return {}
         return {
@@ -241,21 +253,23 @@ class Config:
             if key.configurable == name
         }
 
-    # Changing, and writing.
+    # Changing and writing.
 
     def with_values(self, values: Mapping[Key, Any], where: str) -> Config:
-        """Return this configuration with other values of some parameters.
+        """Return this configuration with other values for some parameters.
 
-        Values are numbers, strings, bools or None; `where` names their origin in messages.
+        Values are numbers, strings, bools or None; `where` names the origin of the values in
+        messages.
         """
         new = [Statement(key, Scalar(v, str(v)), where, False) for key, v in values.items()]
         return Config(self.bindings.extended(new), strict=self._strict)
 
     def as_saved(self) -> Config:
-        """Return this configuration with the meaning that it had when it was saved.
+        """Return this configuration with the defaults of the time at which it was saved.
 
-        A class declares in `older_defaults` what it did before a parameter of it existed. A text
-        that does not bind the parameter is from that time, since `text` writes all defaults.
+        In `older_defaults`, a class declares the value of a parameter that corresponds to its
+        behaviour before the parameter existed. A text that does not bind the parameter is from that
+        time, because `text` writes all defaults.
         """
         classes = {at: self.bindings.configurables[at.name] for at in self.bindings.reach()}
         older = {
@@ -267,17 +281,17 @@ class Config:
         return self.with_values(older, "an older version") if older else self
 
     def resolve_text(self, text: str) -> Config:
-        """Return another configuration of the same experiment, from a saved text; not checked."""
+        """Return, without checks, a configuration of the same experiment from a saved text."""
         statements = [s for s in parse_file(text, "saved config") if isinstance(s, Statement)]
         return Config(replace(self.bindings, statements=tuple(statements)), strict=False)
 
     def text(self, *roots: str) -> str:
-        """Return gin text that loads, alone, into an equal Config.
+        """Return gin text from which `load` makes an equal Config without other files.
 
-        It has all macros in use and every parameter of every configurable that a root reaches:
-        bound values as written, others with their default if gin can write it. What has neither
-        is passed by the caller, and left out. Equal configurations have the same text.
-        With `roots`, it is of what these alone reach.
+        The text contains all macros in use and every parameter of every configurable that a root
+        reaches: bound values as they were written, and other parameters with their defaults if gin
+        can express them. A parameter with neither is passed by the caller and is omitted. Equal
+        configurations have the same text. With `roots`, it contains only what these reach.
         """
         written: dict[str, dict[Key, Node]] = {}
         for at in self.bindings.reach(*roots):
@@ -303,7 +317,7 @@ class Config:
         return "\n".join([_HEADER, *imports, *sections])
 
     def _default(self, configurable: str, name: str) -> Node | None:
-        """Return a default as gin would write it, if it reads it back as the same value."""
+        """Return a default in gin's syntax, or None if gin would not read back the same value."""
         parameter = self.bindings.parameters(configurable)[name]
         node = read_value(repr(parameter.default))
         try:

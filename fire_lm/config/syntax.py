@@ -1,9 +1,9 @@
-"""gin's grammar, read into statements.
+"""Parses gin's grammar into statements.
 
-gin-config 0.5.0 keeps one global configuration, converts no value, and forgets how a value was
-written. So only its parser is used here (github.com/google/gin-config, gin/config_parser.py): a
-statement keeps its origin, and its value as a tree of lists and tuples with the leaves `Scalar`,
-`Ref` and `Macro`. `repr` gives the tree as gin text.
+gin-config 0.5.0 has one global configuration, converts no values, and does not keep the text of a
+value. This module therefore uses only its parser (github.com/google/gin-config,
+gin/config_parser.py). A statement keeps its origin and its value, which is a tree of lists and
+tuples with the leaves `Scalar`, `Ref` and `Macro`; `repr` formats the tree as gin text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_DICTS = "a value cannot be a dict here; write pairs: (('a', 1), ('b', 2))"
 
 @dataclass(frozen=True, repr=False)
 class Scalar:
-    """A number, bool, None or string; `text` is how it was written, without quotes."""
+    """A number, bool, None or string; `text` is the value as written, without quotes."""
 
     value: Any
     text: str
@@ -37,7 +37,7 @@ class Scalar:
 
 @dataclass(frozen=True, repr=False)
 class Ref:
-    """`@scope/name`, or with `call` `@scope/name()`: the result of the call."""
+    """A reference: `@scope/name` or, if `call` is true, `@scope/name()`, the result of a call."""
 
     name: str
     scope: tuple[str, ...]
@@ -49,7 +49,7 @@ class Ref:
 
 @dataclass(frozen=True, repr=False)
 class Macro:
-    """`%NAME`."""
+    """The use of a macro: `%NAME`."""
 
     name: str
 
@@ -63,7 +63,10 @@ Node = Leaf | list["Node"] | tuple["Node", ...]
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """The target of a statement. A macro has no configurable; its scope is part of its name."""
+    """The target of a statement.
+
+    For a macro, `configurable` is "", and a scope is part of the name in `parameter`.
+    """
 
     scope: tuple[str, ...]
     configurable: str
@@ -76,7 +79,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Statement:
-    """`key = node`. `where` is `file:line`, or the command-line argument itself."""
+    """The statement `key = node`; `where` is `file:line` or the command-line argument."""
 
     key: Key
     node: Node
@@ -85,7 +88,7 @@ class Statement:
 
 
 def leaves(node: Node) -> Iterator[Leaf]:
-    """Iterate over the leaves of a tree, in reading order."""
+    """Iterate over the leaves of a tree in reading order."""
     if isinstance(node, list | tuple):
         for item in node:
             yield from leaves(item)
@@ -94,7 +97,7 @@ def leaves(node: Node) -> Iterator[Leaf]:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a fresh copy of `value` in which `change` has replaced each leaf."""
+    """Return a copy of `value` in which each leaf is replaced by the result of `change`."""
     if isinstance(value, list | tuple):
         return type(value)(mapped(item, change) for item in value)
     return change(value)
@@ -116,7 +119,7 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 class _Parser(config_parser.ConfigParser):
-    """gin's parser, with trees of leaves instead of Python values."""
+    """gin's parser, changed so that values are trees of leaves instead of Python objects."""
 
     def __init__(self, text: str) -> None:
         self._seen: list[str] = []
@@ -133,14 +136,17 @@ class _Parser(config_parser.ConfigParser):
         value = super().parse_value()
         written = [token for token in self._seen[start:] if token.strip()]
         if isinstance(value, Ref | Macro) and written[0] == "-":
-            self._raise_syntax_error("A minus needs a number.")  # gin itself drops it from `-%X`
+            self._raise_syntax_error("A minus needs a number.")  # gin ignores the minus in `-%X`
         if isinstance(value, Leaf | list | tuple):
             return value
         number = "".join(written[: 1 + (written[0] == "-")])
         return Scalar(value, value if isinstance(value, str) else number)
 
     def only_value(self) -> Node | None:
-        """Return the value if nothing else follows, not even a comment: a path may hold a '#'."""
+        """Return the value, or None if other text follows.
+
+        A comment also counts as other text, because a path may contain a '#'.
+        """
         node = self.parse_value()
         while self._current_token.type in (tokenize.NEWLINE, tokenize.NL):
             self._advance_one_token()
@@ -149,19 +155,19 @@ class _Parser(config_parser.ConfigParser):
 
 
 def read_value(text: str) -> Node | None:
-    """Return the gin value that `text` is as a whole, or None if it is not one."""
+    """Return the value if the whole of `text` is a gin value, or None otherwise."""
     try:
         with warnings.catch_warnings(action="error"):  # such as an invalid escape in a string
             return _Parser(text).only_value()
-    except Exception:  # whatever tokenize, literal_eval and gin raise
+    except Exception:  # any error of tokenize, literal_eval or gin
         return None
 
 
 def parse_file(text: str, name: str) -> list[Statement | IncludeStatement | ImportStatement]:
-    """Return the statements of a gin file, in order; `where` is `name:line`.
+    """Return the statements of a gin file in order; `where` is `name:line`.
 
     Raises:
-      UserError: with `name:line`, if the file cannot be read.
+      UserError: The file cannot be read; the message contains `name:line`.
     """
     try:
         with warnings.catch_warnings(action="error"):
@@ -180,14 +186,15 @@ def parse_file(text: str, name: str) -> list[Statement | IncludeStatement | Impo
         else one
         for one in found
         if (where := f"{name}:{one.location.line_num}")
-        and not isinstance(one, config_parser.BlockDeclaration)  # its bindings come one by one
+        and not isinstance(one, config_parser.BlockDeclaration)  # its bindings follow one by one
     ]
 
 
 def parse_binding(text: str) -> Statement:
     """Read a command-line binding `NAME=VALUE`.
 
-    VALUE is a gin value if it reads as one, else a plain string: paths need no quotes.
+    VALUE is read as a gin value if possible, and otherwise as a plain string, so that paths need no
+    quotes.
     """
     where = "--gin." + shown(text)
     name, equals, raw = text.partition("=")

@@ -1,4 +1,4 @@
-"""Text generation: greedy, by sampling or by beam search; importing it needs JAX and Flax alone."""
+"""Greedy generation, sampling and beam search, which require only JAX and Flax to import."""
 
 from fire_lm.generation.generate import Generated, generate
 from fire_lm.generation.methods import Beam, Greedy, Method, Sample

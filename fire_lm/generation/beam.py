@@ -1,4 +1,4 @@
-"""Beam search (Wu et al., 2016), with enough candidates to maintain K live hypotheses.
+"""Beam search (Wu et al., 2016) with enough candidates in each step to keep K live hypotheses.
 
 Shapes: B examples, K beams, C candidates, T new tokens, V vocabulary.
 """
@@ -16,7 +16,7 @@ from fire_lm.generation.sampling import TOKENS, Continued, Read, allowed, is_sto
 
 
 class _Beams(NamedTuple):
-    """The hypotheses of each example; `score` is -inf for an empty entry."""
+    """The hypotheses of each example; `score_BK` is -inf for an empty entry."""
 
     score_BK: jax.Array
     tokens_BKT: jax.Array
@@ -32,7 +32,7 @@ class _State(NamedTuple):
 
 
 def _best(beams: _Beams, count: int) -> tuple[_Beams, jax.Array]:
-    """Return the `count` beams of the highest scores, best first, and their former indices."""
+    """Return the `count` beams with the highest scores, best first, and their former indices."""
     _, place_BK = jax.lax.top_k(beams.score_BK, count)
     return _taken(beams, place_BK), place_BK
 
@@ -49,7 +49,8 @@ def _candidates(
 ) -> tuple[_Beams, jax.Array]:
     """Return the likeliest one-token extensions of the live beams, and the beam that each extends.
 
-    At most `stops` extensions of a beam end it. With K candidates more than that, K remain live.
+    At most `stops` extensions of each beam end the beam. The number of candidates is therefore
+    (1 + stops) * K, of which at least K remain live.
     """
     batch, count, size = logits_BKV.shape
     logprobs_BKV = jax.nn.log_softmax(logits_BKV, axis=-1)
@@ -77,10 +78,11 @@ def beam_search(
     new_tokens: int,
     stop_ids: tuple[int, ...],
 ) -> Continued:
-    """Return the K best finished hypotheses, best first, or the live ones if none has finished.
+    """Return the K best finished hypotheses, best first.
 
-    The search ends when no live beam can exceed the worst of K finished ones. A missing hypothesis
-    has the score -inf and no tokens.
+    If no hypothesis has finished, the live hypotheses are returned instead. The search ends when no
+    live beam can exceed the worst of K finished hypotheses. A missing hypothesis has the score -inf
+    and no tokens.
     """
     batch, count = logits_BV.shape[0], method.beams
 
@@ -117,7 +119,7 @@ def beam_search(
     shape = (batch, count, new_tokens)
     nothing = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
     no_score_BK = jnp.full(shape[:2], -jnp.inf)
-    first = _Beams(no_score_BK.at[:, 0].set(0.0), *nothing)  # the other beams would duplicate it
+    first = _Beams(no_score_BK.at[:, 0].set(0.0), *nothing)  # other beams would be duplicates
     logits_BKV = jnp.broadcast_to(logits_BV[:, None], (*shape[:2], logits_BV.shape[-1]))
     state = _State(jnp.int32(0), logits_BKV, cache, first, _Beams(no_score_BK, *nothing))
     with jax.named_scope(TOKENS):
@@ -130,7 +132,7 @@ def beam_search(
             for ended, unfinished in zip(state.finished, live, strict=True)
         )
     )
-    there_BK = ~jnp.isneginf(result.score_BK)  # a score of NaN must reach the caller
+    there_BK = ~jnp.isneginf(result.score_BK)  # unlike -inf, a score of NaN must reach the caller
     tokens_BKT = jnp.where(there_BK[..., None], result.tokens_BKT, 0)
     logprobs_BKT = jnp.where(there_BK[..., None], result.logprobs_BKT, 0.0)
     return Continued(tokens_BKT, logprobs_BKT, result.score_BK, any_B[:, None] & there_BK)

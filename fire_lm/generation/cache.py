@@ -1,8 +1,9 @@
 """The keys and values that decoding keeps, in two caches.
 
 The cache of the prompt is written once and shared by the K continuations of an example; the cache
-of generated tokens is small. Layers only read them: what a step adds is written once for all
-layers, after they have run, because a cache carried through a loop over layers is copied.
+of generated tokens is small. Layers only read the caches. The keys and values of a new token are
+written once for all layers, after the last layer, because a cache that is carried through a loop
+over layers would be copied.
 
 Shapes: B examples, K continuations, P prompt, T new tokens, C context, N heads, H head dim, L
 layers (of one of several alternating encodings), V vocabulary.
@@ -21,12 +22,12 @@ from fire_lm.models.decoder_layer import Past, Reading
 
 
 class Cache(NamedTuple):
-    """Everything that decoding keeps of the tokens read so far.
+    """The state that decoding keeps of the tokens read so far.
 
     Attributes:
-      turns: For each of the alternating encodings, the keys of its layers `[L, ...]`.
-      pos_BS: The positions of the prompt's keys, then of the generated ones; padding has positions
-        beyond every token.
+      turns: For each of the alternating encodings, the keys and values of its layers `[L, ...]`.
+      pos_BS: The positions of the keys, first of the prompt and then of the generated tokens.
+        Padding has a position beyond all tokens.
     """
 
     turns: tuple[Past, ...]
@@ -43,9 +44,13 @@ def prefill(
     continuations: int,
     context_length: int,
 ) -> tuple[jax.Array, Cache]:
-    """Read the prompts with the forward pass of training, and return (logits `[B, V]`, cache).
+    """Process the prompts with the forward pass of training, and fill the cache.
 
-    `pos_C` int32 holds the positions of prompt and answer as one text; the last one is repeated.
+    `pos_C` holds the positions of prompt and answer as one text, int32 or, if resampled, float32;
+    its last position is repeated where the context is shorter.
+
+    Returns:
+      The logits `[B, V]` of the first new token, and the cache.
     """
     batch, prompt = prompts_BP.shape
     out: Any = model.apply(
@@ -76,7 +81,11 @@ def read_token(
     index: jax.Array,
     context_length: int,
 ) -> tuple[jax.Array, Cache]:
-    """Read generated token `index` (from 0) of each continuation: (logits `[B, K, V]`, cache)."""
+    """Process the generated token `index` (counted from 0) of each continuation.
+
+    Returns:
+      The logits `[B, K, V]` of the next token, and the cache with the keys of this token.
+    """
     place_B = lengths_B + index
     pos_BK, seen_BK = (
         jnp.broadcast_to(x_B[:, None], tokens_BK.shape) for x_B in (pos_C[place_B], place_B + 1)
@@ -98,7 +107,7 @@ def read_token(
 
 
 def of_parents(cache: Cache, parent_BK: jax.Array) -> Cache:
-    """Reorder the cache so that each continuation takes over another one of its example."""
+    """Reorder the cache so that each continuation continues its parent in the same example."""
 
     def taken(x_LBKTNH: jax.Array) -> jax.Array:
         return jnp.take_along_axis(x_LBKTNH, parent_BK[None, :, :, None, None, None], axis=2)

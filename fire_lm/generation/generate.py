@@ -1,4 +1,4 @@
-"""Generates continuations of prompts, from arrays on the host to arrays on the host.
+"""Generates continuations of prompts; prompts and results are arrays on the host.
 
 Shapes: B examples, K continuations, P prompt, T new tokens, C context.
 """
@@ -34,13 +34,13 @@ class Generated(NamedTuple):
 
     Attributes:
       tokens_BKT: The generated tokens, int32, including the stop token; 0 after the end.
-      lengths_BK: The number of tokens generated, int32.
+      lengths_BK: The number of generated tokens, int32.
       logprobs_BKT: The log-probability of each token under the model, float32, before temperature
         and filters.
-      scores_BK: The sum of the log-probabilities; for a beam, divided by the length penalty.
+      scores_BK: The sum of the log-probabilities, which beam search divides by the length penalty.
       stopped_BK: Whether a stop token ended the continuation, rather than the limit of new tokens.
-      context_length: The context length of the call, for encodings that are defined by the length
-        of the input.
+      context_length: The context length of the call, which affects encodings that are defined by
+        the length of the input.
     """
 
     tokens_BKT: np.ndarray
@@ -67,21 +67,23 @@ def generate(
 ) -> Generated:
     """Continue each prompt by at most `new_tokens` tokens.
 
-    Given `context_length`, a continuation does not depend on the other prompts or on padding. The
-    default is the length of the longest prompt plus `new_tokens`; it matters to encodings that are
-    defined by the length of the input, and to positions that are drawn for that length.
+    For a fixed `context_length`, a continuation depends neither on the other prompts nor on
+    padding. By default, the context length is the length of the longest prompt plus `new_tokens`.
+    It affects encodings that are defined by the length of the input, and positions that are drawn
+    for that length.
 
     Args:
       prompts_BP: The prompts, int32, padded on the right; each begins with 0, as training rows do.
       lengths_B: The number of tokens of each prompt, int32.
       method: `Greedy`, `Sample` or `Beam`.
       stop_ids: The tokens that end a continuation.
-      keys_B: A random key for each example; by default, from seed 0 and the example's index.
-      context_length: The number of tokens of the whole input, one for all prompts of the call.
-      mesh: The devices that share the prompts (data, fsdp) and heads (tensor), where `params` have
-        the layout of `decoding_layout`. All processes of a job must call with the same prompts.
-      on_tokens: Called with the tokens `[B, K, T]` so far, every 8 tokens; beam search never calls
-        it, because its best hypothesis can change until the end.
+      keys_B: A random key for each example; by default, the key is derived from seed 0 and the
+        index of the example.
+      context_length: The number of tokens of the whole input, which is the same for all prompts.
+      mesh: The devices over which prompts (data, fsdp) and heads (tensor) are split. `params` must
+        have the layout of `decoding_layout`, and all processes of a job must pass the same prompts.
+      on_tokens: Called every 8 tokens with the tokens `[B, K, T]` so far; beam search does not call
+        it, because the best hypothesis can change until the end.
 
     Raises:
       UserError: A prompt is empty or too long, or the model has too few positions.
@@ -95,7 +97,7 @@ def generate(
     padded = prompts.shape[1] + new_tokens
     pos_C = np.asarray(model.resampling.evaluation_positions(context)[0][:padded])
     pos_C = np.pad(pos_C, (0, padded - pos_C.size), mode="edge")
-    # Otherwise one program is compiled for all lengths of a bucket.
+    # Unless an encoding uses the exact context length, all lengths of a bucket share one program.
     exact = any(encoding.uses_context_length for encoding in model.encodings)
     call = call_for(model, method, new_tokens, stop_ids, context if exact else padded, mesh)
     rows = _laid_out((prompts, lengths, np.asarray(jax.random.key_data(keys_B))), mesh)
@@ -112,7 +114,10 @@ def generate(
 
 
 def _laid_out(rows: tuple[np.ndarray, ...], mesh: Mesh | None) -> tuple[Any, ...]:
-    """Put arrays `[B, ...]` on the devices, repeating the last row until it divides evenly."""
+    """Put arrays `[B, ...]` on the devices.
+
+    The last row is repeated until the devices divide the rows evenly.
+    """
     if mesh is None:
         return rows
     missing = -len(rows[0]) % ways(mesh)
@@ -128,7 +133,7 @@ def check_prompts(
     new_tokens: int,
     context_length: int | None,
 ) -> int:
-    """Return the context length of the call, and raise UserError if something does not fit."""
+    """Return the context length of the call, or raise UserError if an argument is invalid."""
     if new_tokens < 1:
         raise UserError(f"new_tokens is {new_tokens}: it must be 1 or more")
     if prompts_BP.ndim != 2 or lengths_B.shape != prompts_BP.shape[:1] or not lengths_B.size:
@@ -155,7 +160,7 @@ def check_prompts(
 
 
 def check_context(model: Decoder, needed: int, context_length: int) -> None:
-    """Raise UserError if the model cannot read `needed` tokens of `context_length` in total."""
+    """Raise UserError if the model cannot read `needed` of the `context_length` input tokens."""
     if context_length > _LONGEST:
         raise UserError(
             f"the input has {context_length:,} tokens: positions are computed in float32, which "

@@ -1,4 +1,4 @@
-"""Methods of choosing the next token: greedy, sampling, beam search.
+"""The methods of choosing the next token: greedy decoding, sampling and beam search.
 
 Shapes: B examples, K continuations of each, V vocabulary.
 """
@@ -16,7 +16,7 @@ from fire_lm.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """Chooses the likeliest token."""
+    """Greedy decoding, which chooses the likeliest token."""
 
     @property
     def label(self) -> str:
@@ -35,15 +35,15 @@ class Greedy:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Samples from the model's distribution after temperature, top-k and top-p, in this order.
+    """Sampling from the model's distribution after temperature, top-k and top-p, in this order.
 
-    Hugging Face applies them in the same order.
+    Hugging Face applies the three in the same order.
 
     Attributes:
       temperature: The divisor of the logits; above 0.
-      top_k: The number of likeliest tokens to draw from; None means all.
-      top_p: The total probability of the likeliest tokens to draw from, including the token that
-        crosses it; 1 means all.
+      top_k: The number of likeliest tokens to draw from; None means all tokens.
+      top_p: The total probability of the likeliest tokens to draw from, including the token with
+        which the total reaches `top_p`; 1 means all tokens.
       samples: The number of continuations of each prompt.
     """
 
@@ -75,7 +75,7 @@ class Sample:
         return self.samples
 
     def choose(self, logits_BKV: jax.Array, keys_BK: jax.Array) -> jax.Array:
-        """Return token ids `[B, K]` int32, each drawn with its own key."""
+        """Return token ids `[B, K]` int32; each continuation uses its own key."""
         draw = jax.vmap(jax.vmap(jax.random.categorical))
         logits_BKV = logits_BKV / self.temperature
         if self.top_k is None and self.top_p == 1:
@@ -91,13 +91,13 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Beam:
-    """Beam search with the length penalty of Wu et al. (2016), Eq. 14, without coverage.
+    """Beam search with the length penalty of Wu et al. (2016), Eq. 14, but no coverage penalty.
 
     Attributes:
       beams: K, the number of hypotheses kept.
       alpha: The exponent of the penalty ((5 + n) / 6)^alpha that divides the log-probability of n
-        generated tokens, including the stop token. The prompt does not count: after a long prompt,
-        the penalty would be constant.
+        generated tokens, including the stop token. The tokens of the prompt do not count, because
+        the penalty would be nearly constant after a long prompt.
     """
 
     beams: int = 4

@@ -1,4 +1,4 @@
-"""The compiled programs of generation: prefill and a loop over new tokens, at once or in chunks.
+"""The compiled programs of generation: prefill, and a loop over all new tokens or over a chunk.
 
 Shapes: B examples, K continuations, P prompt, T new tokens, C context, V vocabulary, U words of a
 random key.
@@ -77,7 +77,10 @@ def call_for(
     context_length: int,
     mesh: Mesh | None,
 ) -> Call:
-    """Return the call with layers in a loop, which compiles sooner, and without remat."""
+    """Return the call.
+
+    Its model does not use remat, and it loops over the layers, which reduces the compile time.
+    """
     layout = None if mesh is None else NamedSharding(mesh, ACTIVATIONS)
     model = model.clone(scan_layers=True, remat="none", activation_sharding=layout)
     return Call(model, method, new_tokens, tuple(sorted(set(stop_ids))), context_length)
@@ -85,7 +88,7 @@ def call_for(
 
 @functools.partial(jax.jit, static_argnums=0)
 def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
-    """Run `generate` on the devices as one program."""
+    """Run the computation of `generate` on the devices as one program."""
     read = call.reader(params, inputs)
     if isinstance(call.method, Beam):
         logits_BV, cache = call.prefill(params, inputs)
@@ -100,9 +103,10 @@ def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
 def continue_in_chunks(
     call: Call, params: Any, inputs: Inputs, on_tokens: Callable[[jax.Array], None]
 ) -> Continued:
-    """Run `continue_prompts` for sampling in two programs: the first token, and some more tokens.
+    """Compute the result of `continue_prompts` by two programs; beam search is not supported.
 
-    `on_tokens` is called with the tokens so far, every 8 tokens.
+    The first program chooses the first token; the second program, which runs repeatedly, chooses
+    up to 8 more tokens. After each program, `on_tokens` is called with the tokens so far.
     """
     state = start(call, params, inputs)
     found = _on_all_devices(call, drawn(state))
@@ -118,7 +122,7 @@ def continue_in_chunks(
 
 @functools.partial(jax.jit, static_argnums=0)
 def start(call: Call, params: Any, inputs: Inputs) -> Drawing:
-    """Read the prompts and choose the first token of every continuation."""
+    """Process the prompts and choose the first token of every continuation."""
     assert not isinstance(call.method, Beam)
     logits_BV, cache = call.prefill(params, inputs)
     keys_B = jax.random.wrap_key_data(inputs.keys_BU)
@@ -126,7 +130,7 @@ def start(call: Call, params: Any, inputs: Inputs) -> Drawing:
 
 
 def go_on(call: Call, params: Any, inputs: Inputs, state: Drawing, until: int) -> Drawing:
-    """Choose more tokens, until each continuation has `until` tokens or has stopped."""
+    """Choose more tokens until each continuation has `until` tokens or has stopped."""
     assert not isinstance(call.method, Beam)
     read = call.reader(params, inputs)
     return more_tokens(read, call.method, state, until, call.stop_ids)
@@ -147,7 +151,7 @@ _on_all_devices = jax.jit(_on_all, static_argnums=0)
 def abstract_inputs(
     model: Decoder, batch: int, prompt: int, new_tokens: int, mesh: Mesh | None = None
 ) -> Inputs:
-    """Return `Inputs` without data, of at least `batch` prompts that `mesh` divides evenly."""
+    """Return the shapes of `Inputs` for `batch` prompts, rounded up to a multiple of `ways`."""
     layout = None
     if mesh is not None:
         batch += -batch % ways(mesh)
@@ -172,7 +176,7 @@ def ways(mesh: Mesh) -> int:
 
 
 def cache_bytes(call: Call, params: Any, inputs: Inputs, mesh: Mesh | None = None) -> int:
-    """Return the bytes of keys and values on one device, for its prompts and heads."""
+    """Return the bytes of the keys and values that one device holds for its prompts and heads."""
     _, cache = jax.eval_shape(call.prefill, params, inputs)
     share = 1 if mesh is None else ways(mesh) * mesh.shape["tensor"]
     arrays = [array for past in cache.turns for array in past.keys]

@@ -1,4 +1,4 @@
-"""Continuations that do not compete with each other: greedy, or drawn independently.
+"""Greedy decoding and sampling, in which continuations do not compete with each other.
 
 Shapes: B examples, K continuations, T new tokens, V vocabulary.
 """
@@ -14,16 +14,17 @@ import jax.numpy as jnp
 from fire_lm.generation.cache import Cache
 from fire_lm.generation.methods import Greedy, Sample
 
-# (cache, tokens_BK, index) -> (logits_BKV, cache): reads generated token `index`.
+# A function (cache, tokens_BK, index) -> (logits_BKV, cache) that processes the generated tokens
+# at `index`.
 Read = Callable[[Cache, jax.Array, jax.Array], tuple[jax.Array, Cache]]
 
 
-# The name of the loop over new tokens in compiled programs, for code that reads the programs.
+# The name of the loop over new tokens in compiled programs, by which preflight finds the loop.
 TOKENS = "new_tokens"
 
 
 class Continued(NamedTuple):
-    """The generated tokens: the arrays of `Generated`."""
+    """The generated tokens, in the arrays that `Generated` describes."""
 
     tokens_BKT: jax.Array
     logprobs_BKT: jax.Array
@@ -32,7 +33,10 @@ class Continued(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """The state of sampling: tokens up to `step` are chosen; the newest has not been read yet."""
+    """The state of sampling.
+
+    The tokens up to index `step` are chosen; the model has not yet processed the token at `step`.
+    """
 
     step: jax.Array
     logits_BKV: jax.Array
@@ -44,7 +48,7 @@ class Drawing(NamedTuple):
 
 
 def allowed(logits: jax.Array) -> jax.Array:
-    """Mask token 0 in `[..., V]`: it is padding, which the model is not trained to predict."""
+    """Mask token 0 in `[..., V]`, which is padding that the model is not trained to predict."""
     return jnp.where(jnp.arange(logits.shape[-1]) == 0, -jnp.inf, logits)  # type: ignore[no-any-return]
 
 
@@ -64,7 +68,7 @@ def first_tokens(
     new_tokens: int,
     stop_ids: tuple[int, ...],
 ) -> Drawing:
-    """Choose the first token of every continuation, from the logits after the prompt.
+    """Choose the first token of every continuation from the logits after the prompt.
 
     The key of a token depends only on its example, its continuation and its index.
     """

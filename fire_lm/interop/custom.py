@@ -1,7 +1,8 @@
-"""Models for which transformers has no class: settings and arrays of `hub/modeling_fire_lm.py`.
+"""Converts any model to settings and arrays for `hub/modeling_fire_lm.py`.
 
-That file implements formulas only. Whatever follows from the settings of an encoding alone
-(frequencies, slopes, buckets) is computed here and stored as numbers.
+That file is for models for which transformers has no class. It only implements formulas; numbers
+that follow from the settings of an encoding (frequencies, slopes, buckets) are computed here and
+stored in the exported settings.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ Settings = dict[str, Any]
 
 
 def custom(model: Decoder, params: Any, context_length: int) -> Stock:
-    """Return the settings and the float32 arrays of any model with plain positions.
+    """Return the settings and the float32 arrays of any model whose positions are not resampled.
 
     Args:
-      context_length: the input length that length-dependent encodings assume.
+      context_length: The input length that length-dependent encodings assume.
     """
     size = model.size
     arrays: Arrays = {"model.embedding.weight": np.asarray(params["embedding"])}
@@ -96,7 +97,7 @@ def _norm(name: str, layer: Any) -> Arrays:
 
 
 def _learned(encoding: PositionalEncoding, params: Any) -> Arrays:
-    """Return an encoding's own parameters under the names of `hub/modeling_fire_lm.py`."""
+    """Return the parameters of an encoding, named as in `hub/modeling_fire_lm.py`."""
     if isinstance(encoding, FIRE):
         arrays = {
             f"dense.{index}.{theirs}": params["mlp"][f"dense_{index}"][ours].T.copy()

@@ -28,20 +28,23 @@ def export(
 ) -> Stock:
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` can open.
 
-    The folder uses a stock class of transformers if one computes the same function. Otherwise it
-    carries its own code and is opened with `trust_remote_code=True`.
+    The folder uses a stock class of transformers if there is a class that computes the same
+    function. Otherwise the folder contains its own code and must be opened with
+    `trust_remote_code=True`.
 
     Args:
-      folder: the destination, which must be empty or absent. It appears once every file is written.
-      about: Markdown for the model card: what was trained, and its scores.
-      context_length: the number of tokens to support, for encodings with a table of positions and
-        encodings that depend on the input length; 16 times the training length by default.
-      configuration: the gin configuration of the run as exported. Without it, the folder cannot be
-        imported again.
+      folder: The destination, which must be empty or absent. The folder appears only after all
+        files have been written.
+      about: Markdown for the model card, which describes the training and the scores.
+      context_length: The number of tokens to support. It affects encodings with a table of
+        positions and encodings that depend on the input length. The default is 16 times the
+        training length.
+      configuration: The gin configuration of the exported run. Without a configuration, the folder
+        cannot be imported again.
 
     Raises:
-      UserError: the folder is not empty, the encoding does not support the length, or the model
-        resamples positions for each length.
+      UserError: The folder is not empty, the encoding does not support the length, or the model
+        resamples positions in a way that depends on the length of the input.
     """
     length = context_length or _LONGER * model.encodings[0].train_length
     if context_length is not None:
@@ -60,7 +63,7 @@ def export(
 
 
 def card(about: str, found: Stock) -> str:
-    """Return the model card: `about`, and the code that opens the folder."""
+    """Return the model card, which consists of `about` and code that opens the folder."""
     more = ", trust_remote_code=True" if has_own_code(found) else ""
     return f"""{about}
 

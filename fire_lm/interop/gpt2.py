@@ -1,9 +1,9 @@
-"""Reads GPT-2 of any size into the parameters of our decoder, which has the same layers
-(Radford et al., 2019).
+"""Reads GPT-2 of any size (Radford et al., 2019) into the parameters of our decoder.
 
-Here, token 0 is padding and begins a text, and is never scored; in GPT-2 it is "!". All ids
-therefore move up by one, and row 0 becomes a copy of the row of <|endoftext|>, the token that GPT-2
-saw before each document.
+The layers of the two are the same, but the tokens differ. In fire_lm, token 0 is padding, begins
+every text and is never scored; in GPT-2, token 0 is "!". All ids of GPT-2 are therefore increased
+by one, and row 0 of the embedding becomes a copy of the row of <|endoftext|>, the token that
+precedes each document in the training of GPT-2.
 
 Shapes: V vocabulary of GPT-2, D model, F mlp, P positions.
 """
@@ -27,7 +27,8 @@ from fire_lm.interop.stacked_layers import (
 from fire_lm.interop.weights import Weights, read_config
 from fire_lm.models.sizes import ModelSize
 
-# The values that our decoder supports, by field of transformers' GPT2Config; its default first.
+# The values that our decoder supports for fields of transformers' GPT2Config. The first value of
+# each field is the default of GPT2Config.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of the same function
     "layer_norm_epsilon": (1e-5,),
@@ -44,15 +45,15 @@ _MASKS = (".attn.bias", ".attn.masked_bias")
 
 
 class Gpt2(NamedTuple):
-    """A GPT-2 model in our terms.
+    """A GPT-2 model in the form of our decoder.
 
     Attributes:
-      size: the size of the decoder.
-      vocab_size: the number of rows of the embedding, one more than GPT-2 has.
-      positions: the number of rows of the position table.
-      params: the float32 parameters of the decoder with the encoding `Learned`.
-      dropped: the largest dropout rate of the folder's configuration, which our decoder does not
-        apply; 0 if there is none.
+      size: The size of the decoder.
+      vocab_size: The number of rows of the embedding, one more than GPT-2 has.
+      positions: The number of rows of the position table.
+      params: The float32 parameters of the decoder with the encoding `Learned`.
+      dropped: The largest dropout rate in the folder's configuration, which is not imported; 0 if
+        there is no dropout.
     """
 
     size: ModelSize
@@ -66,8 +67,8 @@ def read_gpt2(folder: Path) -> Gpt2:
     """Read a GPT-2 folder with `config.json` and `model.safetensors`.
 
     Raises:
-      UserError: a field asks for a function that our decoder does not compute, or a tensor does not
-        fit the configuration; the message names it.
+      UserError: A field requests a function that our decoder does not compute, or a tensor does not
+        fit the configuration. The message names the field or the tensor.
     """
     config = read_config(folder)
     check_fields(config, folder)
@@ -121,7 +122,7 @@ def gpt2_shape(config: dict[str, Any], folder: Path) -> tuple[ModelSize, int, in
 
 
 def gpt2_params(weights: Weights, size: ModelSize, vocab: int, positions: int) -> dict[str, Any]:
-    """Return the parameters with GPT-2's own ids and its position table under `position`."""
+    """Return the parameters with the ids of GPT-2 and with its position table as `position`."""
     top = (
         "transformer." if "transformer.wte.weight" in weights else ""
     )  # absent from a bare GPT2Model

@@ -1,7 +1,7 @@
 """Import of a Hugging Face folder as an ordinary run directory.
 
 The run directory holds `config.gin` and a checkpoint at step 0. `sweep`, `generate`, `open_run` and
-INIT_FROM read it like any other.
+INIT_FROM read this directory like any other run directory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GPT2_FILES = [
 
 
 class Gin(NamedTuple):
-    """The user's additions to the configuration, such as the data or a vocabulary."""
+    """The user's additions to the configuration, such as data or a vocabulary."""
 
     files: Sequence[str] = ()
     bindings: Sequence[str] = ()
@@ -50,9 +50,9 @@ class Imported(NamedTuple):
     """An imported model.
 
     Attributes:
-      config: the configuration of the run.
-      params: the parameters of its model.
-      told: a remark for the user; may be empty.
+      config: The configuration of the run.
+      params: The parameters of the run's model.
+      told: A remark for the user, or "".
     """
 
     config: Config
@@ -64,7 +64,7 @@ def read_folder(folder: Path, more: Gin) -> Imported:
     """Read the model of a GPT-2 folder or of a folder that `fire-lm export` wrote.
 
     Raises:
-      UserError: the folder holds another model, or the configuration does not fit its arrays.
+      UserError: The folder holds another model, or the configuration does not fit its arrays.
     """
     config = read_config(folder)
     found = _own(folder, config, more) if EXPORTED in config else _gpt2(folder, more)
@@ -99,7 +99,7 @@ def _gpt2(folder: Path, more: Gin) -> Imported:
         f"VOCAB_SIZE = {found.vocab_size}",
         "build_decoder.dtype = 'float32'",
         "DATA_DIR = 'data/blocks'",
-        # Every configuration describes an experiment, but this one is never trained.
+        # A configuration must describe an experiment, although this run is never trained.
         "TRAIN_STEPS = 1",
         "BATCH_SIZE = 1",
     ]
@@ -116,7 +116,10 @@ def _gpt2(folder: Path, more: Gin) -> Imported:
 
 
 def check_shapes(like: Any, params: Any, folder: Path) -> None:
-    """Raise UserError if the configuration describes a model of other shapes than the arrays."""
+    """Raise UserError unless the arrays have the shapes of the model that is configured.
+
+    `like` holds the shapes of the configured model, and `params` holds the arrays of the folder.
+    """
     want, have = (
         {
             jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
@@ -134,7 +137,7 @@ def check_shapes(like: Any, params: Any, folder: Path) -> None:
 
 
 def write_run(found: Imported, workdir: str) -> None:
-    """Write the checkpoint and then the configuration, which makes the folder a run.
+    """Write the checkpoint and then the configuration, whose presence makes the folder a run.
 
     Raises:
       UserError: `workdir` is not empty.
@@ -150,5 +153,5 @@ def write_run(found: Imported, workdir: str) -> None:
         save_config(found.config, epath.Path(folder))
     except BaseException:
         with contextlib.suppress(OSError):
-            checkpoint_directory(folder).rmtree()  # so that the next attempt finds the folder empty
+            checkpoint_directory(folder).rmtree()  # the next attempt must find the folder empty
         raise

@@ -1,4 +1,5 @@
-"""Writes the files that `AutoModelForCausalLM` opens. This module imports only jax and flax."""
+"""Writes the files that `AutoModelForCausalLM` opens; importing this module requires only JAX and
+Flax."""
 
 from __future__ import annotations
 
@@ -32,13 +33,14 @@ def write_model(
     """Write config.json, model.safetensors and, if no stock class fits, the model's own code.
 
     Args:
-      length: the number of tokens to support, for encodings with a table of positions and encodings
-        that depend on the input length.
-      end: the id of the end-of-document token.
-      more: additional fields of config.json, which transformers ignores.
+      length: The number of tokens to support. It affects encodings with a table of positions and
+        encodings that depend on the input length.
+      end: The id of the end-of-document token.
+      more: Additional fields of config.json, which transformers ignores.
 
     Raises:
-      UserError: the model resamples positions for each length, or safetensors is not installed.
+      UserError: The model resamples positions in a way that depends on the length of the input, or
+        safetensors is not installed.
     """
     save_file = safetensors_writer()
     check_plain_positions(model)
@@ -66,10 +68,10 @@ def write_model(
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `folder` and rename it to `folder` on success.
+    """Yield a temporary folder beside `folder`, and rename it to `folder` on success.
 
-    An error removes the temporary folder. If the process is killed, the next export to the same
-    folder removes it.
+    On an error, the temporary folder is removed. If the process is killed, the next export to
+    `folder` removes the temporary folder.
 
     Raises:
       UserError: `folder` is a file or is not empty, or its parent is not writable.
@@ -100,7 +102,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def check_plain_positions(model: Decoder) -> None:
-    """Raise UserError if the model does not use the tokens' own positions at evaluation."""
+    """Raise UserError unless the evaluation positions of the model are 0, 1, 2, ..."""
     positions = model.resampling.evaluation_positions(8)
     if model.resampling != Resampling() and not np.array_equal(positions, np.arange(8)[None]):
         raise UserError(
@@ -111,10 +113,10 @@ def check_plain_positions(model: Decoder) -> None:
 
 
 def safetensors_writer() -> Callable[..., None]:
-    """Return the function of safetensors that writes numpy arrays to a file.
+    """Return the function of safetensors that writes NumPy arrays to a file.
 
     Raises:
-      UserError: safetensors is not installed.
+      UserError: The package safetensors is not installed.
     """
     try:
         from safetensors.numpy import save_file

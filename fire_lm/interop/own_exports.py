@@ -1,4 +1,4 @@
-"""Reads folders of `fire-lm export`: the inverse of `stock.py` and `custom.py`.
+"""Reads folders that `fire-lm export` has written, as the inverse of `stock.py` and `custom.py`.
 
 Shapes: V vocabulary, D model, N heads, H head dim, L layers, P positions.
 """
@@ -37,8 +37,8 @@ def read_own(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[s
     """Return the parameters of `model` from the settings and arrays of its export.
 
     Raises:
-      UserError: the arrays do not belong to `model`, or an array that is not a parameter of `model`
-        has changed.
+      UserError: The arrays do not belong to `model`, or an array that is constant in `model` has
+        changed since the export.
     """
     forms = {"gpt2": _gpt2, "gpt_neox": _neox, "fire_lm": _custom}
     kind = config.get("model_type")
@@ -68,7 +68,7 @@ def _gpt2(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str,
 
 
 def _check_same(name: str, found: np.ndarray, expected: np.ndarray) -> None:
-    """Raise UserError if training elsewhere changed an array that is fixed in our model."""
+    """Raise UserError if training with another program changed an array that we keep constant."""
     if not np.allclose(found, expected, rtol=1e-6, atol=1e-6):
         raise UserError(
             f"the tensor {name} is not what was exported: this model has fixed positions and one "
@@ -151,7 +151,7 @@ def _custom(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, An
 
 
 def _learned(encoding: PositionalEncoding, weights: Weights, name: str) -> dict[str, Any]:
-    """Read the encoding's own parameters."""
+    """Read the parameters of an encoding, whose arrays have names that begin with `name`."""
     shapes = jax.eval_shape(encoding.init, jax.random.key(0))
     if not isinstance(encoding, FIRE):
         return {part: weights.take(f"{name}.{part}", like.shape) for part, like in shapes.items()}
@@ -172,7 +172,10 @@ def _learned(encoding: PositionalEncoding, weights: Weights, name: str) -> dict[
 
 
 def _multiplier(L: np.ndarray, init_L: float) -> np.ndarray:
-    """Return a float32 m such that `m * init_L` equals L bit for bit; if none does, the nearest."""
+    """Return a float32 m such that `m * init_L` is bit-identical to L.
+
+    If there is no such m, the result is the float32 quotient of the two.
+    """
     near = np.float32(L / np.float32(init_L))
     either = [np.nextafter(near, np.float32(side)) for side in (-np.inf, np.inf)]
     exact = [m for m in (near, *either) if m * np.float32(init_L) == L]

@@ -16,7 +16,7 @@ from fire_lm.models.sizes import ModelSize
 
 
 class Linear(NamedTuple):
-    """The arrays of `x @ weight_IO + bias_O`."""
+    """The arrays of a linear layer `x @ weight_IO + bias_O`, with I inputs and O outputs."""
 
     weight_IO: np.ndarray
     bias_O: np.ndarray
@@ -30,10 +30,10 @@ class Norm(NamedTuple):
 def take_linear(
     weights: Weights, name: str, inputs: int, outputs: int, transposed: bool = False
 ) -> Linear:
-    """Read the weight and bias `name`.
+    """Read the weight and the bias of the linear layer `name`.
 
     Args:
-      transposed: whether the weight is stored as `[outputs, inputs]`, as torch's linear layer does.
+      transposed: Whether the weight is stored as `[outputs, inputs]`, as in torch's `nn.Linear`.
     """
     shape = (outputs, inputs) if transposed else (inputs, outputs)
     weight = weights.take(f"{name}.weight", shape)
@@ -51,7 +51,7 @@ def norm_params(norm: Norm) -> dict[str, np.ndarray]:
 def layer_params(
     size: ModelSize, linears: Mapping[str, Linear], norms: Mapping[str, Norm]
 ) -> dict[str, Any]:
-    """Return the parameters of a layer.
+    """Return the parameters of a decoder layer.
 
     Args:
       linears: `query`, `key`, `value`, `attention_out`, `mlp_in` and `mlp_out`.
@@ -73,5 +73,5 @@ def layer_params(
 
 
 def stacked(layers: Sequence[Any]) -> Any:
-    """Stack the arrays `[...]` of each layer to `[L, ...]`."""
+    """Stack the arrays `[...]` of all layers to arrays `[L, ...]`."""
     return jax.tree.map(lambda *one: np.stack(one), *layers)

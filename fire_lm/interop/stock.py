@@ -1,7 +1,8 @@
-"""Settings and arrays of models that a stock class of Hugging Face transformers computes exactly.
+"""Converts models to settings and arrays of a stock class of Hugging Face transformers.
 
-GPT-2 has our layers and a table of positions: learned, zeros (no encoding) or sinusoids. GPT-NeoX
-has our layers with rotary positions. Every other model needs its own code.
+The class must compute exactly the same function. GPT-2 has the same layers as our decoder and a
+table of positions, which can hold learned rows, zeros (no encoding) or sinusoids. GPT-NeoX has the
+same layers with rotary positions. Every other model requires its own code.
 
 Shapes: V vocabulary, D model, F mlp, N heads, H head dim, L layers, P positions.
 """
@@ -28,11 +29,11 @@ Arrays = dict[str, np.ndarray]
 
 
 class Stock(NamedTuple):
-    """A model of transformers.
+    """A model in the form of a transformers class.
 
     Attributes:
-      config: the fields of `config.json`, including `architectures` and `model_type`.
-      arrays: the float32 state dict, without an output matrix that is tied to the embedding.
+      config: The fields of `config.json`, including `architectures` and `model_type`.
+      arrays: The float32 state dict, without an output matrix that is tied to the embedding.
     """
 
     config: dict[str, Any]
@@ -40,10 +41,11 @@ class Stock(NamedTuple):
 
 
 def stock(model: Decoder, params: Any, positions: int) -> Stock | None:
-    """Return the model as a stock class that computes the same function, or None.
+    """Return the model in the form of a stock class that computes the same function, or None.
 
     Args:
-      positions: the number of positions, if the class has a table of them and our model does not.
+      positions: The number of positions to support, for a class with a table of positions where our
+        model has none.
     """
     size, encoding = model.size, model.encodings[0]
     form = _FORMS.get(type(encoding))
@@ -59,7 +61,7 @@ def stock(model: Decoder, params: Any, positions: int) -> Stock | None:
 
 
 def _gpt2(model: Decoder, params: Any, table_PD: np.ndarray, scale: float = 1.0) -> Stock:
-    """Return a GPT-2 whose input is its embedding times `scale` plus a row of the table."""
+    """Return a GPT-2 whose input is the token's embedding times `scale` plus a row of the table."""
     size, layers = model.size, params["layers"]
     embedding_VD = np.asarray(params["embedding"])
     arrays = {
@@ -159,7 +161,7 @@ def _neox(
 
 
 def halves(rope: RoPE) -> np.ndarray:
-    """Return the dimensions of a head in the order that pairs k with k + d/2."""
+    """Return the dims of a head in the order in which dim k forms a pair with dim k + d/2."""
     order_H = np.arange(rope.head_dim)
     if rope.layout == "interleaved":
         turned = order_H[: rope.rotary_width]
@@ -168,7 +170,10 @@ def halves(rope: RoPE) -> np.ndarray:
 
 
 def _matrix(layer: Any, index: int, inputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weight `[inputs, outputs]` and bias `[outputs]` of one layer of our stack."""
+    """Return the weight `[I, O]` and the bias `[O]` of the layer `index` of our stacked layers.
+
+    The first `inputs` axes of the kernel are its input axes.
+    """
     kernel, bias = np.asarray(layer["kernel"][index]), np.asarray(layer["bias"][index])
     return kernel.reshape(math.prod(kernel.shape[:inputs]), -1), bias.reshape(-1)
 
@@ -195,10 +200,10 @@ def _with_waves(model: Decoder, params: Any, waves: Sinusoidal, positions: int) 
 
 
 def _rotary(model: Decoder, params: Any, rope: RoPE, positions: int) -> Stock | None:
-    """Return a GPT-NeoX, or None if it has no such scaling.
+    """Return a GPT-NeoX, or None if GPT-NeoX does not support the scaling of `rope`.
 
-    Scalings that follow the input length are excluded: transformers does not rotate cached keys
-    again when the input grows.
+    Scalings that depend on the input length are excluded, because transformers does not rotate
+    cached keys again when the input grows.
     """
     scaling = rope.scaling
     if scaling is None:

@@ -1,10 +1,10 @@
 """Builds `tokenizer.json` of Hugging Face's tokenizers library from the vocabulary of a run.
 
-The tokenizer encodes as the run does, after token 0, which begins a text. Text that spells a
-control piece, such as `</s>`, stays text. One difference is due to the library: if a SentencePiece
-model normalises text (NFKC), tokenizers does so character by character for sequences of six bytes
-or more. It therefore does not compose decomposed Hangul or half-width kana with a sound mark, and
-it treats a space with a combining mark as one character.
+The tokenizer adds token 0, which begins a text, and otherwise encodes text as the run does. Text
+that spells a control piece, such as `</s>`, remains text. The library causes one difference: if a
+SentencePiece model normalises text (NFKC), tokenizers normalises sequences of six bytes or more
+character by character. It therefore does not compose decomposed Hangul or half-width kana with a
+sound mark, and it treats a space with a combining mark as one character.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fire_lm.data.hub_vocabulary import PREFIX, SHIFT, load_hub, read_tokenizer
 from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
 
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in SentencePiece
-# The score of a control piece, below all others, as in T5X and transformers.
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # represents a space in SentencePiece
+# The score of a control piece, which is below all other scores, as in T5X and transformers.
 _NEVER = -1e4
 
 Json = dict[str, Any]
@@ -30,7 +30,7 @@ def tokenizer_files(data: Tokenized) -> dict[str, Json]:
     """Return the contents of `tokenizer.json` and `tokenizer_config.json` by file name.
 
     Raises:
-      UserError: the vocabulary is missing, or is of a kind that tokenizers does not support.
+      UserError: The vocabulary is missing or is of a kind that cannot be exported.
     """
     if data.vocabulary == "bytes":
         specials, parts = [(0, "<pad>"), (1, "</s>"), (2, "<unk>")], _bytes()
@@ -123,10 +123,10 @@ def _bpe(
 
 
 def _shifted(name: str) -> tuple[list[tuple[int, str]], Json]:
-    """Return the folder's own tokenizer with our ids, which are one higher.
+    """Return the tokenizer of the folder that `name` names, with our ids, which are one higher.
 
-    Its added tokens remain: special ones, which the run reads as text, and the others, which it
-    reads as tokens.
+    The added tokens of the tokenizer remain. The run reads special added tokens as text, and other
+    added tokens as tokens.
     """
     content, hub = read_tokenizer(name), load_hub(name)
     model, vocab = dict(content["model"]), content["model"]["vocab"]
@@ -155,7 +155,11 @@ def _shifted(name: str) -> tuple[list[tuple[int, str]], Json]:
 
 
 def _sentencepiece(path: str) -> tuple[list[tuple[int, str]], Json]:
-    """Return the special pieces (beginning of text, end of document, unknown) and the parts."""
+    """Return the special pieces and the parts of the tokenizer of a SentencePiece model.
+
+    The special pieces are those for the beginning of a text, the end of a document, and unknown
+    characters.
+    """
     from sentencepiece import sentencepiece_model_pb2
 
     content = read_bytes(path)
@@ -174,9 +178,10 @@ def _sentencepiece(path: str) -> tuple[list[tuple[int, str]], Json]:
 
 
 def _unigram(model: Any) -> Json:
-    """Return a unigram model that treats text as SentencePiece does.
+    """Return the parts of a tokenizer with a unigram model.
 
-    It normalises text, collapses spaces and prepends one.
+    Like SentencePiece, the tokenizer normalises text, collapses spaces and prepends a space, each
+    only if the settings of the model require this step.
     """
     ordinary = model.SentencePiece.NORMAL, model.SentencePiece.USER_DEFINED
     vocab = [[one.piece, one.score if one.type in ordinary else _NEVER] for one in model.pieces]
@@ -203,17 +208,18 @@ def _unigram(model: Any) -> Json:
 
 
 def _splits(never: Sequence[str], ordinary: Collection[str]) -> list[Json]:
-    """Return pre-tokenizers that keep the pieces `never` out of text.
+    """Return pre-tokenizers that prevent text from being encoded as one of the pieces `never`.
 
-    They are needed because an unknown character costs more than such a piece. Each piece is split
-    next to an unknown character. No other piece contains that character, so nothing else changes; a
-    piece without an unknown character needs no split.
+    The low score of such a piece does not suffice, because an unknown character costs more. Text
+    that spells the piece is therefore split next to an unknown character. No other piece contains
+    that character, so the encoding of other text does not change. A piece without an unknown
+    character needs no split.
     """
     rests: dict[str, list[str]] = {}
     for piece in never:
         known = [character in ordinary for character in piece]
         cuts = (at for at in range(1, len(piece)) if known[at - 1] != known[at])
-        # A piece of only unknown characters becomes bytes, which no split changes.
+        # A piece that consists of unknown characters becomes bytes, which a split does not change.
         at = next(cuts, 0 if any(known) else 1)
         if at:
             rests.setdefault(piece[:at], []).append(re.escape(piece[at:]))
@@ -240,7 +246,10 @@ def _normalizers(spec: Any) -> list[Json]:
 
 
 def _merged(model: Any) -> Json:
-    """Return a BPE model; SentencePiece stores its merges as the scores of the merged pieces."""
+    """Return the parts of a tokenizer with a BPE model.
+
+    SentencePiece stores the order of merges in the scores of the merged pieces.
+    """
     vocab = {one.piece: number for number, one in enumerate(model.pieces)}
     found = []
     for one in model.pieces:
@@ -263,7 +272,7 @@ def _merged(model: Any) -> Json:
 
 
 def _joined_pieces(spec: Any) -> Json:
-    """Return a decoder that joins pieces of text and single-byte pieces to one text."""
+    """Return a decoder that joins pieces of text and pieces of single bytes into one text."""
     decoders: list[Json] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},

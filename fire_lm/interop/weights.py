@@ -17,7 +17,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the fields of `config.json`.
 
     Raises:
-      UserError: the file is missing, or is not a JSON object.
+      UserError: The file is missing or is not a JSON object.
     """
     path = folder / "config.json"
     try:
@@ -34,12 +34,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 class Weights:
-    """The arrays of `model.safetensors`, in one file or several, as float32.
+    """The arrays of a Hugging Face folder, stored in one or several safetensors files.
 
-    `take` reads an array; `check_all_taken` reports arrays that were not taken.
+    `take` reads an array; `check_all_taken` reports arrays that were not read.
 
     Raises:
-      UserError: safetensors is not installed, or a file is missing or damaged.
+      UserError: The package safetensors is not installed, or a file is missing or damaged.
     """
 
     def __init__(self, folder: Path):
@@ -56,7 +56,7 @@ class Weights:
         """Return an array as float32.
 
         Raises:
-          UserError: it is missing, or has another shape.
+          UserError: The array is missing, or it has another shape or an unsupported data type.
         """
         if name not in self._files:
             raise UserError(f"{self._folder}: the weights lack the tensor {name}")
@@ -77,10 +77,10 @@ class Weights:
         return array
 
     def check_all_taken(self, ignored: tuple[str, ...] = ()) -> None:
-        """Raise UserError if an array has not been taken.
+        """Raise UserError if `take` has not read every array.
 
         Args:
-          ignored: endings of the names of arrays that are not weights.
+          ignored: Endings of the names of arrays that are not weights and need not be read.
         """
         left = [name for name in self._files if name not in self._taken]
         left = [name for name in left if not name.endswith(ignored)]

@@ -1,8 +1,8 @@
-"""The command line of the harness with all of its options, and with the model `fire_lm`.
+"""The command line of the harness, with all of its options and the additional model `fire_lm`.
 
     python -m fire_lm.lm_eval run --model fire_lm --model_args run=RUN --tasks NAME
 
-In a job of several processes, the first one runs the harness and the others compute with it.
+In a job of several processes, process 0 runs the harness, and all processes compute its requests.
 """
 
 from __future__ import annotations

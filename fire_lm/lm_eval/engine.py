@@ -1,7 +1,7 @@
-"""A run's model on the devices of all processes: process 0 sends requests, and all compute them.
+"""A run's model on the devices of all processes, which compute the requests of process 0.
 
-Requests travel through JAX's coordination service as JSON. They therefore need no collective of a
-fixed shape, and the harness runs in process 0 only.
+Process 0, the only process that runs the harness, sends its requests as JSON through JAX's
+coordination service, because a collective operation would require a fixed shape.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Engine:
     """The model of a run.
 
     Attributes:
-      name: the run, its step and, if there is one, its change at evaluation.
-      train_length: the training length in tokens.
+      name: The run, its step and, if the bindings change the model, a label for the change.
+      train_length: The training length in tokens.
     """
 
     def __init__(self, settings: Settings):
@@ -71,7 +71,7 @@ class Engine:
             raise UserError(f"max_length={length}: {told[length]}")
 
     def scores(self, rows: Sequence[Row]) -> Iterator[tuple[int, float, bool]]:
-        """See `continuation_scores`."""
+        """Score continuations; see `continuation_scores`."""
         return continuation_scores(self.model, self._params, rows, self.mesh)
 
     def texts(
@@ -82,7 +82,10 @@ class Engine:
         stop: Sequence[str],
         sampling: dict[str, Any],
     ) -> list[str]:
-        """Generate continuations of prompts of ids; decode greedily if `sampling` is empty."""
+        """Generate a continuation of each prompt of token ids.
+
+        `sampling` holds the settings of `Sample`; decoding is greedy if it is empty.
+        """
         method: Method = Sample(**sampling) if sampling else Greedy()
         writer = Writer(
             *(self.model, self._params, self.data, new_tokens, method, tuple(stop)), mesh=self.mesh
@@ -109,7 +112,7 @@ class Leader:
 
 
 def follow() -> None:
-    """Compute the requests of process 0 until it ends. Errors are left to process 0 to report."""
+    """Compute the requests of process 0 until it calls `dismiss`; process 0 reports the errors."""
     engine: Engine | None = None
     while (asked := agreed(None)) is not None:
         what, arguments = asked

@@ -1,4 +1,4 @@
-"""The harness's model `fire_lm`, which scores and generates with the programs of a run."""
+"""The harness's model `fire_lm`, which scores and generates text with the model of a run."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class FireLM(TemplateLM):  # type: ignore[misc]
 
     Args:
       run: `RUN` or `RUN@STEP`.
-      max_length: the largest number of tokens that the model reads, the training length by default.
-        Longer requests are truncated from the left, as usual in the harness, and their number is
-        printed.
-      batch_size: the number of prompts that are continued together. The harness's default of 1 and
-        `auto` mean 16.
-      more: bindings `gin.NAME=VALUE` that change the model at evaluation.
+      max_length: The largest number of tokens in an input; by default, the training length. Longer
+        requests are truncated from the left, as usual in the harness, and the number of truncated
+        requests is printed.
+      batch_size: The number of prompts that are continued together. The harness's default of 1 and
+        `auto` both mean 16.
+      more: Bindings `gin.NAME=VALUE` that change the model at evaluation.
 
     Raises:
-      UserError: there is no such run, or an argument is not supported.
+      UserError: There is no such run, or an argument is not supported.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         **more: Any,
     ):
         super().__init__()
-        del device, max_batch_size  # of the harness's command line; JAX has the devices
+        del device, max_batch_size  # options of the harness; JAX chooses the devices
         if unknown := [name for name in more if not name.startswith("gin.")]:
             raise UserError(
                 f"--model_args: {unknown[0]} is not an argument of fire_lm, which takes run, "
@@ -86,7 +86,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **more: Any
     ) -> list[int]:
-        """Return the ids of a text, after token 0 unless `add_special_tokens` is False."""
+        """Return the token ids of a text, preceded by 0 unless `add_special_tokens` is False."""
         ids: list[int] = vocabulary.encode(self._leader.engine.data, string).tolist()
         return ids if add_special_tokens is False else [self.prefix_token_id, *ids]
 
@@ -124,7 +124,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return log-likelihoods of whole texts, scored in windows that share no target."""
+        """Return the log-likelihoods of whole texts, scored in windows with disjoint targets."""
         windows: list[tuple[None, list[int], list[int]]] = []
         owners = []
         for number, request in enumerate(requests):
@@ -147,7 +147,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Generate texts up to a stop string, the end of a document or the requested length."""
+        """Generate text up to a stop string, the end of the document or the requested length."""
         found = [""] * len(requests)
         progress, done, cut = Progress(len(requests), quiet=disable_tqdm), 0, 0
         for part, new_tokens, stop, sampling in self._alike(requests):
@@ -173,7 +173,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
     def _alike(
         self, requests: Sequence[Instance]
     ) -> Iterator[tuple[list[int], int, list[str], dict[str, Any]]]:
-        """Yield batches of requests with the same settings, the shortest prompts first.
+        """Yield batches of requests with identical settings, starting with the shortest prompts.
 
         Yields:
           The indices of the requests, the number of new tokens, the stop strings and the settings
@@ -193,7 +193,7 @@ class FireLM(TemplateLM):  # type: ignore[misc]
                 yield indices[start : start + self.batch_size], new_tokens, known, sampling
 
     def _expressible(self, stop: Sequence[str]) -> list[str]:
-        """Return the stop strings that the model can generate, and print those that it cannot."""
+        """Return the stop strings that the model can generate, and print all other stop strings."""
         data = self._leader.engine.data
         known = [text for text in stop if text and not vocabulary.unknown(data, text)]
         if lacking := [text for text in stop if text and text not in known]:
@@ -210,10 +210,10 @@ class FireLM(TemplateLM):  # type: ignore[misc]
 
 
 def _sampling(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of `Sample`, which are empty for greedy decoding.
+    """Return the settings of `Sample` as a dict, which is empty for greedy decoding.
 
     Raises:
-      UserError: our generation does not support a setting.
+      UserError: `fire_lm.generation` does not support a setting.
     """
     temperature = float(asked.pop("temperature", 0.0))
     sampled = bool(asked.pop("do_sample", False)) and temperature > 0

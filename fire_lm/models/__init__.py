@@ -1,4 +1,4 @@
-"""Decoder models; importing them requires JAX and Flax alone."""
+"""Decoder models, which require only JAX and Flax to import."""
 
 from fire_lm.models.build import build_decoder
 from fire_lm.models.comparison import changes, encoding_names, lengths, variant

@@ -1,4 +1,4 @@
-"""Builds a decoder from its settings, and refuses settings that contradict each other."""
+"""Builds a decoder from its settings and refuses settings that contradict each other."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def build_decoder(
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
 ) -> Decoder:
-    """Build a decoder whose encodings receive its shape and the training length.
+    """Build a decoder whose encodings receive the decoder's shape and the training length.
 
-    `position` is the class of an encoding, or any callable with its signature. Several encodings
-    alternate by layer: `(RoPE, RoPE, RoPE, NoPE)` uses NoPE in every fourth layer.
+    `position` is the class of an encoding, or any callable with the same signature. Several
+    encodings alternate by layer: `(RoPE, RoPE, RoPE, NoPE)` uses NoPE in every fourth layer.
 
     Raises:
-      UserError: The encoding, layer schedule, resampling and scaling contradict each other.
+      UserError: The encodings, layer schedule, resampling and scaling are not compatible.
     """
     check_size("vocab_size", vocab_size)
     check_rate("build_decoder.dropout", dropout)
@@ -86,7 +86,7 @@ def check_fit(
     resampling: Resampling,
     share_position: bool,
 ) -> None:
-    """Refuse settings without effect, where `turns` is the number of alternating encodings."""
+    """Refuse settings that cannot work with `encoding`; `turns` is the number of encodings."""
     kind, base = type(encoding), PositionalEncoding
     if kind.embed is not base.embed:
         if turns > 1:
@@ -108,7 +108,7 @@ def check_fit(
 
 
 def check_log_n(log_n: LogN, encodings: tuple[PositionalEncoding, ...], train_length: int) -> None:
-    """Refuse a scaling with nothing to scale, and a logarithm to the base 1."""
+    """Refuse a scaling of a bias that no encoding has, and a logarithm to the base 1."""
     kinds = [type(encoding) for encoding in encodings]
     if log_n.on != "logits" and all(kind.bias is PositionalEncoding.bias for kind in kinds):
         raise UserError(

@@ -11,12 +11,12 @@ from fire_lm.positions import PositionalEncoding
 
 
 def encoding_names(model: Decoder) -> str:
-    """Return the class names of the alternating encodings: "FIRE", or "RoPE, RoPE, NoPE"."""
+    """Return the class names of the alternating encodings, such as "RoPE, RoPE, NoPE"."""
     return ", ".join(type(encoding).__name__ for encoding in model.encodings)
 
 
 def settings(model: Decoder) -> dict[str, Any]:
-    """Return the settings that affect a model's numerical results, so not remat, for example."""
+    """Return the settings that affect a model's numerical results; remat, for example, does not."""
     found: dict[str, Any] = {}
     for name, part in _parts(model).items():
         found[name] = type(part).__name__
@@ -54,7 +54,9 @@ def changes(old: Decoder, new: Decoder) -> dict[str, tuple[Any, Any]]:
 
 
 def variant(trained: Decoder, asked: Decoder) -> str:
-    """Return how `asked` differs from `trained`, as a label such as "yarn-4x"; "" if it does not.
+    """Return a label for the difference between `asked` and `trained`, such as "yarn-4x".
+
+    The label is "" if the two models do not differ.
 
     Raises:
       UserError: `asked` is a different model, not only a different use of the same parameters.
@@ -87,7 +89,11 @@ def _parts(model: Decoder) -> dict[str, Any]:
 
 
 def _labels(changed: dict[str, Any], trained: Decoder) -> list[str]:
-    """Return one label per changed field, or one per turn unless all turns changed alike."""
+    """Return a label for each changed field.
+
+    A field that changed differently in different turns (alternating encodings) has a label for each
+    turn in which it changed.
+    """
     by_field: dict[str, dict[str, Any]] = {}
     for name, value in sorted(changed.items()):
         part, _, field = name.rpartition(".")

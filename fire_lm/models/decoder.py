@@ -1,10 +1,11 @@
 """A pre-norm decoder in the style of GPT-3 (Brown et al., 2020, section 2.1; GPT-2's layout).
 
-It has LayerNorm before attention, before the MLP and at the end, biases in every linear layer, tanh
-GeLU, and a head tied to the embedding. Weights start from N(0, std) with std = 0.02, those that
-write into the residual stream from N(0, std / sqrt(2 layers)), and biases from 0. It departs from
-GPT-3 in three ways: the decoder itself has no position embedding (encodings are the subject of
-study), attention is dense in every layer, and dropout is off by default (models/dropout.py).
+It has LayerNorm before attention, before the MLP and at the end, biases in every linear layer, the
+tanh approximation of GeLU, and a head tied to the embedding. Weights are initialised from N(0, std)
+with std = 0.02, except that weights that write into the residual stream are initialised from
+N(0, std / sqrt(2 layers)); biases start at 0. The decoder departs from GPT-3 in three ways: it has
+no position embedding of its own (encodings are the subject of study), attention is dense in every
+layer, and dropout is off by default (models/dropout.py).
 
 Shapes: B batch, T positions, D model, N heads, H head dim, F mlp, V vocab, L layers.
 """
@@ -40,7 +41,7 @@ from fire_lm.positions.resampling import Resampling
 Remat = Literal["none", "dots", "full"]
 
 
-# What the forward pass of a layer saves for the backward pass; the rest is recomputed.
+# The values that a layer's forward pass saves for the backward pass; the others are recomputed.
 _ATTENTION = jax.checkpoint_policies.save_only_these_names(SAVED)
 _REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.save_from_both_policies(
@@ -55,24 +56,26 @@ class Decoder(nn.Module):
 
     Attributes:
       size: The shape of the decoder; see `models/sizes.py`.
-      encodings: The positional encodings of the layers; several alternate, layer by layer.
+      encodings: The positional encodings of the layers; several encodings alternate by layer.
       vocab_size: V, the number of rows of the embedding; at least the number of vocabulary ids.
       dtype: The dtype of activations and matrix products; parameters, logits and softmax are
         float32.
-      remat: What the backward pass recomputes ("none", "dots" = all but matrix products, "full");
-        the output of the attention kernel and the statistics of norms are always saved.
-      scan_layers: Whether the program loops over the layers, which compiles sooner, or unrolls
-        them, which runs faster because saved activations are not copied into one stacked array.
+      remat: The values that the backward pass recomputes: "none", "dots" (all except matrix
+        products) or "full". The output of the attention kernel and the statistics of norms are
+        always saved.
+      scan_layers: Whether the program loops over the layers, which reduces the compile time. The
+        unrolled program runs faster, because it does not copy saved activations into one stacked
+        array.
       attention: The implementation; see `attention.choose_implementation`.
       log_n: The attention scaling by log n, or None.
-      resampling: How positions are drawn. The callers of the decoder read it and pass positions;
-        the decoder itself only reads whether positions have gaps.
-      share_position: Whether all layers share one set of the encoding's parameters (FIRE-S, T5)
-        instead of having one set per layer.
+      resampling: How positions are drawn. The callers of the decoder use this setting to pass
+        positions; the decoder itself only checks whether positions have gaps.
+      share_position: Whether all layers share one set of the encoding's parameters (FIRE-S, T5);
+        otherwise, each layer has its own set.
       dropout: The dropout rate after the embedding, attention and MLP; see models/dropout.py.
       attention_dropout: The dropout rate of attention weights.
-      activation_sharding: The sharding of `[B, T, D]` between layers; None leaves it to the
-        compiler.
+      activation_sharding: The sharding of the activations `[B, T, D]` between layers; None leaves
+        the choice to the compiler.
     """
 
     size: ModelSize
@@ -92,15 +95,15 @@ class Decoder(nn.Module):
     def prefill(
         self, tokens_BP: jax.Array, pos_BP: jax.Array, lengths_B: jax.Array, context_length: int
     ) -> tuple[jax.Array, tuple[Kept, ...]]:
-        """Read prompts with the forward pass of training.
+        """Process prompts with the forward pass that training uses.
 
         Args:
           tokens_BP: The prompts, int32, padded on the right.
           lengths_B: The number of tokens before the padding, int32.
 
         Returns:
-          The logits `[B, V]` of the token that follows each prompt, and, for each of the
-          alternating encodings, what to keep of its layers, with a leading axis of layers.
+          The logits `[B, V]` of the token that follows each prompt, and one `Kept` for each of the
+          alternating encodings, with a leading axis of layers.
         """
         out = self(tokens_BP, pos_BP, None, context_length, lengths_B)
         assert isinstance(out, tuple)
@@ -113,12 +116,13 @@ class Decoder(nn.Module):
         past: tuple[Past, ...],
         context_length: int,
     ) -> tuple[jax.Array, tuple[Kept, ...]]:
-        """Read one more token of each of K continuations.
+        """Process one more token of each of K continuations.
 
-        `reading.pos_BT` and `seen_BT` are `[B, K]` and equal for all K continuations.
+        `reading.pos_BT` and `reading.seen_BT` are `[B, K]`, with identical values for all K
+        continuations.
 
         Returns:
-          The logits `[B, K, V]`, and what to keep, as in `prefill`.
+          The logits `[B, K, V]`, and the `Kept` of each encoding, as in `prefill`.
         """
         pos_BK, _, seen_BK, past_pos_BS = reading
         out = self(tokens_BK, pos_BK, None, context_length, None, seen_BK, past_pos_BS, past)
@@ -143,7 +147,8 @@ class Decoder(nn.Module):
         int32, or float32 if resampled. With `segment_BT` int32 `[B, T]`, a token sees only tokens
         of its own segment.
 
-        The other arguments are for decoding (see `prefill` and `step`), which checks no lengths.
+        The other arguments are for decoding (see `prefill` and `step`). With them, the length of
+        the input is not checked.
         """
         keep = context_length is not None
         for encoding in () if keep else self.encodings:
@@ -152,8 +157,8 @@ class Decoder(nn.Module):
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
         shared = self._shared_positions(tokens_BT.shape[1])
         table_VD = gather_table(self.activation_sharding, self.dtype, table_VD)
-        # Looked up in the whole table: the compiler finds no efficient way from a lookup in a
-        # sharded table to activations that are sharded by batch.
+        # The lookup uses the whole table, because the compiler finds no efficient way from a lookup
+        # in a sharded table to activations that are sharded by batch.
         x_BTD = jnp.take(replicate(table_VD, self.activation_sharding), tokens_BT, axis=0)
         x_BTD = constrain(x_BTD.astype(self.dtype), self.activation_sharding)
         x_BTD = self.encodings[0].embed(shared[0].params if shared[0] else {}, x_BTD, pos_BT)
@@ -163,7 +168,8 @@ class Decoder(nn.Module):
 
         one = DecoderLayer
         if self.remat != "none":
-            # Inside a scan nothing can be merged across iterations, so prevent_cse would only cost.
+            # Inside a scan, the compiler cannot merge recomputed values with the originals, so
+            # prevent_cse would only add cost.
             policy, prevent_cse = _REMAT_POLICIES[self.remat], not self.scan_layers
             one = nn.remat(DecoderLayer, policy=policy, prevent_cse=prevent_cse)
         common = (
@@ -187,7 +193,7 @@ class Decoder(nn.Module):
             unroll=1 if self.scan_layers else self.size.num_layers,
         )
         reading = Reading(pos_BT, segment_BT, seen_BT, past_pos_BS)
-        if len(turns) == 1:  # without a group, the names of parameters have one level less
+        if len(turns) == 1:  # without a `LayerGroup`, the names of parameters have one level fewer
             layers = scan(one)(self.size, self.encodings[0], *common, name="layers")
             own = None if past is None else past[0]
             x_BTD, only = layers(x_BTD, reading, shared[0], own)
@@ -202,7 +208,10 @@ class Decoder(nn.Module):
         return (logits_BTV, kept) if keep else logits_BTV
 
     def _shared_positions(self, length: int) -> Shared:
-        """Return what the layers of each encoding share, or Nones; equal encodings share it too."""
+        """Return the `Position` that the layers of each encoding share, or None for each encoding.
+
+        Identical encodings share one `Position`, too.
+        """
         if not self.share_position:
             return (None,) * len(self.encodings)
         positions: dict[PositionalEncoding, Position] = {}

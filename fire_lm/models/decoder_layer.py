@@ -1,4 +1,4 @@
-"""A layer of the decoder, and what it reads and keeps during decoding.
+"""A layer of the decoder, and the types of the values that it reads and keeps during decoding.
 
 Shapes: B batch, T positions, S keys, D model, N heads, H head dim, F mlp.
 """
@@ -34,12 +34,12 @@ from fire_lm.positions.log_n import LogN
 
 
 class Kept(NamedTuple):
-    """The keys and values of a layer that decoding keeps.
+    """The keys and values that decoding keeps for a layer.
 
     Attributes:
       k_BSNH: The rotated keys.
       v_BSNH: The values.
-      position: The encoding's prepared parameters, or {} if the layers share them.
+      position: The encoding's prepared parameters, or {} if all layers share one set.
     """
 
     k_BSNH: jax.Array
@@ -48,10 +48,10 @@ class Kept(NamedTuple):
 
 
 class Past(NamedTuple):
-    """The past of one layer or, with a leading axis, of all layers.
+    """The cached past of one layer or, with a leading axis of layers, of all layers.
 
     Attributes:
-      keys: The two caches.
+      keys: The caches of the prompt and of the continuations; see `attention.cached`.
       position: The prepared parameters, as in `Kept`.
     """
 
@@ -60,7 +60,7 @@ class Past(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The positions of the tokens of one call.
+    """The positions of the tokens in one call of the decoder.
 
     Attributes:
       pos_BT: The positions of the tokens.
@@ -76,7 +76,7 @@ class Reading(NamedTuple):
 
 
 class LayerNorm(nn.Module):
-    """Holds the scale and bias of `layer_norm`."""
+    """A module that holds the scale and bias of `layer_norm`."""
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
@@ -86,7 +86,10 @@ class LayerNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """`contract(equation, x, kernel) + bias` in x's dtype; the kernel's input axes come first."""
+    """A linear layer: `contract(equation, x, kernel) + bias` in the dtype of x.
+
+    The kernel's input axes come first.
+    """
 
     equation: str
     out_shape: tuple[int, ...]
@@ -98,7 +101,7 @@ class Linear(nn.Module):
         shape = x.shape[-num_in_axes:] + self.out_shape
         kernel = self.param("kernel", nn.initializers.normal(self.std), shape)
         bias = self.param("bias", nn.initializers.zeros, self.out_shape)
-        # The bias is added in float32, so that its gradient is summed in float32 too.
+        # The bias is added in float32, so that its gradient is also summed in float32.
         out = contract(self.equation, x, kernel)
         return (out + bias[(None,) * (out.ndim - bias.ndim)]).astype(x.dtype)
 
@@ -106,9 +109,10 @@ class Linear(nn.Module):
 class DecoderLayer(nn.Module):
     """A decoder layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
 
-    With `keep`, it also returns its keys and values. `context_length` is the length of the whole
-    input in tokens; None means that this call receives the whole input. `consecutive` promises that
-    positions have no gaps; see `attend`. A dropout rate above 0 requires random bits.
+    With `keep`, the layer also returns its keys and values. `context_length` is the length of the
+    whole input in tokens; None means that this call receives the whole input. `consecutive` states
+    that positions have no gaps; see `attend`. A dropout rate above 0 requires an rng stream named
+    "dropout".
     """
 
     size: ModelSize

@@ -1,4 +1,4 @@
-"""What a layer does with its encoding: its parameters, their prepared form, and attention.
+"""The use of an encoding in a layer: its parameters, their prepared form, and attention.
 
 Queries and keys have separate positions, so that a few queries can attend to many older keys.
 
@@ -19,18 +19,18 @@ from fire_lm.positions.log_n import LogN, Scales
 
 
 class Position(NamedTuple):
-    """An encoding as a layer uses it.
+    """An encoding, prepared for use in a layer.
 
     Attributes:
       params: The prepared parameters.
-      tables: The tables of its bias, if the attention kernel takes them.
+      tables: The bias in the form of tables, or None unless the attention kernel takes tables.
     """
 
     params: Params
     tables: CommonBias | None
 
 
-# What the layers of each alternating encoding share; None if each layer has its own.
+# For each alternating encoding, the `Position` that its layers share, or None if they share none.
 Shared = tuple[Position | None, ...]
 
 
@@ -45,11 +45,15 @@ def positioned(
     seen_BT: jax.Array | None,
     context_length: int,
 ) -> tuple[jax.Array, jax.Array, Scales, BiasFn]:
-    """Return how positions change a layer's attention: (q, k, factors, bias), for `attend`.
+    """Apply an encoding to one layer's attention.
 
     Args:
       seen_BT: The number of keys that each query sees, int32 `[B or 1, T]`; used only by `log_n`.
-      context_length: The tokens of the whole input, including those still to be generated.
+      context_length: The number of tokens of the whole input, including tokens that are still to be
+        generated.
+
+    Returns:
+      The queries, the keys, the factors and the bias for `attend`.
     """
     q_BTNH, k_BSNH = encoding.rotate(params, q_BTNH, k_BSNH, q_pos_BT, k_pos_BS, context_length)
     logit_scale_BT = encoding.logit_scale(params, q_pos_BT)
@@ -78,7 +82,7 @@ def prepare_position(
 def init_position(
     module: nn.Module, encoding: PositionalEncoding, name: str = "position"
 ) -> Params:
-    """Create the encoding's parameters under `module`'s `name` as one tree; {} if it has none."""
+    """Create the encoding's parameters as one tree named `name` in `module`; {} if it has none."""
     if not has_parameters(encoding):
         return {}  # Linen would create an empty entry, which a checkpoint does not store.
     return module.param(name, encoding.init)

@@ -1,6 +1,7 @@
-"""The layout of activations on a mesh; fire_lm/sharding.py defines that of parameters.
+"""The layout of activations on a mesh; fire_lm/sharding.py defines the layout of parameters.
 
-`activations` is the layout of `[B, T, D]` between layers; None leaves every layout to the compiler.
+The argument `activations` is the layout of the activations `[B, T, D]` between layers; None leaves
+every layout to the compiler.
 
 Shapes: B batch, T positions, D model, N heads, H head dim, V vocabulary.
 """
@@ -16,7 +17,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def heads_sharding(activations: NamedSharding | None) -> NamedSharding | None:
-    """Return the sharding of queries, keys and values `[B, T, N, H]`, heads split like weights."""
+    """Return the sharding of queries, keys and values `[B, T, N, H]`.
+
+    The heads are split over the mesh as the weights are.
+    """
     if activations is None:
         return None
     batch = activations.spec[0]
@@ -25,12 +29,12 @@ def heads_sharding(activations: NamedSharding | None) -> NamedSharding | None:
 
 
 def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-    """Constrain `x` to `sharding`; None leaves it to the compiler."""
+    """Constrain `x` to `sharding`; None leaves its layout to the compiler."""
     return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
 
 
 def constrain_rows(x_BT: jax.Array, activations: NamedSharding | None) -> jax.Array:
-    """Constrain `[B, T]` to be split by batch, as `activations` are."""
+    """Constrain `x_BT` to be split by batch in the same way as `activations`."""
     if activations is None:
         return x_BT
     rows = PartitionSpec(activations.spec[0], None)
@@ -39,10 +43,11 @@ def constrain_rows(x_BT: jax.Array, activations: NamedSharding | None) -> jax.Ar
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def gather_table(activations: NamedSharding | None, dtype: Any, table_VD: jax.Array) -> jax.Array:
-    """Gather the embedding over `fsdp`, as float32 with the values of `dtype`.
+    """Gather the embedding over `fsdp`, and return it in float32, rounded to `dtype`.
 
-    It is gathered once, in `dtype`, for both the lookup and the head. Each of the two yields a
-    gradient that is a sum over the mesh; the compiler resolves each sum before it adds them.
+    The embedding is gathered once, in `dtype`, for both the lookup and the head. Each of the two
+    yields a gradient that is a sum over the mesh; the compiler computes each sum before it adds the
+    two gradients.
     """
     table_VD = constrain(table_VD.astype(dtype), _of_table(activations, None))
     return table_VD.astype(jnp.float32)
@@ -56,7 +61,10 @@ gather_table.defvjp(lambda *inputs: (gather_table(*inputs), None), _gather_table
 
 
 def _of_table(activations: NamedSharding | None, columns: str | None) -> NamedSharding | None:
-    """Return the sharding of the embedding; the vocabulary is split as in fire_lm/sharding.py."""
+    """Return the sharding of the embedding, with `columns` as the mesh axis of its width.
+
+    The vocabulary is split as in fire_lm/sharding.py.
+    """
     if activations is None or "tensor" not in activations.mesh.shape:
         return activations and NamedSharding(activations.mesh, PartitionSpec())
     return NamedSharding(activations.mesh, PartitionSpec("tensor", columns))

@@ -1,8 +1,8 @@
 """Next-token losses of rows of tokens, in training and in evaluation.
 
 The input is the target shifted right by one, starting with 0, unless the caller passes another
-input. In packed rows, each segment is read as if it were a row of its own: it starts with 0 at the
-first position, and sees no other segment.
+input. In packed rows, each segment is processed as if it were a row of its own: its input starts
+with 0 at the first position, and its tokens see no other segment.
 
 Shapes: B batch, T positions, V vocab.
 """
@@ -36,12 +36,12 @@ def token_losses(
     dropout_rng: jax.Array | None = None,
     read_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return negative log likelihood in nats and log normaliser of each target, `[B, T]` each.
+    """Return the negative log likelihood and the log normaliser of each target.
 
-    `pos_BT` `[B or 1, T]` holds the positions of the input for rows of one segment; `segment_BT`
-    int32 `[B, T]` separates the documents of packed rows. `dropout_rng` is for training: without
-    it, nothing is dropped. `read_BT` int32 `[B, T]` is the input of the model; None means the
-    targets shifted right by one.
+    Both are `[B, T]`, in nats. `pos_BT` `[B or 1, T]` holds the positions of the input for rows of
+    one segment; `segment_BT` int32 `[B, T]` separates the documents of packed rows. `dropout_rng`
+    is for training: without it, no value is dropped. `read_BT` int32 `[B, T]` is the input of the
+    model; None means the targets shifted right by one.
     """
     if segment_BT is not None:
         pos_BT = segment_positions(pos_BT, segment_BT)
@@ -52,7 +52,8 @@ def token_losses(
         jax.Array, model.apply({"params": params}, read_BT, pos_BT, segment_BT, rngs=rngs)
     )
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
-    # A masked sum instead of a gather stays local if the vocabulary is split over the mesh.
+    # Where the vocabulary is split over the mesh, a masked sum, unlike a gather, communicates only
+    # partial sums.
     is_target_BTV = jnp.arange(logits_BTV.shape[-1])[None, None, :] == targets_BT[:, :, None]
     target_logit_BT = jnp.sum(jnp.where(is_target_BTV, logits_BTV, 0.0), axis=-1)
     return log_z_BT - target_logit_BT, log_z_BT

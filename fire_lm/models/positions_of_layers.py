@@ -1,7 +1,7 @@
-"""Finds the encodings' parameters among those of a decoder, with their diagnostics and scalars.
+"""Finds the parameters of the encodings in a decoder and computes diagnostics and scalars of them.
 
-Layers share one set of parameters (`share_position`), or each has its own, stacked along a leading
-axis as the scan over layers stacks them. Several encodings alternate, layer by layer.
+Either all layers share one set of parameters (`share_position`), or each layer has its own set, and
+the scan over layers stacks these sets along a leading axis. Several encodings alternate by layer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fire_lm.positions.base import Params
 
 
 class PositionStack(NamedTuple):
-    """The parameters of one encoding in all layers that have their own.
+    """The parameters of one encoding in the layers that use it.
 
     Attributes:
-      layers: The indices of the layers from 0; of layers that share (one set, or no parameters),
-        only the first.
+      layers: The zero-based indices of the layers. Layers that share one set of parameters, or have
+        no parameters, are represented by the first of these layers.
       encoding: The encoding of these layers.
       params: The parameters with a leading axis of `layers`; {} if there are none.
     """
@@ -42,7 +42,10 @@ class PositionLayer(NamedTuple):
 
 
 def position_stacks(model: Decoder, params: Any) -> list[PositionStack]:
-    """Return the stacks of `model` with `params`; equal encodings that share are one stack."""
+    """Return the stacks of `model` with `params`.
+
+    Identical encodings whose layers share their parameters form one stack.
+    """
     stacks = []
     for turn, encoding in enumerate(model.encodings):
         if not model.share_position and has_parameters(encoding):
@@ -56,7 +59,10 @@ def position_stacks(model: Decoder, params: Any) -> list[PositionStack]:
 
 
 def layers_of_turn(model: Decoder, params: Any, turn: int) -> Params:
-    """Return the parameters of layers `turn`, `turn` + turns, ..., stacked on a leading axis."""
+    """Return the parameters of all layers with this turn's encoding, stacked on a leading axis.
+
+    Turn t consists of the layers t, t + n, t + 2n, ..., where n encodings alternate.
+    """
     layers: Params = params["layers"]
     return layers if len(model.encodings) == 1 else layers[f"block_{turn}"]
 
@@ -68,9 +74,9 @@ def shared_params(model: Decoder, params: Any, turn: int) -> Params:
 
 
 def position_layers(model: Decoder, params: Any) -> list[PositionLayer]:
-    """Return the encoding of each layer with its parameters, in the order of layers.
+    """Return the encoding of each layer with its parameters, in the order of the layers.
 
-    Layers that share their parameters, or have none, are represented by the first of them.
+    Layers that share their parameters, or have none, are represented by the first such layer.
     """
     found = [
         PositionLayer(layer, encoding, jax.tree.map(lambda leaf: leaf[index], stacked))  # noqa: B023
@@ -90,9 +96,10 @@ def position_diagnostics(model: Decoder, params: Any) -> dict[str, jax.Array]:
 
 
 def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array]:
-    """Return the numbers that each layer's encoding learns, keyed "L/layer_3", layers from 0.
+    """Return the scalars that each layer's encoding learns.
 
-    A number that layers share appears once, under the first of them.
+    The keys consist of the name and the zero-based layer, such as "L/layer_3". A scalar that
+    several layers share appears once, under the first of these layers.
     """
     return {
         f"{name}/layer_{layer}": value_L[index]

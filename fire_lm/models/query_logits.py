@@ -25,8 +25,8 @@ def query_logits(
 ) -> jax.Array:
     """Return logits `[B, N, S]` float32 for keys 0 .. `query`; `layer` and `query` count from 0.
 
-    The layers below `layer` run as they do in the model. Inside `jax.jit`, therefore, layer 0 costs
-    only its own queries and keys.
+    The layers below `layer` run as they do in the model. Inside `jax.jit`, only the queries and
+    keys of `layer` itself are computed, because the compiler removes its other computations.
     """
     for encoding in model.encodings:
         encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])
@@ -67,9 +67,13 @@ def query_logits(
 def layer_of(
     model: Decoder, params: Any, layer: int
 ) -> tuple[DecoderLayer, Params, Position | None]:
-    """Return (the module, its own parameters, what it shares with other layers)."""
+    """Return the module of a layer, its own parameters, and the `Position` of shared parameters.
+
+    The `Position` is None if the layer shares no parameters with other layers.
+    """
     repetition, turn = divmod(layer, len(model.encodings))
-    # One text is too small to split over a mesh, and kernels run on several devices only if split.
+    # A single text is too small to be split over a mesh, and a kernel can run on several devices
+    # only if its input is split, so this module uses no kernel.
     module = DecoderLayer(model.size, model.encodings[turn], model.log_n, "blockwise", False, None)
     own = jax.tree.map(lambda leaf: leaf[repetition], layers_of_turn(model, params, turn))
     if not model.share_position:

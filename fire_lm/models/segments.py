@@ -1,6 +1,8 @@
 """The starts of documents in packed rows, and each token's position in its document.
 
-A segment is a run of equal segment ids along a row; padding is a segment too. B batch, T tokens.
+A segment is a run of identical segment ids along a row; padding is also a segment.
+
+Shapes: B batch, T tokens.
 """
 
 from __future__ import annotations
@@ -10,16 +12,16 @@ import jax.numpy as jnp
 
 
 def segment_starts(segment_BT: jax.Array) -> jax.Array:
-    """Return which tokens are the first of their segment in the row, bool `[B, T]`."""
+    """Return whether each token is the first of its segment in the row, bool `[B, T]`."""
     same_BT = segment_BT[:, 1:] == segment_BT[:, :-1]
     return jnp.pad(~same_BT, ((0, 0), (1, 0)), constant_values=True)
 
 
 def segment_positions(row_pos_BT: jax.Array, segment_BT: jax.Array) -> jax.Array:
-    """Return positions `[B, T]` that start again in each segment, as if it were its own row.
+    """Return positions `[B, T]` that start afresh in each segment, as in a row of its own.
 
-    `row_pos_BT` `[B or 1, T]` holds the positions of a row; `segment_BT` int32 changes where a
-    segment starts.
+    `row_pos_BT` `[B or 1, T]` holds the positions of a row; the values of `segment_BT` int32
+    `[B, T]` change where a new segment starts.
     """
     index_BT = jnp.broadcast_to(jnp.arange(segment_BT.shape[1])[None], segment_BT.shape)
     start_BT = jax.lax.cummax(jnp.where(segment_starts(segment_BT), index_BT, 0), axis=1)
@@ -30,8 +32,8 @@ def segment_positions(row_pos_BT: jax.Array, segment_BT: jax.Array) -> jax.Array
 def keys_seen(length: int, segment_BT: jax.Array | None = None) -> jax.Array:
     """Return the number of keys that each token attends to, including itself.
 
-    It is the token's index in its own segment, counted from 1, whatever positions the tokens have
-    and however much padding follows: int32 `[B, T]` or `[1, T]`.
+    This number, int32 `[B, T]` or `[1, T]`, is the token's index in its own segment, counted from
+    1. It depends neither on the positions of the tokens nor on the padding that follows.
     """
     place_1T = jnp.arange(length, dtype=jnp.int32)[None]
     return 1 + (place_1T if segment_BT is None else segment_positions(place_1T, segment_BT))

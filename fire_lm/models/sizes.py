@@ -1,7 +1,8 @@
-"""The sizes of the paper (Table 8) and a tiny one for CPUs, as plain Python.
+"""The model sizes of the paper (Table 8) and a tiny size for CPUs, as plain Python.
 
-Each size is a function whose defaults are the preset, so that gin can select one (`@size_125m()`)
-and override a field (`size_125m.num_layers = 6`), and code without gin can call it.
+Each size is a function whose default arguments are the preset. Gin can therefore select a size
+(`@size_125m()`) and override a field (`size_125m.num_layers = 6`), and code without gin can call
+the function.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import dataclasses
 
 from fire_lm.errors import UserError
 
-_MOST = 2**24  # the limit of one dimension: typing errors are reported, not tried
+_MOST = 2**24  # the limit of one dimension, so that a typing error is reported at once
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSize:
-    """The shape of a decoder: L layers, D model, N heads of width H, F mlp; and the standard
+    """The shape of a decoder (L layers, D model, N heads of width H, F mlp) and the standard
     deviation of its initial weights."""
 
     num_layers: int
@@ -45,10 +46,10 @@ def size_tiny(
     mlp_size: int = 384,
     init_std: float = 0.06,
 ) -> ModelSize:
-    """Return a model of 0.33M parameters, which ranks the encodings on a CPU within minutes.
+    """Return a model of 0.33M parameters, with which a CPU can rank the encodings within minutes.
 
-    `init_std` is GPT-3 small's 0.02 times sqrt(768 / 96), which gives a layer's output the same
-    scale.
+    `init_std` is the 0.02 of GPT-3 small times sqrt(768 / 96), which gives the output of a layer
+    the same scale as in GPT-3 small.
     """
     return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size, init_std)
 
@@ -61,7 +62,7 @@ def size_125m(
     mlp_size: int = 3072,
     init_std: float = 0.02,
 ) -> ModelSize:
-    """Return GPT-3 small; 85.1M parameters without the embedding."""
+    """Return GPT-3 small, which has 85.1M parameters without the embedding."""
     return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size, init_std)
 
 
@@ -73,8 +74,9 @@ def size_350m(
     mlp_size: int = 4096,
     init_std: float = 0.02,
 ) -> ModelSize:
-    """Return GPT-3 medium; 302.3M parameters without the embedding.
+    """Return GPT-3 medium, which has 302.3M parameters without the embedding.
 
-    Table 8 prints hidden size 768, but only 1024 = 16 heads x 64 gives the 350M of its name.
+    Table 8 reports the hidden size 768, but only 1024 = 16 heads x 64 gives the 350M parameters
+    that the name of the model states.
     """
     return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size, init_std)

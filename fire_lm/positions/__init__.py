@@ -1,6 +1,6 @@
-"""The family of positional encodings: one module each, discovered by import without a registry.
+"""The positional encodings, each in its own module; modules are discovered without a registry.
 
-The package also holds pieces that compose with the encodings: `rope_scaling` (RoPE beyond its
+The package also holds components that compose with the encodings: `rope_scaling` (RoPE beyond its
 training length), `log_n` (attention scaled by log n) and `resampling` (random positions).
 """
 
@@ -17,7 +17,7 @@ from fire_lm.positions.base import PositionalEncoding
 
 
 def configurables() -> dict[str, type[Any]]:
-    """Return every concrete dataclass of this package, keyed by its name in gin files."""
+    """Return every concrete dataclass of this package, keyed by the name that gin files use."""
     found: dict[str, type[Any]] = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
@@ -34,7 +34,7 @@ def configurables() -> dict[str, type[Any]]:
 
 
 def encodings() -> dict[str, type[PositionalEncoding]]:
-    """Return those of the `configurables` that are positional encodings."""
+    """Return the `configurables` that are positional encodings."""
     return {
         name: member
         for name, member in configurables().items()

@@ -1,10 +1,10 @@
-"""ALiBi: a linear penalty on distance, one fixed slope per head.
+"""ALiBi: a penalty that is linear in the distance, with one fixed slope per head.
 
 Source: Press et al., "Train Short, Test Long" (ICLR 2022), `b_h(i, j) = -m_h (i - j)`.
 
-ALiBi-PI (Al-Khateeb et al., 2310.13017) serves inputs of L' tokens, where L' exceeds the training
+ALiBi-PI (Al-Khateeb et al., 2310.13017) is for inputs of L' tokens, where L' exceeds the training
 length L: the slopes become `m_h L / L'`, so that the whole input spans the penalties seen in
-training. It applies at inference only; one L' holds for all queries of an input.
+training. It applies at inference only, and all queries of an input use the same L'.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fire_lm.positions.base import Params, PositionalEncoding, distance
 def alibi_slopes(num_heads: int) -> np.ndarray:
     """Return the official slopes `m_h` for any number of heads, float64 `[N]`.
 
-    A power of two gives 2^(-8k/N), k = 1..N. For any other number, the slopes of the next lower
-    power of two are followed by every other slope of the next higher one, so for 12 heads they are
-    not sorted.
+    If N is a power of two, the slopes are 2^(-8k/N), k = 1..N. Otherwise, the slopes of the next
+    lower power of two are followed by every other slope of the next higher power of two, so the
+    slopes of 12 heads, for example, are not sorted.
     """
 
     def power_of_two(n: int) -> list[float]:
@@ -41,7 +41,8 @@ class ALiBi(PositionalEncoding):
     """A fixed linear bias. Parameters: none.
 
     Attributes:
-      interpolate: Whether to apply ALiBi-PI, which changes nothing up to `train_length`.
+      interpolate: Whether to apply ALiBi-PI, which leaves inputs of up to `train_length` tokens
+        unchanged.
     """
 
     evaluation_fields: ClassVar[tuple[str, ...]] = ("interpolate",)

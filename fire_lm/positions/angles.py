@@ -1,8 +1,8 @@
 """Angles `position * frequency`, accurate at every position, and the frequencies of RoPE's pairs.
 
-Computed in float32, the product itself is off by up to 0.004 radians at position 131,072. Here
-whole turns are removed in integer arithmetic before anything is rounded: a frequency is stored in
-units of 2^-32 turns, and 32-bit integers multiply modulo 2^32, that is, modulo whole turns.
+A product computed in float32 is off by up to 0.004 radians at position 131,072. This module
+instead removes whole turns in integer arithmetic before it rounds anything: a frequency is stored
+in units of 2^-32 turns, and 32-bit integers multiply modulo 2^32, that is, modulo whole turns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def angles(pos: jax.Array, frequency_K: np.ndarray) -> jax.Array:
       frequency_K: Radians per position as a float64 NumPy array `[K]`, known at compile time.
 
     The error is below 1e-6 radians for frequencies up to 1. Integer positions give angles of at
-    most pi + 0.02 in magnitude; the fractional part of a position adds its own angle to that.
+    most pi + 0.02 in magnitude; a fractional part adds its own angle to that of the integer part.
     """
     turns_K = np.asarray(frequency_K, np.float64) / (2 * math.pi)
     steps_K = np.round(turns_K * 2**32)

@@ -1,14 +1,13 @@
 """The interface that all positional encodings implement.
 
 An encoding is a frozen dataclass of hyperparameters whose hooks are pure functions of a parameter
-tree and of explicit positions. Nothing else in fire_lm checks which encoding it holds. The methods
-are functional (they take the parameters as an argument) rather than those of a Linen module,
-because attention calls `bias` inside `lax.map`, `jax.checkpoint` and kernels, where a bound module
-cannot be used.
+tree and of explicit positions. No code elsewhere in fire_lm checks which encoding is in use. The
+encodings are not Linen modules but take their parameters as an argument, because attention calls
+`bias` inside `lax.map`, `jax.checkpoint` and kernels, where a bound module cannot be used.
 
 Shapes: B batch (1 where the batch shares its positions), T queries, S keys, N heads, H head dim,
-D model. Positions are int32 (float32 where resampled); all arithmetic on them is float32, because
-bfloat16 cannot distinguish 257 from 256.
+D model. Positions are int32 (float32 where resampled); all arithmetic on positions is float32,
+because bfloat16 cannot distinguish 257 from 256.
 """
 
 from __future__ import annotations
@@ -28,29 +27,30 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class PositionalEncoding:
-    """The hooks through which positions enter a transformer; by default, each has no effect.
+    """The hooks through which positions enter a transformer; by default, no hook has an effect.
 
     Concrete encodings are final: subclass this class, never another encoding.
 
     Attributes:
       num_heads: N, the number of attention heads.
       head_dim: H, the width of one head.
-      train_length: The training sequence length in tokens; where one run continues another, that
-        of the first run. Encodings that are defined relative to it (FIRE's threshold, position
-        interpolation) read it; the others ignore it.
+      train_length: The training sequence length in tokens; for a run that continues another run,
+        the length of the first run. Encodings that are defined relative to this length (FIRE's
+        threshold, position interpolation) read it; the others ignore it.
       hidden_size: D, the width of the embeddings.
     """
 
-    # Whether attention depends on differences of positions alone (checked by a property test).
+    # Whether attention depends only on differences of positions (checked by a property test).
     translation_invariant: ClassVar[bool] = True
     # Whether the encoding is undefined between two integer positions (a table, buckets).
     integer_positions: ClassVar[bool] = False
-    # Whether its parameters start from the same values in every layer, on purpose.
+    # Whether the parameters deliberately start from the same values in every layer.
     constant_init: ClassVar[bool] = False
-    # Fields that a sweep may change after training, because no trained parameter depends on them.
+    # Fields that a sweep may change after training, because trained parameters do not depend on
+    # these fields.
     evaluation_fields: ClassVar[tuple[str, ...]] = ()
-    # Fields whose value None stands for a value derived from `train_length`. A run that continues
-    # at another length keeps these values, and `train_length`, as they were.
+    # Fields whose value None means a value derived from `train_length`. A run that continues at
+    # another length keeps both the derived values and `train_length` as they were.
     length_fields: ClassVar[tuple[str, ...]] = ()
 
     num_heads: int
@@ -62,8 +62,8 @@ class PositionalEncoding:
     def bias_window(self) -> int | None:
         """The distance from which the bias is constant, or None if no distance is that large.
 
-        A property test checks the declared value, and that below it no two distances are rounded
-        to the same one.
+        A property test checks the declared value. It also checks that no two distances below this
+        value are rounded to the same number.
         """
         return None
 
@@ -79,62 +79,64 @@ class PositionalEncoding:
     def interpolated(self) -> PositionalEncoding | None:
         """Return this encoding with position interpolation and the same parameters, or None.
 
-        Inputs beyond the training length are compressed into it, each by the factor by which it is
-        longer; shorter inputs are unchanged. Sources: Chen et al. (2023) for RoPE, 2310.13017 for
-        ALiBi. The result is None if the encoding has no such form, or already changes long inputs.
+        The positions of an input longer than the training length are divided by the ratio of the
+        two lengths; shorter inputs are unchanged. Sources: Chen et al. (2023) for RoPE, 2310.13017
+        for ALiBi. The result is None if the encoding has no such form or already changes long
+        inputs.
         """
         return None
 
     def periods(self) -> np.ndarray | None:
         """Return the number of positions in which each pair of rotated dims makes a full turn.
 
-        The periods hold at the training length: float64 `[d/2]`, shortest first. The result is
-        None for an encoding without rotation.
+        The result holds the periods at the training length in increasing order, float64 `[d/2]`, or
+        is None for an encoding without rotation.
         """
         return None
 
     def check_length(self, length: int, context_length: int) -> None:
         """Raise UserError if an input of `context_length` tokens cannot be encoded.
 
-        Its positions are below `length`, which exceeds the number of tokens if they are resampled.
+        The positions of the input are below `length`, which exceeds `context_length` if the
+        positions are resampled.
         """
         del length, context_length
 
     def init(self, rng: jax.Array) -> Params:
-        """Initialise the encoding's trainable parameters, float32; empty if it has none."""
+        """Initialise the encoding's trainable parameters in float32; {} if there are none."""
         del rng
         return {}
 
     def prepare(self, params: Params) -> Params:
-        """Precompute, once per step, what the other hooks derive from the parameters.
+        """Precompute the values that the other hooks derive from the parameters.
 
-        It runs once per layer, or once for all layers that share the parameters. The other hooks
-        accept the parameters in either form.
+        In each step, this hook runs once per layer, or once for all layers that share the
+        parameters. The other hooks accept both the original and the prepared parameters.
         """
         return params
 
     def diagnostics(self, params: Params) -> dict[str, jax.Array]:
-        """Return one layer's float32 scalars to monitor; the maximum over layers is logged."""
+        """Return a layer's float32 scalars to monitor; training logs the maximum over layers."""
         del params
         return {}
 
     def explain_nan(self, diagnostics: Mapping[str, float]) -> str | None:
-        """Return why these `diagnostics` make the TPU kernel's output NaN, and the remedy.
+        """Explain why these `diagnostics` make the TPU kernel's output NaN, and name the remedy.
 
-        The result is None if they do not.
+        The result is None if the diagnostics do not have this effect.
         """
         del diagnostics
         return None
 
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
-        """Return the numbers that a layer learns: float32 scalars by their names in the paper."""
+        """Return the float32 scalars that a layer learns, keyed by their names in the paper."""
         del params
         return {}
 
     def embed(self, params: Params, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
         """Transform the token embeddings `x_BTD` (absolute encodings).
 
-        There is one embedding for all layers, so an encoding with parameters of its own requires
+        All layers share one embedding, so an encoding whose `embed` has parameters requires
         `build_decoder.share_position = True` in the gin file.
         """
         del params, pos_BT
@@ -161,7 +163,7 @@ class PositionalEncoding:
     ) -> jax.Array | None:
         """Return the bias `[B, N, T, S]` float32 to add to q·k/sqrt(H), or None for no bias.
 
-        Attention masks the entries whose key comes after the query, but they must be finite.
+        Attention masks the entries whose key comes after the query, but these too must be finite.
         """
         del params, q_pos_BT, k_pos_BS, context_length
         return None
@@ -169,10 +171,11 @@ class PositionalEncoding:
     def common_bias(
         self, params: Params, num_positions: int, context_length: int
     ) -> CommonBias | None:
-        """Return the bias as tables for a kernel, or None if there is no bias or no such form.
+        """Return the bias in the form of tables for a kernel, or None.
 
-        The tables hold for positions 0 .. `num_positions` - 1. Every bias that depends on the
-        distance alone has this form.
+        The result is None if there is no bias, or if the bias does not have this form. Every bias
+        that depends only on the distance has this form. The tables are valid for positions
+        0 .. `num_positions` - 1.
         """
         if not self.translation_invariant or type(self).bias is PositionalEncoding.bias:
             return None
@@ -182,7 +185,7 @@ class PositionalEncoding:
         return of_slab(bias_BNTP[0, :, 0])
 
     def logit_scale(self, params: Params, q_pos_BT: jax.Array) -> jax.Array | None:
-        """Return a factor `[B, T]` float32 for q·k only, not for the bias, or None for 1."""
+        """Return a float32 factor `[B, T]` that multiplies q·k but not the bias, or None for 1."""
         del params, q_pos_BT
         return None
 
@@ -190,7 +193,7 @@ class PositionalEncoding:
 def distance(q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
     """Return `|i - j|` for every query and key, `[B, T, S]`, exact in the dtype of the positions.
 
-    Attention masks the keys after the query; they get the mirrored value, so that functions of the
-    distance (logarithms, powers) stay finite there.
+    Attention masks the keys after the query. The absolute value keeps functions of the distance
+    (logarithms, powers) finite for these keys.
     """
     return jnp.abs(q_pos_BT[:, :, None] - k_pos_BS[:, None, :])

@@ -1,23 +1,23 @@
-"""FIRE: functional interpolation for relative positions, and its variants.
+"""FIRE (functional interpolation for relative positions) and its variants.
 
 Source: Li et al. (ICLR 2024), Eq. 4 (= Eq. 23 of its appendix):
 
     b_h(i, j) = f_theta( psi(i - j) / psi(max(L, i)) )_h ,   psi(x) = log(c x + 1)
 
 `f_theta` is one MLP R -> R^N for all heads of a layer; c and L are learned scalars. Where the
-printed text is ambiguous, we follow the code of Appendix E:
+text of the paper is ambiguous, we follow the code of Appendix E:
 
-* the MLP has biases ("omitted for brevity" in footnote 5): without them, a ReLU MLP of a scalar in
-  [0, 1] is a straight line through 0;
+* the MLP has biases ("omitted for brevity" in footnote 5): without biases, a ReLU MLP of a scalar
+  in [0, 1] is a straight line through 0;
 * kernels and biases start from U(-1/sqrt(fan_in), 1/sqrt(fan_in)): with zero biases, f would be
   exactly linear at step 0;
-* c and L enter by their absolute values, and L = |L_multiplier * init_L|, where only
-  L_multiplier (initially 1) is learned, so that Adam changes L by a fraction of itself instead of
-  by the learning rate;
+* only the absolute values of c and L are used, and L = |L_multiplier * init_L|, where only
+  L_multiplier (initially 1) is learned, so that Adam changes L by a fraction of its value instead
+  of by the learning rate;
 * positions count from 0, and epsilon is added to the denominator after the logarithm.
 
 The default has the two hidden layers of the paper's experiments (Appendix B and C.1, Table 5);
-Appendix E's listing has one: `FIRE(..., hidden_layers=1, init_L=512)`.
+the listing of Appendix E has one hidden layer: `FIRE(..., hidden_layers=1, init_L=512)`.
 
 FIRE-G is our own variant: Eq. 4 divides by a norm that grows with the query, so far beyond the
 training length the bias flattens as the number of keys grows. A learned length gain restores its
@@ -25,8 +25,9 @@ range:
 
     b_h(i, j) = g_i f_theta(...)_h ,   g_i = (psi(max(L, i)) / psi(L))^gamma
 
-gamma = 0 is Eq. 4, and g_i = 1 for i <= L. With gamma = 1 and a linear f it equals KERPLE-log (or
-ALiBi if psi is the identity) at every length: Theorem 3.1 without its bound on the length.
+gamma = 0 gives Eq. 4, and g_i = 1 for i <= L. With gamma = 1 and a linear f, FIRE-G equals
+KERPLE-log (or ALiBi if psi is the identity) at every length, so for these two encodings the
+statement of Theorem 3.1 holds without the bound on the length.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ from fire_lm.positions.warm_start import interpolating_mlp, knots
 
 Function = Callable[[jax.Array], jax.Array]
 
-# Numbers of hinges with which f can be computed; the smallest that covers all kinks of f is used.
+# The numbers of hinges by which f can be computed. FIRE uses the smallest number that covers all
+# kinks of f.
 MAX_KINKS = (16, 32, 64)
 
-# Finding the kinks of a layer evaluates all layers before it, so the time grows quadratically.
+# Finding the kinks of a layer evaluates all preceding layers, so the time grows quadratically.
 _MOST_LAYERS = 16
 
 ACTIVATIONS: dict[str, Function] = {
@@ -80,7 +82,10 @@ def threshold_position(q_pos_BT: jax.Array, L: jax.Array | float) -> jax.Array:
 def normalized_distance(
     q_pos_BT: jax.Array, k_pos_BS: jax.Array, psi: Function, L: jax.Array | float, epsilon: float
 ) -> jax.Array:
-    """Return the argument of f in Eq. 4, float32 `[B, T, S]`; in [0, 1] for keys not after i."""
+    """Return the argument of f in Eq. 4, float32 `[B, T, S]`.
+
+    It lies in [0, 1] for keys that do not come after the query.
+    """
     psi_distance_BTS = psi(distance(q_pos_BT, k_pos_BS).astype(jnp.float32))
     return psi_distance_BTS / (psi(threshold_position(q_pos_BT, L)) + epsilon)[:, :, None]
 
@@ -88,13 +93,16 @@ def normalized_distance(
 def length_gain(
     q_pos_BT: jax.Array, psi: Function, L: jax.Array | float, gamma: jax.Array
 ) -> jax.Array:
-    """Return g_i of FIRE-G, float32 `[B, T]`, which is 1 up to position L."""
+    """Return the length gain g_i of FIRE-G, float32 `[B, T]`; it is 1 up to position L."""
     psi_L = psi(jnp.abs(jnp.asarray(L, jnp.float32)))
     return (psi(threshold_position(q_pos_BT, L)) / psi_L) ** gamma
 
 
 def init_mlp(rng: jax.Array, widths: tuple[int, ...]) -> Params:
-    """Draw dense layers `widths[0] -> ... -> widths[-1]`, uniform in +-1/sqrt(fan_in), float32."""
+    """Initialise dense layers of the widths `widths[0] -> ... -> widths[-1]`, float32.
+
+    Kernels and biases are uniform in +-1/sqrt(fan_in).
+    """
     params = {}
     for index, (fan_in, fan_out) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
         rng, kernel_rng, bias_rng = jax.random.split(rng, 3)
@@ -124,7 +132,7 @@ def mlp(params: Params, x: jax.Array, activation: Function = jax.nn.relu) -> jax
 class FIRE(PositionalEncoding):
     """FIRE, Eq. 4. Parameters per layer for 12 heads: 1518 (two hidden layers of 32), 462
     (Appendix E), 26 (f affine); 1519 with a length gain (FIRE-G), 1517 with a fixed threshold or
-    without one, 1516 without c as well.
+    no threshold, 1516 if there is also no c.
 
     FIRE-S is this encoding with `build_decoder.share_position = True`.
 
@@ -132,7 +140,7 @@ class FIRE(PositionalEncoding):
       hidden_layers: The number of hidden layers of f_theta, at least 0 (0 makes f affine).
       width: The width of each hidden layer.
       activation: The activation between the layers; "gelu" is the tanh approximation.
-      final_activation: Whether f also ends with the activation (Table 7).
+      final_activation: Whether the activation is also applied to the output of f (Table 7).
       transform: psi: "log", or "identity", which has no c (Eq. 21).
       threshold: Whether to divide by psi(max(L, i)); False divides by psi(i) (Eq. 21 and 22).
       learn_L: Whether the threshold is learned or stays at `init_L`.
@@ -141,16 +149,17 @@ class FIRE(PositionalEncoding):
         paper's ratio (512 at 2048).
       init_gamma: The initial length gain of FIRE-G; None means Eq. 4, without a gain.
       init_as: An additive encoding that accepts positions between integers (`KERPLELog`, `ALiBi`):
-        FIRE starts with its biases on 0 <= i - j <= i <= L (Theorem 3.1) and learns from there.
-        `init_L` None then means the whole training length. As f is piecewise linear, a gap remains
-        (`warm_start_gap`), which is smaller the closer psi is to that encoding's own: for training
-        lengths of 64 to 8192, at most 0.1 % of the range for KERPLE-log with init_c = 1 and 0.3 %
-        for ALiBi with init_c = 0.01. A gap of more than 5 % is refused.
-      query_index_offset: 1 counts queries from 1 in max(L, i), as the text's 0 < j <= i does.
+        at step 0, FIRE has the biases of this encoding on 0 <= i - j <= i <= L (Theorem 3.1).
+        `init_L` None then means the whole training length. Because f is piecewise linear, a gap
+        remains (`warm_start_gap`); the closer psi is to the transform of that encoding, the smaller
+        is the gap. For training lengths of 64 to 8192, the gap is at most 0.1 % of the range for
+        KERPLE-log with init_c = 1 and 0.3 % for ALiBi with init_c = 0.01. A gap of more than 5 %
+        is refused.
+      query_index_offset: 1 counts queries from 1 in max(L, i), as the paper does (0 < j <= i).
       epsilon: The number added to psi(max(L, i)).
     """
 
-    translation_invariant: ClassVar[bool] = False  # it divides by the query's position
+    translation_invariant: ClassVar[bool] = False  # FIRE divides by the query's position
     length_fields: ClassVar[tuple[str, ...]] = ("init_L",)
 
     hidden_layers: int = 2
@@ -205,7 +214,10 @@ class FIRE(PositionalEncoding):
     def common_bias(
         self, params: Params, num_positions: int, context_length: int
     ) -> CommonBias | None:
-        """Return Eq. 4 as exact segments if f has at most `MAX_KINKS` kinks; for ReLU only."""
+        """Return Eq. 4 as linear segments, or None unless f is a pure ReLU MLP.
+
+        The segments are exact if f has at most `MAX_KINKS[-1]` kinks.
+        """
         del context_length
         params = self.prepare(params)
         if "hinges" not in params or self.final_activation:
@@ -234,18 +246,18 @@ class FIRE(PositionalEncoding):
         return params.get("L_multiplier", 1.0) * self.init_L if self.threshold else 0.0
 
     def _counted(self, pos: jax.Array) -> jax.Array:
-        """Return positions as max(L, i) counts them; keys shift alike, so distances are kept."""
+        """Shift positions to the origin that max(L, i) uses; shifting keys too keeps distances."""
         return pos + self.query_index_offset
 
     def prepare(self, params: Params) -> Params:
-        """Add f as a sum of hinges, and the number of its kinks."""
+        """Add f in the form of a sum of hinges, together with its number of kinks."""
         if self.activation != "relu" or "hinges" in params:
             return params
         f, kinks = hinges(params["mlp"], MAX_KINKS[-1])
         return {**params, "hinges": f, "kinks": kinks}
 
     def diagnostics(self, params: Params) -> dict[str, jax.Array]:
-        """Return the number of kinks of f, and 1 if they are too many for hinges, else 0."""
+        """Return the number of kinks of f, and 1 if f has too many kinks for hinges, else 0."""
         params = self.prepare(params)
         if "kinks" not in params:
             return {}
@@ -262,7 +274,7 @@ class FIRE(PositionalEncoding):
         )
 
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
-        """Return c and L of Eq. 4 as positive numbers, and gamma of FIRE-G, where learned."""
+        """Return |c| and |L| of Eq. 4 and gamma of FIRE-G, except for scalars that are fixed."""
         learned = {}
         if "c" in params:
             learned["c"] = jnp.abs(params["c"])
@@ -273,10 +285,10 @@ class FIRE(PositionalEncoding):
         return learned
 
     def _f(self, params: Params, x_BTS: jax.Array) -> jax.Array:
-        """Return f_theta, `[N, B, T, S]`, by as few hinges as possible or by the MLP itself."""
+        """Return f_theta `[N, B, T, S]`, computed by as few hinges as possible or by the MLP."""
         activation = ACTIVATIONS[self.activation]
 
-        @jax.checkpoint  # otherwise every branch would save the MLP's intermediates
+        @jax.checkpoint  # otherwise every branch would save the intermediate values of the MLP
         def dense(params: Params, x_BTS: jax.Array) -> jax.Array:
             return jnp.moveaxis(mlp(params["mlp"], x_BTS, activation), -1, 0)
 
@@ -310,7 +322,8 @@ class FIRE(PositionalEncoding):
                 )
             except RecursionError:
                 raise UserError("FIRE.init_as: FIRE cannot start as itself") from None
-            object.__setattr__(self, "init_as", encoding)  # equal settings make equal encodings
+            # Identical settings must yield equal instances of FIRE.
+            object.__setattr__(self, "init_as", encoding)
         name = type(encoding).__name__
         if type(encoding).bias is PositionalEncoding.bias or encoding.integer_positions:
             raise UserError(
@@ -327,8 +340,8 @@ class FIRE(PositionalEncoding):
     def warm_start_gap(self, rng: jax.Array) -> float:
         """Return the largest relative error of the biases at step 0 on 0 <= i - j <= i <= L.
 
-        The error is relative to the range of the biases, and the largest over all heads. `init_as`
-        draws its own parameters from `rng`, as `init` does.
+        The error is relative to the range of the biases, and it is the largest over all heads.
+        `init_as` draws its parameters from `rng`, as it does in `init`.
         """
         assert isinstance(self.init_as, PositionalEncoding) and self.init_L is not None
         length = math.floor(self.init_L) + 1
@@ -339,7 +352,7 @@ class FIRE(PositionalEncoding):
         return float(jnp.max(jnp.max(error, axis=3) / jnp.ptp(wanted, axis=3)))
 
     def _values_to_start_from(self, rng: jax.Array) -> jax.Array:
-        """Return the biases `[K, N]` of `init_as`, with its initial parameters, at f's knots."""
+        """Return the biases `[K, N]` of the initial state of `init_as` at the knots of f."""
         assert isinstance(self.init_as, PositionalEncoding) and self.init_L is not None
         c, L = self.init_c, self.init_L
         # Solve psi(d) = x psi(L) for the distance d.
@@ -353,7 +366,7 @@ class FIRE(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        # For keys after the query, which attention masks, x exceeds 1, and f continues linearly.
+        # For keys after the query, which attention masks, x can exceed 1; f is linear beyond 1.
         del context_length
         params = self.prepare(params)
         psi, L = self._psi(params), self._threshold(params)

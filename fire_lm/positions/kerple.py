@@ -1,14 +1,15 @@
 """KERPLE: a conditionally positive definite kernel of the distance d = i - j, learned per head.
 
-Source: Chi et al. (NeurIPS 2022), logarithmic and power variants:
+Source: Chi et al. (NeurIPS 2022), the logarithmic and the power variant:
 
     b_h(i, j) = -p_h log(1 + a_h d)         p from U(0, 2), a from U(0, 1)
     b_h(i, j) = -a_h d^p_h                  a from U(0, 1), p from U(0, 2), p at most 2
 
-Parameters are at least 0.01, as in the authors' code, which clamps them in place before every
-forward pass. A pure function cannot do that; here the value is clipped but the gradient is not, so
-that a parameter outside the interval can return to it. The authors share one set of parameters
-between all layers (configs/positions/kerple_*.gin); others use one per layer.
+Parameters are at least 0.01, as in the authors' code, which clamps the stored parameters before
+every forward pass. A pure function cannot modify its parameters, so here the value is clipped but
+the gradient is not, and a parameter outside the interval can return to it. The authors share one
+set of parameters between all layers (configs/positions/kerple_*.gin); other implementations use
+one set per layer.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ def kerple_power(distance_BTS: jax.Array, p_N: jax.Array, a_N: jax.Array) -> jax
     """Return `-a d^p`, float32 `[B, N, T, S]`."""
     p, a = (x_N[None, :, None, None] for x_N in (p_N, a_N))
     d = distance_BTS[:, None]
-    # The gradient of 0^p in p is 0 log(0), and a `where` after it alone would not stop that NaN.
-    # (JAX's own rule for powers takes the limit, 0; we do not rely on it.)
+    # The gradient of 0^p in p is 0 log(0), which is NaN, and a `where` that acts only on the result
+    # would not remove this NaN. (JAX's own rule for powers takes the limit, 0; we do not rely on
+    # that rule.)
     return jnp.where(d > 0, -a * jnp.where(d > 0, d, 1.0) ** p, 0.0)
 
 
 def init_kernel(rng: jax.Array, num_heads: int) -> Params:
-    """Draw p and a of either variant, float32 `[N]` each."""
+    """Draw the initial parameters p and a, float32 `[N]` each, which both variants share."""
     p_rng, a_rng = jax.random.split(rng)
     return {
         "p": jax.random.uniform(p_rng, (num_heads,), jnp.float32, 0.0, 2.0),
@@ -57,7 +59,7 @@ def init_kernel(rng: jax.Array, num_heads: int) -> Params:
 
 @dataclasses.dataclass(frozen=True)
 class KERPLELog(PositionalEncoding):
-    """The logarithmic variant, the authors' best one. Parameters per layer for 12 heads: 24."""
+    """The logarithmic variant, the best in the paper. Parameters per layer for 12 heads: 24."""
 
     def init(self, rng: jax.Array) -> Params:
         return init_kernel(rng, self.num_heads)

@@ -1,6 +1,6 @@
 """Learned absolute positions: a table with one row per position, added to the token embeddings.
 
-Source: Gehring et al. (2017); initialised as in GPT-2, from N(0, 0.02).
+Source: Gehring et al. (2017). The table is initialised from N(0, 0.02), as in GPT-2.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fire_lm.positions.base import Params, PositionalEncoding
 @dataclasses.dataclass(frozen=True)
 class Learned(PositionalEncoding):
     """A table of learned rows. Parameters in all, max_length * hidden_size: 1572864 for 2048
-    positions of width 768, 6144 for 64 of width 96.
+    positions of width 768, 6144 for 64 positions of width 96.
 
-    Positions from `max_length` on have no row: `check_length` raises before anything runs, and
-    `embed` returns NaN for them rather than another position's row.
+    Positions from `max_length` on have no row: `check_length` raises an error before the model
+    runs, and `embed` returns NaN for such positions rather than the row of another position.
 
     Attributes:
       max_length: The number of rows of the table; None means the training length.
       interpolation: A factor of at least 1 by which positions are divided at evaluation, so that
-        the table of a trained model covers inputs that are this many times as long; values between
-        two learned rows are interpolated linearly. None means positions as they are.
+        the table of a trained model covers inputs that are longer by this factor; values between
+        two learned rows are interpolated linearly. None leaves the positions unchanged.
     """
 
     translation_invariant: ClassVar[bool] = False

@@ -1,12 +1,12 @@
-"""Attention scaled by log n: later queries, which see more keys, get a sharper softmax.
+"""Attention scaled by log n, which sharpens the softmax of queries that see more keys.
 
 Source: Su, "scaled dot product attention from entropy invariance" (kexue.fm/archives/8823):
 softmax(log_m(n) q·k / sqrt(H)), where m is the training length. With causal attention, n is the
-number of keys that the query sees: its position in its own document, counted from 1. It does not
-depend on the positions given to an encoding, so it is unchanged where those are drawn at random
-(the two are recommended together, kexue.fm/archives/9444). A model trained with the scaling uses
-it everywhere; for a model trained without it, only lengths beyond the training length are scaled
-(the clipped form of Qwen).
+number of keys that the query sees, that is, its position in its own document, counted from 1. This
+number does not depend on the positions that an encoding receives, so random positions leave it
+unchanged (kexue.fm/archives/9444 recommends combining the two methods). A model trained with the
+scaling uses it at all lengths; for a model trained without the scaling, only lengths beyond the
+training length are scaled (Qwen's clipped form).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Scales(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LogN:
-    """The factor log_m(n) of a query that sees n keys; composes with every encoding.
+    """The factor log_m(n) of a query that sees n keys; it composes with every encoding.
 
     Attributes:
-      clipped: Whether the factor is at least 1, for a model that was trained without it; False is
-        the form for training.
-      on: What is multiplied: "logits" (q·k alone), "bias" (the encoding's bias alone) or "both".
+      clipped: Whether to replace factors below 1 by 1, as is needed for a model that was trained
+        without the scaling. Training with the scaling uses False.
+      on: The terms to multiply: "logits" (only q·k), "bias" (only the encoding's bias) or "both".
     """
 
     clipped: bool = False
     on: Literal["logits", "bias", "both"] = "logits"
 
     def factor(self, keys_BT: jax.Array, train_length: int) -> jax.Array:
-        """Return log(n) / log(train_length), float32 `[B, T]`, for queries that see n keys."""
+        """Return log(n) / log(train_length), float32 `[B, T]`, for queries that see n keys each."""
         keys_BT = keys_BT.astype(jnp.float32)
         factor_BT = jnp.log(keys_BT) * np.float32(1 / np.log(train_length))
         return jnp.where(keys_BT > train_length, factor_BT, 1.0) if self.clipped else factor_BT
@@ -48,8 +48,10 @@ class LogN:
     def scales(
         self, logit_scale_BT: jax.Array | None, keys_BT: jax.Array, train_length: int
     ) -> Scales:
-        """Return all factors of queries that see `keys_BT` int32 keys, where `logit_scale_BT` is
-        the encoding's own factor."""
+        """Return all factors of queries that see `keys_BT` (int32) keys each.
+
+        `logit_scale_BT` is the encoding's own factor for q·k, or None for 1.
+        """
         factor_BT = self.factor(keys_BT, train_length)
         if self.on != "bias":
             logit_scale_BT = factor_BT if logit_scale_BT is None else logit_scale_BT * factor_BT

@@ -1,4 +1,4 @@
-"""NoPE: no positional encoding; order reaches the model through the causal mask alone.
+"""NoPE: no positional encoding. The model learns about order only through the causal mask.
 
 Source: Kazemnejad et al., "The Impact of Positional Encoding on Length Generalization in
 Transformers" (NeurIPS 2023).
@@ -13,4 +13,4 @@ from fire_lm.positions.base import PositionalEncoding
 
 @dataclasses.dataclass(frozen=True)
 class NoPE(PositionalEncoding):
-    """The encoding whose hooks all have no effect. Parameters: none."""
+    """An encoding none of whose hooks has an effect. Parameters: none."""

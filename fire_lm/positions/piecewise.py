@@ -1,20 +1,21 @@
-"""A ReLU MLP of one variable as a sum of hinges: exact, at one multiply-add per kink and value.
+"""A ReLU MLP of one variable, computed exactly as a sum of hinges.
 
-Between two kinks every unit of f_theta is either on or off, so f is linear there, and on [0, 1]
+A hinge costs one multiply-add per value. Between two kinks (the points where the slope of f
+changes), every unit of f_theta is either on or off, so f is linear there, and on [0, 1]
 
     f(x) = f(0) + f'(0) x + sum_k (s_k - s_(k-1)) max(x - z_k, 0)
 
-with kinks z_1 < z_2 < ... in (0, 1), where s_k is the slope to the right of the k-th. (Check: the
-right side has the value f(0), the slope s_k to the right of z_k, and is continuous, as f is.) The
-kinks of a layer's units are the roots of their inputs, and between two kinks of the layers before,
-an input is a straight line with a known root: from any point m of the interval,
+with kinks z_1 < z_2 < ... in (0, 1), where s_k is the slope to the right of z_k, and s_0 = f'(0).
+(To check: at 0 the right side equals f(0); to the right of z_k it has slope s_k; and it is
+continuous, as f is.) The kinks of a layer's units are the roots of their inputs. Between two kinks
+of the preceding layers, an input is linear, so its root is known: for any point m of the interval,
 z = m - input(m) / input'(m).
 
-The right side equals f for all weights near the present ones, so its derivative with respect to
-them, through slopes and kinks, is that of f. (This fails where two units share a kink exactly, as
-no interval lies between; random and trained weights do not.) No architectural bound keeps the
-number of kinks small, only typical weights do: about 20 of 32 + 32 * 33 possible kinks for two
-hidden layers of 32.
+The right side equals f for all weights in a neighbourhood of the current ones, so its derivative
+with respect to the weights, through slopes and kinks, is that of f. (This fails where two units
+share a kink exactly, since no interval lies between them; this does not happen with random or
+trained weights.) The architecture does not keep the number of kinks small; it is small only for
+typical weights: about 20 of 32 + 32 * 33 possible kinks for two hidden layers of 32.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from fire_lm.positions.base import Params
 
 
 class Hinges(NamedTuple):
-    """f on [0, 1]; at most K kinks, N outputs.
+    """The function f on [0, 1], with at most K kinks and N outputs.
 
     Attributes:
       value_N, slope_N: f(0) and f'(0).
-      kink_K: The kinks in increasing order; unused ones are 1.
+      kink_K: The kinks in increasing order; unused entries are 1.
       change_KN: The change of slope at each kink; 0 for unused kinks.
     """
 
@@ -43,7 +44,7 @@ class Hinges(NamedTuple):
 
 
 def hinges(params: Params, max_kinks: int) -> tuple[Hinges, jax.Array]:
-    """Return the hinges of the ReLU MLP `params` (`fire.mlp`) and the number of its kinks, int32.
+    """Return the hinges of the ReLU MLP `params` (`fire.mlp`) and its number of kinks, int32.
 
     If there are more than `max_kinks` kinks, the hinges do not represent f.
     """
@@ -57,7 +58,7 @@ def hinges(params: Params, max_kinks: int) -> tuple[Hinges, jax.Array]:
         root_KW = inside_K[:, None] - value_KW / jnp.where(slope_KW == 0, 1.0, slope_KW)
         live_KW = (slope_KW != 0) & (root_KW > low_K) & (root_KW < high_K)
         count += jnp.sum(live_KW.astype(jnp.int32))
-        # Divide again, only for live units: elsewhere the gradient could be 0 times infinity.
+        # Repeat the division for live units only: for others the gradient could be 0 * infinity.
         root_KW = inside_K[:, None] - value_KW / jnp.where(live_KW, slope_KW, 1.0)
         roots = jnp.where(live_KW, root_KW, 1.0).ravel()
         kink_K = jnp.sort(jnp.concatenate([kink_K, roots]))[:max_kinks]
@@ -75,7 +76,7 @@ def evaluate(f: Hinges, x: jax.Array) -> jax.Array:
 
 
 def segments(f: Hinges) -> tuple[jax.Array, jax.Array]:
-    """Return slope and offset of f(x) = slope x + offset in each segment, both `[K + 1, N]`."""
+    """Return the slope and offset `[K + 1, N]` of f(x) = slope x + offset in each segment."""
     none = jnp.zeros_like(f.change_KN[:1])
     slope = jnp.cumsum(jnp.concatenate([none, f.change_KN]), axis=0)
     offset = -jnp.cumsum(jnp.concatenate([none, f.change_KN * f.kink_K[:, None]]), axis=0)
@@ -83,7 +84,7 @@ def segments(f: Hinges) -> tuple[jax.Array, jax.Array]:
 
 
 def first(f: Hinges, kinks: int) -> Hinges:
-    """Return the same f with its first `kinks` hinges; valid if it has no more kinks than that."""
+    """Return f with only its first `kinks` hinges; f must not have more kinks than that number."""
     return f._replace(kink_K=f.kink_K[:kinks], change_KN=f.change_KN[:kinks])
 
 
@@ -91,9 +92,9 @@ def first(f: Hinges, kinks: int) -> Hinges:
 def _evaluate(
     value_N: jax.Array, slope_N: jax.Array, kink_K: jax.Array, change_KN: jax.Array, x_P: jax.Array
 ) -> jax.Array:
-    """Return f at each x, `[N, P]`, as one plain matrix product in each direction.
+    """Return f at each x, `[N, P]`, by plain matrix products in the forward and backward pass.
 
-    The gradient is written out because XLA's own contains products of transposed operands, which
+    The gradient is written by hand because JAX would derive products of transposed operands, which
     take ten times as long on a CPU.
     """
     bends_NP = _product(change_KN.T, _above(x_P, kink_K))
@@ -129,13 +130,16 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _middles(kink_K: jax.Array) -> jax.Array:
-    """Return a point in each of the K + 1 intervals, a constant, as slopes do not depend on it."""
+    """Return the midpoint of each of the K + 1 intervals, without a gradient.
+
+    The slope in an interval does not depend on the point at which it is measured.
+    """
     ends = jnp.concatenate([jnp.zeros(1), kink_K, jnp.ones(1)])
     return jax.lax.stop_gradient((ends[1:] + ends[:-1]) / 2)
 
 
 def _line(params: Params, layer: int, x_K: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return value and slope of what enters the units of `layer` (its dense output) at each x."""
+    """Return the value and slope, at each x, of the input to the activations of `layer`."""
 
     def dense(x_K: jax.Array) -> jax.Array:
         hidden = x_K[:, None]

@@ -1,11 +1,13 @@
-"""The positions of a sequence's tokens: 0, 1, 2, ... or drawn at random in every step.
+"""The positions of a sequence's tokens, which are 0, 1, 2, ... or are drawn in every step.
 
-Training on positions that are spread over more than the training length exposes a model, within
-short sequences, to the positions of long ones. All layers of a step share their positions.
+Training on positions that are spread over more than the training length exposes a model to the
+positions of long sequences although the training sequences are short. In each step, all layers use
+the same positions.
 
 Sources: Ruoss et al., "Randomized Positional Encodings Boost Length Generalization" (ACL 2023),
-section 3, which draws for each sequence (their code draws once per batch) and evaluates as it
-trains; Su, "equal-mean random positions" (kexue.fm/archives/9444), which evaluates at 0, 1, 2, ...
+section 3, which draws positions for each sequence (the authors' code draws once per batch), in
+training and evaluation alike; Su, "equal-mean random positions" (kexue.fm/archives/9444), which
+evaluates at 0, 1, 2, ...
 
 Shapes: B sequences (1 where the batch shares its positions), T tokens.
 """
@@ -23,34 +25,34 @@ import numpy as np
 
 from fire_lm.errors import UserError
 
-# The smallest extent of a sequence: attention orders tokens by position, so positions must differ.
+# The smallest extent of a sequence; attention orders tokens by position, so positions must differ.
 _SHORTEST = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class Resampling:
-    """The base class, without resampling: positions 0, 1, 2, ... in training and evaluation."""
+    """The base class, which does not resample: positions are always 0, 1, 2, ..."""
 
     # Whether training positions may lie between integers.
     float_positions: ClassVar[bool] = False
     evaluation_fields: ClassVar[tuple[str, ...]] = ()
 
     def largest(self, length: int) -> int:
-        """Return the bound below which `length` tokens have integer positions, or raise UserError.
+        """Return the bound below which the integer positions of `length` tokens lie.
 
         Raises:
-          UserError: There are too few positions for that many tokens.
+          UserError: There are too few positions for `length` tokens.
         """
         return length
 
     def training_positions(
         self, rng: jax.Array, batch_size: int, length: int, tokens_B1: jax.Array | None = None
     ) -> jax.Array:
-        """Return increasing positions `[B or 1, T]`, int32, or float32 with `float_positions`.
+        """Return increasing positions `[B or 1, T]`, float32 if `float_positions`, else int32.
 
         With `tokens_B1`, int32 `[B, 1]`, row b is drawn as a sequence of `tokens_B1[b]` tokens,
-        and its padding comes after them, where no token sees it. One draw for the whole batch
-        requires rows of equal length.
+        and its padding receives later positions, so that no token sees the padding. One draw for
+        the whole batch requires rows of equal length.
         """
         del rng, batch_size, tokens_B1
         return jnp.arange(length, dtype=jnp.int32)[None]
@@ -65,11 +67,12 @@ class Drawn(Resampling, abc.ABC):
     """Training positions that are drawn in every step.
 
     Attributes:
-      draw: "sequence" draws for each sequence of a batch; "batch" draws once for all of them. With
-        a bias the latter is cheaper, because all sequences that share positions share one bias.
+      draw: "sequence" draws for each sequence of a batch; "batch" draws once for all sequences,
+        which is cheaper for an encoding with a bias, because sequences that share their positions
+        share one bias.
     """
 
-    # Runs that were saved before this field existed drew once per batch.
+    # Runs that were saved before the field `draw` existed drew once per batch.
     older_defaults: ClassVar[Mapping[str, Any]] = {"draw": "batch"}
 
     draw: Literal["sequence", "batch"] = dataclasses.field(default="sequence", kw_only=True)
@@ -80,7 +83,7 @@ class Drawn(Resampling, abc.ABC):
 
     @abc.abstractmethod
     def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        """Draw positions `[T]` for `tokens` tokens (int32 scalar, 1 to T); padding comes after."""
+        """Draw positions `[T]` for `tokens` tokens (an int32 scalar from 1 to T), then padding."""
 
     def training_positions(
         self, rng: jax.Array, batch_size: int, length: int, tokens_B1: jax.Array | None = None
@@ -102,8 +105,9 @@ class RandomizedPositions(Drawn):
 
     Attributes:
       max_length: The number of positions to draw from; at least the longest evaluation length.
-      evaluation: "random" uses one fixed draw, the same for all sequences; "even" spreads the
-        positions evenly up to max_length - 1, at their average places; "plain" is 0, 1, 2, ...
+      evaluation: The evaluation positions. "random" uses one fixed draw for all sequences; "even"
+        spaces the positions evenly up to max_length - 1, at the average places of a draw; "plain"
+        means 0, 1, 2, ...
     """
 
     evaluation_fields: ClassVar[tuple[str, ...]] = ("evaluation",)
@@ -124,7 +128,7 @@ class RandomizedPositions(Drawn):
         return jnp.sort(jax.random.permutation(rng, self.max_length)[:length]).astype(jnp.int32)
 
     def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        """Place all padding at max_length - 1, so that tokens draw from the smaller numbers."""
+        """Place all padding at max_length - 1; the tokens draw from the smaller positions."""
         self.largest(length + 1)
         drawn_T = jax.random.permutation(rng, self.max_length - 1)[:length]
         drawn_T = jnp.where(jnp.arange(length) < tokens, drawn_T, self.max_length - 1)
@@ -136,14 +140,14 @@ class RandomizedPositions(Drawn):
         if self.evaluation == "random":
             return self.drawn(jax.random.key(0), length)[None]
         self.largest(length)
-        # Computed in integers: two tokens at the same position would see each other.
+        # Integer arithmetic keeps positions distinct: tokens at one position would see each other.
         even = np.arange(length, dtype=np.int64) * (self.max_length - 1) // max(1, length - 1)
         return jnp.asarray(even.astype(np.int32))[None]
 
 
 @dataclasses.dataclass(frozen=True)
 class _EqualMean(Drawn):
-    """Positions spread evenly over [0, n], where the sequence's extent n is drawn with mean T."""
+    """Evenly spaced positions over [0, n], where the sequence's extent n is drawn with mean T."""
 
     float_positions: ClassVar[bool] = True
 
@@ -156,7 +160,7 @@ class _EqualMean(Drawn):
         return jnp.linspace(0, 1, length, dtype=jnp.float32) * extent
 
     def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        """Continue the padding at the same spacing."""
+        """Draw as for `tokens` tokens, and continue with padding at the same spacing."""
         number = tokens.astype(jnp.float32)
         extent = jnp.maximum(self.extent(rng, number), _SHORTEST)
         steps = jnp.maximum(number - 1, 1)
@@ -165,7 +169,7 @@ class _EqualMean(Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class ExponentialPositions(_EqualMean):
-    """An extent n drawn from an exponential distribution with mean T (Su 9444)."""
+    """An extent n drawn from an exponential distribution with mean T (kexue.fm/archives/9444)."""
 
     def extent(self, rng: jax.Array, length: float | jax.Array) -> jax.Array:
         return length * jax.random.exponential(rng, dtype=jnp.float32)
@@ -173,11 +177,11 @@ class ExponentialPositions(_EqualMean):
 
 @dataclasses.dataclass(frozen=True)
 class BetaPositions(_EqualMean):
-    """An extent n = max_length * Beta(alpha, beta) with mean T (Su 9444), at most max_length.
+    """An extent n = max_length * Beta(alpha, beta) with mean T (kexue.fm/archives/9444).
 
     Attributes:
       max_length: The largest n, which must exceed the training length.
-      alpha: The concentration; beta follows from the mean.
+      alpha: The first parameter of the Beta distribution; the mean T determines beta.
     """
 
     max_length: int = 8192

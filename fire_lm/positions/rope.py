@@ -1,14 +1,15 @@
-"""RoPE: queries and keys are rotated by angles proportional to their positions.
+"""RoPE, which rotates queries and keys by angles proportional to their positions.
 
 Source: Su et al., "RoFormer" (2021), Eq. 34. Pair k of d rotated dims turns by the angle
-`position * base^(-2k/d)`, so that q·k depends on the distance alone. Two layouts define the pairs:
+`position * base^(-2k/d)`, so that q·k depends on positions only through the distance. Two layouts
+define the pairs:
 
 * half: (k, k + d/2), as in GPT-NeoX, Llama and Hugging Face;
 * interleaved: (2k, 2k + 1), as in RoFormer and GPT-J.
 
-They are the same function up to a permutation of the query and key columns, so weights trained with
-one do not fit the other. A partial rotation (GPT-NeoX) turns the first d dims and leaves the others
-unchanged; its frequencies are those of a head of width d.
+The two layouts are the same function up to a permutation of the query and key columns, so weights
+trained with one layout do not fit the other. A partial rotation (GPT-NeoX) turns the first d dims
+and leaves the others unchanged; its frequencies are those of a head of width d.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def turn_pairs(
 ) -> jax.Array:
     """Map each pair (a, b) of the first 2K dims to (a cos - b sin, b cos + a sin).
 
-    The result has x's dtype and is computed in float32; dims from 2K on pass through unchanged.
+    The result is computed in float32 and has the dtype of x; dims from 2K on are unchanged.
     """
     cos, sin = cos_BTK[:, :, None, :], sin_BTK[:, :, None, :]
     width = 2 * cos.shape[-1]
@@ -57,8 +58,8 @@ class RoPE(PositionalEncoding):
 
     Attributes:
       base: theta; the wavelengths grow geometrically from 2 pi to nearly 2 pi theta.
-      rotary_fraction: The fraction of `head_dim` (its first dims) that is rotated.
-      layout: Which dims make a pair, "half" or "interleaved".
+      rotary_fraction: The fraction of the dims of a head that is rotated, counted from the first.
+      layout: Which dims form a pair, "half" or "interleaved".
       scaling: A change of the frequencies for inputs beyond the training length, or None.
     """
 
@@ -99,7 +100,7 @@ class RoPE(PositionalEncoding):
         return dataclasses.replace(self, scaling=PositionInterpolation())
 
     def frequencies(self, context_length: int) -> tuple[np.ndarray, float]:
-        """Return radians per position, float64 `[d/2]`, and the factor on cos and sin."""
+        """Return the radians per position, float64 `[d/2]`, and the factor on cos and sin."""
         if self.scaling is None:
             return pair_frequencies(self.rotary_width, self.base), 1.0
         return self.scaling.frequencies(
@@ -107,7 +108,7 @@ class RoPE(PositionalEncoding):
         )
 
     def periods(self) -> np.ndarray:
-        """Return `2 pi base^(2k/d)` for pair k of d dims, if no scaling changes it."""
+        """Return the period of each pair k of d dims: `2 pi base^(2k/d)` without a scaling."""
         frequency_K, _ = self.frequencies(self.train_length)
         return 2 * np.pi / frequency_K
 

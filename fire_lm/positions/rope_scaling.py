@@ -1,13 +1,13 @@
-"""RoPE beyond its training length: changed frequencies.
+"""Changes of RoPE's frequencies for inputs beyond the training length.
 
 A scaling changes the frequencies `theta_k = base^(-2k/d)`, k = 0 .. d/2 - 1, for inputs that are s
-times as long as those of training (L tokens). s is either fixed (the factor for which a model is
-fine-tuned) or follows from the input: s = max(1, n / L) for n tokens. At s = 1 every scaling is
-exactly RoPE.
+times as long as the training sequences (L tokens). The factor s is either fixed (the factor for
+which a model is fine-tuned) or derived from the input: s = max(1, n / L) for n tokens. At s = 1
+every scaling is exactly RoPE.
 
 Sources: position interpolation, Chen et al. (2023), Eq. 4; NTK-aware, dynamic NTK and YaRN, Peng
 et al., "YaRN" (ICLR 2024), sections 3.1, 3.3, 3.4, and its released code, whose ramp differs from
-the text (see `YaRN`); Llama 3, Grattafiori et al. (2024), the code of Llama 3.1.
+that of the paper (see `YaRN`); Llama 3, Grattafiori et al. (2024) and the code of Llama 3.1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RopeScaling(abc.ABC):
     """The base class of all scalings.
 
     Attributes:
-      factor: s, at least 1, for every input; None derives it from the length of each input.
+      factor: s, at least 1, for every input; None derives s from the length of each input.
     """
 
     label: ClassVar[str]
@@ -51,7 +51,7 @@ class RopeScaling(abc.ABC):
     def frequencies(
         self, width: int, base: float, train_length: int, context_length: int
     ) -> tuple[np.ndarray, float]:
-        """Return radians per position, float64 `[width/2]`, and the factor on cos and sin.
+        """Return the radians per position, float64 `[width/2]`, and the factor on cos and sin.
 
         Args:
           width: d, the number of rotated dims.
@@ -67,8 +67,10 @@ class RopeScaling(abc.ABC):
         return max(1.0, context_length / train_length)
 
     def __str__(self) -> str:
-        """Return the label of result tables, such as "yarn-4x"; different scalings have different
-        labels."""
+        """Return the label used in tables of results, such as "yarn-4x".
+
+        Different scalings have different labels.
+        """
         name = self.label
         numbers = [] if self.factor is None else [f"{self.factor:g}x"]
         for field in dataclasses.fields(self):
@@ -83,30 +85,34 @@ class RopeScaling(abc.ABC):
 
 
 def stretch_geometrically(frequency_K: np.ndarray, s: float) -> np.ndarray:
-    """Apply NTK-aware scaling: keep the fastest pair's frequency, divide the slowest by exactly s.
+    """Apply NTK-aware scaling, which is RoPE with the base `base * s^(d / (d - 2))`.
 
-    The result is RoPE with the base `base * s^(d / (d - 2))`.
+    It keeps the highest frequency and divides the lowest by exactly s.
     """
     share_K = np.arange(len(frequency_K)) / max(1, len(frequency_K) - 1)
     return frequency_K * s**-share_K
 
 
 def interpolate(frequency_K: np.ndarray, s: float, share_K: np.ndarray) -> np.ndarray:
-    """Divide a share of each frequency by s and keep the rest; the identity for s = 1."""
+    """Divide a share of each frequency by s and keep the rest; s = 1 leaves it unchanged."""
     return frequency_K * (1 - share_K * (1 - 1 / s))
 
 
 def ramp_by_turns(frequency_K: np.ndarray, length: int, slow: float, fast: float) -> np.ndarray:
-    """Return the interpolated share: 1 up to `slow` turns in `length` tokens, 0 from `fast` on.
+    """Return the share of each frequency to divide by s, as YaRN's paper does (Eq. 17-18).
 
-    In between, it is linear in the number of turns (YaRN Eq. 17-18).
+    The share is 1 for pairs of at most `slow` turns in `length` tokens, 0 for pairs of at least
+    `fast` turns, and linear in the number of turns between the two.
     """
     turns_K = length * frequency_K / (2 * math.pi)
     return 1 - np.clip((turns_K - slow) / (fast - slow), 0, 1)
 
 
 def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float) -> np.ndarray:
-    """Return the ramp of YaRN as its authors released it: linear in the pair's index."""
+    """Return the share of each frequency to divide by s, as YaRN's released code does.
+
+    Between the two ends, the share is linear in the index of the pair.
+    """
 
     def index(turns: float) -> float:
         """Return the (fractional) index of the pair that makes `turns` turns in `length` tokens."""
@@ -118,7 +124,7 @@ def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float
 
 
 def check_turns(scaling: RopeScaling, slow: str, fast: str) -> None:
-    """Raise UserError unless 0 < slow < fast, where both name fields of `scaling`."""
+    """Raise UserError unless 0 < slow < fast, where `slow` and `fast` name fields of `scaling`."""
     low, high = getattr(scaling, slow), getattr(scaling, fast)
     if not 0 < low < high:
         name = type(scaling).__name__
@@ -127,7 +133,7 @@ def check_turns(scaling: RopeScaling, slow: str, fast: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PositionInterpolation(RopeScaling):
-    """All frequencies divided by s, so that an input spans the positions of training."""
+    """All frequencies divided by s, so that an input spans the training positions."""
 
     label: ClassVar[str] = "pi"
 
@@ -140,7 +146,7 @@ class PositionInterpolation(RopeScaling):
 
 @dataclasses.dataclass(frozen=True)
 class NTKAware(RopeScaling):
-    """A larger base, `base * s^(d / (d - 2))`: the slower a pair, the more it is interpolated."""
+    """A larger base, `base * s^(d / (d - 2))`, so that low frequencies are reduced the most."""
 
     label: ClassVar[str] = "ntk"
 
@@ -153,13 +159,13 @@ class NTKAware(RopeScaling):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicNTK(NTKAware):
-    """NTK-aware with s = f n / L - (f - 1) for inputs longer than in training, 1 for the others.
+    """NTK-aware scaling with s = f n / L - (f - 1) for n > L tokens, and s = 1 otherwise.
 
-    n is the length of the whole input, not the longest seen so far: results do not depend on
-    earlier computations.
+    n is the length of the whole input, not the longest length seen so far, so results do not
+    depend on earlier computations.
 
     Attributes:
-      factor: f, at least 1; 1 is the paper's s = n / L.
+      factor: f, at least 1; f = 1 gives the paper's s = n / L.
     """
 
     label: ClassVar[str] = "dynamic_ntk"
@@ -179,14 +185,15 @@ class DynamicNTK(NTKAware):
 
 @dataclasses.dataclass(frozen=True)
 class YaRN(RopeScaling):
-    """Slow pairs are interpolated, fast ones kept; cos and sin are multiplied by 0.1 ln s + 1.
+    """Interpolation of slow pairs only, with cos and sin multiplied by 0.1 ln s + 1.
 
     Attributes:
       beta_fast: Pairs that make at least this many turns in L tokens keep their frequency.
       beta_slow: The frequencies of pairs that make at most this many turns are divided by s.
-      ramp: How frequencies change between the two: "code" is linear in the pair's index, with
-        rounded ends, as released and commonly used; "paper" is linear in the number of turns
-        (Eq. 17-18). The code's frequencies are higher, by up to 80 percent at s = 4.
+      ramp: How the frequencies between these two limits change: "code" is linear in the pair's
+        index, with rounded ends, as in the released code, which is commonly used; "paper" is
+        linear in the number of turns (Eq. 17-18). The frequencies of "code" are higher, by up to
+        80 percent at s = 4.
     """
 
     label: ClassVar[str] = "yarn"
@@ -214,10 +221,10 @@ class YaRN(RopeScaling):
 
 @dataclasses.dataclass(frozen=True)
 class Llama3(RopeScaling):
-    """Slow pairs are interpolated, fast ones kept, according to turns in the original length.
+    """Interpolation of the pairs that make few turns in the original length.
 
     Attributes:
-      factor: s, for every input.
+      factor: The factor s of every input.
       low_frequency_factor: Pairs that make at most this many turns are divided by s.
       high_frequency_factor: Pairs that make at least this many turns keep their frequency.
       original_length: L in tokens (8192 in Llama 3.1); None means the training length.

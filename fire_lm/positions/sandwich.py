@@ -1,12 +1,12 @@
-"""Sandwich: the inner product of two sinusoidal encodings, as a bias without parameters.
+"""Sandwich: a bias without parameters, the inner product of two sinusoidal encodings.
 
 Source: Chi et al., "Dissecting Transformer Length Extrapolation" (2212.10356), in the form used by
 the FIRE paper (Eq. 16) and NeMo, with d' terms counted from k = 1:
 
     b_h(i, j) = H / (8 h) * sum_{k=1..d'} cos((i - j) / 10000^(k / d')) ,   h = 1..H
 
-As cos(x - y) = cos x cos y + sin x sin y, the sum is one matrix product of 2 d' features per query
-and per key: T + S sets of cosines instead of T * S.
+Because cos(x - y) = cos x cos y + sin x sin y, the sum is one matrix product of 2 d' features per
+query and per key, which needs T + S sets of cosines instead of T * S.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ def sandwich_scales(num_heads: int) -> np.ndarray:
 
 
 def cosine_sum(q_pos_BT: jax.Array, k_pos_BS: jax.Array, frequency_K: np.ndarray) -> jax.Array:
-    """Return the sum over k of `cos((i - j) * frequency[k])`, float32 `[B, T, S]`."""
+    """Return the sum of `cos((i - j) * frequency[k])` over k, float32 `[B, T, S]`."""
 
     def features(pos: jax.Array) -> jax.Array:
         angle = angles(pos, frequency_K)
         return jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=-1)
 
-    # XLA's product of a single row on CPU adds in a different order than that of several rows, and
-    # a query's bias must not depend on the other queries, so a single query is computed twice.
+    # On a CPU, XLA adds the terms of a product of one row in a different order from those of
+    # several rows. A query's bias must not depend on the other queries, so a single query is
+    # computed twice.
     queries = q_pos_BT.shape[1]
     if queries == 1:
         q_pos_BT = jnp.repeat(q_pos_BT, 2, axis=1)
@@ -56,7 +57,7 @@ class Sandwich(PositionalEncoding):
     """A fixed sum of cosines of the distance. Parameters: none.
 
     Attributes:
-      num_terms: d', half of the width of the sinusoidal encoding that it represents.
+      num_terms: d', half the width of the sinusoidal encoding that the bias represents.
     """
 
     num_terms: int = 64

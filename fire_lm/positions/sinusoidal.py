@@ -1,7 +1,7 @@
 """Sinusoidal absolute positions, added to the token embeddings.
 
-Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.5; the embeddings are
-multiplied by sqrt(D) first (section 3.4):
+Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.5. The embeddings are first
+multiplied by sqrt(D) (section 3.4).
 
     PE(p, 2k) = sin(p base^(-2k/D)) ,   PE(p, 2k+1) = cos(p base^(-2k/D))
 """
@@ -22,7 +22,7 @@ from fire_lm.positions.base import Params, PositionalEncoding
 
 
 def sinusoids(pos_BT: jax.Array, width: int, base: float) -> jax.Array:
-    """Return PE of each position, sines and cosines interleaved, float32 `[B, T, width]`."""
+    """Return PE of each position, float32 `[B, T, width]`, with sines and cosines interleaved."""
     angle_BTK = angles(pos_BT, pair_frequencies(width, base))
     pairs = jnp.stack([jnp.sin(angle_BTK), jnp.cos(angle_BTK)], axis=-1)
     return pairs.reshape(*pos_BT.shape, width)
@@ -33,7 +33,7 @@ class Sinusoidal(PositionalEncoding):
     """Fixed sinusoids. Parameters: none.
 
     Attributes:
-      base: the wavelengths grow geometrically from 2 pi to nearly 2 pi base.
+      base: The wavelengths grow geometrically from 2 pi to nearly 2 pi base.
     """
 
     translation_invariant: ClassVar[bool] = False

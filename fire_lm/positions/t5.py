@@ -1,13 +1,14 @@
 """T5's relative position bias: one learned number per head and bucket of distances.
 
-Source: Raffel et al. (JMLR 2020) and its code, in the causal (unidirectional) form; Eq. 6 of the
-FIRE paper with K + 1 = `num_buckets`. With E = num_buckets / 2, every distance n below E has its
-own bucket; beyond E the buckets grow logarithmically, up to D = `max_distance`:
+Source: Raffel et al. (JMLR 2020) and their code, in the causal (unidirectional) form; Eq. 6 of the
+FIRE paper with K + 1 = `num_buckets`. Let B = `num_buckets`, E = B / 2 and D = `max_distance`.
+Every distance n below E has its own bucket; from E on, the buckets are spaced logarithmically up
+to D:
 
     bucket(n) = min(B - 1, E + floor(ln(n / E) / ln(D / E) * (B - E)))
 
-T5 shares one table between all layers (configs/positions/t5.gin); umT5 has one per layer
-(t5_per_layer.gin). The bias is added unscaled, after q·k/sqrt(H).
+T5 shares one table between all layers (configs/positions/t5.gin); umT5 has one table per layer
+(t5_per_layer.gin). The bias is added to q·k/sqrt(H) without scaling.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from fire_lm.positions.base import Params, PositionalEncoding, distance
 def bucket_starts(num_buckets: int, max_distance: int) -> np.ndarray:
     """Return the smallest distance of each bucket except bucket 0, int32 `[num_buckets - 1]`.
 
-    The bucket of a distance is the number of starts that do not exceed it. The inequality is
-    rearranged into integer powers, without logarithms, so that rounding cannot move a start.
+    The bucket of a distance is the number of starts that do not exceed the distance. The condition
+    is computed with integer powers instead of logarithms, so that rounding cannot move a start.
     """
     exact = num_buckets // 2
 
     def reached(n: int, step: int) -> bool:
-        """Return whether distance n lies in bucket `exact + step` or beyond, by integer powers."""
+        """Return whether distance n lies in bucket `exact + step` or beyond, computed exactly in
+        integer arithmetic."""
         return n**exact * exact**step >= max_distance**step * exact**exact
 
     beyond = range(exact, max_distance + 1)
@@ -49,8 +51,8 @@ class T5(PositionalEncoding):
     """A learned bias per bucket. Parameters per layer for 12 heads: 768 with the default buckets.
 
     Attributes:
-      num_buckets: B, an even number; the FIRE paper uses 64, Raffel et al. 32.
-      max_distance: D; distances from D on (and from somewhat below) share the last bucket.
+      num_buckets: B, an even number; the FIRE paper uses 64, and Raffel et al. use 32.
+      max_distance: D; distances from D on (and some below D) share the last bucket.
     """
 
     integer_positions: ClassVar[bool] = True
@@ -93,7 +95,7 @@ class T5(PositionalEncoding):
 
 
 def _looked_up(table_KN: jax.Array, distance_BTS: jax.Array, starts_K: np.ndarray) -> jax.Array:
-    """Gather the table's row of each distance, `[B, N, T, S]`."""
+    """Gather the bias of each distance from the table, `[B, N, T, S]`."""
     last = int(starts_K[-1])  # the last bucket begins here
     bucket_D = np.searchsorted(starts_K, np.arange(last + 1), side="right")
     by_distance_ND = table_KN[jnp.asarray(bucket_D)].T
@@ -102,10 +104,11 @@ def _looked_up(table_KN: jax.Array, distance_BTS: jax.Array, starts_K: np.ndarra
 
 
 def _multiplied(table_KN: jax.Array, distance_BTS: jax.Array, starts_K: np.ndarray) -> jax.Array:
-    """Compute the same as a product with 0s and 1s, into which accelerators fuse the comparisons.
+    """Return the same biases as `_looked_up`, as the table's product with a matrix of 0s and 1s.
 
-    A TPU has no fast gather (XLA estimates 28 times the time on a v4), and the transpose of a
-    gather, a scatter, adds in no fixed order on a GPU. "highest" keeps full float32 precision.
+    Accelerators fuse the comparisons that yield the 0s and 1s into the product. A TPU has no fast
+    gather (XLA estimates 28 times the time on a v4), and the transpose of a gather, a scatter, adds
+    in no fixed order on a GPU. "highest" keeps full float32 precision.
     """
     first_K = jnp.asarray(np.append(np.int32(0), starts_K))
     end_K = jnp.asarray(np.append(starts_K, np.iinfo(np.int32).max))

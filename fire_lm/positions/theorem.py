@@ -1,16 +1,17 @@
 """Theorem 3.1 of the FIRE paper as code: FIRE can represent T5, ALiBi, KERPLE and Sandwich.
 
 Source: Li et al. (ICLR 2024), Theorem 3.1 and Appendix A.2, Eq. 7 to 20. Each function takes one
-head of an encoding and a length L0, and returns what makes FIRE equal to it for 0 < j <= i <= L0
-(epsilon = 0): psi, the threshold L = L0, f_theta and its activation. Beyond L0 they differ,
-because FIRE interpolates there.
+head of an encoding and a length L0, and returns psi, the threshold L = L0, f_theta and the
+activation with which FIRE equals that encoding for 0 < j <= i <= L0 (epsilon = 0). Beyond L0 the
+two differ, because FIRE interpolates there.
 
 FIRE-G extends the theorem: where f is linear (ALiBi, KERPLE-log), a length gain with gamma = 1
 cancels the division by psi(max(L, i)), and the equality holds at every length.
 
-Two constructions differ from the printed ones, which fail in floating point:
-* T5: offsets 1/2 - s_k instead of -s_k, so that rounding cannot move a jump past its distance;
-* KERPLE-power: v_1 = L0 and v_2 = -a instead of a^(1/p) L0 and -1; a^(1/p) underflows for small p.
+Two constructions differ from those of the paper, which fail in floating point:
+* T5 uses offsets 1/2 - s_k instead of -s_k, so that rounding cannot move a jump past its distance;
+* KERPLE-power uses v_1 = L0 and v_2 = -a instead of a^(1/p) L0 and -1, because a^(1/p) underflows
+  for small p.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from fire_lm.positions.fire import Function, length_gain, log_transform, mlp, no
 
 
 class Construction(NamedTuple):
-    """The bias of one head in the terms of Eq. 4.
+    """The bias of one head, expressed by the terms of Eq. 4.
 
     Attributes:
       psi: The transform of distances.
       L: The threshold in tokens.
-      mlp: f_theta in the form that `fire.mlp` takes, NumPy float64.
+      mlp: The parameters of f_theta for `fire.mlp`, as NumPy float64 arrays.
       activation: The activation between the layers of f_theta.
     """
 
@@ -41,7 +42,7 @@ class Construction(NamedTuple):
     activation: Function
 
     def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array, gamma: float = 0.0) -> jax.Array:
-        """Return FIRE's bias of this head, float32 `[B, 1, T, S]`; FIRE-G's if gamma is not 0."""
+        """Return the bias of FIRE, or of FIRE-G if gamma is not 0, float32 `[B, 1, T, S]`."""
         x_BTS = normalized_distance(q_pos_BT, k_pos_BS, self.psi, self.L, epsilon=0.0)
         out_BTS1 = mlp(self.mlp, x_BTS, self.activation)
         gain_BT = length_gain(q_pos_BT, self.psi, self.L, jnp.float32(gamma))
@@ -73,11 +74,11 @@ def _one_hidden_layer(
 
 
 def t5(table_K: np.ndarray, start_K: np.ndarray, L0: int) -> Construction:
-    """Construct Eq. 7 to 12: a staircase, with one hidden neuron per bucket except the first.
+    """Construct Eq. 7 to 12: a step function with one hidden neuron per bucket except the first.
 
     Args:
-      table_K: The head's bias per bucket r_0, r_1, ...
-      start_K: The smallest distance s_1, s_2, ... of each bucket except the first.
+      table_K: The biases r_0, r_1, ... of the head, one per bucket.
+      start_K: The smallest distances s_1, s_2, ... of the buckets except the first.
     """
     table_K, start_K = np.asarray(table_K, np.float64), np.asarray(start_K, np.float64)
     v1_K = np.full(start_K.shape, float(L0))
@@ -86,7 +87,7 @@ def t5(table_K: np.ndarray, start_K: np.ndarray, L0: int) -> Construction:
 
 
 def alibi(slope: float, L0: int) -> Construction:
-    """Construct Eq. 13: b = -slope d."""
+    """Construct Eq. 13: b = -slope d for the distance d."""
     return Construction(identity, float(L0), _linear(-slope * L0), identity)
 
 
@@ -98,13 +99,13 @@ def kerple_log(p: float, a: float, L0: int) -> Construction:
 
 
 def kerple_power(p: float, a: float, L0: int) -> Construction:
-    """Construct Eq. 15: b = -a d^p, with the power as the activation of one hidden neuron."""
+    """Construct Eq. 15: b = -a d^p, where the power is the activation of one hidden neuron."""
     weights = _one_hidden_layer(np.array([float(L0)]), np.zeros(1), np.array([-a]))
     return Construction(identity, float(L0), weights, lambda x: x**p)
 
 
 def sandwich(scale: float, frequency_K: np.ndarray, L0: int) -> Construction:
-    """Construct Eq. 16 to 20: b = scale * sum of cos(d frequency), one hidden neuron each."""
+    """Construct Eq. 16 to 20: b = scale * sum of cos(d frequency), one hidden neuron per term."""
     v1_K = L0 * np.asarray(frequency_K, np.float64)
     weights = _one_hidden_layer(v1_K, np.zeros(v1_K.shape), np.full(v1_K.shape, scale))
     return Construction(identity, float(L0), weights, jnp.cos)

@@ -1,8 +1,8 @@
 """An MLP of one variable that starts as the piecewise linear interpolation of given values.
 
-This is FIRE's warm start. Theorem 3.1 of the FIRE paper states which functions f_theta can
-represent; these weights make it one of them at step 0, in the form that is then trained (ReLU with
-biases).
+This is FIRE's warm start. Theorem 3.1 of the FIRE paper states which encodings FIRE can represent.
+At step 0, the weights of this module make f_theta approximate such an encoding, in the form that
+is then trained (ReLU with biases).
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from fire_lm.positions.base import Params
 def knots(width: int) -> np.ndarray:
     """Return the knots of an MLP whose last hidden layer has `width` units, float64 `[width + 1]`.
 
-    They are evenly spaced on [0, 1], the range of FIRE's normalized distance. The last one is a
-    value only, not a kink.
+    The knots are evenly spaced on [0, 1], the range of FIRE's normalized distance. The last knot
+    only has a value; it is not a kink.
     """
     return np.linspace(0.0, 1.0, width + 1)
 
 
 def interpolating_mlp(params: Params, values_KN: jax.Array) -> Params:
-    """Return `params` of a ReLU MLP, changed so that it passes through `values_KN` at its `knots`.
+    """Return `params` of a ReLU MLP, changed so that it takes the values `values_KN` at `knots`.
 
-    The first unit of each hidden layer but the last carries x; each unit of the last hidden layer
-    is a hinge relu(x - knot), which the output weights by the change of slope. The other units keep
-    their random weights; they do not affect the output at step 0, but they learn.
+    The first unit of each hidden layer except the last passes x on. Each unit of the last hidden
+    layer is a hinge relu(x - knot), which the output layer weights by the change of slope. The
+    other units keep their random weights; they do not affect the output at step 0, but they are
+    trained.
 
     Args:
       params: Parameters as from `fire.init_mlp`, with one or more hidden layers of equal width.
-      values_KN: The values at `knots(width)`, K = width + 1, for each of N outputs.
+      values_KN: The values of each of the N outputs at `knots(width)`, where K = width + 1.
     """
     last = len(params) - 1
     width = params[f"dense_{last}"]["kernel"].shape[0]
@@ -50,7 +51,7 @@ def interpolating_mlp(params: Params, values_KN: jax.Array) -> Params:
 
 
 def _carry_x(layer: Params) -> Params:
-    """Make the first unit a copy of the layer's first input, which is not negative."""
+    """Make the first unit a copy of the layer's first input, which must not be negative."""
     return {
         "kernel": layer["kernel"].at[:, 0].set(0.0).at[0, 0].set(1.0),
         "bias": layer["bias"].at[0].set(0.0),

@@ -1,1 +1,1 @@
-"""Compiles every program of a pod run before a TPU is booked."""
+"""Compiles all programs of a pod run before TPUs are reserved."""

@@ -1,10 +1,10 @@
 """The cost of a Pallas kernel for TPUs, read from the compiler's final schedule.
 
-The compiler can write out its final instruction bundles. Each takes at least one cycle to issue, so
-their number, multiplied by how often each runs, is a lower bound on the cycles (it excludes waits
-for memory, for the MXU and between grid steps). How often a bundle runs follows from the scopes
-that a kernel names (`jax.named_scope`), which the compiler marks in the schedule on request, and
-from the depth of its loops.
+The compiler can write its final instruction bundles to files. A bundle takes at least one cycle to
+issue, so the number of bundles, each counted as often as it runs, is a lower bound on the cycles;
+it excludes waits for memory, for the MXU and between grid steps. The number of times that a bundle
+runs follows from its loop depth and from the scopes that a kernel names (`jax.named_scope`), which
+the compiler marks in the schedule on request.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _BRANCH = re.compile(r"\bsbr\.")
 
 
 def ask(folder: str) -> None:
-    """Make the compiler write its schedules to `folder`; call this before libtpu is loaded."""
+    """Make the compiler write its schedules to `folder`; call this before JAX loads libtpu."""
     flags = " ".join(FLAGS).format(folder=folder)
     os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip()
 
 
 class Stretch(NamedTuple):
-    """Consecutive bundles of one scope and one loop depth.
+    """Consecutive bundles in the same scopes and at the same loop depth.
 
     Attributes:
       scopes: The scopes, from the outermost to the innermost.
-      depth: The loop depth: 0 runs once per kernel, 1 once per step of the grid.
+      depth: The loop depth: bundles at depth 0 run once per kernel, at depth 1 once per grid step.
       bundles: The number of bundles. A branch, a mark or the end of a loop ends the stretch.
     """
 
@@ -50,7 +50,7 @@ class Stretch(NamedTuple):
 
 
 def read(folder: Path, kernel: str) -> list[Stretch]:
-    """Read the only schedule of `kernel` in `folder`, named with or without a number."""
+    """Read the only schedule of `kernel` in `folder`, whose name may end in a number."""
     found = read_all(folder, [kernel])
     if len(found) != 1:
         raise RunFailed(f"the compiler wrote {len(found)} schedules of {kernel}, not one")
@@ -58,7 +58,7 @@ def read(folder: Path, kernel: str) -> list[Stretch]:
 
 
 def read_all(folder: Path, kernels: Sequence[str]) -> list[list[Stretch]]:
-    """Read all schedules of `kernels`, which share their code but place operands differently.
+    """Read all schedules of `kernels`, which have the same code but place operands differently.
 
     Raises:
       RunFailed: The compiler wrote no such schedule.
@@ -75,7 +75,7 @@ def read_all(folder: Path, kernels: Sequence[str]) -> list[list[Stretch]]:
 
 
 def parse(text: str) -> list[Stretch]:
-    """Return the stretches of a schedule, in order; branches end a stretch too."""
+    """Return the stretches of a schedule in order; branches also end a stretch."""
     stretches: list[Stretch] = []
     scopes: list[str] = []
     fresh = True
@@ -100,5 +100,8 @@ def parse(text: str) -> list[Stretch]:
 
 
 def longest(stretches: Sequence[Stretch]) -> int:
-    """Return the bundles of the longest stretch: the body of a kernel that names no scopes."""
+    """Return the number of bundles of the longest stretch.
+
+    This stretch is the body of a kernel that names no scopes.
+    """
     return max(stretch.bundles for stretch in stretches)

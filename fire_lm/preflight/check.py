@@ -1,4 +1,4 @@
-"""Tries out a pod run before a TPU is booked: what it reads and writes, and its programs."""
+"""Checks the programs of a pod run and its input and output files before TPUs are reserved."""
 
 from __future__ import annotations
 
@@ -40,16 +40,17 @@ def preflight(
     saved: Mapping[str, Callable[[], str]],
     prompts: Prompts | None = None,
 ) -> Report:
-    """Compile the training step, the forward pass of a sweep, and the generation of any `prompts`.
+    """Compile the training step, the forward pass of a sweep and, given `prompts`, generation.
 
-    The checks that take seconds come first; their failures are in the report, as are those of
+    The checks that take only seconds run first. The report contains the checks that fail and the
     programs that do not compile.
 
     Args:
       score: The sweep, or None for a run that has no text to score.
       lengths: The lengths of the sweep.
       workdir: The run directory, or "".
-      saved: By name, a function that returns in a word whether saved files fit, or raises.
+      saved: Functions that check saved files, keyed by the names of the checks. Each function
+        returns a short description of a success or raises an error.
 
     Raises:
       UserError: A setting cannot work on this slice.
@@ -85,7 +86,7 @@ def preflight(
 
 
 def compiler_name() -> str:
-    """Return the compiler's name, with its version if it was installed under a known name."""
+    """Return the compiler's name, with its version if it is installed under a known name."""
     for name in ("libtpu", "libtpu-nightly"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{name} {importlib.metadata.version(name)}"
@@ -95,7 +96,12 @@ def compiler_name() -> str:
 def compile_all(
     compiler: Compiler, train: Pretraining, score: LengthSweep | None, lengths: Sequence[int]
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """Return programs by name, and for each that does not fit, the reason and what would fit."""
+    """Compile the training step and the forward passes of the sweep.
+
+    Returns:
+      The estimates by the program's name, and the error of each program that does not compile. The
+      error of a program that does not fit also names the nearest setting with which it fits.
+    """
     programs: dict[str, Estimate] = {}
     failures: dict[str, str] = {}
 
@@ -125,7 +131,7 @@ def compile_generation(
     programs: dict[str, Estimate],
     failures: dict[str, str],
 ) -> Generation | None:
-    """Compile the generation of `prompts`, and add it to programs or failures."""
+    """Compile the generation of `prompts`, and add the result to `programs` or `failures`."""
     found = _compiled(
         *(compiler, GENERATION),
         functools.partial(compiler.generation, run, prompts),
@@ -162,9 +168,9 @@ def check_surroundings(
     saved: Mapping[str, Callable[[], str]],
     parts: int = 1,
 ) -> Iterator[Check]:
-    """Check what a run needs besides its programs, and leave nothing behind.
+    """Check the files that a run needs besides its programs, without creating files.
 
-    Its hosts read the text in `parts`.
+    `parts` is the number of parts into which the hosts of the run divide the text.
     """
 
     yield _check("text and vocabulary", lambda: first_batch(train, parts))
@@ -189,11 +195,11 @@ def parts_of_batch(mesh: Mesh) -> int:
 
 
 def first_batch(train: Pretraining, parts: int) -> str:
-    """Read the first batch as the last host does, the first to run out of a short text."""
+    """Read the first batch of the last host, which is the first to run out of a short text."""
     data, rows = train.data, train.batch_size // parts
     check_vocabulary(data, train.model.vocab_size)
     if isinstance(data, data_layer.TextData | data_layer.SeqioTask | data_layer.TextToText):
-        # The stream is endless: a few rows show as much as many.
+        # The stream is endless, so reading more rows than these would reveal no other errors.
         rows = max(1, min(data.shuffle_buffer, rows))
         data = dataclasses.replace(data, shuffle_buffer=min(data.shuffle_buffer, rows))
     batches = data_layer.train_iterator(
@@ -209,7 +215,7 @@ def first_batch(train: Pretraining, parts: int) -> str:
 
 
 def first_row(score: LengthSweep) -> str:
-    """Run the checks of a sweep, and read one row of the longest length."""
+    """Run the checks of a sweep, and read one row at the longest length."""
     lengths, split = score.in_order, score.split
     taken = score.lengths_taken("this run")
     for part in score.data.parts:
@@ -230,10 +236,10 @@ def _check(name: str, what: Callable[[], str]) -> Check:
 
 
 def writable_part(workdir: str) -> epath.Path:
-    """Return the run directory or its nearest existing parent, without creating anything.
+    """Return the run directory or its nearest existing parent, without creating directories.
 
     Raises:
-      UserError: It is not writable.
+      UserError: The returned directory would not be writable.
     """
     if in_bucket(workdir):  # a bucket has no folders
         ensure_writable(workdir)
@@ -252,10 +258,11 @@ def writable_part(workdir: str) -> epath.Path:
 
 
 def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate) -> Check:
-    """Check that parameters are gathered over fsdp where they are used, at least once each.
+    """Check that the step gathers all parameters over fsdp at least once.
 
-    With fsdp so large that a chip's part is thinner than the compiler's tiles, the compiler instead
-    sums arrays of zeros around each part, which moves and computes a multiple of the data.
+    If fsdp is so large that a chip's part is thinner than the compiler's tiles, the compiler pads
+    each part with zeros and sums the padded parts instead, which multiplies the communication and
+    the computation.
     """
     least = gathered_once(train, mesh)
     found = sum(step.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
@@ -273,7 +280,7 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
 
 
 def check_token(generation: Generation) -> Check:
-    """Check that a new token gathers no parameters, which would take longer than the rest of it."""
+    """Check that decoding a token gathers no parameters, because this would dominate the time."""
     token, whole = generation.token, generation.parameters
     found = sum(token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
     sizes = [f"{size / 2**20:.1f} MiB" for size in (found, whole)]
@@ -285,7 +292,10 @@ def check_token(generation: Generation) -> Check:
 
 
 def gathered_once(train: Pretraining, mesh: Mesh | AbstractMesh) -> int:
-    """Return the bytes (compute dtype) of the parameters that fsdp splits, of one tensor part."""
+    """Return the bytes that a chip obtains by one gather of every parameter that fsdp splits.
+
+    The parameters have the compute dtype, and each chip gathers only its part along tensor.
+    """
     sizes = {**mesh.shape, "fsdp": 1}
     whole = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=mesh.axis_types)
     params = jax.tree.leaves(sharding.with_shardings(train.abstract_state().params, whole))

@@ -1,9 +1,9 @@
 """The estimate of a compiled program on a slice: memory, collectives and time.
 
-The time is the compiler's estimate, not a measurement: its cycles at the chip's clock, our kernels
-by their schedules, and collectives at the rate of the links along the network axes that they use,
-with nothing overlapped. What the compiler omits (waits for memory in kernels, the input, the host)
-is omitted here too.
+The time is an estimate, not a measurement. It is the sum of the compiler's cycles at the chip's
+clock rate, the cycles of our kernels according to their schedules, and the times of collectives at
+the rate of the links along the network axes that they use. No overlap between these is assumed.
+Times that the compiler omits (waits for memory in kernels, the input, the host) are also omitted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from fire_lm.preflight.time_by_module import KERNELS, add, by_part
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The seconds on one chip of a program, or of one iteration of a loop in it.
+    """The seconds that a program, or one iteration of a loop in it, takes on one chip.
 
     Attributes:
-      collectives: (number, bytes of the whole arrays), by kind.
-      links: The seconds of collectives.
-      parts: The (forward, backward) seconds of everything else, by part of the model.
-      untimed: Why the time is not estimated; "" if it is.
+      collectives: For each kind of collective, the number and the bytes of the whole arrays.
+      links: The seconds of all collectives.
+      parts: For each part of the model, the forward and the backward seconds of all other
+        instructions.
+      untimed: The reason why the time is not estimated, or "" if it is estimated.
     """
 
     collectives: dict[str, tuple[int, int]]
@@ -43,12 +44,12 @@ class Costs:
 
     @property
     def xla(self) -> float:
-        """The seconds of what XLA itself compiled."""
+        """The seconds of the instructions that are neither collectives nor our Pallas kernels."""
         return sum(map(sum, self.parts.values())) - self.kernels
 
     @property
     def seconds(self) -> float:
-        """The seconds in total, or NaN if they are not estimated."""
+        """The total seconds, or NaN if the time is not estimated."""
         if self.untimed:
             return math.nan
         return self.xla + self.kernels + self.links
@@ -59,8 +60,9 @@ class Estimate(Costs):
     """The bytes and seconds of a program on one chip.
 
     Attributes:
-      arguments, temporary, peak: Bytes of memory.
-      code: The bytes of the program itself, and of results that do not reuse arguments.
+      arguments, temporary, peak: The bytes of the arguments, of temporary arrays, and of the peak
+        that the compiler reports.
+      code: The bytes of the program itself and of results that do not reuse arguments.
       usable: The memory of a chip that a program can use.
       compile_seconds: The compile time on this machine.
     """
@@ -74,7 +76,7 @@ class Estimate(Costs):
 
     @property
     def memory(self) -> int:
-        """The bytes of the arguments, which live throughout, plus the peak of everything else."""
+        """The bytes of the arguments, which live throughout, plus the peak of all other memory."""
         return self.arguments + self.temporary + self.code
 
 
@@ -104,13 +106,14 @@ def estimate(
     compile_seconds: float,
     kernel_cycles: Callable[[str, Sequence[str]], float],
 ) -> Estimate:
-    """Estimate a program from what the compiler reports and has written.
+    """Estimate a program from the compiler's reports and from the schedules that it has written.
 
     Args:
       compiled: A `jax.stages.Compiled` for devices of `where`.
-      devices: The devices of the mesh, in its order.
-      kernel_cycles: Returns the cycles of one run on one core, from a kernel's name and the names
-        of all instructions that run the same code, which the compiler schedules only once.
+      devices: The devices of the mesh, in the order of the mesh.
+      kernel_cycles: Returns the cycles of one run of a kernel on one core. Its arguments are the
+        name of the kernel and the names of all instructions that run the same code, because the
+        compiler schedules identical code only once.
     """
     memory = compiled.memory_analysis()
     new_outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -132,7 +135,7 @@ def costs(
     kernel_cycles: Callable[[str, Sequence[str]], float],
     loop: str = "",
 ) -> Costs:
-    """Return the costs of a program, or of one iteration of its `loop`, a `jax.named_scope`."""
+    """Return the costs of a program or, if `loop` names a scope, of one iteration of that loop."""
     collectives: dict[str, tuple[int, int]] = {}
     links, parts, untimed = 0.0, dict[str, tuple[float, float]](), ""
     try:
@@ -154,7 +157,10 @@ def costs(
 def seconds_by_part(
     program: Program, chip: Chip, kernel_cycles: Callable[[str, Sequence[str]], float]
 ) -> dict[str, tuple[float, float]]:
-    """Return the (forward, backward) seconds of all instructions that are not collectives."""
+    """Return the forward and the backward seconds of each part of the model.
+
+    Collectives are excluded.
+    """
     runs = program.runs()
     parts = by_part(runs)
     alike: dict[str, list[Instruction]] = collections.defaultdict(list)
@@ -173,10 +179,10 @@ def seconds_by_part(
 def seconds_of(collective: Collective, where: Slice, devices: Sequence[Any]) -> float:
     """Return the seconds of a collective.
 
-    A gather or scatter sends all of an array except a chip's own part once, a sum sends it twice.
+    A gather or scatter sends the parts of all other chips once; a sum sends these parts twice.
 
     Args:
-      devices: The devices of the mesh, in its order.
+      devices: The devices of the mesh, in the order of the mesh.
     """
     chip = where.chip
     group = [devices[index] for index in collective.group]
@@ -192,11 +198,11 @@ def seconds_of(collective: Collective, where: Slice, devices: Sequence[Any]) -> 
 
 
 def links_of(places: Sequence[Sequence[int]], shape: Sequence[int]) -> int:
-    """Return the links of a chip that a group at `places` can use, at least one.
+    """Return the number of links of a chip that a group at `places` can use, at least one.
 
-    There are two along an axis of the network that the group fills and that closes to a ring, and
-    one along other axes. A slice of v4 or v5p closes if all its axes are multiples of 4, one of v5e
-    or v6e along an axis of 16.
+    Along an axis of the network, the chip can use two links if the group fills the axis and the
+    axis closes to a ring; otherwise, it can use one link. In a slice of v4 or v5p, all axes close
+    if the sizes of all axes are multiples of 4; in a slice of v5e or v6e, axes of size 16 close.
     """
     in_space = len(shape) == 3
     links = 0

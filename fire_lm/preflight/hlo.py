@@ -1,8 +1,9 @@
 """The instructions of an optimised TPU program: cycles, kernels and collectives.
 
-XLA's own analysis counts the body of a scanned layer only once, and omits Pallas kernels and
-collectives. Here we walk the text of the program: a `while` runs its body as often as its condition
-states, a `conditional` runs one branch, and each instruction carries the compiler's cycles.
+XLA's own analysis counts the body of a loop over layers only once, and omits Pallas kernels and
+collectives. This module traverses the text of the program instead: a `while` runs its body as often
+as its condition states, a `conditional` runs one branch, and each instruction states the cycles
+that the compiler estimates.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fire_lm.errors import RunFailed
 
 COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
-    "send",  # between slices, over the hosts' network
+    "send",  # a transfer between slices over the network of the hosts
 )
 _BITS = {"pred": 8}  # the names of other types end in their number of bits
 
@@ -45,13 +46,13 @@ class Instruction:
 
     @property
     def cycles(self) -> int:
-        """The compiler's estimate of its cycles, or 0 if it makes none."""
+        """The compiler's estimate of the instruction's cycles, or 0 if there is no estimate."""
         found = re.search(r'"estimated_cycles":"(\d+)"', self.rest)
         return int(found.group(1)) if found else 0
 
     @property
     def source(self) -> str:
-        """The place in our program that the instruction comes from, as JAX names it."""
+        """JAX's name of the operation from which the compiler derived the instruction."""
         found = re.search(r'op_name="([^"]*)"', self.rest)
         return found.group(1) if found else ""
 
@@ -63,13 +64,13 @@ class Instruction:
 
     @property
     def kernel_code(self) -> str:
-        """The code of a Pallas kernel as given to the compiler, which schedules equal code once."""
+        """The code of a Pallas kernel; the compiler schedules identical code only once."""
         return self.rest.partition('"custom_call_config":{"body":"')[2].partition('"')[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """An instruction, and how often one run of the program executes it."""
+    """An instruction, and the number of times that one run of the program executes it."""
 
     instruction: Instruction
     times: int
@@ -81,8 +82,8 @@ class Collective:
 
     Attributes:
       kind: One of COLLECTIVES.
-      bytes: The bytes of the whole array on one device: gathered, or before it is scattered.
-      group: The devices of the first of its groups, by their index in the mesh.
+      bytes: The bytes of the whole array on one device, after a gather or before a scatter.
+      group: The indices in the mesh of the devices of the collective's first group.
     """
 
     kind: str
@@ -132,7 +133,10 @@ class Program:
         ]
 
     def collectives(self) -> list[Collective]:
-        """Return the collectives, including fused ones; an asynchronous one counts at its start."""
+        """Return the collectives, including fused ones.
+
+        An asynchronous collective counts where it starts.
+        """
         return [
             found for run in self.runs() for found in self._collectives(run.instruction, run.times)
         ]
@@ -151,7 +155,8 @@ class Program:
         elif instruction.opcode == "fusion":
             called = _CALLED.search(instruction.rest)
             name = called.group(1) if called else ""
-            # A collective that overlaps others appears in each of them, and where it starts.
+            # A collective that overlaps other fusions appears in each of these fusions and where it
+            # starts; only the start counts.
             if name.startswith("async_collective_fusion") or "collective-done" in instruction.name:
                 return
             for inner in self.computations.get(name, ()):
@@ -178,7 +183,9 @@ class Program:
                     yield from self._walk(called.group(1), times)
 
     def trips(self, condition: str) -> int:
-        """Return the iterations of a loop from 0 to a constant, as `lax.scan` and `lax.map` make.
+        """Return the number of iterations of a loop from 0 to a constant.
+
+        `lax.scan` and `lax.map` compile to such loops.
 
         Raises:
           RunFailed: The loop has another form.
@@ -195,7 +202,10 @@ class Program:
         return limits[0]
 
     def likely_branch(self, conditional: Instruction) -> str:
-        """Return the branch with our kernels, if there is one: the other branches are fallbacks."""
+        """Return the branch with our kernels, because the other branches are fallbacks.
+
+        If no branch or several branches have kernels, the result is the most expensive of them.
+        """
         listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
         names = (
             re.findall(r"%([\w.\-<>]+)", listed.group(1))
@@ -246,7 +256,7 @@ def split_shape(text: str) -> tuple[str, str]:
 
 
 def array_bytes(shape: str) -> list[int]:
-    """Return the bytes of each array of a shape."""
+    """Return the bytes of each array in a shape, which may be a tuple."""
     sizes = []
     for dtype, dimensions in _ARRAY.findall(shape):
         bits = _BITS.get(dtype) or int(re.sub(r"\D", "", dtype) or 0)
@@ -259,7 +269,7 @@ def bytes_of(shape: str) -> int:
 
 
 def first_group(attributes: str, partitions: int) -> tuple[int, ...]:
-    """Return the devices of a collective's first group, in any of XLA's notations."""
+    """Return the devices of a collective's first group, parsed from any of XLA's notations."""
     if found := re.search(r"replica_groups=mesh\[([^\]]*)\]([^{]*)\{([^}]*)\}", attributes):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", found.group(1))}
         ids = _iota(found.group(2), math.prod(sizes.values())).reshape(tuple(sizes.values()))
@@ -274,7 +284,7 @@ def first_group(attributes: str, partitions: int) -> tuple[int, ...]:
 
 
 def _iota(text: str, size: int) -> np.ndarray:
-    """Return 0 .. size - 1, rearranged as a notation like `[8,16]T(1,0)` demands."""
+    """Return 0 .. size - 1, rearranged as a notation such as `[8,16]T(1,0)` specifies."""
     found = re.search(r"\[([\d,]*)\](?:T\(([\d,]*)\))?", text)
     if not found:
         return np.arange(size)

@@ -1,4 +1,7 @@
-"""The time of our attention kernels from their schedules: bundles times how often each runs."""
+"""The cycles of our attention kernels, computed from their schedules.
+
+The cycles are the sum of all bundles, each counted as often as it runs.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,13 @@ ORDERS: dict[str, Order] = {"forward": "by_query", "backward": "by_key"}
 def attention_cycles(
     stretches: Sequence[Stretch], which: str, model: Decoder, batch: int, length: int, packed: bool
 ) -> float:
-    """Return a kernel's cycles for `batch` sequences and one head, with FIRE at initialisation.
+    """Return a kernel's cycles for `batch` sequences and one head.
+
+    For FIRE, the count assumes the parameters at initialisation.
 
     Args:
       which: "forward" or "backward".
-      packed: Whether a bias, if there is any, is built for each sequence.
+      packed: Whether documents are packed; a bias is then built separately for each sequence.
     """
     width, dtype = model.size.head_dim, jnp.dtype(model.dtype)
     scopes = [scope for stretch in stretches for scope in stretch.scopes]
@@ -43,7 +48,7 @@ def attention_cycles(
 def live_segments(
     encoding: PositionalEncoding, params: Params, length: int, blocks: Blocks, order: Order
 ) -> np.ndarray:
-    """Return the kinks that each part of a tile can meet, for the first head, `[X, 4]`."""
+    """Return the ranges of kinks that the parts of each tile can contain, for head 0, `[X, 4]`."""
     bias = encoding.common_bias(params, length, length)
     assert bias is not None and bool(bias.exact)
     tables = Tables.of(bias, None, None, blocks, length)
@@ -63,8 +68,8 @@ def cycles(
 def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | None) -> np.ndarray:
     """Return how often a stretch runs at each tile, `[X]`; `live` comes from `live_segments`.
 
-    The end of a scope's name states when it runs; inside a loop, it runs for each sequence, except
-    for bends.
+    The suffix of a scope's name states at which tiles the scope runs. Inside a loop, a stretch runs
+    once per sequence; in a scope named "bends", it runs once per pair of kinks.
     """
     query_X, key_X = tiles(blocks, order)
     place_X = np.arange(query_X.size)

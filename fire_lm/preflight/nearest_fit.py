@@ -1,4 +1,4 @@
-"""Finds the nearest setting with which an oversized program fits, by compiling it again."""
+"""Finds the nearest setting with which an oversized program fits, by compiling repeatedly."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ MORE = "split the state over more fsdp or tensor, or use more chips"
 
 
 def training(compiler: Compiler, train: Pretraining) -> str:
-    """Return the fewest microbatches with which the step fits, which change no result.
+    """Return the smallest number of microbatches with which the step fits.
 
-    If no number suffices, return whether it fits when the backward pass recomputes every layer.
+    Microbatches do not change results. If no number suffices, the function reports whether the step
+    fits when the backward pass recomputes every layer.
     """
     mesh = compiler.mesh(train.mesh)
     sequences = train.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
@@ -33,7 +34,7 @@ def training(compiler: Compiler, train: Pretraining) -> str:
 
 
 def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") -> float | None:
-    """Return the memory of the step in this number of microbatches, or None if it does not fit."""
+    """Return the memory of the step with `parts` microbatches, or None if it does not fit."""
     try:
         with phase(f"trying {parts} microbatches{more}", quiet=False):
             return compiler.training(dataclasses.replace(train, microbatches=parts)).memory
@@ -43,7 +44,7 @@ def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") 
 
 
 def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
-    """Find, by halving, the most sequences at a time with which the forward pass fits."""
+    """Return the most sequences at a time, found by halving, with which the forward pass fits."""
     mesh = compiler.mesh(score.mesh)
     batch = sequences_at_a_time(length, score.tokens_per_batch, mesh)
     ways = mesh.shape["data"] * mesh.shape["fsdp"]

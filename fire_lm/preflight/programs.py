@@ -1,4 +1,4 @@
-"""The programs of a run, compiled for a slice: training step, sweep scoring and generation."""
+"""Compiles the programs of a run for a slice: training step, forward pass and generation."""
 
 from __future__ import annotations
 
@@ -37,12 +37,15 @@ from fire_lm.preflight.estimate import Estimate, Generation, costs, estimate
 from fire_lm.preflight.kernels import PREFIX, attention_cycles
 from fire_lm.training import Pretraining
 
-# An arbitrary token, so that generation can end as it does with the vocabulary's own stop tokens.
+# An arbitrary stop token, so that the program includes the test for stop tokens.
 _STOP = (1,)
 
 
 class DoesNotFit(FireLMError):
-    """The compiler refuses a program for its memory; `needed` and `usable` are bytes."""
+    """The compiler refuses a program that needs too much memory.
+
+    `needed` and `usable` are bytes.
+    """
 
     def __init__(self, needed: float, usable: float):
         needs, has, over = (f"{size / 2**30:.2f}" for size in (needed, usable, needed - usable))
@@ -52,7 +55,7 @@ class DoesNotFit(FireLMError):
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """The generation to compile: `batch` prompts of `length` tokens, continued together."""
+    """The generation to compile, of `batch` prompts of `length` tokens that continue together."""
 
     batch: int
     length: int
@@ -65,7 +68,7 @@ class Prompts:
 
 @dataclasses.dataclass(frozen=True)
 class Compiler:
-    """Compiles for a slice, and leaves the kernels' schedules in `folder` (see `bundles.ask`)."""
+    """A compiler for a slice, which writes schedules of kernels to `folder` (see `bundles.ask`)."""
 
     where: Slice
     folder: Path
@@ -104,7 +107,7 @@ class Compiler:
         """Compile generation with the model of `run`, its parameters not split by fsdp.
 
         Raises:
-          UserError: The encoding cannot reach that length.
+          UserError: The encoding cannot encode inputs of that length.
         """
         mesh = self.mesh(run.mesh)
         length, new_tokens = prompts.length, prompts.new_tokens
@@ -166,7 +169,10 @@ class Compiler:
         length: int,
         data: TrainingData | None = None,
     ) -> Callable[[str, Sequence[str]], float]:
-        """Return a function for the cycles of a chip in a kernel, whose cores share the heads."""
+        """Return a function that computes the cycles of a kernel on a chip.
+
+        The cores of a chip share its heads.
+        """
         heads = math.ceil(model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores)
         packed = data is not None and data.packed
 

@@ -1,4 +1,4 @@
-"""The results of preflight, as a table for people and as JSON for programs."""
+"""The results of preflight, as a table for readers and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OK, FAILED, SKIPPED = "ok", "FAILED", "-"
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A check of something that a run needs besides its programs."""
+    """The outcome of a check of a requirement of the run or of a property of a program."""
 
     name: str
     outcome: str
@@ -28,12 +28,13 @@ class Report:
     """The results of preflight.
 
     Attributes:
-      where, mesh: The slice, and the number of devices along each axis.
-      programs: The estimates by name; the training step comes first.
+      where, mesh: The slice, and the number of devices along each axis of the mesh.
+      programs: The estimates by the program's name; the training step comes first.
       flops, tokens: The FLOPs and tokens of a training step on all chips.
-      failures: The programs that do not compile, with the message for each.
-      checks: The checks of data, directory and checkpoint.
-      generation: More details on the program of that name.
+      failures: The error messages of the programs that do not compile, by the program's name.
+      checks: The outcomes of all checks.
+      compiler: The name and version of the compiler.
+      generation: The details of the program named "generation", or None.
     """
 
     where: Slice
@@ -59,7 +60,7 @@ class Report:
         return self.flops / (step.seconds * self.where.chips * self.where.chip.flops)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report with bytes and seconds of one chip."""
+        """Return the report in JSON form; bytes and seconds are those of one chip."""
         step = self.programs.get(STEP)
         return {
             "slice": self.where.name,
@@ -154,7 +155,7 @@ def _generation(found: Generation) -> list[str]:
 
 
 def _parts(step: Estimate) -> list[list[str]]:
-    """Return the rows of the table by part of the model, the largest first."""
+    """Return a row of the table for each part of the model, in decreasing order of time."""
     parts = sorted(step.parts.items(), key=lambda part: -sum(part[1]))
     return [[name, _ms(forward), _ms(backward)] for name, (forward, backward) in parts]
 

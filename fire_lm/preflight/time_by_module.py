@@ -1,4 +1,4 @@
-"""The cycles of a step by part of the model, forward and backward."""
+"""The cycles of each part of the model in the forward and the backward pass of a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from fire_lm.preflight.hlo import Run
 
-# The first pattern found in JAX's name of an instruction decides its part; a name is, for example,
+# An instruction belongs to the part whose pattern is the first to match JAX's name of the
+# instruction. An example of such a name is
 # jit(train_step)/transpose(jvp(Decoder))/layers/mlp_out/BTF,BTD->FD/dot_general.
 _PARTS = {
     "MLP": r"/mlp_(in|out)/",
@@ -28,7 +29,10 @@ Parts = dict[str, tuple[float, float]]
 
 
 def by_part(runs: Iterable[Run]) -> Parts:
-    """Return XLA's cycles by part of the model: (forward and neither pass, backward)."""
+    """Return two counts of XLA's cycles for each part of the model.
+
+    The second count is that of the backward pass; the first includes all other instructions.
+    """
     parts: Parts = {}
     for run in runs:
         source = run.instruction.source
@@ -38,9 +42,9 @@ def by_part(runs: Iterable[Run]) -> Parts:
 
 
 def add(parts: Parts, name: str, source: str, cycles: float) -> None:
-    """Add `cycles` to the pass that `source`, JAX's name of the instruction, indicates."""
+    """Add `cycles` to the pass indicated by `source`, which is JAX's name of the instruction."""
     forward, backward = parts.get(name, (0, 0))
-    if "transpose(" in source:  # including what the backward pass recomputes
+    if "transpose(" in source:  # including instructions that the backward pass recomputes
         backward += cycles
     else:
         forward += cycles

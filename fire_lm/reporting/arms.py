@@ -1,4 +1,4 @@
-"""Groups runs that differ only in their seed into arms, and names the arms."""
+"""Groups runs that differ only in their seed into arms and names the arms."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from fire_lm.config import Config
 from fire_lm.experiment import training_of, training_root
 from fire_lm.results.folder import Setting
 
-# Prefixes of the names of settings that change no result, or that state where something is rather
-# than what it is.
+# Prefixes of the names of settings that change no result or that only state a location.
 _IDLE = (
     *("pretrain.seed", "pretrain.log_every", "finetune.seed", "finetune.log_every"),
     *("Checkpointing.", "Watchdog.", "MeshShape."),
@@ -20,10 +19,10 @@ _IDLE = (
 
 
 def differing(configs: dict[str, Config]) -> list[Setting]:
-    """Return the settings that differ between the runs that have them, as gin would print them.
+    """Return the settings whose values differ between runs, with values as gin writes them.
 
-    Settings are compared by parameter, because one run may bind a parameter directly and another
-    by a macro.
+    A setting is compared only between the runs that have it. Settings are compared by parameter,
+    because one run may bind a parameter directly and another run through a macro.
     """
     leaves = {
         run: {
@@ -43,10 +42,11 @@ def differing(configs: dict[str, Config]) -> list[Setting]:
 
 
 def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[str, str]:
-    """Name each run's arm: its encoding and, if runs of one encoding differ, by what.
+    """Return the name of each run's arm.
 
-    Two runs with the same seed, such as a run and its copy, are not two samples, so their names
-    distinguish them.
+    The name consists of the encoding and, if runs with this encoding differ, of the settings in
+    which they differ. Two runs with the same seed, such as a run and its copy, are not two samples,
+    so the names of their arms also contain the names of the runs.
     """
     own: dict[str, dict[str, str]] = {run: {} for run in configs}
     for setting in settings:
@@ -56,7 +56,8 @@ def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[s
     names = {}
     for run, encoding in encodings.items():
         same = [values for other, values in own.items() if encodings[other] == encoding]
-        # One macro may set several parameters: TRAIN_LENGTH sets that of the run and of the model.
+        # One macro may set several parameters: TRAIN_LENGTH sets a length of the run and of the
+        # model.
         apart = dict.fromkeys(
             f"{name.rpartition('.')[2]} {value}"
             for name, value in own[run].items()
@@ -69,7 +70,10 @@ def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[s
 
 
 def _what(setting: Setting) -> str:
-    """Return the value of a setting; of INIT_FROM, which seeds differ in, only if it is set."""
+    """Return the value of a setting as used in names of arms.
+
+    INIT_FROM differs between seeds, so only whether it is set is used.
+    """
     if setting.name == "pretrain.init_from":
         return "nothing" if setting.value == "''" else "a run"
     return setting.value

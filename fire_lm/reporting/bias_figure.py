@@ -1,4 +1,6 @@
-"""Draws what each of many encodings adds to a logit over distance; computes nothing itself.
+"""Draws the term that each of many encodings adds to a logit, as a function of distance.
+
+This module only draws values that the caller has computed.
 
 Shapes: N heads, S distances (column d is distance d).
 """
@@ -30,11 +32,11 @@ class Panel:
     """The curves of one encoding.
 
     Attributes:
-      title: The names of its gin files.
-      quantity: What is drawn.
+      title: The names of the encoding's gin files.
+      quantity: The name of the quantity that is drawn.
       near_NS: The values for the last query of an input of the training length, with one row for
-        each of the heads, or a single row if all heads are alike.
-      far_NS: The values for the last query of a longer input, or None if they do not exist.
+        each head, or a single row if the values are the same for all heads.
+      far_NS: The values for the last query of a longer input, or None if the encoding has none.
     """
 
     title: str
@@ -44,9 +46,10 @@ class Panel:
 
 
 def figure(panels: Sequence[Panel], heads: Sequence[int], path: epath.Path) -> None:
-    """Draw a small plot for each panel as a PNG: solid at the training length, dashed beyond it.
+    """Draw a PNG with a small plot for each panel.
 
-    `heads` are the numbers of the heads to which the rows of the panels belong.
+    The curves for the training length are solid, those for the longer input dashed. `heads` are the
+    numbers of the heads to which the rows of the panels belong.
     """
     import matplotlib
 
@@ -98,7 +101,10 @@ def _draw(axes: Axes, panel: Panel, colours: Sequence[Any]) -> None:
 
 
 def _scale(axes: Axes, panel: Panel, near: int, far: int) -> None:
-    """Set the same distances in all panels; `near` is the training length."""
+    """Set the range of the axes; the distances are the same in all panels.
+
+    `near` is the training length, and `far` is the longer length.
+    """
     axes.axvline(near, color="grey", linestyle=":", linewidth=1)
     # Distance 0 is on the axis, so the scale is linear up to 1.
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.5)
@@ -115,7 +121,7 @@ def _scale(axes: Axes, panel: Panel, near: int, far: int) -> None:
 
 
 def _limits(panel: Panel) -> tuple[float, float]:
-    """Return the limits of the y axis: all values except those below `LOWEST`."""
+    """Return limits of the y axis that include all values except those below `LOWEST`."""
     drawn = [panel.near_NS] if panel.far_NS is None else [panel.near_NS, panel.far_NS]
     low = max(min(float(values_NS.min()) for values_NS in drawn), LOWEST)
     high = max(float(values_NS.max()) for values_NS in drawn)
@@ -140,7 +146,7 @@ def _legend(
 
 
 def _with_palette(image: io.BytesIO) -> bytes:
-    """Return the PNG with 128 colours, at half the size."""
+    """Return the PNG with 128 colours, which halves the size of the file."""
     from PIL import Image
 
     smaller = io.BytesIO()

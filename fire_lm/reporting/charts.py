@@ -1,7 +1,7 @@
-"""The style of figures: one drawing as SVG, for light and dark pages, and as PNG.
+"""The style of figures, each of which is drawn as an SVG, for light and dark pages, and as a PNG.
 
-The same rows give the same bytes: there are no dates or random identifiers, and text uses the
-reader's fonts.
+Identical rows give identical bytes, because the files contain no dates or random identifiers. Text
+in an SVG uses the reader's fonts.
 """
 
 from __future__ import annotations
@@ -18,27 +18,32 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Distinguishable with red-green colour blindness, and visible on both white and black.
+# Readers with red-green colour blindness can distinguish these colours, which are visible on both
+# white and black.
 _COLOURS = (
     "#d1495b", "#2e86ab", "#e08a1e", "#3a9d5d", "#9067c6",
     "#b0663a", "#d667a0", "#84922c", "#1aa0a0", "#7a8288",
 )  # fmt: skip
 FIRST, GREY = _COLOURS[0], _COLOURS[-1]
 _MARKERS = "osD^vPX*<>"
-_INK, _INK_MARK = "#1c1c1c", "#010203"  # the latter marks, in SVG, the colour of the page's text
+# In an SVG, the colour `_INK_MARK` is a placeholder for the colour of the page's text.
+_INK, _INK_MARK = "#1c1c1c", "#010203"
 _STYLE = "<style>svg{color:#1c1c1c}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
 
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """A drawing: `svg` has no background and adapts to light or dark; `png` is black on white."""
+    """A drawing, as an SVG and as a PNG.
+
+    `svg` has no background and adapts to light and dark pages; `png` is black on white.
+    """
 
     svg: str
     png: bytes
 
 
 def drawn(draw: Callable[[Figure], None], width: float, height: float) -> Image:
-    """Draw with `draw`, which puts axes into an empty figure of that size in inches."""
+    """Draw with `draw`, which adds axes to an empty figure of the given size in inches."""
     return Image(_svg(draw, width, height), png(draw, width, height))
 
 
@@ -56,7 +61,7 @@ def png(draw: Callable[[Figure], None], width: float, height: float) -> bytes:
         return _saved(draw, width, height, format="png", dpi=150, metadata={"Software": None})
 
 
-# By default, matplotlib would write its version and the time.
+# By default, matplotlib would write its version and the time to the file.
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -102,7 +107,10 @@ def _settings(ink: str) -> Iterator[None]:
 
 
 def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return a colour and marker for each name, the same in all figures of these names."""
+    """Return a colour, marker and line style for each name.
+
+    They are the same in all figures with these names.
+    """
     return {
         name: {
             "color": _COLOURS[index % len(_COLOURS)],
@@ -114,14 +122,14 @@ def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def varied(style: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return a style of the same colour with another marker and dash."""
+    """Return a style with the same colour but another marker and dash pattern."""
     marker = _MARKERS[(_MARKERS.index(style["marker"]) + 1 + number) % len(_MARKERS)]
     dashes = ((5, 2), (1, 1.5), (5, 1.5, 1, 1.5), (8, 3))
     return {**style, "marker": marker, "linestyle": (0, dashes[number % len(dashes)])}
 
 
 def shades(count: int) -> list[str]:
-    """Return shades for layers or heads, first to last, with equal contrast to white and black."""
+    """Return shades for layers or heads in order, with similar contrast to white and to black."""
     from matplotlib.colors import LinearSegmentedColormap, to_hex
 
     ends = ("#c8553d", "#b4508f", "#7a64c8", "#2e7fb8", "#2f8f6b", "#84812c")
@@ -153,7 +161,7 @@ def training_length(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
-    """Put one legend below all panels, with each name once."""
+    """Draw one legend below all panels, in which each name occurs once."""
     named: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -168,7 +176,7 @@ def legend_columns(labels: Sequence[str]) -> int:
 
 
 def size(labels: Sequence[str]) -> tuple[float, float]:
-    """Return the size in inches of a chart with a legend of these labels below it."""
+    """Return the size in inches of a chart with a legend of `labels` below the chart."""
     lines = -(-len(set(labels)) // legend_columns(labels))
     return 6.2, 4.0 + 0.2 * lines
 

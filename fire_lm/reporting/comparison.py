@@ -1,9 +1,10 @@
-"""Compares our losses with those that the paper prints, and with those of other runs.
+"""Compares our losses with those reported in the paper, and with those of other runs.
 
 Lengths are compared as multiples of the training length, because the paper's models were trained at
-2048 tokens and most of ours at other lengths. Welch's t test over seeds judges which of two
-encodings is better. With a single seed there is no such test: then the order is that of the values,
-and their difference has an error over the rows of text that both have scored.
+2048 tokens and most of our models at other lengths. Welch's t test over seeds decides whether one
+of two encodings is better. With a single seed no such test is possible: encodings are then ranked
+by their values, and the standard error of a difference is computed over the rows of text that both
+have scored.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from fire_lm.reporting.seeds import Line, Mean, Scored, paired
 from fire_lm.results.folder import Results, RunFacts
 
 _PAPER_TRAIN_LENGTH, _PAPER_PARAMETERS = 2048, 125e6
-_LARGE = 250e6  # parameters; the paper prints no losses of larger models
+_LARGE = 250e6  # parameters; the paper reports no losses of larger models
 
 
 def papers_model(encoding: str) -> str | None:
-    """Return the base model whose log perplexities the paper prints for an encoding, or None."""
+    """Return the base model whose log perplexities the paper reports for an encoding, or None."""
     for cell in published():
         same = cell.encoding == encoding and cell.train_length == _PAPER_TRAIN_LENGTH
         if same and cell.metric == "log_perplexity" and cell.printed:
@@ -34,9 +35,13 @@ def papers_model(encoding: str) -> str | None:
 def beside_the_paper(
     results: Results, scored: Scored, lines: Sequence[Line]
 ) -> tuple[list[str], Table | None]:
-    """Return words on the agreement of the orders, and a table of both, if they share anything.
+    """Compare the ranking of our encodings with that in the paper.
 
     `lines` are in nats per token; lines with a change at evaluation are ignored.
+
+    Returns:
+      Sentences on the agreement of the two rankings, and a table of both. The list is empty and the
+      table is None if no multiple of the training length is in both.
     """
     ours: dict[str, Line] = {}
     theirs: dict[str, Mapping[float, Published]] = {}
@@ -64,7 +69,7 @@ def _ours(line: Line, multiple: float) -> Mean | None:
 
 
 def _apart(runs: Sequence[RunFacts], scored: Scored) -> str:
-    """Describe how the runs, and the scored text, differ from those of the paper."""
+    """Describe how the runs and the scored text differ from those of the paper."""
     sizes = sorted(run.parameters for run in runs)
     lengths = sorted({run.train_length for run in runs})
     data = sorted({run.data for run in runs})
@@ -91,13 +96,21 @@ def _apart(runs: Sequence[RunFacts], scored: Scored) -> str:
 
 
 def _is_c4(label: str) -> bool:
-    """Return whether text is C4's English part under TFDS's name or a copy's."""
+    """Return whether `label` names the English part of C4, either in TFDS or as a copy."""
     return label in ("c4", "c4_en")
 
 
 @dataclasses.dataclass
 class _Pairs:
-    """Pairs of encodings at one length, grouped by how they compare with the paper."""
+    """Pairs of encodings at one length, grouped by the result of their comparison.
+
+    Attributes:
+      same: The number of pairs in the paper's order.
+      reversed: Pairs in the opposite order.
+      open: Pairs that the test over seeds does not distinguish.
+      close: Pairs of single runs that differ by at most two standard errors of the difference.
+      tied: The number of pairs that are equal at the paper's precision.
+    """
 
     same: int = 0
     reversed: list[str] = dataclasses.field(default_factory=list)
@@ -109,7 +122,7 @@ class _Pairs:
 def _order(
     multiple: float, ours: Mapping[str, Line], theirs: Mapping[str, Mapping[float, Published]]
 ) -> str:
-    """Describe both orders, and how many pairs of encodings are ordered as in the paper."""
+    """Describe both rankings, and how many pairs of encodings are ranked as in the paper."""
     means = {
         name: found
         for name, line in ours.items()
@@ -150,7 +163,11 @@ def _order(
 def _best_first(
     means: Mapping[str, Mean], ours: Mapping[str, Line], multiple: float, with_gaps: bool
 ) -> str:
-    """Describe the order; for single seeds, with the distance of each to the one before it."""
+    """Describe the ranking.
+
+    For single seeds, the description contains the difference between each encoding and the encoding
+    that precedes it.
+    """
     names = sorted(means, key=lambda name: means[name].value)
     if not with_gaps:
         return " < ".join(names)
@@ -174,7 +191,7 @@ def _gap(one: Line, other: Line, multiple: float) -> tuple[float, float] | None:
 
 
 def _told(pairs: _Pairs) -> list[str]:
-    """Describe all pairs except those in the paper's order."""
+    """Describe all pairs except the pairs that are in the paper's order."""
     told = []
     if pairs.reversed:
         told.append(f"Reversed ({len(pairs.reversed)}): {', '.join(pairs.reversed)}.")
@@ -194,7 +211,7 @@ def _told(pairs: _Pairs) -> list[str]:
 
 
 def _tie(one: Published, other: Published) -> bool:
-    """Return whether two values are equal at the precision to which both are printed."""
+    """Return whether two values are equal at the lower of the precisions that the paper reports."""
     digits = min(len(cell.printed.partition(".")[2]) for cell in (one, other))
     return round(one.value or 0.0, digits) == round(other.value or 0.0, digits)
 
@@ -204,7 +221,7 @@ def _have_spread(*means: Mean) -> bool:
 
 
 def _told_apart(one: Mean, other: Mean) -> bool:
-    """Return whether two means over seeds differ: Welch's t test, two-sided, at 5 %."""
+    """Return whether two means over seeds differ, by Welch's two-sided t test at the 5 % level."""
     from scipy.special import stdtrit
 
     squared = [mean.spread**2 / mean.runs for mean in (one, other) if mean.spread is not None]
@@ -241,7 +258,11 @@ def _table(
 
 
 def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool) -> Table | None:
-    """Return our losses minus those of another report's line of the same name, or its only one."""
+    """Tabulate the differences between our losses and those of another report.
+
+    Each line is compared with the line of the same name in `others`, or otherwise with the only
+    line. The result is None if there is no such line.
+    """
     unit = "nats per token" if nats else "bits per byte"
     by_name = {line.name: line for line in others}
     rows, lengths = [], sorted({length for line in lines for length in line.nats})

@@ -1,4 +1,4 @@
-"""Shows the lengths of a data set's documents as a table and a figure; computes no results."""
+"""Shows the lengths of a data set's documents, which the caller computes, as table and figure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from etils import epath
 
 
 def _edges(tokens: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return powers of two from the shortest document to beyond the longest."""
+    """Return powers of two that cover the range from the shortest to the longest document."""
     lengths = np.concatenate([*tokens.values()])
     if not lengths.size:
         return np.array([1, 2])
@@ -31,7 +31,7 @@ def length_table(tokens: Mapping[str, np.ndarray]) -> str:
 
 
 def length_figure(tokens: Mapping[str, np.ndarray], title: str, path: epath.Path) -> None:
-    """Draw the share of each split's documents by length as a PNG."""
+    """Draw a PNG of the distribution of document lengths in each split."""
     import matplotlib
 
     matplotlib.use("Agg")

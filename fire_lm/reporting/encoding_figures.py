@@ -1,4 +1,4 @@
-"""Pictures of what encodings learned: scalars over training, biases, and the scores of a head."""
+"""Pictures of learned encodings: scalars over training, biases, and scores of an attention head."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PAPER_L, _PAPER_TRAIN_LENGTH = (1200.0, 1600.0), 2048
 
 
 def learned(results: Results) -> list[Picture]:
-    """Draw, for each arm, c and L of each layer over training, and gamma if there is one."""
+    """Draw, for each arm, the learned scalars (c, L and gamma) of each layer over training."""
     found = []
     for run, numbers in _first_of_arms(results, results.learned):
         names: dict[str, list[LearnedNumber]] = {}
@@ -33,7 +33,7 @@ def learned(results: Results) -> list[Picture]:
 
 
 def _first_of_arms(results: Results, rows: Sequence[_Row]) -> Iterator[tuple[RunFacts, list[_Row]]]:
-    """Yield, for each arm, the first run by seed that has rows, with these rows."""
+    """Yield, for each arm, the first run in the order of seeds that has rows, with its rows."""
     for runs in results.arms().values():
         for run in runs:
             if own := [row for row in rows if row.run == run.run]:
@@ -87,7 +87,10 @@ def _learned(run: RunFacts, names: dict[str, list[LearnedNumber]]) -> Picture:
 
 
 def biases(results: Results) -> list[Picture]:
-    """Draw Figures 4 and 8 of the FIRE paper: one picture per arm, a block of panels per query."""
+    """Draw Figures 4 and 8 of the FIRE paper.
+
+    There is one picture for each arm, with a block of panels for each query.
+    """
     return [_biases(run, rows) for run, rows in _first_of_arms(results, results.biases)]
 
 
@@ -158,7 +161,7 @@ def _bias_panel(
 
 
 def scores(results: Results) -> list[Picture]:
-    """Draw Figure 1 of 2310.13017: a head's scores, as trained and with position interpolation."""
+    """Draw Figure 1 of 2310.13017: scores of a head with and without position interpolation."""
     return [
         _scores(run, rows)
         for run, rows in _first_of_arms(results, results.scores)

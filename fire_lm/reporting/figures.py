@@ -1,4 +1,4 @@
-"""Pictures of losses over length, position and training, drawn from means over seeds."""
+"""Pictures of losses against length, position and training tokens, as means over seeds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def line_styles(results: Results) -> dict[str, dict[str, Any]]:
-    """Return one colour per arm for all figures; its variants differ in markers and dashes."""
+    """Return the style of each arm and variant for all figures.
+
+    The variants of an arm have the same colour; they differ in markers and dashes.
+    """
     arms = charts.styles(sorted(results.arms()))
     arm_of = {run.run: run.arm for run in results.runs}
     found = dict(arms)
@@ -45,12 +48,13 @@ def line_styles(results: Results) -> dict[str, dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """The losses against length for one name of text.
+    """The losses against length on one text.
 
     Attributes:
       title: The name of the text.
       lines: The losses, in nats per token or in bits per byte.
-      apart: How the rows differ, if that is why they are in bits per byte; otherwise "".
+      apart: The difference between the rows that requires bits per byte, or "" if the losses are in
+        nats per token.
     """
 
     title: str
@@ -84,14 +88,14 @@ def losses(results: Results, scored: Scored, lines: Sequence[Line], apart: str) 
 
 
 def losses_png(results: Results, panels: Sequence[Panel]) -> bytes:
-    """Draw the same picture as a PNG, with several names of text one below the other."""
+    """Draw the picture of `losses` as a PNG, with the panels of several texts in one column."""
     return charts.png(*_drawing(results, panels))
 
 
 def _drawing(
     results: Results, panels: Sequence[Panel]
 ) -> tuple[Callable[[Figure], None], float, float]:
-    """Return (a function that draws the panels, their width and height in inches)."""
+    """Return a function that draws the panels, and the width and height of the figure in inches."""
     styles = line_styles(results)
 
     def draw(figure: Figure) -> None:
@@ -106,7 +110,7 @@ def _drawing(
 
 
 def _draw_losses(axes: Axes, panel: Panel, styles: dict[str, dict[str, Any]]) -> None:
-    """Draw one panel, naming its error bars in the title, for when the caption is not shown."""
+    """Draw one panel; its title explains the error bars, because a PNG has no caption."""
     over_seeds = have_spread(panel.lines)
     drawn: dict[str, int] = {}
     for line in panel.lines:
@@ -137,7 +141,7 @@ def _dotted(trained: Sequence[int]) -> str:
 
 
 def _band(lines: Mapping[str, Sequence[tuple[float, Mean]]]) -> str:
-    """Describe the bands around the lines of means over positions."""
+    """Describe the bands around the lines in a figure of losses by position."""
     alone = {point.spread is None for points in lines.values() for _, point in points}
     if alone == {True}:
         return "standard error over text"
@@ -146,7 +150,7 @@ def _band(lines: Mapping[str, Sequence[tuple[float, Mean]]]) -> str:
 
 
 def have_spread(lines: Sequence[Line]) -> bool:
-    """Return whether any line has several seeds."""
+    """Return whether any line is a mean over several seeds."""
     return any(point.spread is not None for line in lines for point in line.nats.values())
 
 
@@ -203,7 +207,7 @@ def positions(results: Results) -> list[Picture]:
 
 
 def training(results: Results) -> list[Picture]:
-    """Draw training losses, one figure for each text and vocabulary."""
+    """Draw one figure of training losses for each text and vocabulary."""
     return [
         _training(lines, line_styles(results), number)
         for number, lines in enumerate(training_lines(results))
@@ -240,13 +244,13 @@ def _training(
 
 
 def _perplexity_axis(axes: Axes) -> None:
-    """Draw a perplexity axis to the right of an axis in nats."""
+    """Add a perplexity axis on the right side of axes whose y axis is in nats."""
     right = axes.secondary_yaxis("right", functions=(_exp, _log))
     right.set_ylabel("perplexity")
 
 
 def _exp(nats: ArrayLike) -> np.ndarray:
-    return np.exp(np.minimum(nats, 700.0))  # axes also evaluate values far outside their limits
+    return np.exp(np.minimum(nats, 700.0))  # matplotlib also evaluates values far outside limits
 
 
 def _log(perplexity: ArrayLike) -> np.ndarray:

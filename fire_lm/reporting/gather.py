@@ -1,5 +1,5 @@
-"""Gathers what a report shows from run directories: files of runs and sweeps, and probes of the
-newest checkpoints."""
+"""Gathers the content of a report from run directories: results of runs and sweeps, and probes of
+checkpoints."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def gather(
     """Gather the results of run directories, folders of runs, and folders of results.
 
     Args:
-      with_probes: Whether to read checkpoints, for biases and attention scores.
+      with_probes: Whether to read checkpoints to compute biases and attention scores.
       before: The results of an earlier report, whose probes of the same checkpoints are reused.
 
     Raises:
-      UserError: A name is none of these, or two runs have the same name.
+      UserError: A name is neither a run nor such a folder, or two runs have the same name.
       RunFailed: A file is damaged.
     """
     parts: list[tuple[str, Results]] = []
@@ -91,7 +91,10 @@ def gather(
 
 
 def _named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
-    """Rename arms of the same name in two sources, whose settings have not been compared."""
+    """Rename arms that have the same name in two sources.
+
+    Their settings have not been compared, so they may be different arms.
+    """
     sources = Counter(arm for _, part in parts for arm in part.arms())
     found = []
     for name, part in parts:
@@ -143,7 +146,7 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
 
 
 def trained_tasks(configs: dict[str, Config]) -> list[TrainedTask]:
-    """Return the synthetic tasks on which runs were trained, with the arms' names within each."""
+    """Return the synthetic task of each run, with a name for its arm among those of the task."""
     of_task: dict[tuple[str, str], dict[str, Config]] = {}
     longest: dict[str, int] = {}
     for run, config in configs.items():
@@ -185,7 +188,7 @@ def _of_run(workdir: epath.Path, config: Config, arm: str) -> Results:
 
 
 def _periods(config: Config) -> Sequence[float]:
-    """Return the periods of the first rotary encoding among those of the layers, if any."""
+    """Return the periods of the model's first rotary encoding, or [] if there is none."""
     found = (encoding.periods() for encoding in config.call("build_decoder").encodings)
     return next((periods.tolist() for periods in found if periods is not None), [])
 
@@ -197,11 +200,11 @@ def _is_number(value: Any) -> bool:
 def newest(
     rows: Sequence[Scored], arms: dict[str, str], kind: Callable[[Scored], object]
 ) -> list[Scored]:
-    """Return, for each arm and kind of rows, those of the newest step that all its runs share.
+    """Return, for each arm and kind of rows, the rows of the newest step that all its runs share.
 
-    Only runs with such rows count. If they share no step, each run's own newest step is used. A
-    step counts once it has the longest length: lengths are scored from the shortest, so it is then
-    scored completely.
+    Only runs with rows of this kind count. If these runs share no step, the newest step of each run
+    is used. A step counts only if its scoring is complete. This is the case if the step has a row
+    of the longest length, because lengths are scored in increasing order.
     """
     longest: dict[object, int] = {}
     for row in rows:
@@ -220,7 +223,7 @@ def newest(
 
 
 def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | None:
-    """Return the point of a line of metrics, or None if it lacks, say, a finite loss."""
+    """Return the point of a line of metrics, or None if a value is missing or not finite."""
     names = ("tokens", "loss", "grad_norm", "learning_rate", "tokens_per_second")
     if not all(_is_number(line.get(name)) for name in names):
         return None
@@ -254,9 +257,10 @@ def _facts(workdir: epath.Path, config: Config, arm: str, step: int) -> RunFacts
 
 
 def _label(data: TrainingData) -> str:
-    """Describe the data of a run: a task and its layout, or text and its construction.
+    """Describe the data of a run, which is a task with its layout or a text with its construction.
 
-    Text that has been removed cannot be described: the bundled text has C4's name in gin.
+    A text that has been removed cannot be described, because its name in gin may be wrong: the
+    bundled text has the name of C4.
     """
     if isinstance(data, Synthetic):
         return f"{data.task.label} to length {data.max_length}, {data.layout}"
@@ -279,7 +283,7 @@ def _label(data: TrainingData) -> str:
 
 
 def _in_words(machine: dict[str, Any]) -> str:
-    """Describe the machine from the record of training/goodput.py; older runs have none."""
+    """Describe the machine recorded by training/goodput.py; older runs have no such record."""
     if not machine:
         return "not recorded"
     devices = machine["devices"]

@@ -1,4 +1,4 @@
-"""Accuracy by length on synthetic tasks: tables, curves, and a map of tasks and encodings."""
+"""Accuracy by length on synthetic tasks: tables, curves, and a map of tasks and arms."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class AccuracyLine:
     """An arm's accuracy on a task.
 
     Attributes:
-      name: The arm among those of the task, its variant, and the positions of the test.
+      name: The arm among those of the task, its variant, and its evaluation positions.
       max_length: The largest length of exercises in training.
-      points: The accuracy in percent by length; means over seeds.
-      seeds: Each seed's mean accuracy, in percent, over lengths that it was not trained at.
+      points: The mean accuracy over seeds, in percent, by length.
+      seeds: For each seed, the mean accuracy, in percent, over lengths beyond `max_length`.
     """
 
     name: str
@@ -41,7 +41,7 @@ class AccuracyLine:
 
     @property
     def trained(self) -> float | None:
-        """The mean over the training lengths, or None if none was measured."""
+        """The mean over the training lengths, or None if no such length was measured."""
         return _mean_of([p.value for n, p in self.points.items() if n <= self.max_length])
 
     @property
@@ -50,7 +50,10 @@ class AccuracyLine:
 
 
 def accuracy_lines(results: Results) -> dict[str, list[AccuracyLine]]:
-    """Return the lines of each task and layout, best at lengths beyond training first."""
+    """Return the lines of each task and layout.
+
+    The lines are in decreasing order of their mean accuracy beyond the training lengths.
+    """
     trained = {one.run: one for one in results.tasks}
     steps = {row.run: row.step for row in results.accuracies}
     several = any(steps[row.run] != row.step for row in results.accuracies)
@@ -94,7 +97,10 @@ def _mean_of(values: Sequence[float]) -> float | None:
 
 
 def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
-    """Tabulate the means over the training lengths and over longer ones, and the longest alone."""
+    """Tabulate the mean accuracies over training lengths, over longer lengths, and at the longest.
+
+    `lines` are the lines of `task`.
+    """
     longest = max(length for line in lines for length in line.points)
     body = []
     for line in lines:
@@ -120,7 +126,10 @@ def _cell(value: float | None) -> str:
 
 
 def _constant_answer(task: str) -> float | None:
-    """Return the accuracy of the best constant answer in percent, for tasks at their defaults."""
+    """Return the accuracy of the best constant answer, in percent, or None if it is unknown.
+
+    The accuracy is known for tasks with their default settings.
+    """
     return MOST_FREQUENT.get(task.partition(",")[0])
 
 
@@ -131,7 +140,7 @@ def accuracy_text(results: Results) -> str:
 
 
 def pictures(results: Results) -> list[Picture]:
-    """Draw accuracy against length, one panel per task; for several tasks, also the map."""
+    """Draw accuracy against length in one panel per task and, for several tasks, also the map."""
     found = accuracy_lines(results)
     if not found:
         return []
@@ -156,14 +165,14 @@ def pictures(results: Results) -> list[Picture]:
 
 
 def write_figure(results: Results, path: epath.Path) -> None:
-    """Draw only the curves, as a PNG."""
+    """Draw a PNG of the curves only."""
     path.write_bytes(charts.png(*_curves(accuracy_lines(results))))
 
 
 def _curves(
     found: Mapping[str, Sequence[AccuracyLine]],
 ) -> tuple[Callable[[Figure], None], float, float]:
-    """Return (a function that draws the panels, their width and height in inches)."""
+    """Return a function that draws the panels, and the width and height of the figure in inches."""
     names = sorted({line.name for lines in found.values() for line in lines})
     styles = charts.styles(names)
     columns = min(_COLUMNS, len(found))

@@ -1,7 +1,7 @@
 """The results of a length sweep as text and figure, for sweeps, grids and reports.
 
-This module draws results and computes none. There is a table, and a panel of the picture, for each
-name of text and protocol; runs that differ only in their seed share one line.
+This module presents results and computes none. Each text and protocol has a table and a panel of
+the picture; runs that differ only in their seed share one line.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fire_lm.results.sweep_rows import SweepRow
 
 
 def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
-    """Return why nats per token of these rows cannot be compared, or "" if they can.
+    """Return the reason why nats per token of these rows are not comparable, or "" if they are.
 
-    Tokens are comparable only for the same text with the same tokenization. Rows whose text is
-    recorded are compared by it; the others can only be compared by their counts.
+    Losses per token are comparable only for the same text with the same tokenization. Rows with a
+    recorded text are compared by that text, other rows by their numbers of tokens and bytes.
     """
     scored = [row for row in rows if row.tokens]
     if len({(row.dataset, row.split) for row in scored}) > 1:
@@ -42,7 +42,7 @@ def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
 
 
 def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
-    """Describe how much of which text was scored and, if not in nats, why not."""
+    """Describe the scored text and its amount and, if nats are not comparable, the reason."""
     found = sorted({texts.of(row) for row in rows if row.tokens})
     budgets = sorted({row.tokens for row in rows if row.tokens})
     if apart:
@@ -62,13 +62,13 @@ def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
         )
     fewer = {row.length: budgets[-1] - row.tokens for row in rows if row.tokens}
     left = [f"{count:,} at length {n}" for n, count in sorted(fewer.items()) if count]
-    # Only in rows of older versions.
+    # Only rows of older versions skip tokens.
     left_out = f", of which lengths that do not divide its rows skip {', '.join(left)}"
     return f"{told}, the same text at every length ({text_name(found[0])}){left_out * bool(left)}."
 
 
 def sweep_text(results: Results) -> str:
-    """Format what was scored and its tables for the terminal, one text after another."""
+    """Format, for the terminal, a description and the tables of each scored text."""
     blocks = []
     found = loss_lines(results)
     for scored in dict.fromkeys(map(scored_in, results.losses)):
@@ -89,7 +89,7 @@ def rows_of(results: Results, scored: Scored) -> list[SweepRow]:
 
 
 def loss_table(lines: Sequence[Line], nats: bool) -> Table:
-    """Tabulate means over seeds with their spread, highlighting the best of each length."""
+    """Tabulate means over seeds with their spread, and highlight the best mean at each length."""
     lengths = sorted({length for line in lines for length in (*line.nats, *line.gaps)})
     points = [line.losses(nats) for line in lines]
     counts = {point.runs for p in points for point in p.values()}
@@ -112,7 +112,10 @@ def loss_table(lines: Sequence[Line], nats: bool) -> Table:
 
 
 def length_heads(lines: Sequence[Line], lengths: Iterable[int]) -> list[str]:
-    """Return column heads: lengths, with multiples of the training length if all lines share it."""
+    """Return the lengths as column heads.
+
+    The heads contain multiples of the training length if it is the same for all lines.
+    """
     trained = {line.train_length for line in lines}
     if len(trained) != 1:
         return [str(length) for length in lengths]
@@ -120,7 +123,11 @@ def length_heads(lines: Sequence[Line], lengths: Iterable[int]) -> list[str]:
 
 
 def _cell(point: Mean, counts: set[int]) -> str:
-    """Format a cell; a single run among means over several has no ± (it would mean otherwise)."""
+    """Format a cell.
+
+    In a table with means over several runs, the cell of a single run has no ±, because its error
+    would be of a different kind.
+    """
     error = point.text_error if counts == {1} else point.spread
     plus_minus = "" if error is None else f" ± {error:.3f}"
     number = f" ({point.runs})" if len(counts) > 1 else ""
@@ -128,10 +135,10 @@ def _cell(point: Mean, counts: set[int]) -> str:
 
 
 def paired_tables(lines: Sequence[Line]) -> list[Table]:
-    """Return a table of differences to the best line, or none if it cannot be made.
+    """Return a list of one table of differences from the best line, or [] if there is none.
 
-    It needs recorded texts and at least two lines. `lines` are in nats, best at the longest length
-    first.
+    The table requires recorded texts and at least two lines. `lines` are in nats per token, and
+    start with the line that is best at the longest length.
     """
     lengths = sorted({length for line in lines for length in line.rows})
     best, *others = lines
@@ -151,7 +158,7 @@ def paired_tables(lines: Sequence[Line]) -> list[Table]:
 
 
 def write_figure(results: Results, path: epath.Path) -> None:
-    """Draw loss against length as a PNG, with one panel for each name of text."""
+    """Draw a PNG of loss against length, with one panel for each text and protocol."""
     panels = []
     for scored, lines in loss_lines(results).items():
         apart = differences(rows_of(results, scored), results.texts)
@@ -159,4 +166,4 @@ def write_figure(results: Results, path: epath.Path) -> None:
     if panels:
         path.write_bytes(figures.losses_png(results, panels))
     else:
-        path.unlink(missing_ok=True)  # an earlier figure would show other rows
+        path.unlink(missing_ok=True)  # an existing figure would show rows of an earlier sweep

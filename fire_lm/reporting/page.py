@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML file, and the same content as Markdown."""
+"""Formats a report as one self-contained HTML file, and its content as Markdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from fire_lm.reporting.charts import Image
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of plain text. The first column names the row; `best` are the cells to highlight."""
+    """A table of plain text, whose first column names the rows.
+
+    `best` holds the cells to highlight.
+    """
 
     caption: str
     header: Sequence[str]
@@ -29,7 +32,7 @@ class Table:
         return "\n".join(f"| {' | '.join(row)} |" for row in [*head, *lines])
 
     def plain(self) -> str:
-        """Format the table for a terminal, with its caption."""
+        """Format the table and its caption for a terminal."""
         lines = [self.header, *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         aligned = [
@@ -63,7 +66,7 @@ class Picture:
     """A picture with its caption.
 
     Attributes:
-      name: The name of its files.
+      name: The name of the picture's files, without a suffix.
       alt: A description of the picture for readers who cannot see it.
       panels: The number of panels side by side, through which a narrow screen scrolls.
     """
@@ -88,7 +91,7 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A section of a report: paragraphs first, then tables and pictures."""
+    """A section of a report, which consists of paragraphs followed by tables and pictures."""
 
     title: str
     paragraphs: Sequence[str]
@@ -96,12 +99,12 @@ class Section:
 
 
 def _is_words(text: str) -> bool:
-    """Return whether a cell may have several lines; a number never does."""
+    """Return whether a cell may be broken into several lines, which a number never is."""
     return len(text) > 15 and any(character.isalpha() for character in text)
 
 
 def _scrolling(inside: str, label: str, kind: str = "") -> str:
-    """Wrap content that may be too wide, so that it scrolls on its own, with a scroll cue."""
+    """Wrap content that may be too wide so that it scrolls separately, and add a scroll cue."""
     named = html.escape(label, quote=True)
     return (
         '<div class="wide"><p class="cue" aria-hidden="true">scroll sideways for the rest '
@@ -147,7 +150,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-# From this length of text on, a cell may have several lines; a number never does.
+# A cell with text of this length or more may be broken into several lines; a number never is.
 _LONG_CELL = 20
 
 _CSS = """

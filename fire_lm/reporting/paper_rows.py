@@ -1,8 +1,8 @@
-"""`fire-lm report --list`: the rows of the paper, its numbers for them, and what has been run.
+"""`fire-lm report --list`: the paper's rows with their published numbers, and the runs so far.
 
 A run belongs to a row if both have the same encoding, size, vocabulary size, training length and
-kind of text, at one of the scales (`configs/scales/`). Steps, seeds and optimizer settings may
-differ, so a run that belongs to a row may still be unfinished.
+kind of text, at one of the scales (`configs/scales/`). The number of steps, the seed and optimizer
+settings may differ, so a run that belongs to a row may still be unfinished.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from fire_lm.runs.find import find_runs
 from fire_lm.runs.saved import saved_config
 from fire_lm.storage import place
 
-# The scales; a row's own file, without another, is at the first one.
+# The scales. The configuration of a row, without a further file, is at the first scale.
 SCALES = ("paper", "mini", "gpu")
 EVIDENCE = Path(reporting.__file__).parent / "evidence"
-# What we cannot compute yet: the dataset in published.csv, and its display name.
+# The datasets in published.csv whose results we cannot compute yet, with their display names.
 _FINETUNED = {"scrolls": "SCROLLS", "glue_superglue": "GLUE", "narrative_qa": "NarrativeQA"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """The settings that assign a run to a row; `text` is None for blocks, which name their own."""
+    """The settings that assign a run to a row.
+
+    `text` is None for `Blocks`, whose files name their text.
+    """
 
     encoding: Any
     size: Any
@@ -52,7 +55,10 @@ def experiment(config: Config) -> Experiment:
 
 
 def _text(config: Config) -> str | None:
-    """Return the kind of text: 'c4' for c4/en:3.1.0 and c4_en:1.0.0; all parts of a mixture."""
+    """Return the kind of text, such as 'c4' for both c4/en:3.1.0 and c4_en:1.0.0.
+
+    For a mixture, the result names all parts. For data other than `TextData`, the result is None.
+    """
     found = {
         key.parameter: value
         for key, (_, value) in config.leaves(training_root(config)).items()
@@ -74,9 +80,10 @@ def row_at(model: str, scale: str) -> Experiment:
 
 
 def row_of(config: Config) -> tuple[str, str] | None:
-    """Return the model of configs/paper/ that a configuration trains, and the scale, or None.
+    """Return the model in configs/paper/ that a configuration trains and the scale, or None.
 
-    At a scale with only one size, where base and large are the same, it is the base model.
+    At a scale that has only one size, the base and the large model are the same; the result is then
+    the base model.
     """
     ours = experiment(config)
     for model in published.models():
@@ -88,10 +95,10 @@ def row_of(config: Config) -> tuple[str, str] | None:
 
 
 def run_so_far(names: Sequence[str]) -> dict[str, dict[str, None]]:
-    """Describe what has been run of each model, in these runs and in evidence/.
+    """Describe the runs of each model, among `names` and in evidence/.
 
     Raises:
-      UserError: A name is not that of a run.
+      UserError: One of `names` is not the name of a run.
     """
     found: dict[str, dict[str, None]] = {model: {} for model in published.models()}
     for name in names:
@@ -108,14 +115,17 @@ def run_so_far(names: Sequence[str]) -> dict[str, dict[str, None]]:
 
 
 def _words(model: str, scale: str, datasets: Iterable[str]) -> str:
-    """Describe runs as "mini (embedded, 64)"."""
+    """Return a description of runs, such as "mini (embedded, 64)"."""
     scored = ", ".join(sorted(datasets)) or "not scored"
     return f"{scale} ({scored}, {row_at(model, scale).train_length})"
 
 
 def _model_of(run: str, encoding: str) -> str | None:
-    """Return the model of a result: the one in its name (base_rope, base_rope-1), or otherwise the
-    base model of its encoding."""
+    """Return the model of a result, or None.
+
+    The model is the one in the name of the run (base_rope, base_rope-1) or, if there is none, the
+    base model of the encoding.
+    """
     for model in published.models():
         if run.rpartition("-")[0] == model or run == model:
             return model

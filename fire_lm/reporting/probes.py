@@ -26,7 +26,10 @@ def probed_arm(
     results: Results,
     before: Results,
 ) -> Results:
-    """Probe an arm's first run with a readable checkpoint, and report why others are skipped."""
+    """Probe the first run of an arm that has a readable checkpoint.
+
+    The function prints why it skips earlier runs.
+    """
     for workdir in workdirs:
         try:
             return _probed(workdir, configs[workdir.name], results, before)
@@ -36,7 +39,9 @@ def probed_arm(
 
 
 def _probed(workdir: epath.Path, config: Config, results: Results, before: Results) -> Results:
-    """Return the biases and scores of the checkpoint that was scored, or of the newest.
+    """Return the biases and attention scores of the newest checkpoint that a sweep has scored.
+
+    If there is none, the newest checkpoint is used.
 
     Raises:
       FireLMError: There is no checkpoint, it is damaged, or the text is missing.
@@ -72,7 +77,7 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
 
 
 def _trained(results: Results, run: str) -> set[TrainingPoint]:
-    """Return the points that distinguish a run from an earlier one of the same name."""
+    """Return the training points of a run, which distinguish it from other runs of that name."""
     return {point for point in results.training if point.run == run}
 
 

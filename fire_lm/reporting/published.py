@@ -1,8 +1,9 @@
-"""The numbers that the FIRE paper (Li et al., ICLR 2024) prints: `published.csv`, one cell a line.
+"""The numbers that the FIRE paper (Li et al., ICLR 2024) reports.
 
-A curve in a figure has no printed value: its line only names the model. `model` is the file of
-configs/paper/ that trains the row or curve, and `encoding` is that file's ENCODING. Table 11's
-RoPE-PI for 32768 has no file, because it is another finetuning of a model that has one.
+Each line of `published.csv` is a cell of a table or a curve of a figure. A curve has no reported
+value; its line only names the model. `model` is the file in configs/paper/ that trains the row or
+curve, and `encoding` is the ENCODING of that file. RoPE-PI for 32768 in Table 11 has no file,
+because it finetunes a model that already has a file.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ class Published:
 
     Attributes:
       source: "Table 4", "Fig. 1", or the section whose text states the number.
-      row: The row as printed; for a figure, the curve.
-      model, encoding: The file in configs/paper/ ("" for none), and its ENCODING.
+      row: The label of the row in the paper, or of the curve in a figure.
+      model, encoding: The file in configs/paper/ ("" for none), and the ENCODING of that file.
       train_length: The pretraining length in tokens.
       metric: log_perplexity (nats per token), perplexity, scrolls_*, glue_*, f1, f1_average.
       length: The length of the input in tokens; None for a curve, or for a mean over lengths.
-      printed: The value at the paper's own precision; "" for a curve.
+      printed: The value as text, with the precision of the paper; "" for a curve.
     """
 
     source: str
@@ -47,7 +48,7 @@ class Published:
 
 @functools.cache
 def published() -> tuple[Published, ...]:
-    """Return all published cells, in the file's order."""
+    """Return all published cells in the order of the file."""
     with _FILE.open(encoding="utf-8", newline="") as file:
         return tuple(
             Published(
@@ -66,13 +67,16 @@ def published() -> tuple[Published, ...]:
 
 
 def models() -> tuple[str, ...]:
-    """Return every file of configs/paper/ by its stem: base, then trained at 512, then large."""
+    """Return the stems of all files in configs/paper/ that have published cells.
+
+    Base models trained at 2048 come first, then base models trained at 512, then large models.
+    """
     names = dict.fromkeys(cell.model for cell in published() if cell.model)
     return tuple(sorted(names, key=lambda name: (name.startswith("large_"), "_512_" in name)))
 
 
 def cells(model: str) -> tuple[Published, ...]:
-    """Return the cells that the paper prints for a model.
+    """Return the cells that the paper reports for a model.
 
     Raises:
       ValueError: The paper has no such model.
@@ -84,7 +88,10 @@ def cells(model: str) -> tuple[Published, ...]:
 
 
 def log_perplexity_cells(model: str, dataset: str = "c4") -> Mapping[int, Published]:
-    """Return the cells by length, from the table with the most digits; {} for curves alone."""
+    """Return the log perplexities of a model by length, each from the table with the most digits.
+
+    The result is {} if the paper reports only curves for the model.
+    """
     best: dict[int, Published] = {}
     for cell in cells(model):
         if (cell.metric, cell.dataset) == ("log_perplexity", dataset) and cell.length is not None:
@@ -95,7 +102,7 @@ def log_perplexity_cells(model: str, dataset: str = "c4") -> Mapping[int, Publis
 
 
 def places(model: str) -> str:
-    """Return the places in the paper, such as "Tables 2, 3; Fig. 1"."""
+    """Return the tables and figures that report results of a model: "Tables 2, 3; Fig. 1"."""
     numbers: dict[str, set[int]] = {"Table": set(), "Fig.": set()}
     for cell in cells(model):
         kind, _, number = cell.source.partition(" ")

@@ -1,4 +1,4 @@
-"""The sections of a report, and its files: page, Markdown, CSV, SVG and PNG."""
+"""Produces the sections of a report and writes its files: page, Markdown, CSV, SVG and PNG."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ from fire_lm.results.sweep_rows import SweepRow
 
 @dataclasses.dataclass(frozen=True)
 class Beside:
-    """The context in which results are shown.
+    """The data besides the results that a report shows.
 
     Attributes:
-      times: The times of `fire-lm bench model`, if there are any.
-      times_are: A sentence that states whose times they are; "" if they are those of these runs.
+      times: The times that `fire-lm bench model` measured, or None.
+      times_are: A sentence that states which models the times belong to, or "" for the models of
+        the report's runs.
       other: The name and results with which losses are compared; None means the paper.
     """
 
@@ -49,10 +50,10 @@ class Beside:
 
 
 def write_report(folder: epath.Path, title: str, results: Results, beside: Beside) -> list[Section]:
-    """Write all files of a report, and remove pictures of an earlier report that are not in it.
+    """Write all files of a report, and remove other pictures of an earlier report in the folder.
 
     Raises:
-      UserError: The folder holds anything but a report.
+      UserError: The folder contains files but no report.
     """
     check_is_reports(folder)
     sections = report_sections(results, beside)
@@ -70,7 +71,7 @@ def write_report(folder: epath.Path, title: str, results: Results, beside: Besid
 
 
 def check_is_reports(folder: epath.Path) -> None:
-    """Raise UserError if the folder holds anything other than a report."""
+    """Raise UserError if the folder contains files but no report."""
     ours = (folder / _MARKDOWN).exists() or holds_results(folder)
     if folder.exists() and any(folder.iterdir()) and not ours:
         raise UserError(
@@ -83,7 +84,7 @@ _MARKDOWN = "report.md"
 
 
 def _drawn(folder: epath.Path) -> set[str]:
-    """Return the names of the pictures of the existing report."""
+    """Return the names of the pictures in the existing report, if there is one."""
     text = (folder / _MARKDOWN).read_text() if (folder / _MARKDOWN).exists() else ""
     return set(re.findall(r"\]\((\w+)\.svg\)", text))
 
@@ -122,7 +123,7 @@ _NO_SCORES = (
 
 
 def _section(title: str, pictures: Sequence[Picture], otherwise: str) -> Section:
-    """Make a section; if it has no figure, it states why."""
+    """Make a section of `pictures`; if there are none, its text is `otherwise`."""
     return Section(title, [] if pictures else [otherwise], pictures)
 
 
@@ -169,7 +170,7 @@ def _run_row(arm: str, runs: Sequence[RunFacts]) -> list[str]:
 
 
 def _accuracies(results: Results) -> list[Section]:
-    """Return the sections on accuracy, or none for runs that were trained on text."""
+    """Return the section on accuracy, or [] for runs that were trained on text."""
     if not results.tasks:
         return []
     found = accuracy_lines(results)
@@ -180,7 +181,7 @@ def _accuracies(results: Results) -> list[Section]:
 
 
 def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section]:
-    """Return one section for each text and protocol, with its comparison."""
+    """Return a section for each text and protocol, followed by the comparison on that text."""
     found = loss_lines(results)
     if not found:
         return [Section("Loss against length", [_NO_SWEEP])]
@@ -208,7 +209,7 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
 def _against(
     results: Results, lines: Sequence[Line], scored: Scored, name: str, other: Results
 ) -> Section:
-    """Compare with other results, in nats only if all rows of both are comparable in nats."""
+    """Compare with other results, in nats only if nats of all rows of both are comparable."""
     rows = [*rows_of(results, scored), *rows_of(other, scored)]
     apart = differences(rows, Texts([*results.scored, *other.scored]))
     table = against(lines, loss_lines(other).get(scored, []), name, nats=not apart)
@@ -219,7 +220,7 @@ def _against(
 
 
 def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
-    """Describe rows that are not of a run's newest step."""
+    """Describe the rows that belong to an earlier step than the newest step of their run."""
     last = {run.run: run.step for run in results.runs}
     steps = dict.fromkeys((row.run, row.step) for row in rows if row.step < last[row.run])
     told = [f"{run} at {step:,} of {last[run]:,}" for run, step in steps]
@@ -229,7 +230,7 @@ def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
 
 
 def _settings(results: Results) -> Section:
-    """Return the settings section, with one column for each kind of run."""
+    """Return the section on settings, whose table has a column for each kind of run."""
     arms = results.arms()
     values = {(s.run, s.name): s.value for s in results.settings}
     names = list(dict.fromkeys(setting.name for setting in results.settings))

@@ -1,8 +1,8 @@
 """The periods of rotary encodings in positions, compared with the training length.
 
 Source: "LLM Long Context" (2024), "How to choose RoPE base": pair i of d dims has the period
-P_i = 2 pi base^(2i/d). A model has seen full turns only of the dims whose period fits the training
-length.
+P_i = 2 pi base^(2i/d). In training, a model has seen full turns of only those dims whose period
+does not exceed the training length.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def dims_that_fit(periods: Sequence[float], length: int) -> int:
 
 
 def sections(results: Results) -> list[Section]:
-    """Return the section with figure and table, or none without rotary encodings."""
+    """Return the section with the figure and table, or [] if no encoding is rotary."""
     found = _by_arm(results)
     if not found:
         return []
@@ -47,7 +47,10 @@ _Arms = Mapping[str, tuple[RunFacts, Sequence[float]]]
 
 
 def _by_arm(results: Results) -> _Arms:
-    """Return the first run of each arm with periods, which are the same for all runs of an arm."""
+    """Return the first run of each arm that has periods, with these periods.
+
+    The periods are the same for all runs of an arm.
+    """
     periods: dict[str, list[float]] = {}
     for row in results.periods:
         periods.setdefault(row.run, []).append(row.period)

@@ -1,4 +1,4 @@
-"""Joins runs that differ only in their seed into one line of a figure: mean and spread."""
+"""Combines runs that differ only in their seed into one line of means and spreads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The name of what was scored, and how; losses of different names never share a figure."""
+    """The name of a scored text, and the protocol of scoring.
+
+    Losses with different `Scored` are never in the same figure.
+    """
 
     dataset: str
     split: str
@@ -41,7 +44,7 @@ class Mean:
       value: The mean.
       spread: The standard deviation over the runs; None for a single run.
       runs: The number of runs.
-      text_error: The standard error over text of the first run.
+      text_error: The standard error of the first run, over text.
     """
 
     value: float
@@ -52,7 +55,7 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class RowsOfText:
-    """The losses of each row of a text, mean over seeds, for precise differences of two lines."""
+    """The mean losses over seeds of each row of a text, for precise differences of two lines."""
 
     tokens_R: np.ndarray
     nll_R: np.ndarray
@@ -60,16 +63,17 @@ class RowsOfText:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """The losses of an arm at each length, over one text.
+    """The losses of an arm on one text at each length.
 
     Attributes:
-      name: The arm, its variant in parentheses, and its text if the lines of a figure differ in it.
-      arm, variant: The arm, and its change at evaluation, which is "" for none.
+      name: The arm, its variant in parentheses and, if the lines of a figure have different texts,
+        the text.
+      arm, variant: The arm, and its change at evaluation ("" for no change).
       encoding: The encoding of the arm.
       train_length: The training length in tokens.
       nats, bits: The losses per token and per byte, by length in tokens, where they exist.
-      text: The identity of the text, `UNKNOWN` if it is not recorded.
-      rows: The losses by row of that text, by length; {} if they are not recorded.
+      text: The identity of the text, or `UNKNOWN` if it is not recorded.
+      rows: By length, the losses of each row of the text; {} if they are not recorded.
       gaps: The lengths for which the text has no row.
     """
 
@@ -102,9 +106,10 @@ def line_name(arm: str, variant: str) -> str:
 
 
 def loss_lines(results: Results) -> dict[Scored, list[Line]]:
-    """Return the arms and variants scored under each name, best at the longest length first.
+    """Return, for each `Scored`, the lines of its arms and variants.
 
-    Each line is of one text: seeds that scored another text form another line.
+    The lines are in increasing order of the loss at their longest length. Each line belongs to one
+    text, so seeds that have scored different texts form different lines.
     """
     facts = {run.run: run for run in results.runs}
     groups: dict[Scored, dict[tuple[str, str, str], list[SweepRow]]] = {}
@@ -130,7 +135,7 @@ def loss_lines(results: Results) -> dict[Scored, list[Line]]:
             else line
             for line in lines
         ]
-        # Sorted by bits: for one vocabulary that is also the order of nats.
+        # For one vocabulary, the order of bits is also the order of nats.
         found[scored] = sorted(
             lines, key=lambda line: (-max(line.bits), line.bits[max(line.bits)].value)
         )
@@ -166,7 +171,10 @@ def _line(
 
 
 def _rows_of_text(rows: Sequence[SweepRow], texts: Texts) -> RowsOfText | None:
-    """Average over seeds; None if some rows are not recorded, or are of other tokens."""
+    """Average the losses of each row over seeds.
+
+    The result is None if the rows of a seed are not recorded or have different numbers of tokens.
+    """
     lines = [line for row in rows if (line := texts.line(row))]
     if len(lines) < len(rows):
         return None
@@ -178,12 +186,12 @@ def _rows_of_text(rows: Sequence[SweepRow], texts: Texts) -> RowsOfText | None:
 def paired(
     one: Line, other: Line, length: int, other_length: int | None = None
 ) -> tuple[float, float] | None:
-    """Return one line's nats per token minus another's at a length, and its standard error.
+    """Return the difference of two lines in nats per token, and its standard error.
 
-    Each line has its own length. The error is over the rows of the text that both share. The result
-    is None if that is not recorded, or if they have not scored the same tokens.
-
-    The text is common to both, so its own difficulty, the largest part of a loss's error, cancels.
+    The difference is `one` at `length` minus `other` at `other_length` (by default, also `length`).
+    The error is computed over the rows of the text that both lines have scored. Because the text is
+    the same, its difficulty, which causes most of the error of a loss, cancels. The result is None
+    if the text is not recorded, or if the lines have not scored the same tokens.
     """
     mine, theirs = one.rows.get(length), other.rows.get(other_length or length)
     if mine is None or theirs is None or one.text != other.text:
@@ -194,9 +202,9 @@ def paired(
 
 
 def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Mean]]]]:
-    """Return the loss of each arm (and variant) at the middle of each bin of positions, by text.
+    """Return, for each text, the losses of each arm and variant by the middle of a position bin.
 
-    Another identity or number of tokens means another text or another vocabulary, whose nats are
+    A different identity or number of tokens means a different text or vocabulary, whose nats are
     not comparable.
     """
     arm = {run.run: run.arm for run in results.runs}
@@ -227,7 +235,10 @@ def _positions_of(row: PositionLoss, tokens: int) -> str:
 
 
 def _over_bins(rows: Sequence[PositionLoss]) -> list[tuple[float, Mean]]:
-    """Average over the bins that all of the runs have: others would be means of other runs."""
+    """Average over runs in each bin of positions.
+
+    Bins that some of the runs lack are omitted, because their means would be over other runs.
+    """
     bins = _grouped(rows, lambda row: (row.first, row.last))
     runs = {row.run for row in rows}
     return [
@@ -238,9 +249,9 @@ def _over_bins(rows: Sequence[PositionLoss]) -> list[tuple[float, Mean]]:
 
 
 def training_lines(results: Results) -> list[dict[str, list[tuple[float, Mean]]]]:
-    """Return each arm's training loss by tokens, at the steps that all of its runs have reached.
+    """Return the training loss of each arm by tokens, at the steps that all its runs have logged.
 
-    Each text and vocabulary is separate, because their nats are not comparable.
+    Each text and vocabulary has its own dict, because their nats are not comparable.
     """
     arm = {run.run: run.arm for run in results.runs}
     points: dict[str, list[TrainingPoint]] = {}
@@ -261,7 +272,10 @@ def training_lines(results: Results) -> list[dict[str, list[tuple[float, Mean]]]
 
 
 def _text_of(results: Results, run: str) -> object:
-    """Return the training text of a run, as far as runs differ in it."""
+    """Return the training text of a run, its vocabulary and its vocabulary size.
+
+    The vocabulary and its size are None if they are the same for all runs.
+    """
     data = next(facts.data for facts in results.runs if facts.run == run)
     settings = {s.name: s.value for s in results.settings if s.run == run}
     return data, settings.get("TextData.vocabulary"), settings.get("build_decoder.vocab_size")

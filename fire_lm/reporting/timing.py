@@ -1,4 +1,4 @@
-"""Figure 5 of the FIRE paper in our terms: the cost of each encoding, compared with none."""
+"""Our version of Figure 5 of the FIRE paper: the time of each encoding relative to NoPE."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ _TITLE = "Forward time"
 
 
 def section(times: ModelTimes | None, whose: str, arms: Sequence[str]) -> Section:
-    """Return the section on times; `whose` states whose they are, "" for those of these runs."""
+    """Return the section on times.
+
+    `whose` is a sentence that states which models the times belong to, or "" for the models of the
+    report's runs.
+    """
     if times is None:
         return Section(
             _TITLE, ["Not measured: `fire-lm bench model --json=FILE`, then --bench=FILE."]
         )
     left_out = [f"Not measured: {'; '.join(times.left_out)}."] if times.left_out else []
     words = [told for told in (whose, f"{times.where}.", *left_out) if told]
-    several = len({row.length for row in times.rows}) > 1  # a line over lengths needs several
+    several = len({row.length for row in times.rows}) > 1  # a line requires two lengths or more
     return Section(_TITLE, words, [_table(times), *([_picture(times, arms)] if several else [])])
 
 
@@ -50,7 +54,7 @@ def _picture(times: ModelTimes, arms: Sequence[str]) -> Picture:
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         others = [name for name in encodings if name not in arms]
-        styles = charts.styles([*arms, *others])  # an arm looks as it does in the other figures
+        styles = charts.styles([*arms, *others])  # an arm has the same style in all figures
         for name in encodings:
             own = sorted(
                 (row for row in times.rows if row.encoding == name), key=lambda r: r.length

@@ -1,9 +1,9 @@
 """A hash of the batches that a run has seen, for comparing two runs.
 
-The hash of a batch is a sum over its rows, modulo 2^32, with two seeds. It is therefore computed
-where the rows are, and does not depend on processes, devices or the placement of rows; each row
-contributes all its tokens and segment ids by position. The host chains the hash of each step to the
-previous one.
+The hash of a batch is a sum over its rows, modulo 2^32, with two seeds. Each device can therefore
+hash its own rows, and the result does not depend on processes, devices or the placement of rows.
+Each row contributes all its tokens and segment ids together with their positions. The host chains
+the hash of each step to that of the previous step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SEEDS = (0x9E3779B9, 0x7F4A7C15)
 
 
 def batch_hash(batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Return the hash, uint32 [2], of int32 [B, T] arrays; the order of rows does not matter."""
+    """Return the hash, uint32 `[2]`, of int32 arrays `[B, T]`, whatever the order of their rows."""
     return jnp.stack([_sum_of_rows(batch, jnp.uint32(seed)) for seed in _SEEDS])
 
 
@@ -33,13 +33,19 @@ def _sum_of_rows(batch: Mapping[str, jax.Array], seed: jax.Array) -> jax.Array:
 
 
 def _mixed(x: jax.Array) -> jax.Array:
-    """Map uint32 to uint32 bijectively, mixing every bit into every other (MurmurHash3's end)."""
+    """Map uint32 to uint32 bijectively so that every input bit affects every output bit.
+
+    This is the finaliser of MurmurHash3.
+    """
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = (x ^ (x >> jnp.uint32(shift))) * jnp.uint32(factor)
     return x ^ (x >> jnp.uint32(16))
 
 
 def chained(before: str, batch: Sequence[int]) -> str:
-    """Return 16 hex digits for all batches so far, given those of `before` ('' at the start)."""
+    """Return 16 hex digits that identify all batches so far.
+
+    `before` holds the digits of the batches before `batch`; it is '' at the start.
+    """
     text = f"{before} {' '.join(map(str, batch))}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Compiles the training step ahead of time, for the devices of this job or of another one."""
+"""Compiles the training step ahead of time, for the devices of this job or of another job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fire_lm.training.step import TrainState, init_state, train_step
 
 
 def abstract_state(model: Decoder, optimizer: optax.GradientTransformation) -> TrainState:
-    """Return the shapes and dtypes of the state."""
+    """Return the shapes and dtypes of the training state, without allocating arrays."""
     return jax.eval_shape(functools.partial(init_state, model, optimizer), jax.random.key(0))
 
 
@@ -43,7 +43,7 @@ def compile_training(
 ) -> jax.stages.Compiled:
     """Compile the step of `pretrain`.
 
-    It takes the state, a batch and, if `spikes` allows skips, a limit of the loss.
+    The step takes the state, a batch and, if `spikes` allows skips, a limit for the loss.
     """
     like = sharding.with_shardings(abstract_state(model, optimizer), mesh)
     step = functools.partial(
@@ -67,7 +67,10 @@ def compile_step(
     batch: dict[str, jax.ShapeDtypeStruct],
     *skip_above: jax.ShapeDtypeStruct,
 ) -> jax.stages.Compiled:
-    """Compile the step for such states and batches; it overwrites the state that it is given."""
+    """Compile `step` for states and batches of these shapes.
+
+    The compiled step donates the buffers of the state that it receives.
+    """
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     jitted = jax.jit(step, out_shardings=(state_shardings, None), donate_argnums=0)
     return jitted.lower(like, batch, *skip_above).compile()

@@ -1,4 +1,4 @@
-"""The description of a run before it starts: parameters, mesh, tokens and FLOPs."""
+"""The description that a run prints before it starts: parameters, mesh, tokens and FLOPs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fire_lm.training.summary import bytes_per_device, count_parameters
 
 
 def describe(run: Pretraining) -> str:
-    """Return the table printed at the start of a run, without allocating anything.
+    """Return the table printed at the start of a run, without allocating arrays.
 
     Raises:
       UserError: The mesh does not fit the devices, or the batch does not fit the mesh.

@@ -1,8 +1,9 @@
-"""Goodput: how a run spent its time over all its starts, from files in the run directory.
+"""Goodput: how a run spent its time over all its starts, read from files in the run directory.
 
 Process 0 keeps one file per start, `goodput/<number>.json`, with the seconds of each stage so far.
 It writes the file when starting and compiling begin and end, at each save and, except in a bucket,
-every few seconds between steps. The time that a kill leaves unrecorded counts as stopped.
+every few seconds between steps. If the process is killed, the time since the last write counts as
+stopped.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ DATA, DEVICES, SAVE = "waiting for data", "waiting for the devices", "saving"
 STEPS = (DATA, DEVICES, SAVE)
 LOST, STOPPED = "repeated steps", "stopped"
 _STAGES = (*STEPS, START, COMPILE)
-_PERIOD = 2.0  # seconds between two writes while steps run; in a bucket, each save writes once
+_PERIOD = 2.0  # seconds between two writes while steps run; a bucket gets one write per save
 
 
 class Goodput:
-    """The stages of this start; exactly one is active at any time, so no time is unaccounted."""
+    """The stages of this start, exactly one of which is active at any time.
+
+    All time is therefore accounted for.
+    """
 
     def __init__(self, workdir: str, quiet: bool, since: float | None = None):
-        """Begin a start at `since`, a time of `time.monotonic`; by default, it begins now."""
+        """Begin a start at `since`, a time of `time.monotonic`; None means now."""
         self._workdir, self._quiet = workdir, quiet
         self._file: epath.Path | None = None
         self._earlier: list[dict[str, Any]] = []
@@ -50,7 +54,7 @@ class Goodput:
         # The wall clock is read only once, because it may jump.
         self._began, self._resumed_from = time.time() - (now - self._since), 0
         self._refused = False
-        self._counts = False  # a start that finds nothing to do does not count
+        self._counts = False  # a start of a run that is already complete does not count
         self._machine: dict[str, Any] = {}
 
     def resumed(self, step: int) -> None:
@@ -74,7 +78,7 @@ class Goodput:
             self.write()
 
     def saved(self, step: int) -> None:
-        """Record that all time so far is kept if the next start resumes from `step`."""
+        """Record the time that is not lost if the next start resumes from `step`."""
         self.enter(self.stage)
         self._at_save[str(step)] = dict(self._seconds)
         self.write()
@@ -83,7 +87,8 @@ class Goodput:
         self._written = time.monotonic()
         if self._file is None or not self._counts:
             return
-        # A bucket has no folder that could vanish; there the lease checks (`lock.only_writer`).
+        # A bucket has no folder that could vanish; for buckets, the lease detects a removed run
+        # directory (`lock.only_writer`).
         if not self._in_bucket and not self._file.parent.is_dir():
             raise RunFailed(
                 f"{self._workdir} was removed or renamed while the run was writing to it: stopped\n"
@@ -105,9 +110,9 @@ class Goodput:
     def fractions(self) -> dict[str, float]:
         """Return two fractions of time for the log.
 
-        `goodput` is the fraction of the run's time, over all its starts and the gaps between them,
-        in which the devices worked on steps that count. `data_wait` is the fraction of the time
-        since the last call in which the loop waited for data.
+        `goodput` is the fraction of the run's time, over all its starts and the gaps between
+        starts, that the devices spent on steps that count. `data_wait` is the fraction of the time
+        since the last call that the loop spent waiting for data.
         """
         self.enter(self.stage)
         total, waited = _account([*self._earlier, self._facts()]), self._seconds.get(DATA, 0.0)
@@ -151,10 +156,10 @@ def machine() -> dict[str, Any]:
 
 
 def account(workdir: str) -> dict[str, float]:
-    """Return the seconds of each stage over all starts of a run; they add up to its wall time.
+    """Return the seconds of each stage over all starts of a run, which add up to its wall time.
 
-    `LOST` counts the steps after the last checkpoint of each start, which the next start repeated;
-    `STOPPED` counts the time between starts.
+    `LOST` is the time of the steps after the last checkpoint of each start, which the next start
+    repeated; `STOPPED` is the time between starts.
     """
     return _account(starts(workdir))
 
@@ -167,13 +172,13 @@ def starts(workdir: str) -> list[dict[str, Any]]:
 
 
 def _records(folder: epath.Path) -> list[epath.Path]:
-    """Return the records in the order of starts, ignoring other files."""
+    """Return the files that record starts, in the order of the starts."""
     found = storage.children(folder)
     return sorted(path for path in found if re.fullmatch(r"[0-9]{5,9}\.json", path.name))
 
 
 def _of_a_start(facts: dict[str, Any]) -> bool:
-    """Return whether a record has all that `_account` needs; it may be damaged."""
+    """Return whether a record, which may be damaged, has all the facts that `_account` needs."""
     at_save = facts.get("at_save")
     return (
         _is_time(facts.get("began"))
@@ -196,7 +201,8 @@ def _is_time(found: Any) -> bool:
 
 def _account(starts: list[dict[str, Any]]) -> dict[str, float]:
     total = dict.fromkeys((DEVICES, DATA, SAVE, START, COMPILE, LOST, STOPPED), 0.0)
-    kept_to: int | None = None  # the step from which the next start resumed; None for the last one
+    # The step from which the next start resumed; None for the last start.
+    kept_to: int | None = None
     for index, start in reversed(list(enumerate(starts))):
         seconds = start["seconds"]
         kept = seconds

@@ -1,4 +1,4 @@
-"""The lock of a run directory: two writers would corrupt each other's logs and checkpoints."""
+"""The lock of a run directory, because two writers would corrupt each other's files."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ _LOOK_SECONDS = 2.0
 def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
     """Hold the run directory until the block ends or the process dies.
 
-    On a disk the operating system releases the lock with the process, so a kill leaves nothing
-    behind. In a bucket the lock is a lease (`storage.Lease`): after a kill on another machine, the
-    next start waits for up to a minute. Shared file systems without locks are used unlocked.
+    On a disk, the operating system releases the lock when the process ends, even if the process is
+    killed. In a bucket, the lock is a lease (`storage.Lease`): if a process on another machine has
+    been killed, the next start waits for up to a minute. On shared file systems that do not support
+    locks, the run directory is not locked.
 
-    Process 0 holds the lock for all processes of a job, which wait until it does.
+    Process 0 holds the lock for all processes of a job; the other processes wait until process 0
+    has acquired the lock.
 
     Yields:
-      A function to call before anything is published or removed. It raises LeaseLost if another
-      process has taken over the run directory or somebody has removed it, and RunFailed if the
-      storage does not answer. It checks only buckets.
+      A function to call before a file is published or removed. It raises LeaseLost if another
+      process has taken over the run directory or somebody has removed the directory, and RunFailed
+      if the storage does not answer. For a directory on a disk, the function does nothing.
 
     Raises:
       UserError: Another process holds the run directory.
@@ -48,10 +50,10 @@ def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
 
 
 def writer_of(workdir: str) -> str:
-    """Return the process that holds a run directory, with its host, or "" if none does.
+    """Return the process that holds a run directory, with its host, or "" if no process does.
 
-    In a bucket, a process that was killed within the last minutes is still named, with the time
-    of its last sign of life.
+    For a bucket, the result may be a process that was killed within the last minutes; it includes
+    the time at which the process last renewed its lease.
     """
     if in_bucket(workdir):
         return Lease(f"{workdir.rstrip('/')}/.lock").holder()
@@ -72,7 +74,7 @@ def _flocked(workdir: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise _refused(str(workdir), file.read().strip()) from None
-        except OSError:  # some shared file systems have no locks
+        except OSError:  # some shared file systems do not support locks
             pass
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")

@@ -1,8 +1,8 @@
-"""The training loop, in chapters: data, state, step, train.
+"""The training loop, in four sections: data, state, step, train.
 
 Running the same command again resumes from the newest checkpoint: the state, the position in the
-data and the counters are restored, so that the continued run is bit-equal to an uninterrupted one
-on the same machine shape.
+data and the counters are restored, so that the resumed run is bit-identical to an uninterrupted run
+on machines of the same shape.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class Job:
     """The resources of a process while it trains in a run directory.
 
     Attributes:
-      quiet: Whether this is not process 0, which alone prints.
-      stop: Set by SIGTERM or Ctrl-C.
-      still_ours: Raises LeaseLost if another process has taken over the run directory.
+      quiet: Whether this process must not print, that is, whether it is not process 0.
+      stop: A flag that SIGTERM or Ctrl-C sets.
+      still_ours: A function that raises LeaseLost if another process has taken over the run
+        directory.
     """
 
     workdir: str
@@ -69,19 +70,21 @@ def pretrain(
 
     Args:
       workdir: The run directory, local or gs://.
-      source: Returns the model of the run that `run.init_from` names, if this run starts from it.
+      source: A function that returns the model of the run that `run.init_from` names; None if this
+        run does not start from another run.
       once_held: Called once no other process can write to the run directory; it may refuse the
         directory's contents.
-      before_first_step: Called when everything is ready (the caller records the configuration).
+      before_first_step: Called when all preparations are complete. The caller uses it to record the
+        configuration.
       ranked: Returns the steps that sweeps have scored, best first, for `Checkpointing.keep_best`.
-      since: When this start began, by `time.monotonic`; by default, with this call.
+      since: The time of `time.monotonic` at which this start began; None means now.
 
     Raises:
       UserError: A setting cannot work.
       RunFailed: The loss is NaN, or a checkpoint or the storage cannot be read.
       Preempted: A SIGTERM or a Ctrl-C arrived; the state has been saved.
     """
-    told = describe(run)  # refuses in all processes alike
+    told = describe(run)  # an error occurs in all processes alike
     if jax.process_index() == 0:
         print(told, flush=True)
     ensure_writable(workdir)
@@ -110,7 +113,7 @@ def pretrain(
 def job_in(
     workdir: str, run: Pretraining, ranked: Callable[[], Sequence[int]], since: float | None
 ) -> Iterator[Job]:
-    """Hold the run directory until the last save is on disk."""
+    """Hold the run directory, and release it only after the last save is complete."""
     quiet = jax.process_index() != 0
     with (
         Goodput(workdir, quiet, since) as goodput,
@@ -146,17 +149,17 @@ def train(
     # --- Data: this process's slice of every batch.
     batches = open_text(run, mesh, job.quiet)
 
-    # --- State: from this run's checkpoint, or fresh, or from another run.
+    # --- State: from this run's checkpoint, newly initialised, or from another run.
     start, state, counters = state_at(start, run, job, mesh, batches, source)
 
-    # --- Step: compiled before the first batch, so that all later steps take the same time.
+    # --- Step: compiled before the first batch, so that all steps take the same time.
     job.goodput.enter(COMPILE)
     with phase("compiling the training step", job.quiet):
         step_fn = run.compile(mesh)
         wait_for_all("compiled")
     job.goodput.enter(START)
 
-    # --- Train: the host works one step ahead of the metrics that it reads.
+    # --- Train: the host dispatches each step before it reads the metrics of the previous step.
     job.still_ours()
     before_first_step()
     reporter = Reporter(
@@ -173,7 +176,7 @@ def train(
 
 
 def open_text(run: Pretraining, mesh: Mesh, quiet: bool) -> data_layer.TrainIterator:
-    """Open this process's slice of every batch and print which text it reads."""
+    """Open this process's slice of every batch and print a description of the data."""
     with phase("opening the data", quiet):
         check_vocabulary(run.data, run.model.vocab_size)
         unknown = 0.0 if quiet else data_layer.unknown_share(run.data, "train")
@@ -195,9 +198,10 @@ def open_text(run: Pretraining, mesh: Mesh, quiet: bool) -> data_layer.TrainIter
 
 
 def rows_shown(quiet: bool) -> Callable[[int, int], None]:
-    """Return a callback that shows how full the shuffle buffer is, if filling takes seconds.
+    """Return a callback that shows how full the shuffle buffer is, if filling it takes seconds.
 
-    A few long documents fill a large buffer slowly, with many epochs over them.
+    A text of only a few long documents fills a large buffer slowly, because filling takes many
+    epochs.
     """
     bars: list[Progress] = []
 
@@ -221,7 +225,7 @@ def state_at(
     batches: data_layer.TrainIterator,
     source: Callable[[], Decoder] | None,
 ) -> tuple[int, TrainState, dict[str, Any]]:
-    """Return (step, state, counters) to continue from, and move `batches` to that step."""
+    """Return the step, state and counters to continue from, and move `batches` to that step."""
     like = sharding.with_shardings(run.abstract_state(), mesh)
     counters = new_counters()
     while start:
@@ -241,7 +245,7 @@ def state_at(
 
 
 def fresh_state(run: Pretraining, mesh: Mesh, like: TrainState) -> TrainState:
-    """Return the state at step 0, sharded as `like`."""
+    """Return the state at step 0 with the shardings of `like`."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     init = functools.partial(init_state, on_mesh(run.model, mesh), run.transformation())
     return jax.jit(init, out_shardings=shardings)(jax.random.key(run.seed))
@@ -257,10 +261,10 @@ def run_steps(
     state: TrainState,
     start: int,
 ) -> bool:
-    """Run the steps after `start` until the last one or a signal (SIGTERM, Ctrl-C).
+    """Run the steps after `start` until the last step or until a signal (SIGTERM, Ctrl-C).
 
-    The last step is saved unless its loss is not finite, because the state may then hold the
-    cause. Returns whether a signal ended the steps.
+    The last step is saved unless its loss is not finite, because its state may then contain the
+    cause. The function returns whether a signal ended training.
     """
     due = False
     for step in range(start + 1, run.train_steps + 1):
@@ -288,7 +292,7 @@ def save(
     job: Job, reporter: Reporter, batches: data_layer.TrainIterator, step: int, state: TrainState
 ) -> None:
     job.goodput.enter(SAVE)
-    job.goodput.write()  # raises if the run directory is gone; a save would create a new one
+    job.goodput.write()  # raises if the run directory is gone, which a save would create anew
     job.checkpoints.save(
         step, state, batches.get_state(), reporter.counters, shared_position=batches.shared_state
     )

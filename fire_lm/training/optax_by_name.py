@@ -1,7 +1,7 @@
-"""Optax's transformations and schedules under their gin names: `@optax.adafactor()`.
+"""Optax's transformations and schedules under their gin names, such as `@optax.adafactor()`.
 
-They keep their own parameters and defaults. Where they take another transformation, a schedule or
-a mask, gin passes a reference: `optax.lion.mask = @decay_mask`.
+They keep their own parameters and defaults. To a parameter that takes another transformation, a
+schedule or a mask, gin passes a reference: `optax.lion.mask = @decay_mask`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fire_lm.errors import UserError, first_line
 from fire_lm.sharding import path_name
 from fire_lm.training.optimizer import POSITION
 
-_RATE = ("learning_rate", "step_size_fn")  # the second is that of `scale_by_schedule`
+_RATE = ("learning_rate", "step_size_fn")  # `step_size_fn` belongs to `scale_by_schedule`
 _TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationExtraArgs)
 
 
@@ -33,18 +33,18 @@ class Optax:
     """An Optax transformation that can be bound to `pretrain.optimizer`, as AdamW can.
 
     Attributes:
-      learning_rate: The learning rate passed to the transformation, or None if it has none.
+      learning_rate: The learning rate passed to the transformation, or None if there is none.
     """
 
     transformation: optax.GradientTransformation
     learning_rate: float | optax.Schedule | None = None
 
     def build(self, train_steps: int) -> optax.GradientTransformation:
-        del train_steps  # schedules get theirs from gin: decay_steps = %TRAIN_STEPS
+        del train_steps  # gin passes the number of steps to schedules: decay_steps = %TRAIN_STEPS
         return self.transformation
 
     def schedule(self, train_steps: int) -> optax.Schedule:
-        """Return the learning rate as a function of the number of updates done, for the log."""
+        """Return the learning rate, for the log, as a function of the number of updates done."""
         del train_steps
         if self.learning_rate is None:
             raise UserError(
@@ -57,7 +57,7 @@ class Optax:
 
 
 def chained(transformations: Sequence[Optax]) -> Optax:
-    """Chain transformations as `optax.chain`; the last learning rate among them is logged."""
+    """Chain transformations as `optax.chain` does; the last of their learning rates is logged."""
     if not transformations:
         raise UserError("pretrain.optimizer is an empty list: name an Optax transformation")
     rates = [one.learning_rate for one in transformations if one.learning_rate is not None]
@@ -68,10 +68,9 @@ def chained(transformations: Sequence[Optax]) -> Optax:
 def muon_dimensions(params: Any) -> Any:
     """Return the axes of each kernel that form a matrix, for `optax.contrib.muon`.
 
-    Arrays of the layers are stacked: their first axis is the layer, and each layer's matrix is
-    orthogonalised separately, with all heads of a layer together. The result is None for
-    embeddings, biases, norms and everything that an encoding learns: Muon updates these with
-    AdamW.
+    The kernels of all layers are stacked along their first axis. Muon orthogonalises the matrix of
+    each layer separately; the heads of a layer form one matrix. The result is None for embeddings,
+    biases, norms and all parameters of encodings: Muon updates these parameters with AdamW.
     """
 
     def dimensions(path: Any, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
@@ -86,7 +85,7 @@ def muon_dimensions(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(dimensions, params)
 
 
-# The axes of a layer's kernel that are contracted with the input, and those of the output.
+# The axes of a layer's kernel that are contracted with the input, and the axes of the output.
 _MATRICES = {
     **dict.fromkeys(("query", "key", "value"), ((1,), (2, 3))),  # [L, D, N, H]
     "attention_out": ((1, 2), (3,)),  # [L, N, H, D]
@@ -120,7 +119,7 @@ def _named(module: types.ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]
 
 
 def _configurable(name: str, target: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `target` for gin: values are checked, and a bad one raises a one-line error."""
+    """Wrap `target` for gin, which checks its values; a bad value raises a one-line error."""
     signature = inspect.signature(target)
     makes_schedule = signature.return_annotation not in _TRANSFORMATIONS
 
@@ -153,7 +152,7 @@ def _hint(annotation: Any) -> Any:
     """Return an Optax annotation as a type against which gin's values can be checked, or Any."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     members = typing.get_args(annotation) if union else (annotation,)
-    numeric = float in members  # Optax annotates numbers as arrays or bool, too
+    numeric = float in members  # Optax's annotations of numbers also contain arrays or bool
     kept: list[Any] = []
     for member in members:
         if member in _TRANSFORMATIONS:

@@ -1,4 +1,4 @@
-"""AdamW with warm-up and cosine decay: the recipe of the FIRE paper's Table 9 and of GPT-3."""
+"""AdamW with warm-up and cosine decay, as in the FIRE paper (Table 9) and GPT-3."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import optax
 from fire_lm.errors import UserError
 from fire_lm.sharding import path_name
 
-# Matrices decay; biases, norm scales and everything that an encoding learns do not. The path
-# decides, not the rank: scanned layers add an axis, so that a bias would look like a matrix.
+# Weight decay applies to matrices but not to biases, norm scales and the parameters of encodings.
+# The path distinguishes them, not the rank: the scan over layers adds an axis, so that a bias would
+# look like a matrix.
 _DECAYED = re.compile(r"(^|/)(kernel|embedding)$")
 POSITION = re.compile(r"(^|/)position(_\d+)?/")
 
@@ -33,7 +34,10 @@ def decay_mask(params: Any) -> Any:
 def learning_rate_schedule(
     peak: float, warmup_steps: int, train_steps: int, final_fraction: float
 ) -> optax.Schedule:
-    """Rise linearly to `peak` in `warmup_steps`, then decay by a cosine to the final fraction."""
+    """Return a schedule with a linear warm-up to `peak` and a cosine decay to the final fraction.
+
+    The warm-up takes the first `warmup_steps` of `train_steps` steps, the decay all other steps.
+    """
     if not 0 <= warmup_steps < train_steps:
         raise UserError(
             f"warm-up of {warmup_steps} steps does not fit into TRAIN_STEPS = {train_steps}: "
@@ -50,13 +54,14 @@ def learning_rate_schedule(
 
 @dataclasses.dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov & Hutter, 2019), after clipping the gradient by its global norm.
+    """AdamW (Loshchilov & Hutter, 2019), preceded by clipping the gradient by its global norm.
 
     Attributes:
-      learning_rate: The peak of the schedule, the same for all parameters.
-      warmup_steps: The number of steps from 0 to the peak.
-      final_fraction: The last learning rate as a fraction of the peak.
-      weight_decay: The decay applied to `decay_mask`, multiplied by the learning rate.
+      learning_rate: The peak of the schedule, which is the same for all parameters.
+      warmup_steps: The number of steps in which the learning rate rises from 0 to the peak.
+      final_fraction: The final learning rate as a fraction of the peak.
+      weight_decay: The weight decay, which is multiplied by the learning rate and applies to the
+        parameters that `decay_mask` selects.
       clip_norm: The bound on the global norm of the gradient.
     """
 

@@ -18,10 +18,10 @@ class StopFlag:
 
 @contextlib.contextmanager
 def sigterm_flag() -> Iterator[StopFlag]:
-    """Turn SIGTERM into a flag, in a job of one process.
+    """Turn SIGTERM into a flag if the job has one process.
 
-    With several processes, JAX's preemption service agrees on a common step instead; flags would
-    let the processes stop at different steps.
+    In a job of several processes, JAX's preemption service chooses one step for all processes
+    instead; with flags, the processes could stop at different steps.
     """
     flag = StopFlag()
 
@@ -43,12 +43,12 @@ def sigterm_flag() -> Iterator[StopFlag]:
 def ctrl_c_saves(flag: StopFlag) -> Iterator[None]:
     """While steps run, let the first Ctrl-C act like SIGTERM and the second end the run at once.
 
-    Before the first step there is nothing to save, and Ctrl-C ends the start-up. The second Ctrl-C
-    is left to the operating system (exit code 130 in a shell): Python would wait for a call into
-    XLA to return. In a job of several processes, the first is passed on as SIGTERM, so that all
-    save the same step.
+    Before the first step there is no state to save, and Ctrl-C ends the start-up. The operating
+    system handles the second Ctrl-C (exit code 130 in a shell), because Python would wait until a
+    call into XLA returns. In a job of several processes, the first Ctrl-C is passed on as SIGTERM,
+    so that all processes save the same step.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # under nohup, say
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # such as under nohup
         yield
         return
 
@@ -66,5 +66,5 @@ def ctrl_c_saves(flag: StopFlag) -> Iterator[None]:
     try:
         yield
     finally:
-        if flag.by != "Ctrl-C":  # otherwise a second one must still end the last save at once
+        if flag.by != "Ctrl-C":  # otherwise a second Ctrl-C must still end the last save at once
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""The settings of a pretraining run as a value: gin's `pretrain`."""
+"""The settings of a pretraining run as a dataclass, which gin configures as `pretrain`."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ class Pretraining:
     Attributes:
       model: The model to train.
       data: The text or the exercises to train on.
-      checkpoints: When to save, and what to keep.
+      checkpoints: When to save checkpoints, and which checkpoints to keep.
       train_steps, batch_size, train_length: The numbers of updates, of sequences per update and of
         tokens per sequence.
       optimizer: AdamW, an Optax transformation, or a list of these to be chained.
       seed: The seed of the parameters and of the order of the data.
-      mesh: The numbers of devices along data, fsdp and tensor.
+      mesh: The numbers of devices along the axes data, fsdp and tensor.
       microbatches: The number of parts of a batch whose gradients are accumulated in sequence.
-      z_loss: The weight of log(Z)^2.
-      log_every: The number of steps between lines of metrics.
-      watchdog: When a run counts as stuck.
-      spikes: What happens if a loss is not finite, or jumps.
-      init_from: `RUN[@STEP]`, whose parameters this run starts from, with a fresh optimizer at
-        step 0.
-      init_allow_missing, init_allow_unused: Path patterns of parameters that INIT_FROM may lack, or
-        that may remain unused.
+      z_loss: The weight of log(Z)^2 in the objective, where log(Z) is the log normaliser.
+      log_every: The number of steps between two lines of metrics.
+      watchdog: The conditions under which the run counts as stuck.
+      spikes: How the run handles a loss that is not finite or that jumps.
+      init_from: `RUN[@STEP]`, from whose parameters this run starts, at step 0 and with a fresh
+        optimizer state.
+      init_allow_missing: Path patterns of parameters that INIT_FROM may lack.
+      init_allow_unused: Path patterns of parameters of INIT_FROM that may remain unused.
 
     Raises:
-      UserError: A number is impossible for any run.
+      UserError: A setting is invalid for every run.
     """
 
     model: Decoder
@@ -74,17 +74,18 @@ class Pretraining:
             value = getattr(self, name)
             if value < 1:
                 raise UserError(f"{name} is {value}: it must be 1 or more")
-            if value >= 2**31:  # steps, and the tokens of a row, are counted in int32
+            if value >= 2**31:  # steps and the tokens of a row are counted in int32
                 raise UserError(f"{name} is {value}: it must be less than {2**31}")
         if self.train_length < 2:  # the first token predicts the second
             raise UserError(f"TRAIN_LENGTH is {self.train_length}: it must be 2 or more")
-        if not 0 <= self.seed < 2**32:  # of larger seeds, jax.random.key uses the lower bits only
+        if not 0 <= self.seed < 2**32:  # jax.random.key uses only the lower bits of larger seeds
             raise UserError(f"SEED is {self.seed}: it must be 0 or more, and less than {2**32}")
         if not 0 <= self.z_loss < math.inf:
             raise UserError(f"z_loss is {self.z_loss}: it must be 0 or more")
         if not isinstance(self.optimizer, AdamW):
-            self.schedule()  # raises if there is none
-        # With INIT_FROM, an encoding may keep a shorter length: check this run's, too.
+            self.schedule()  # raises if the optimizer has no learning rate
+        # With INIT_FROM, an encoding may keep a shorter training length, so check this run's length
+        # here.
         for encoding in self.model.encodings:
             encoding.check_length(
                 self.model.resampling.largest(self.train_length), self.train_length
@@ -96,7 +97,7 @@ class Pretraining:
 
     @property
     def flops_per_token(self) -> float:
-        """The FLOPs per token, by the convention `FLOPS_CONVENTION`."""
+        """The FLOPs per token, counted by the convention `FLOPS_CONVENTION`."""
         params = self.abstract_state().params
         return model_flops_per_token(self.model, params, self.train_length)
 
@@ -112,7 +113,7 @@ class Pretraining:
         return self._optimizer.schedule(self.train_steps)
 
     def abstract_state(self) -> TrainState:
-        """Return the shapes and dtypes of what the run trains and saves."""
+        """Return the shapes and dtypes of the state that the run trains and saves."""
         return abstract_state(self.model, self.transformation())
 
     def compile(self, mesh: Mesh) -> jax.stages.Compiled:

@@ -1,9 +1,10 @@
 """Reads the metrics of each step, one step behind the device, and writes them to logs and screen.
 
-`documents_skipped` counts the skipped documents in process 0's share of the text. `data_wait` is
-the fraction of the time since the last line in which process 0 waited for batches. `batch_hash`
-identifies the batches that the run has seen since its first step, and their order. What an encoding
-learns (FIRE's c and L) is logged layer by layer ("L/layer_0"), as it was before the step.
+`documents_skipped` is the number of documents skipped in process 0's share of the text. `data_wait`
+is the fraction of the time since the last line that process 0 spent waiting for batches.
+`batch_hash` identifies the batches that the run has seen since its first step, and their order. The
+scalars that an encoding learns (FIRE's c and L) are logged for each layer ("L/layer_0"), with their
+values before the step.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from fire_lm.training.spikes import SpikeLog, remember
 
 
 def new_counters() -> dict[str, Any]:
-    """Return the counters of a new run, as its checkpoints store them: plain JSON.
+    """Return the counters of a new run in the plain JSON form that checkpoints store.
 
     `largest` holds the maxima of the encoding's metrics since the last line of the log;
-    `recent_losses` holds the losses by which `Spikes` judges.
+    `recent_losses` holds the losses from which `Spikes` computes its limit.
     """
     return {
         "tokens": 0,
@@ -43,7 +44,7 @@ def new_counters() -> dict[str, Any]:
 
 
 class Reporter:
-    """Reads the metrics of each step once the next one is running, and stops a failing run."""
+    """Reads the metrics of each step once the next step is running, and stops a failing run."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Reporter:
         self._log = None if quiet else MetricsLog(workdir, start)
         self._spike_log = None if quiet else SpikeLog(workdir, start)
         self._goodput, self._newest_saved = goodput, newest_saved
-        self.sound = True  # whether loss and gradient of the last step read are finite
+        self.sound = True  # whether the loss and gradient of the last step read are finite
         self._progress = Progress(run.train_steps, start, quiet)
         self._schedule, self._flops = run.schedule(), run.flops_per_token
         self._peak = peak_flops(jax.devices()[0].device_kind)
@@ -70,12 +71,12 @@ class Reporter:
         self._marks = (began, began)
 
     def pending(self, step: int, metrics: Any, skipped: int) -> None:
-        """Hand over a dispatched step, and read its predecessor."""
+        """Accept the metrics of a dispatched step, and read those of the previous step."""
         self.flush()
         self._waiting = (step, metrics, skipped)
 
     def flush(self) -> None:
-        """Read the step that was handed over last."""
+        """Read the metrics of the last dispatched step, if they have not been read."""
         if self._waiting is None:
             return
         step, metrics, skipped = self._waiting
@@ -91,7 +92,7 @@ class Reporter:
         learning_rate = float(self._schedule(step - 1 - self.counters["updates_skipped"]))
         self._judge(step, values, skipped_update)
         largest = self.counters["largest"]
-        # A new dict, because a checkpoint that is still being written may hold the old one.
+        # A new dict is needed because a checkpoint that is being written may hold the old dict.
         self.counters["largest"] = {
             name: max(value, largest.get(name, value))
             for name, value in values.items()
@@ -103,7 +104,7 @@ class Reporter:
             self._write(step, values, learning_rate, learned)
 
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
-        """Log a spike, and stop a run that has more of them than allowed."""
+        """Log a spike, and stop the run if it has more bad steps than allowed."""
         loss, gradient, losses = values["loss"], values["grad_norm"], self.counters["recent_losses"]
         finite, limit = (
             math.isfinite(loss) and math.isfinite(gradient),
@@ -114,7 +115,8 @@ class Reporter:
         ends = count > allowed if skipped else not finite
         if (not finite or loss > limit or skipped) and self._spike_log is not None:
             facts = {"step": step, **values, "limit": limit, "skipped": skipped}
-            # The launcher reads this line: a restarted run would fail here again (tpu/host.py).
+            # The launcher (tpu/host.py) reads this line and does not restart the run, because it
+            # would fail at the same step again.
             self._spike_log.add({**facts, "stopped": True} if ends else facts)
         self.sound = finite
         if finite and not skipped:
@@ -160,22 +162,22 @@ class Reporter:
         self.counters["largest"] = {}
         if self._peak is not None:
             logged["mfu"] = rate * self._flops / (self._peak * jax.device_count())
-        if self._log is not None:  # JSON has no NaN: the spike log records it
+        if self._log is not None:  # JSON has no NaN; the spike log records such values
             self._log.write(
                 step, {name: value for name, value in logged.items() if _in_json(value)}
             )
         self._progress.show(step, f"loss {values['loss']:.4f}  {rate:,.0f} tokens/s")
 
     def upload(self) -> None:
-        """Start uploading the lines so far to a bucket, without waiting for it."""
+        """Start to upload the lines so far to a bucket, without waiting for the upload."""
         if self._log is not None:
             self._log.flush()
 
     def _tokens_per_second(self, step: int) -> float:
-        """Return the rate since the last line; for a shortened interval, since the line before it.
+        """Return the rate since the last line or, for a short interval, since the previous line.
 
-        Steps are read one behind the device. The last step is read at once, and may have been
-        ready at the same time as its predecessor.
+        The metrics of steps are read one step behind the device. The metrics of the last step are
+        read without this delay, possibly at the same time as those of the step before.
         """
         before, last = self._marks
         now, tokens = time.monotonic(), self.counters["tokens"]

@@ -1,8 +1,8 @@
-"""The handling of bad steps: a loss that is not finite, or that jumps.
+"""The handling of steps whose loss is not finite or jumps.
 
-The limit of a step is derived from the losses up to two steps before it, because the host works
-one step ahead of the losses that it reads. Those losses are stored with the counters of a
-checkpoint, so that a resumed run judges as an uninterrupted one does.
+The limit for the loss of a step is derived from the losses up to two steps before, because the host
+dispatches each step before it reads the loss of the previous step. These losses are stored with the
+counters of a checkpoint, so that a resumed run uses the same limits as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from fire_lm.results.metrics_log import whole_lines
 
 _Array = TypeVar("_Array")
 
-_WINDOW = 100  # the number of losses that define what is usual
-_LEAST = 20  # the number of losses before anything counts as a spike
+_WINDOW = 100  # the number of losses from which the limit is computed
+_LEAST = 20  # the number of losses before which no loss counts as a spike
 
 
 @dataclasses.dataclass(frozen=True)
 class Spikes:
-    """When a loss counts as a spike, and how many updates a run may skip.
+    """The definition of a spike, and the number of updates that a run may skip.
 
     Every spike becomes a line of `spikes.jsonl` in the run directory.
 
     Attributes:
-      deviations: A spike is this many standard deviations above the median of the last hundred
-        losses. The deviation is 1.4826 times the median absolute deviation, which is robust to
-        spikes.
+      deviations: A loss that exceeds the median of the last hundred losses by this many standard
+        deviations is a spike. The standard deviation is estimated as 1.4826 times the median
+        absolute deviation, which is robust to spikes.
       skips_allowed: The number of updates that may be skipped in the whole run because the loss or
-        gradient is not finite; the next one stops the run. 0 stops at the first.
-      skip_finite: Whether to skip the updates of finite spikes too; they count as well.
+        gradient is not finite; one more such update stops the run. With 0, the first such update
+        stops the run.
+      skip_finite: Whether to skip the updates of finite spikes, too; these count towards
+        `skips_allowed`.
     """
 
     deviations: float = 10.0
@@ -57,7 +59,7 @@ class Spikes:
             )
 
     def limit(self, losses: list[float]) -> float:
-        """Return the loss, in nats per token, above which the step after these is a spike."""
+        """Return the loss, in nats per token, above which the step after `losses` is a spike."""
         if len(losses) < _LEAST:
             return math.inf
         middle = statistics.median(losses)
@@ -65,16 +67,23 @@ class Spikes:
         return middle + self.deviations * deviation
 
     def skip_above(self, losses: list[float]) -> float:
-        """Return the loss above which the next update is skipped, if any may be (see `guard`)."""
+        """Return the loss above which the next update is skipped, if skips are allowed."""
         return self.limit(losses) if self.skip_finite else math.inf
 
     def guard(self, skip_above: _Array) -> tuple[_Array, ...]:
-        """Return the training step's arguments besides state and batch; () if it need not judge."""
+        """Return the arguments of the training step that follow state and batch.
+
+        The result is () if no updates may be skipped.
+        """
         return (skip_above,) if self.skips_allowed else ()
 
 
 def remember(losses: list[float], loss: float) -> list[float]:
-    """Return a new list, because a checkpoint that is still being written may hold the old one."""
+    """Return `losses` followed by `loss`, limited to the window of recent losses.
+
+    The result is a new list, because a checkpoint that is still being written may hold the old
+    list.
+    """
     return [*losses, loss][-_WINDOW:]
 
 
@@ -86,7 +95,7 @@ def stopped_at(workdir: str | epath.Path) -> int | None:
 
 
 class SpikeLog:
-    """The file `spikes.jsonl`; as in the metrics, lines after `resume_step` are dropped."""
+    """The file `spikes.jsonl`; lines after `resume_step` are dropped, as in the metrics log."""
 
     def __init__(self, workdir: str | epath.Path, resume_step: int):
         self._path, self._resume_step = _file(workdir), resume_step
@@ -95,7 +104,7 @@ class SpikeLog:
             self._open()
 
     def add(self, facts: Mapping[str, Any]) -> None:
-        """Append plain numbers; NaN and infinities are written as words, as JSON has none."""
+        """Append a line of facts; NaN and infinities become strings, because JSON lacks them."""
         words = {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in facts.items()

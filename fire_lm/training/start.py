@@ -1,4 +1,4 @@
-"""Checks before a run starts, and the parameters that it may start from."""
+"""Checks before a run starts, and the parameters of another run from which it may start."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from fire_lm.training.step import TrainState
 def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> TrainState:
     """Return `state` with the parameters of the run that `run.init_from` names.
 
-    `source` is the model of that run. Parameters that it is allowed to lack stay fresh. Parameters
-    of another encoding are never taken over, even if they have the same names.
+    `source` is the model of that run. Parameters that the other run is allowed to lack keep their
+    initial values. Parameters of another encoding are never copied, even if they have the same
+    names.
     """
     workdir, asked = split_run(run.init_from)
     step = choose_step(workdir, asked)
@@ -44,10 +45,11 @@ def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> T
 
 
 def check_start(run: Pretraining, source: Decoder) -> tuple[int, list[str]]:
-    """Refuse what `start_from` would refuse for its names and shapes, without reading arrays.
+    """Raise the errors of `start_from` that concern names and shapes, without reading arrays.
 
     Returns:
-      The checkpoint that `start_from` would read if it is intact, and what that checkpoint lacks.
+      The step of the checkpoint that `start_from` would read if this checkpoint is intact, and the
+      names of the parameters that the checkpoint lacks.
     """
     workdir, asked = split_run(run.init_from)
     step = candidates(workdir, asked)[0]
@@ -65,7 +67,10 @@ def check_start(run: Pretraining, source: Decoder) -> tuple[int, list[str]]:
 
 @contextlib.contextmanager
 def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Callable[[str], bool]]:
-    """Yield a test for parameters with another meaning here; errors name both encodings."""
+    """Yield a test for the parameters of another encoding; errors in the block name both encodings.
+
+    The test returns whether a path belongs to an encoding that `model` does not use.
+    """
     ours, theirs = encoding_names(model), encoding_names(source or model)
     if source is not None and len(source.encodings) != len(model.encodings):
         raise UserError(
@@ -82,13 +87,13 @@ def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Cal
 
 
 def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
-    """Create the folder and check that it is writable, before the work starts."""
+    """Create the folder and check, before the work starts, that it is writable."""
     require_bucket(folder, flag)
     probe = epath.Path(folder) / f".writable_{jax.process_index()}_{os.getpid()}"
     try:
         make_folder(folder)
         replace_text(probe, "")
-        remove(probe)  # a probe of the same name from another machine may have been faster
+        remove(probe)  # another machine with a probe of the same name may have removed it
     except (OSError, RunFailed) as error:
         told = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot write to {flag} {folder}: {told}") from error

@@ -1,10 +1,12 @@
-"""Loss and the training step: pure functions of state and batch.
+"""The loss and the training step, as pure functions of state and batch.
 
 A batch is `{"targets": int32 [B, T], "weights": int8 [B, T]}`, with `segment_ids` int32 `[B, T]`
-if documents are packed. A weight determines how much its target counts; 0 excludes it, as for all
-padding. The model reads the targets shifted by one, unless there are `inputs` int32 `[B, T]`. With
-`tokens` int32 `[B, 1]`, the number of tokens of each row before its padding, positions are drawn
-for that many tokens. B batch, T positions.
+if documents are packed. Each target is weighted by its entry of `weights`; the weight 0, which all
+padding has, excludes the target. The model reads the targets shifted by one, unless the batch has
+`inputs` int32 `[B, T]`. If the batch has `tokens` int32 `[B, 1]`, the number of tokens of each row
+before its padding, positions are drawn for that many tokens.
+
+Shapes: B batch, T positions.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ Metrics = dict[str, Any]
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything from which a run continues, except for its position in the data."""
+    """The state from which a run continues, except for its position in the data."""
 
     step: jax.Array  # int32 []: the number of updates done
     params: Any
@@ -44,7 +46,7 @@ class TrainState:
 def init_state(
     model: Decoder, optimizer: optax.GradientTransformation, rng: jax.Array
 ) -> TrainState:
-    """Create a fresh state; the shapes of the parameters do not depend on the length."""
+    """Create the state at step 0; the shapes of parameters do not depend on the input length."""
     tokens_BT = jnp.zeros((1, 1), jnp.int32)
     params = model.init(rng, tokens_BT, tokens_BT)["params"]
     return TrainState(jnp.int32(0), params, optimizer.init(params))
@@ -61,7 +63,10 @@ def summed_loss(
     dropout_rng: jax.Array | None = None,
     read_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return weighted sums (objective, nll) over tokens; the objective adds `z_loss log(Z)^2`."""
+    """Return the weighted sums of the objective and of the negative log likelihood over tokens.
+
+    The objective of a token is its negative log likelihood plus `z_loss log(Z)^2`.
+    """
     weight_BT = weight_BT.astype(jnp.float32)
     nll_BT, log_z_BT = token_losses(
         model, params, targets_BT, pos_BT, segment_BT, dropout_rng, read_BT
@@ -94,18 +99,18 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
     """Update the state with the mean gradient over the batch's tokens.
 
-    `seed` draws the positions, if the model resamples them, and the masks of its dropout. With
-    `skip_above`, a float32 scalar, an update is skipped if its loss is above it, or if its loss or
-    gradient is not finite; then only the step counter advances.
+    `seed` determines the positions, if the model resamples positions, and the dropout masks. With
+    `skip_above`, a float32 scalar, the update is skipped if the loss exceeds `skip_above`, or if
+    the loss or the gradient is not finite; then only the step counter advances.
 
     The metrics are float32 scalars: `loss` (nats per token, without z-loss), `grad_norm` (before
     clipping), `tokens` (the sum of this batch's weights), `skipped` (1 if the update was skipped;
-    only with `skip_above`) and those of the encoding; besides them, `batch_hash`, uint32 [2] (of
-    the token ids and segments only), and `learned`, a dict of what the encodings had learned before
-    this update.
+    only with `skip_above`) and the diagnostics of the encodings. They also contain `batch_hash`,
+    uint32 `[2]` (of the token ids and segments only), and `learned`, a dict of the encodings'
+    learned scalars before this update.
     """
     tokens = jnp.sum(batch["weights"].astype(jnp.float32))
-    rng = jax.random.fold_in(jax.random.key(seed), state.step)  # the same draw after a restart
+    rng = jax.random.fold_in(jax.random.key(seed), state.step)  # a restart repeats the same draws
     batch_size, length = batch["targets"].shape
     pos_BT = model.resampling.training_positions(rng, batch_size, length, batch.get("tokens"))
     if len(pos_BT) > 1:
@@ -133,7 +138,7 @@ def train_step(
         zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params))
         parts = (split_microbatches(rows, microbatches), dropout_rngs)
         (nll, grads), _ = jax.lax.scan(accumulate, zeros, parts)
-    divisor = jnp.maximum(tokens, 1.0)  # a batch of nothing but padding changes nothing
+    divisor = jnp.maximum(tokens, 1.0)  # a batch that consists of padding has weight 0
     grads = jax.tree.map(lambda g: g / divisor, grads)
     with jax.numpy_dtype_promotion("standard"):  # Optax multiplies floats by int32 counts
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

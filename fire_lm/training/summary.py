@@ -1,4 +1,4 @@
-"""Parameter counts by module, and the FLOPs and memory that follow from them."""
+"""Parameter counts by module, FLOPs per token, and memory per device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def group_of(path: str) -> str:
 
 
 def count_parameters(params: Any) -> dict[str, int]:
-    """Return the number of parameters of each row of the table."""
+    """Return the number of parameters in each row of the parameter table."""
     counts: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         group = group_of(path_name(path))
@@ -31,7 +31,10 @@ def count_parameters(params: Any) -> dict[str, int]:
 
 
 def model_flops_per_token(model: Decoder, params: Any, length: int) -> float:
-    """Return `flops_per_token` of this model, with the tied head, without encoding and lookup."""
+    """Return `flops_per_token` of this model.
+
+    The count includes the tied head, but neither the encoding nor the lookup of embeddings.
+    """
     counts = count_parameters(params)
     counted = sum(counts.values()) - counts.get("encoding", 0)  # the head is the embedding
     width = model.size.num_heads * model.size.head_dim

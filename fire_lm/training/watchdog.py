@@ -1,12 +1,13 @@
 """Ends a run that is stuck, so that a launcher can restart it, and names the process at fault.
 
-Each process has a thread that watches its own steps and, through JAX's coordination service, the
-other processes. In a job of several processes, one that waits for data blocks all others in their
-collectives; so every process publishes what it is doing, and the one that is not waiting for the
-devices is the late one. A peer that dies is detected by its silence: JAX itself would take a
-minute, and then abort without a plain message. Process 0 hosts that service: when it dies, JAX
-aborts the others within a second, so they keep a connection to it, whose end is noticed slightly
-earlier.
+Each process has a thread that watches the steps of this process and, through JAX's coordination
+service, the other processes. In a job of several processes, a process that waits for data blocks
+all others in their collectives. Every process therefore publishes its current stage; the process
+that is not waiting for the devices is the one that delays the others. A process that has died is
+detected by its silence, because JAX itself would take a minute and then abort without a plain
+message. Process 0 hosts the coordination service: when process 0 dies, JAX aborts the other
+processes within a second. Each of the other processes therefore keeps a connection to process 0,
+because it notices the end of this connection slightly earlier.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from fire_lm.processes import coordination_client, coordinator_host
 from fire_lm.training.goodput import DEVICES, SAVE, STEPS, Goodput
 
 _PERIOD = 1.0  # seconds between two checks
-_SAVE_SECONDS = 1800.0  # how long a step may wait for storage; saves have limits of their own
+_SAVE_SECONDS = 1800.0  # how long a step may wait for storage; saves also have their own limits
 _PREFIX = "fire_lm/watchdog/"
 _PORT = "fire_lm/watchdog_port"
 _FAILED = _PREFIX + "failed"
-_START_SECONDS = 30.0  # how much longer a process's first message may take than later ones
+_START_SECONDS = 30.0  # how much longer a process's first message may take than later messages
 
 
 @dataclasses.dataclass(frozen=True)
 class Watchdog:
-    """When a run counts as stuck.
+    """The conditions under which a run counts as stuck.
 
     Attributes:
       multiple: A step may take this many times the median duration of the last hundred steps.
@@ -53,7 +54,7 @@ class Watchdog:
     silence_seconds: float = 45.0
 
     def __post_init__(self) -> None:
-        # A silence of a few checks means nothing, and threads cannot wait longer than 1e9 s.
+        # A silence of a few checks is normal, and threads cannot wait longer than 1e9 s.
         for name, least in {"multiple": 1, "least_seconds": 1, "silence_seconds": 5}.items():
             value = getattr(self, name)
             if not least <= value <= 1e9:
@@ -61,14 +62,15 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self, workdir: str, goodput: Goodput) -> Iterator[Watch]:
-        """Watch until the block ends; `goodput` knows what the process is doing."""
+        """Watch until the block ends; `goodput` provides the current stage of the process."""
         watch = Watch(self, workdir, goodput)
         thread = threading.Thread(target=watch.run, name="watchdog", daemon=True)
         thread.start()
         try:
             yield watch
         except jax.errors.JaxRuntimeError:
-            # A collective whose peer has died ends like this. Only silence shows which one it was.
+            # A collective raises this error if another process has died. Only the silence of that
+            # process shows which process it was.
             if jax.process_count() > 1:
                 thread.join(self.silence_seconds + 5 * _PERIOD)
             raise
@@ -79,13 +81,13 @@ class Watchdog:
 
 @contextlib.contextmanager
 def telling_others() -> Iterator[None]:
-    """Report an error in this process to the other processes, which would wait for it in vain.
+    """Report an error in this process to the other processes, which would otherwise wait forever.
 
-    Their watchdogs print the error and exit with the same code.
+    The watchdogs of the other processes print the error and exit with the same code.
     """
     try:
         yield
-    except Preempted:  # every process ends like this
+    except Preempted:  # all processes raise this error
         raise
     except Exception as error:
         if jax.process_count() > 1:
@@ -93,13 +95,13 @@ def telling_others() -> Iterator[None]:
             words = f"{code}|{_own_name()}: {str(error) or type(error).__name__}"
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # only the first error is kept
                 coordination_client().key_value_set(_FAILED, words)
-            if jax.process_index() == 0:  # it hosts the service through which the others learn this
+            if jax.process_index() == 0:  # it hosts the service that delivers the message
                 time.sleep(3 * _PERIOD)
         raise
 
 
 class Watch:
-    """The watchdog of a training loop, which reports its stages to the watchdog."""
+    """The watchdog of a training loop, to which the loop reports finished steps and saves."""
 
     def __init__(self, settings: Watchdog, workdir: str, goodput: Goodput):
         self._settings, self._workdir, self._goodput = settings, workdir, goodput
@@ -120,7 +122,7 @@ class Watch:
         self._step, self._since = step, now
 
     def saved(self) -> None:
-        """Exclude the time of a save from the step."""
+        """Exclude the time of a save from the duration of the step."""
         self._since = time.monotonic()
 
     def limit(self) -> float:
@@ -129,7 +131,7 @@ class Watch:
         return max(self._settings.least_seconds, self._settings.multiple * typical)
 
     def run(self) -> None:
-        """Run the thread."""
+        """Check the steps and the other processes periodically, in the watchdog's thread."""
         while not self.stop.wait(_PERIOD):
             stage, taken = self._goodput.stage, time.monotonic() - self._since
             if self._peers is not None:
@@ -159,7 +161,7 @@ class Watch:
             if self._peers is not None:
                 self._peers.say(why)
             tell_end(why, f"the stacks of its threads are in {self._workdir}/{name}; ")
-            # The storage itself may be stuck.
+            # The storage itself may be stuck, so the writing has a time limit.
             writing = threading.Thread(target=self._write_stacks, args=(name,), daemon=True)
             writing.start()
             writing.join(10.0)
@@ -190,7 +192,7 @@ def _own_name() -> str:
 
 
 class _Peers:
-    """The messages between the processes of a job, through JAX's coordination service."""
+    """The messages that the processes of a job exchange through JAX's coordination service."""
 
     def __init__(self) -> None:
         self._client = coordination_client()
@@ -207,7 +209,7 @@ class _Peers:
         threading.Thread(target=start, name="watchdog_line", daemon=True).start()
 
     def say(self, last_words: str) -> None:
-        """Send the listeners the reason why process 0 ends; a normal end sends a full stop."""
+        """Tell the other processes why process 0 ends; the text is "." if it ends normally."""
         for line in self._lines:
             with contextlib.suppress(OSError):
                 line.sendall(last_words.encode())
@@ -217,13 +219,13 @@ class _Peers:
 
     def _accept(self) -> None:
         assert self._server is not None
-        with contextlib.suppress(Exception):  # closed
+        with contextlib.suppress(Exception):  # the server is closed
             self._client.key_value_set(_PORT, str(self._server.getsockname()[1]), True)
             while True:
                 self._lines.append(self._server.accept()[0])
 
     def _listen(self) -> None:
-        """Wait for the end of process 0; without a connection, JAX's own message must suffice."""
+        """Wait for the end of process 0; if no connection is possible, JAX prints the error."""
         with contextlib.suppress(Exception):
             host = coordinator_host()
             port = int(self._client.blocking_key_value_get(_PORT, 60_000))
@@ -254,7 +256,7 @@ class _Peers:
             return
 
     def lost(self, silence_seconds: float) -> str:
-        """Return the processes that have fallen silent, or "" if none has."""
+        """Return the processes that have fallen silent, or "" if no process has."""
         now = time.monotonic()
         names = [
             said.split("|")[2]
@@ -263,12 +265,12 @@ class _Peers:
         ]
         if not names:
             return ""
-        if len(names) == self._count:  # including this process: it is the coordinator that is gone
+        if len(names) == self._count:  # including this process, so the coordinator is gone
             names = [self._heard[0][0].split("|")[2]]
         return f"{' and '.join(names)} not heard from for {silence_seconds:.0f} s"
 
     def late(self) -> str:
-        """Return which processes delay the others, and what they are doing."""
+        """Return the processes that delay the others, each with its current stage."""
         told = [said.split("|", 3) for said, _ in self._heard.values()]
         behind = min(int(step) for _, step, _, _ in told)
         candidates = [(name, doing) for _, step, name, doing in told if int(step) == behind]

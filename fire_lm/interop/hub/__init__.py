@@ -1,1 +1,1 @@
-"""The model in PyTorch. `fire-lm export` copies it into folders; fire_lm never imports it."""
+"""The model in PyTorch. `fire-lm export` copies these files; fire_lm never imports them."""

@@ -1,4 +1,4 @@
-"""A self-contained fire_lm decoder in PyTorch, with every positional encoding of the family.
+"""A self-contained fire_lm decoder in PyTorch, with all positional encodings of fire_lm.
 
 Shapes: B batch, T queries, S keys, N heads, H head dim, D model, K frequencies. Positions are
 computed in float32, and angles in float64.
@@ -16,12 +16,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .configuration_fire_lm import FireLMConfig
 
-# The position of keys that no query sees: padding, and cache slots that are not written yet.
+# The position of keys that no query sees, which are padding and cache slots not written yet.
 UNSEEN = 2**30
 
 
 class Position(nn.Module):
-    """The hooks through which positions enter the model. By default they do nothing."""
+    """The hooks through which positions enter the model; by default, no hook has an effect."""
 
     def __init__(self, config, settings):
         super().__init__()
@@ -40,7 +40,7 @@ class Position(nn.Module):
 
 
 class Table(Position):
-    """Learned absolute positions."""
+    """Learned absolute positions, added to embeddings."""
 
     def __init__(self, config, settings):
         super().__init__(config, settings)
@@ -60,7 +60,7 @@ class Waves(Position):
 
 
 class Rotary(Position):
-    """RoPE (Su et al., 2021) with the frequencies and the attention factor of its scaling."""
+    """RoPE (Su et al., 2021), with the frequencies and the attention factor of its scaling."""
 
     def rotate(self, q_BNTH, k_BNTH, pos_BT):
         angle_BTK = angles(pos_BT, self.settings["frequencies"])
@@ -71,7 +71,7 @@ class Rotary(Position):
 
 
 class XPos(Position):
-    """xPos: rotation and decay (Sun et al., 2022), measured from the middle of the input."""
+    """xPos (Sun et al., 2022): rotation, and decay relative to the middle of the input."""
 
     def rotate(self, q_BNTH, k_BNTH, pos_BT):
         angle_BTK = angles(pos_BT, self.settings["frequencies"])
@@ -208,7 +208,7 @@ def angles(pos, frequencies):
 
 
 def distances(q_pos_BT, k_pos_BS):
-    """Return `|i - j|`, float32 `[B, T, S]`; for keys that no query sees, return 0."""
+    """Return `|i - j|`, float32 `[B, T, S]`, or 0 for keys that no query sees."""
     distance_BTS = (q_pos_BT[:, :, None] - k_pos_BS[:, None, :]).abs()
     return torch.where((k_pos_BS == UNSEEN)[:, None, :], 0, distance_BTS).float()
 
@@ -257,7 +257,7 @@ class FireLMLayer(nn.Module):
                 q_BNTH = (q_BNTH.float() * factor_BT[:, None, :, None]).to(q_BNTH.dtype)
             if self.log_n["on"] != "logits" and bias_BNTS is not None:
                 bias_BNTS = bias_BNTS * factor_BT[:, None, :, None]
-        # A finite mask value: rows of padding see no key and must not become NaN.
+        # The mask value is finite because rows of padding see no key and must not become NaN.
         bias_BNTS = q_BNTH.new_zeros(()) if bias_BNTS is None else bias_BNTS.to(q_BNTH.dtype)
         bias_BNTS = torch.where(mask_B1TS, bias_BNTS, torch.finfo(q_BNTH.dtype).min / 2)
         out_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, attn_mask=bias_BNTS)
@@ -265,7 +265,7 @@ class FireLMLayer(nn.Module):
         return x_BTD + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x_BTD)), approximate="tanh"))
 
     def log_n_factor(self, keys_BT):
-        """Return log(n) / log(train length) for queries that see n keys (Su, 2021)."""
+        """Return log(n) / log(train_length) for queries that see n keys each (Su, 2021)."""
         keys_BT = keys_BT.clamp(min=1).float()
         factor_BT = keys_BT.log() / math.log(self.train_length)
         if self.log_n["clipped"]:
@@ -282,7 +282,7 @@ class FireLMPreTrainedModel(PreTrainedModel):
 
 
 class FireLMModel(FireLMPreTrainedModel):
-    """The decoder without its head: maps tokens to the last hidden state."""
+    """The decoder without its head, which maps tokens to the last hidden state."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -332,19 +332,20 @@ class FireLMModel(FireLMPreTrainedModel):
 
 
 def real_tokens(attention_mask, past, length):
-    """Return which tokens of this call are not padding, bool `[B, T]`, or None without a mask."""
+    """Return whether each token of this call is not padding, bool `[B, T]`; None without a mask."""
     if attention_mask is None:
         return None
     if attention_mask.dim() == 2:
         return attention_mask[:, past : past + length].bool()
-    # The mask of a static cache. The last token is never left padding, so it sees all others.
+    # The mask is that of a static cache. Padding is on the left, so the last token is not padding
+    # and sees all other tokens.
     row_BS = attention_mask[:, 0, -1]
     seen_BS = row_BS if row_BS.dtype == torch.bool else row_BS == 0
     return seen_BS[:, past : past + length]
 
 
 def positions(position_ids, attention_mask, past, batch, length, device):
-    """Return positions `[B, T]`, which begin with 0 at the first token that is not padding."""
+    """Return positions `[B, T]`, which count from 0 at the first token that is not padding."""
     if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
         position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + length]
     if position_ids is None:
@@ -353,7 +354,7 @@ def positions(position_ids, attention_mask, past, batch, length, device):
 
 
 def keys_of(cache, k_pos_BT, past):
-    """Return the positions `[B, S]` of all keys; those of a cache are stored as its attribute."""
+    """Return the positions `[B, S]` of all keys, and store them as an attribute of the cache."""
     if cache is None:
         return k_pos_BT
     slots, _ = cache.get_mask_sizes(k_pos_BT.shape[1], 0)
@@ -396,7 +397,7 @@ class FireLMForCausalLM(FireLMPreTrainedModel, GenerationMixin):
         labels=None,
         use_cache=None,
         logits_to_keep=0,
-        cache=None,  # the name of past_key_values from transformers 5.24 on
+        cache=None,  # transformers 5.24 and later use this name for past_key_values
         **kwargs,
     ):
         cache = past_key_values if cache is None else cache
@@ -412,4 +413,4 @@ class FireLMForCausalLM(FireLMPreTrainedModel, GenerationMixin):
             )
         return CausalLMOutputWithPast(
             loss, logits, cache
-        )  # positional: the name depends on the version
+        )  # passed by position because the name of the cache depends on the version
