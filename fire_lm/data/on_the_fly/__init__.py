@@ -1,7 +1,7 @@
 """Text that seqio reads, tokenises and arranges in rows while a run uses it.
 
-The functions are those of `fire_lm.data`, for `TextData` and `SeqioTask`. Functions that need
-TensorFlow import it when they are called (10 s).
+This module implements the functions of `fire_lm.data` for `TextData` and `SeqioTask`. Functions
+that need TensorFlow import it when they are called, which takes 10 s.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def train_iterator(data: ReadBySeqio, **arguments: int) -> TrainIterator:
-    if data.vocabulary.startswith(PREFIX):  # no position can be saved, as TensorFlow calls Python
+    if data.vocabulary.startswith(PREFIX):  # TensorFlow calls Python, so no position can be saved
         raise UserError(
             f"the vocabulary {data.vocabulary} cannot tokenise during training\n"
             "write blocks with it (`fire-lm corpus blocks`), and read them with "
@@ -43,7 +43,7 @@ def vocabulary_name(data: ReadBySeqio) -> str:
 
 
 def vocabulary_size(data: ReadBySeqio) -> int:
-    if isinstance(data, SeqioTask):  # which may have extra ids
+    if isinstance(data, SeqioTask):  # whose vocabulary may have extra ids
         from fire_lm.data.on_the_fly import registered
 
         return registered.vocabulary_size(data)
@@ -61,7 +61,10 @@ def label(data: ReadBySeqio) -> str:
 
 
 def quick_splits(data: ReadBySeqio) -> list[str] | None:
-    """Return the splits that the metadata lists, without TensorFlow, or None if it lists none."""
+    """Return the splits listed in a data set's metadata file, or None if none can be read quickly.
+
+    The file is read without TensorFlow.
+    """
     if isinstance(data, SeqioTask):
         return None
     name, _, version = data.tfds_name.partition(":")
@@ -75,9 +78,9 @@ def quick_splits(data: ReadBySeqio) -> list[str] | None:
 
 
 def unknown_share(data: ReadBySeqio, split: str) -> float:
-    """Return the share of unknown tokens in a split's first documents.
+    """Return the share of unknown tokens in the first documents of a split.
 
-    For a registered task, the first rows are used.
+    For a registered task, the share is computed from rows at the beginning of the split.
     """
     if isinstance(data, SeqioTask):
         return scoring_text(data, length=64, num_sequences=64, split=split).unknown

@@ -1,7 +1,7 @@
-"""Tasks and mixtures that are registered with seqio, by the user's own modules or by us.
+"""Tasks and mixtures that the user's own modules or fire_lm have registered with seqio.
 
-Their own preprocessors run unchanged. Each example of the chosen feature counts as a document, with
-the end-of-document token if the preprocessors append one.
+The preprocessors of a task run unchanged. Each example of the chosen feature counts as a document,
+and ends with an end-of-document token only if these preprocessors append one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
 
 
 def check(data: SeqioTask, split: str) -> None:
-    """Raise UserError for a name, feature, split or vocabulary that cannot be read."""
+    """Raise UserError if the name, feature, split or vocabulary is invalid."""
     found = _check_feature(data)
     splits = _splits(found)
     if split not in splits:
@@ -74,14 +74,17 @@ def _provider(data: SeqioTask) -> seqio.Task | seqio.Mixture:
 
 
 def _splits(found: seqio.Task | seqio.Mixture) -> set[str]:
-    """Return the splits that every task has; a Mixture itself lists those of any of its tasks."""
+    """Return the splits that every task has.
+
+    The Mixture itself would list each split that any of its tasks has.
+    """
     return set.intersection(*(set(task.splits) for task in seqio.get_subtasks(found)))
 
 
 def _check_vocabulary(data: SeqioTask) -> None:
-    """Check that the vocabulary is the one in the run's configuration.
+    """Check that the feature's vocabulary is the vocabulary in the run's configuration.
 
-    Generation and export read that file.
+    Generation and export use the vocabulary in the configuration.
     """
     found = _feature_vocabulary(data)
     if isinstance(found, seqio.ByteVocabulary):
@@ -102,7 +105,7 @@ def _check_vocabulary(data: SeqioTask) -> None:
 
 
 def vocabulary_size(data: SeqioTask) -> int:
-    """Return the number of ids that the vocabulary can emit, with extra ids and padding."""
+    """Return the number of ids in the feature's vocabulary, including extra ids and padding."""
     _check_feature(data)
     return int(_feature_vocabulary(data).vocab_size)
 
@@ -114,12 +117,14 @@ def _feature_vocabulary(data: SeqioTask) -> seqio.Vocabulary:
 def groups(
     data: SeqioTask, length: int, byte_counts: bool, reading: dict[str, Any]
 ) -> tf.data.Dataset:
-    """Return groups of documents before they become rows, as `preprocessors` describes them.
+    """Return groups of documents, in the form in which `preprocessors` turns them into rows.
 
-    `length` is passed to the task's own preprocessors, some of which split or join documents.
+    `length` is passed to the task's own preprocessors, because some preprocessors split or join
+    documents.
     """
     found = _provider(data)
-    # pipeline.py shuffles rows, with a small state; the tasks of a mixture also shuffle their own.
+    # pipeline.py shuffles the rows, with a small state. The tasks of a mixture additionally shuffle
+    # their own examples.
     own = {"shuffle_buffer_size": 1} if isinstance(found, seqio.Task) else {}
     lengths = dict.fromkeys(found.output_features, length)
     examples = found.get_dataset(lengths, use_cached=data.use_cached, **own, **reading)
@@ -137,7 +142,7 @@ def groups(
             "documents": kept,
             "short": tf.constant(0),
         }
-        if counts is not None:  # extra ids, which follow the model's own ids, are not text
+        if counts is not None:  # extra ids, which follow the model's own ids, represent no text
             inside = flat < tf.size(counts)
             found["byte_counts"] = tf.where(inside, tf.gather(counts, tf.where(inside, flat, 0)), 0)
         return found
@@ -148,7 +153,7 @@ def groups(
 
 @functools.lru_cache(maxsize=4)
 def _bytes_of_ids(vocabulary: str) -> np.ndarray:
-    """Return int32 [ids]: the bytes of (normalised) text that each id stands for."""
+    """Return the number of bytes of normalised text that each id represents, int32 [ids]."""
     if vocabulary == "bytes":
         return np.array([0] * 3 + [1] * 256, np.int32)
     model = vocabularies.load(vocabulary).tokenizer
