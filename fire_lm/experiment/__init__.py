@@ -1,4 +1,4 @@
-"""The names available in gin, and the configuration of an experiment."""
+"""The configurables that gin files can name, and the configuration of an experiment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
 from fire_lm.tasks import synthetic
 
-# The experiments by their names in gin.
+# The experiments, keyed by their names in gin.
 EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "pretrain": training.Pretraining,
     "length_sweep": evaluation.LengthSweep,
 }
 
-# The roots of a configuration: the experiments, and the model, so that two models can be compared.
+# The roots of a configuration are the experiments and the model. The model is a root so that two
+# models can be compared.
 ROOTS = (*EXPERIMENTS, "build_decoder")
 
 
@@ -33,8 +34,8 @@ def load_config(
 ) -> Config:
     """Load the configuration of an experiment.
 
-    All commands know all configurables, so that one set of files serves them all, and a binding
-    counts as unused only if no command could use it.
+    All commands know all configurables. Therefore, the same files can be used with every command,
+    and a binding counts as unused only if no command could use it.
     """
     configurables: list[Callable[..., Any]] = [
         models.build_decoder,
@@ -80,17 +81,17 @@ def load_config(
 
 
 def trains_on_a_task(config: Config) -> bool:
-    """Return whether the run trains on exercises of a synthetic task and not on text."""
+    """Return whether the run trains on the exercises of a synthetic task and not on text."""
     return isinstance(config.call("pretrain").data, Synthetic)
 
 
 def label_in(config: Config) -> str:
-    """Return the name of a run's encoding in tables."""
+    """Return the name of a run's encoding that tables show."""
     return str(config.macro("ENCODING"))
 
 
 def check_blocks(config: Config) -> None:
-    """Refuse bindings of `TextData` that have no effect because blocks are read."""
+    """Reject bindings of `TextData` that have no effect because the run reads blocks."""
     idle = config.idle("TextData")
     where, mixture = idle.get("mixture", ("", ()))
     if mixture:
@@ -108,7 +109,7 @@ def check_blocks(config: Config) -> None:
 
 
 def check_settings(config: Config) -> None:
-    """Refuse settings that are invalid for every run and sweep, also in a dry run."""
+    """Reject settings that are invalid for every run and sweep, even in a dry run."""
     if config.macro("DATA_DIR") == "":
         raise UserError("DATA_DIR is empty: set it to the folder of the data set")
     split_run(str(config.macro("INIT_FROM") or ""))
