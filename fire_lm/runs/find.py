@@ -34,7 +34,7 @@ class RunSteps:
 
 
 class NotYet(UserError):
-    """The absence of a run, which may be created later in `folder`."""
+    """The error for a run that may not have started yet; `folder` is its expected location."""
 
     def __init__(self, message: str, folder: epath.Path):
         super().__init__(message)

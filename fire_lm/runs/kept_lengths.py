@@ -46,8 +46,8 @@ def open_lengths(config: Config) -> list[Key]:
 def kept_lengths(config: Config, trained: Config) -> dict[Key, Any]:
     """Return the values that `config` takes from `trained`, the configuration of its source.
 
-    Values that are identical in both configurations, and values that are unbound in both, are
-    omitted.
+    Values that are identical in both configurations, and values that were derived in the source
+    too, are omitted.
     """
     theirs, ours = (one.leaves(MODEL) for one in (trained, config))
     found = {}
