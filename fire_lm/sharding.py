@@ -220,7 +220,7 @@ def decoding_layout(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -> None:
-    """Check that every microbatch can be split into equal numbers of sequences per device."""
+    """Check that the sequences of every microbatch can be divided evenly among the devices."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"] * microbatches
     if batch_size % ways or batch_size < ways:
         raise UserError(

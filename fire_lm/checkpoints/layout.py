@@ -104,7 +104,7 @@ def choose_step(workdir: str | epath.Path, step: int | None) -> int:
 
 
 def checkpoint_damage(workdir: str | epath.Path, step: int) -> str | None:
-    """Return a description of an existing checkpoint's damage, or None if it is intact."""
+    """Return a description of the damage to a checkpoint, or None if the checkpoint is intact."""
     return damage(checkpoint_directory(workdir) / str(step))
 
 
@@ -130,7 +130,8 @@ def misfit(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
 def hush_abandoned_work() -> None:
     """Silence the operations that Orbax abandons after an error, for the rest of the process.
 
-    When these reads and writes end, they would print tracebacks after fire_lm's own error message.
+    When these reads and writes end, their tracebacks would be printed after fire_lm's own error
+    message.
     """
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     before = sys.unraisablehook

@@ -68,7 +68,7 @@ def write_manifest(step: epath.Path, arrays: Mapping[str, str] | None = None) ->
 
 
 def damage(step: epath.Path, part: int = 0, parts: int = 1) -> str | None:
-    """Return a short description of damage to a checkpoint's files, or None if they are intact.
+    """Return a short description of damage to a checkpoint, or None if all files are intact.
 
     Only every `parts`-th file is checked, beginning with number `part`, so that several processes
     can share the work. Files that are not in the manifest are ignored.

@@ -38,8 +38,8 @@ def restore_params(
     different meaning in the checkpoint, even if the name is the same, and is never read.
 
     Returns:
-      The parameters, in which missing ones are leaves of `like`, and the paths of the missing
-      parameters.
+      The parameters, with leaves of `like` in place of missing parameters, and the paths of the
+      missing parameters.
     """
     have, missing = check_params(
         workdir,

@@ -158,12 +158,12 @@ def unknown_warning(share: float, split: str, data: TrainingData) -> str:
 
 
 def dataset_label(data: Data) -> str:
-    """Return the name that results give the text, such as 'embedded' or the TFDS name 'c4'."""
+    """Return the text's name in results, which is 'embedded' or a TFDS name such as 'c4'."""
     return _reader(data).label(data)
 
 
 def quick_splits(data: Data) -> list[str] | None:
-    """Return the existing splits, or None if listing them would be slow or need TensorFlow."""
+    """Return the names of the splits, or None if finding the names is slow or needs TensorFlow."""
     return _reader(data).quick_splits(data)
 
 

@@ -41,7 +41,7 @@ class Rows(abc.ABC):
 
     @abc.abstractmethod
     def complete_at(self, places: np.ndarray) -> np.ndarray:
-        """Return, for each position, how many rows are complete once it has been reached.
+        """Return, for each position, how many rows are complete if the stream is read up to there.
 
         At that point, the reader does not know whether the stream continues.
         """

@@ -1,4 +1,4 @@
-"""Classes that describe the text to read and the results of reading; they do no reading."""
+"""Classes that describe the text to read and the results of reading, without reading anything."""
 
 from __future__ import annotations
 

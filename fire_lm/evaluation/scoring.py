@@ -58,12 +58,12 @@ def score(
     name: str,
     bins: int = 1,
 ) -> np.ndarray:
-    """Return the summed nats `[R, P]` of rows `[R, longest]`, which are read in windows.
+    """Return the summed nats `[R, P]` of the rows of text `[R, longest]`.
 
-    The windows are `laid`, and the nats are summed in `bins` equal parts of a window's positions.
-    If a batch does not fit in memory, a batch of half the size is tried. In a job of several
-    processes, the error is raised instead, because the processes would have to agree on a new size
-    in the middle of a program.
+    The rows are read in the windows `laid`, and the nats are summed in `bins` equal parts of a
+    window's positions. If a batch does not fit in memory, a batch of half the size is tried. In a
+    job of several processes, the error is raised instead, because the processes would have to agree
+    on a new size in the middle of a program.
     """
     rows = len(text.targets)
     arrays = [laid.of(text.targets), laid.of(text.weights) * laid.scored(rows)]

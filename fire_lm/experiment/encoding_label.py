@@ -79,8 +79,7 @@ def label_of(bindings: Bindings, position: Node) -> str:
     if label := _matching_file(bindings, position):
         return label
     turns = [
-        _matching_file(bindings, ref)
-        or ref.name  # the class name if no file describes the encoding
+        _matching_file(bindings, ref) or ref.name  # the class name if no file describes it
         for ref in _refs(position)
     ]
     runs = [(name, len(list(same))) for name, same in itertools.groupby(turns)]

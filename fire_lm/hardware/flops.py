@@ -29,5 +29,5 @@ def flops_per_token(num_parameters: int, num_layers: int, width: int, length: in
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Return the peak FLOP/s of one device, or None if it is not known, as for CPUs."""
+    """Return the peak FLOP/s of one device, or None if the peak is unknown, as for CPUs."""
     return next((peak for name, peak in _PEAK_FLOPS.items() if name in device_kind), None)

@@ -120,7 +120,7 @@ class Slice:
 
     @property
     def chip(self) -> Chip:
-        """The kind of chip."""
+        """The properties of the slice's kind of chip."""
         return CHIPS[self.kind]
 
     @property

@@ -1,7 +1,7 @@
 """The rows with all results that a report shows, and the folder of CSV files that stores the rows.
 
 A report writes these files beside its page and can be regenerated from the files alone, without the
-runs. The results published with fire_lm are such a folder.
+runs. The results published with fire_lm are stored in such a folder.
 """
 
 from __future__ import annotations

@@ -97,9 +97,7 @@ class MetricsLog:
         try:
             self._events.add_event(event)
         except Exception:
-            self._events = (
-                None  # this file accepts no more events; the next event starts a new file
-            )
+            self._events = None  # the file accepts no more events; the next event starts a new one
             raise
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ The columns of `length_sweep.csv` must not change, because users' scripts rely o
 separate file has one line for each row. A line belongs to the row with the same key and the same
 loss, so moving, copying or deleting one of the two files cannot assign the text of one row to
 another row. The text of a row without a line, such as a row from an older version, is unrecorded,
-and never counts as the same text as that of a row with a line.
+and is never considered identical to the text of a row with a line.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ class Texts:
         return next((line for line in self._lines.get(row.key, ()) if line.nll == row.nll), None)
 
     def of(self, row: SweepRow) -> str:
-        """Return the text of a row, or `UNKNOWN` if it is not recorded."""
+        """Return the text of a row, or `UNKNOWN` if the text is not recorded."""
         found = self.line(row)
         return found.text if found else UNKNOWN
 
     def of_positions(self, bins: Sequence[PositionLoss]) -> str:
-        """Return the text of all bins of one sweep, or `UNKNOWN` if it is not recorded.
+        """Return the text of all bins of one sweep, or `UNKNOWN` if the text is not recorded.
 
         The bins come from the same forward pass as the row of the same length, so all bins together
         have the mean and the number of tokens of this row.

@@ -7,8 +7,8 @@ length. A run that starts from another run therefore takes over every value that
 follow from its own TRAIN_LENGTH.
 
 This module does not depend on any particular encoding. `build_decoder.train_length` is the length
-that encodings receive, and each class declares in `length_fields` those of its parameters that
-replace a value derived from this length. Values that the user binds are never changed.
+that encodings receive, and each class declares in `length_fields` the parameters that replace a
+value derived from this length. Values that the user binds are never changed.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _opened(
 
 
 class _OnDisk:
-    """A growing file on a disk."""
+    """A file on a disk that is open for appending."""
 
     def __init__(self, path: epath.Path):
         self._file = Path(path).open("ab")
@@ -136,7 +136,7 @@ class _OnDisk:
 
 
 class Uploaded:
-    """A growing file in a bucket, consisting of objects that a thread uploads.
+    """A file in a bucket that is open for appending, whose parts a thread uploads.
 
     If the bucket fails, the failure is reported once, and the collected lines are uploaded when the
     bucket recovers. If another process has written an object in the meantime, this object is not
@@ -178,7 +178,7 @@ class Uploaded:
         self._wake.set()
 
     def close(self) -> None:
-        """Wait until everything is uploaded, or until several attempts have failed."""
+        """Wait until all lines have been uploaded, or until several attempts have failed."""
         self._closed = True
         self._wake.set()
         self._thread.join()

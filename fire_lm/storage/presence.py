@@ -1,8 +1,8 @@
-"""Checks whether files exist, in which an error never counts as absence.
+"""Functions that check whether files exist and never mistake an error for absence.
 
-Otherwise, a 403 response could restart a run from the beginning. TensorFlow's `is_dir` returns
-False for every error, and listing a folder with TensorFlow begins with `is_dir`. Only TensorFlow's
-`exists` distinguishes an error from absence.
+Such a mistake could restart a run from the beginning after a 403 response. TensorFlow's `is_dir`
+returns False for every error, and listing a folder with TensorFlow begins with `is_dir`. Only
+TensorFlow's `exists` distinguishes an error from absence.
 """
 
 from __future__ import annotations

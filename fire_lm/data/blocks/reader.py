@@ -64,9 +64,7 @@ class TrainIterator:
                 f"{self._global_size}.\nProvide more text, or reduce BATCH_SIZE or TRAIN_LENGTH."
             )
         self._length, self._seed = length, seed
-        self._mine = shard_index * batch_size + np.arange(
-            batch_size
-        )  # this shard's rows of a batch
+        self._mine = shard_index * batch_size + np.arange(batch_size)  # this shard's rows
         self._identity = {
             "blocks": manifest.fingerprint("train"),
             "construction": data.construction,

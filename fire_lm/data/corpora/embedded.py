@@ -146,7 +146,11 @@ def write_corpus(
 
 
 def _check_target(target: pathlib.Path) -> dict | None:
-    """Return the manifest if `write_corpus` wrote the directory, or None if it is new or empty."""
+    """Return the manifest of an existing corpus, or None if the directory is new or empty.
+
+    Raises:
+        UserError: The directory cannot be read, or `write_corpus` did not write its content.
+    """
     try:
         held = {path.name for path in target.iterdir()} if target.exists() else set()
     except OSError as error:

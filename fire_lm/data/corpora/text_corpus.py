@@ -77,7 +77,7 @@ def write_text_corpus(
     """Write DATA_DIR/NAME/1.0.0, unless it exists and the source files have not changed.
 
     The documents are read once for counting and then once for each split. If this process writes
-    them, TFDS keeps up to 1 GB of documents in memory for shuffling.
+    the data set, TFDS keeps up to 1 GB of documents in memory for shuffling.
 
     Args:
         source: See `read_documents`.

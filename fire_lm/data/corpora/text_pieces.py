@@ -77,7 +77,7 @@ def _end_of_piece(text: bytes) -> int:
 
 
 def _end_of_character(text: bytes, start: int) -> int:
-    """Return the end of the character at `start`, or `start` itself if it is incomplete."""
+    """Return the end of the character at `start`, or `start` if the character is incomplete."""
     first = text[start]
     length = 1 + (first >= 0xC0) + (first >= 0xE0) + (first >= 0xF0)
     return start + length if start + length <= len(text) else start

@@ -3,9 +3,9 @@
 Rows are shuffled in blocks. Each block of `shuffle_buffer` rows, or a few more, is read and then
 permuted by (seed, shard, block). While the rows of a block are returned, the next block is read at
 the same pace. A saved position consists of the reader's position at the start of the block and the
-number of rows returned since then. It takes a few kilobytes, whatever the row length or the size of
-the buffer, whereas tf.data's own shuffle saves its whole buffer. Restoring a position reads the
-block again, which takes as long as starting.
+number of rows returned since then. This takes a few kilobytes, whatever the row length or the size
+of the buffer, whereas tf.data's own shuffle saves its whole buffer. Restoring a position reads the
+block again, which takes as long as starting from the beginning.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class TrainIterator:
         self._next: list[dict[str, np.ndarray]] = []  # the part of the next block read so far
         self._next_rows = 0
         self._next_start: dict[str, bytes] = {}
-        self.skipped, self._skipped = 0, 0  # skipped documents: of the latest batch; not reported
+        # The numbers of skipped documents: for the latest batch, and not yet reported.
+        self.skipped, self._skipped = 0, 0
         self._began = False
         # This callback receives the progress of the first block, which is read before the first
         # batch.

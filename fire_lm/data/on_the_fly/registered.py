@@ -117,7 +117,7 @@ def _feature_vocabulary(data: SeqioTask) -> seqio.Vocabulary:
 def groups(
     data: SeqioTask, length: int, byte_counts: bool, reading: dict[str, Any]
 ) -> tf.data.Dataset:
-    """Return groups of documents, in the form in which `preprocessors` turns them into rows.
+    """Return the groups of documents from which the `preprocessors` module makes rows.
 
     `length` is passed to the task's own preprocessors, because some preprocessors split or join
     documents.

@@ -77,7 +77,8 @@ def survey(
         found += len(texts) + left_out
         ragged = tokenize(tf.constant(texts, tf.string))
         lengths = ragged.row_lengths().numpy()
-        # Some white-space documents have no SentencePiece tokens; training skips them too.
+        # SentencePiece may return no tokens for a document of white space. Training also skips such
+        # documents.
         texts = [text for text, length in zip(texts, lengths, strict=True) if length]
         left_out += int(np.sum(lengths == 0))
         tokens.append(lengths[lengths > 0] + 1)

@@ -102,7 +102,7 @@ def write_generated(
 def _exercises(
     origin: Generated, seeds: tuple[int, ...], count: int, *, size: int = 0, train_size: int = 0
 ) -> Source:
-    """Return a source of exercises of the given `size` or, if it is 0, up to `train_size`."""
+    """Return a source of exercises of one `size` or, if it is 0, of sizes up to `train_size`."""
 
     def exercise(number: int) -> Iterator[Row]:
         rng = np.random.default_rng([*seeds, number])
