@@ -91,7 +91,7 @@ class Progress:
 
 @contextmanager
 def phase(name: str, quiet: bool = False) -> Iterator[None]:
-    """Print the name of a start-up phase, its elapsed time every 10 seconds, and its duration."""
+    """Print a start-up phase's name, the elapsed time every 10 seconds, and the total duration."""
     start = time.monotonic()
     if quiet:
         yield

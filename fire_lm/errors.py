@@ -74,7 +74,7 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the most similar of `names`, ignoring case, or None if none is similar enough."""
+    """Return the most similar of `names`, ignoring case, or None if no name is similar enough."""
     by_lower: dict[str, str] = {}
     for candidate in sorted(set(names)):
         by_lower.setdefault(candidate.lower(), candidate)

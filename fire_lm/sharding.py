@@ -57,7 +57,7 @@ class MeshShape:
     tensor: int = 1
 
     def resolve(self, num_devices: int) -> tuple[int, int, int]:
-        """Return the three sizes for `num_devices` devices, with -1 replaced by a number."""
+        """Return the three sizes for `num_devices` devices, with any -1 resolved."""
         sizes = [self.data, self.fsdp, self.tensor]
         if any(size == 0 or size < -1 for size in sizes) or sizes.count(-1) > 1:
             raise UserError(f"MeshShape {sizes}: sizes must be positive; at most one may be -1")
@@ -231,7 +231,7 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -
 
 
 def process_shard(mesh: Mesh, process: int) -> tuple[int, int]:
-    """Return `(index, count)`: the part of the batch that `process` supplies, of `count` parts.
+    """Return the index of the part of the batch that `process` supplies, and the number of parts.
 
     The batch is split into one block of rows for each position along data x fsdp, and a part is a
     set of such blocks. All parts have the same size. Processes whose devices hold the same blocks,
@@ -262,7 +262,7 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 def batch_like(
     shape: tuple[int, int], mesh: Mesh, *, packed: bool, unshifted: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the arrays that `put_batch` makes of a batch of this shape, as ShapeDtypeStructs.
+    """Return ShapeDtypeStructs for the arrays that `put_batch` makes of a batch of this shape.
 
     With `packed`, the batch has `segment_ids`. With `unshifted`, the batch has `inputs`, which the
     model reads, and `tokens`, the number of tokens before the padding of each row.

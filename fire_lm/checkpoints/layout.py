@@ -15,7 +15,7 @@ from fire_lm.storage import children, present
 
 
 def split_run(run: str) -> tuple[str, int | None]:
-    """Split `RUN[@STEP]` into a run and a step, which is None if it is not specified.
+    """Split `RUN[@STEP]` into the run and the step, which is None if no step is specified.
 
     A run whose name contains an @ needs an explicit step.
     """
@@ -59,7 +59,7 @@ def has_ended(path: epath.Path) -> bool:
 
 
 def is_checkpoint(path: epath.Path) -> bool:
-    """Return whether Orbax or fire_lm wrote a folder, which a user may also have created."""
+    """Return whether a folder was written by Orbax or fire_lm and not by the user."""
     return any(present(path / name) for name in (MANIFEST, "_CHECKPOINT_METADATA", "state"))
 
 

@@ -27,7 +27,7 @@ class _NoFolder(ocp.path.atomicity.CommitFileTemporaryPath):
 
 
 def orbax_checkpointer(directory: epath.Path) -> ocp.AsyncCheckpointer:
-    """Return a checkpointer that creates no folders except those of a checkpoint's items on a disk.
+    """Return a checkpointer that creates only the folders of a checkpoint's items on a disk.
 
     `Checkpoints` creates the folder of the checkpoint itself, because Orbax would wait for minutes
     if a bucket fails.

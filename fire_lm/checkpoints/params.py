@@ -80,7 +80,7 @@ def check_params(
     allow_unused: Sequence[str] = (),
     foreign: Callable[[str], bool] = lambda path: False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Raise the errors of `restore_params` for unsuitable parameters, without reading any array.
+    """Perform the same checks as `restore_params` without reading any array.
 
     Returns:
       The metadata of the arrays to read, keyed by path, and the paths of the missing parameters.

@@ -170,10 +170,11 @@ def _cut(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _next_fit(edges: array.array[int], starts: np.ndarray, stops: np.ndarray, length: int) -> None:
-    """Append the start of each new row that these parts begin; the last edge starts the open row.
+    """Append to `edges` the start of each new row that begins with one of these parts.
 
-    A single vectorised search finds, for every part, the first part that does not fit into a row
-    starting with the given part. Only the walk from row to row is sequential.
+    The last edge is the start of the open row, to which more parts may be added. A single
+    vectorised search finds, for every part, the first part that does not fit into a row starting
+    with the given part. Only the walk from row to row is sequential.
     """
     if not len(starts):
         return

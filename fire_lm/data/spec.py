@@ -142,7 +142,7 @@ class SeqioTask:
 
     @property
     def parts(self) -> tuple[SeqioTask, ...]:
-        """The texts that are scored separately; a Mixture is a single text, mixed at its rates."""
+        """The texts that are scored separately; a Mixture counts as one text, mixed by seqio."""
         return (self,)
 
     @property

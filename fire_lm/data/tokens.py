@@ -61,7 +61,7 @@ def end_of_document(data: Data) -> int:
 
 
 def unknown(data: Data, text: str) -> str:
-    """Return the first piece of `text` that the vocabulary cannot represent, or "".
+    """Return the first piece of `text` that the vocabulary cannot represent, or "" if none exists.
 
     Raises:
       UserError: See `encode`.

@@ -69,7 +69,7 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True)
 class LengthSweep:
-    """The settings of a length sweep except for the runs to score; gin's `length_sweep`.
+    """The settings of a length sweep (`length_sweep` in gin), except for the runs to score.
 
     Attributes:
       model: The model as it was trained, with any changes that apply only at evaluation.

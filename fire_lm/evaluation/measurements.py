@@ -94,7 +94,7 @@ def measurements(
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """The finished rows.
+    """The rows that are already finished.
 
     Attributes:
       rows: The rows, keyed by their keys.

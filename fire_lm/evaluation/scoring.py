@@ -122,7 +122,7 @@ def run_batches(
 
 
 def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.Mesh) -> int:
-    """Return the number of sequences in a batch, which the mesh can split evenly over devices."""
+    """Return the number of sequences in a batch, which is a multiple of the mesh's batch shards."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     return ways * max(1, tokens_per_batch // (length * ways))
 

@@ -26,7 +26,7 @@ _FEWEST_ROWS, _SHORTEST_ROW = 8, 64
 
 
 def row_length(tokens: int, construction: str) -> int:
-    """Return the power of two that is the number of tokens in a row of text for a budget."""
+    """Return the length of a row of text, a power of two, for a budget of `tokens`."""
     return _power_of_two(max(2, tokens // _ROWS[construction]))
 
 

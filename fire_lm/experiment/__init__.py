@@ -86,7 +86,7 @@ def trains_on_a_task(config: Config) -> bool:
 
 
 def label_in(config: Config) -> str:
-    """Return the name of a run's encoding that tables show."""
+    """Return the name that tables show for a run's encoding."""
     return str(config.macro("ENCODING"))
 
 

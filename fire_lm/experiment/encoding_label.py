@@ -37,7 +37,7 @@ _LONGEST = 250
 
 
 def derived_label(bindings: Bindings) -> list[Statement]:
-    """Return the binding of ENCODING that POSITION implies, or none if ENCODING is up to date.
+    """Return the binding of ENCODING that POSITION implies, or [] if ENCODING is up to date.
 
     ENCODING is up to date if it was set together with POSITION or after it.
     """

@@ -139,7 +139,10 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """The number of slices, if there are several, and Google's name or the shape of a slice."""
+        """The name of the slice or slices, such as `v4-256`, `v4:4x4x16` or `2xv4-128`.
+
+        Google's name is used if there is one; otherwise, the shape is used.
+        """
         one = f"{self.kind}-{math.prod(self.shape) * self.chip.per_name}"
         if self.shape not in self.chip.shapes:
             one = f"{self.kind}:{'x'.join(map(str, self.shape))}"
@@ -149,7 +152,7 @@ class Slice:
         return f"{self.name} ({self.chips} chips)"
 
     def devices(self) -> list[Any]:
-        """Return abstract devices for compilation, which does not need a TPU.
+        """Return abstract devices to compile for; no TPU is needed.
 
         Raises:
           UserError: libtpu is not installed, or another process is using it.

@@ -32,7 +32,7 @@ def configuration(
 
 
 def variant_of(trained: Config, asked: Config, workdir: epath.Path) -> str:
-    """Return the name that tables show for the differences between trained and evaluated model."""
+    """Return the name that tables show for the changes to the model since training."""
     if trained.macro("ENCODING") != asked.macro("ENCODING"):
         raise UserError(
             f"{workdir} was trained as {trained.macro('ENCODING')}, which is its name in the "

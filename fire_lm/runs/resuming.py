@@ -11,7 +11,7 @@ from fire_lm.runs.saved import damaged, model_of_run, newest_config, saved_confi
 
 
 def check_not_imported(workdir: str) -> None:
-    """Reject a folder that `fire-lm import` wrote as the workdir of a training run.
+    """Reject training in a folder that `fire-lm import` wrote.
 
     The imported checkpoint has step 0 and no optimizer state, so training in this folder would
     begin with newly initialised parameters.
@@ -24,7 +24,7 @@ def check_not_imported(workdir: str) -> None:
 
 
 def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> None:
-    """Reject the workdir of another experiment.
+    """Reject a workdir that belongs to another experiment.
 
     An experiment that differs only in training longer counts as the same experiment.
     """
@@ -103,7 +103,7 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
 def compare_with_source(
     model: models.Decoder, trained: models.Decoder, source: str, kept: bool
 ) -> str:
-    """Describe how the model differs from the model of INIT_FROM that provides its parameters.
+    """Describe how the model differs from that of INIT_FROM, the source of its parameters.
 
     If `kept` is True, some values were kept from that run instead of following from this run's
     length, and the model's length-dependent values are listed as well.

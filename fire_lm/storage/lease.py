@@ -76,7 +76,7 @@ class Lease:
         return ""
 
     def holder(self) -> str:
-        """Return the process and host of the holder, and its last signature's time.
+        """Return the process and host of the holder, and the time of the last signature.
 
         The result is empty if no process holds the lease.
 

@@ -20,7 +20,7 @@ def train_iterator(data: Blocks, **arguments: int) -> TrainIterator:
 
 
 def vocabulary_name(data: Blocks) -> str:
-    """Return the path in `data.vocabulary` or, if empty, the vocabulary's name in the manifest."""
+    """Return `data.vocabulary` or, if it is empty, the vocabulary's name in the manifest."""
     return data.vocabulary or open_set(data.path, "").identity.vocabulary
 
 
@@ -38,7 +38,7 @@ def quick_splits(data: Blocks) -> list[str] | None:
 
 
 def unknown_share(data: Blocks, split: str) -> float:
-    """Return the exact share of unknown tokens in the split, as counted when it was written."""
+    """Return the exact share of unknown tokens, which was counted when the split was written."""
     manifest = open_set(data.path, data.vocabulary)
     check_split(data.path, manifest, split)
     return manifest.unknown_share(split)

@@ -100,7 +100,10 @@ class TrainIterator:
         return batch
 
     def get_state(self) -> bytes:
-        """Return the position after the last returned batch, identical on all processes."""
+        """Return the position after the last returned batch, as bytes.
+
+        The bytes are identical on all processes.
+        """
         return json.dumps({"samples": self._samples, **self._identity}).encode()
 
     def set_state(self, state: bytes) -> None:

@@ -74,9 +74,9 @@ class Stream:
         return int(self._edges[-1])
 
     def document_ends(self) -> Iterator[np.ndarray]:
-        """Yield, for each part that has documents, their end positions as int64 [documents].
+        """Yield the end positions, int64 [documents], of the documents in each non-empty part.
 
-        The documents include skipped ones. A skipped document ends where the previous document
+        The documents include skipped documents, each of which ends where the previous document
         ends.
         """
         for index, part in enumerate(self._parts):

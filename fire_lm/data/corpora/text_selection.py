@@ -48,7 +48,7 @@ class Counts:
 
 
 def digest_of(text: bytes) -> bytes:
-    """Return the SHA-256 of a text, which identifies it."""
+    """Return the SHA-256 of a text, which identifies the text."""
     return hashlib.sha256(text).digest()
 
 

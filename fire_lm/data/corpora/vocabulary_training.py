@@ -32,7 +32,7 @@ _VERIFIED = 50  # the number of documents that are encoded and decoded as a chec
 
 @dataclasses.dataclass(frozen=True)
 class TrainedVocabulary:
-    """The size of a vocabulary in ids, and the numbers of documents and bytes it was trained on."""
+    """The number of ids in a vocabulary, and the numbers of training documents and bytes."""
 
     size: int
     documents: int

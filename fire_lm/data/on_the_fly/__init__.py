@@ -61,7 +61,7 @@ def label(data: ReadBySeqio) -> str:
 
 
 def quick_splits(data: ReadBySeqio) -> list[str] | None:
-    """Return the splits listed in a data set's metadata file, or None if none can be read quickly.
+    """Return the splits listed in a data set's metadata file, or None if it is not quick to read.
 
     The file is read without TensorFlow.
     """

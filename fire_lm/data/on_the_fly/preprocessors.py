@@ -156,7 +156,7 @@ def packed(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.d
 
 
 def long_documents(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Take the first `length` tokens of each document that has that many.
+    """Take the first `length` tokens of each document that has at least `length` tokens.
 
     Shorter documents are omitted and counted.
     """

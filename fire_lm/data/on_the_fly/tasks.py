@@ -117,7 +117,7 @@ def _versions(folder: epath.Path, depth: int = 0) -> Iterator[epath.Path]:
 
 
 def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
-    """Return the data set of the given name or, without a name, the only one in the directory.
+    """Return the data set with the given name or, without a name, the only one in the directory.
 
     Raises:
         UserError: No name was given, and the directory contains several data sets.
@@ -271,7 +271,7 @@ def features(data: ReadBySeqio) -> tuple[str, ...]:
 
 
 def _mixture(data: TextData, split: str, construct: Preprocessor) -> seqio.Mixture:
-    """Return a mixture that draws rows from the data sets at their rates, guided by the seed."""
+    """Return a mixture that draws rows from the data sets at their rates, using the seed."""
     return seqio.Mixture(
         "fire_lm_mixture",
         [

@@ -50,7 +50,7 @@ class Found:
 
 
 def find(official: Official, source: str) -> Found | None:
-    """Return the data set that a source contains, or None if the source does not contain it.
+    """Return the official data set that a source contains, or None if it contains no such data set.
 
     A data set may be a folder, a zip file or a TFDS data set.
 
