@@ -2,7 +2,7 @@
 
 The functions here take a `TextData`, a `SeqioTask` or a `Blocks`. The training functions also take
 a `Synthetic`, which describes the exercises of a synthetic task. Importing this module is cheap:
-TensorFlow, whose import takes 10 s, is imported only to read a `TextData` or a `SeqioTask`.
+TensorFlow, whose import takes 10 s, is imported only when it is needed, and never to read `Blocks`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Rows of different lengths share compiled programs: they are padded on the right,
 a separate segment that no token attends to. If an encoding or the positions depend on the length of
 the input, only rows of the same length are scored together, without padding.
 
-Shape suffixes: B is the batch, T the tokens.
+Shape suffixes: B = batch, T = tokens.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ widths, so that few programs are compiled. The padding is a separate segment tha
 to, so the accuracy at a length depends neither on the width nor on the batch. If an encoding uses
 the length of the whole input, rows are not padded.
 
-Shapes: B is the number of exercises, m the number of symbols in an answer.
+Shapes: B = exercises, m = symbols of an answer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The measurements of a length sweep, each of which uses one length and one protocol.
 
-Shape suffixes: R is the rows of text, T the tokens.
+Shape suffixes: R = rows of text, T = tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Loss as a function of a token's position in its sequence, with positions in equal bins.
 
-The losses come from the forward pass of the length sweep. Shape suffixes: R is the rows of text, P
-the bins of positions.
+The losses come from the forward pass of the length sweep.
+
+Shape suffixes: R = rows of text, P = bins of positions.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 * The attention scores of one head and query, with and without position interpolation, as in Figure
   1 of "Position Interpolation Improves ALiBi Extrapolation" (2310.13017).
 
-Shape suffixes: T is the tokens of a text, S the keys, N the heads.
+Shape suffixes: T = tokens of a text, S = keys, N = heads.
 """
 
 from __future__ import annotations

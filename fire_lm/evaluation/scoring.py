@@ -1,7 +1,6 @@
 """The summed losses of rows of text, computed batch by batch on the devices of a mesh.
 
-Shape suffixes: B is the batch, T the tokens in a sequence, R the rows of text, P the bins of
-positions.
+Shape suffixes: B = batch, T = tokens in a sequence, R = rows of text, P = bins of positions.
 """
 
 from __future__ import annotations

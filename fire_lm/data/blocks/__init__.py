@@ -1,4 +1,4 @@
-"""Text that is tokenised once and then read at random: any row, any batch, any number of hosts.
+"""Text that is tokenised once, after which any number of hosts can read any row or batch.
 
 `fire-lm corpus blocks` writes a set of blocks, and one set can be read at every length and with
 every construction. Only `writer.py` imports TensorFlow; reading needs only NumPy and TensorStore.
