@@ -1,6 +1,6 @@
-"""Vocabularies named `hf:FOLDER`, read from the `tokenizer.json` of a Hugging Face model.
+"""Vocabularies `hf:FOLDER`, read from the `tokenizer.json` of a Hugging Face model such as GPT-2.
 
-In fire_lm, id 0 is padding, but in such a tokenizer it is a piece of text. Every id is therefore
+In fire_lm, id 0 is padding, but in such a tokenizer, id 0 is a piece of text. Every id is therefore
 one higher in fire_lm than in the folder.
 """
 
