@@ -1,7 +1,7 @@
-"""fire_lm: pretraining and length-generalisation studies for FIRE and its rivals.
+"""fire_lm: pretraining and length-generalisation studies of FIRE and competing encodings.
 
 Source: Li et al., "Functional Interpolation for Relative Positions Improves Long Context
-Transformers" (ICLR 2024). Importing this package imports nothing heavy.
+Transformers" (ICLR 2024). Importing this package does not import any heavy dependency.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-STARTED = time.monotonic()  # close to the start of the process
+STARTED = time.monotonic()  # approximately when the process started
 
 
 def open_run(name: str) -> Run:
-    """Open the trained run in a directory, local or gs://; `RUN@STEP` selects one checkpoint.
+    """Open the trained run in a local or gs:// directory; `RUN@STEP` selects one checkpoint.
 
         run = fire_lm.open_run("runs/quickstart/fire")
         model, params = run.restore()
@@ -26,7 +26,7 @@ def open_run(name: str) -> Run:
         logits = model.apply({"params": params}, tokens, positions)  # [1, T + 1, V]
 
     Raises:
-      UserError: The directory holds no run.
+      UserError: The directory does not contain a run.
     """
     from fire_lm.runs.run import open_run
 

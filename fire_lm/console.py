@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with the time left, phases, and signs of life."""
+"""Progress reports for long operations: a progress bar with an ETA, phases and periodic lines."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_SIGN_OF_LIFE = 10.0  # seconds between two signs of life
+_SIGN_OF_LIFE = 10.0  # seconds between two reports that the work is still running
 
 _PATIENCE_SECONDS = 5.0
 
-# The remaining time is estimated from the work done in this number of most recent seconds.
+# The remaining time is estimated from the work done during this most recent period.
 _RECENT_SECONDS = 60.0
 
 
@@ -28,9 +28,10 @@ def duration(seconds: float) -> str:
 class Progress:
     """A progress bar with an ETA.
 
-    A terminal shows one line that changes; a file receives a new line every few seconds. With
-    `patient`, nothing is shown during the first few seconds, because such work has mostly finished
-    by then. Counts are divided by `unit`, for example by the bytes in a megabyte.
+    On a terminal, the bar is a single line that is updated in place; in a file, a new line is
+    written every few seconds. With `patient`, nothing is shown during the first few seconds,
+    because work that is reported in this way has usually finished by then. Counts are divided by
+    `unit`, for example by the number of bytes in a megabyte.
     """
 
     def __init__(
@@ -46,11 +47,12 @@ class Progress:
         self._quiet, self._shown = quiet, time.monotonic() if patient else -math.inf
         self._patience = _PATIENCE_SECONDS if patient else 0.0
         self._any = False
-        # (time, work done) pairs of the last minute; the time before the first call is start-up.
+        # (time, work done) pairs of the last minute. They begin with the first call of `show`, so
+        # that start-up time does not affect the estimate.
         self._recent: collections.deque[tuple[float, int]] = collections.deque()
 
     def show(self, done: int, text: str) -> None:
-        """Show `done` out of the total, with `text` beside the bar."""
+        """Show that `done` of the total is complete, with `text` beside the bar."""
         now = time.monotonic()
         self._remember(now, done)
         wait = max(self._interval, self._patience)
@@ -68,7 +70,7 @@ class Progress:
             self._recent.popleft()
 
     def _eta(self, done: int) -> str:
-        """Return the remaining time at the last minute's rate, or "" while no rate is known."""
+        """Return the ETA at the last minute's rate, or "" if there is no rate or no work left."""
         (then, before), (now, _) = self._recent[0], self._recent[-1]
         if done >= self._total:
             return ""
@@ -89,7 +91,7 @@ class Progress:
 
 @contextmanager
 def phase(name: str, quiet: bool = False) -> Iterator[None]:
-    """Report what start-up is doing every 10 seconds, and finally how long it took."""
+    """Print a start-up phase's name, the elapsed time every 10 seconds, and the total duration."""
     start = time.monotonic()
     if quiet:
         yield
@@ -104,7 +106,7 @@ def phase(name: str, quiet: bool = False) -> Iterator[None]:
 
 @contextmanager
 def signs_of_life(what: str) -> Iterator[None]:
-    """Print a line to stderr every 10 seconds, for work that may take any length of time."""
+    """Print the elapsed time to stderr every 10 seconds during work of unpredictable duration."""
     start = time.monotonic()
 
     def say() -> None:
@@ -116,7 +118,7 @@ def signs_of_life(what: str) -> Iterator[None]:
 
 @contextmanager
 def every(seconds: float, say: Callable[[], None]) -> Iterator[None]:
-    """Call `say` every so many seconds from a separate thread while the block runs."""
+    """Call `say` every `seconds` seconds from a separate thread while the block runs."""
     over = threading.Event()
 
     def repeat() -> None:

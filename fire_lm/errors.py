@@ -1,4 +1,4 @@
-"""The errors that end a command early, each with its exit code."""
+"""The errors that end a command early, and their exit codes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class FireLMError(Exception):
 
 
 class RunFailed(FireLMError):
-    """A failure of the work itself: a NaN loss, an unreadable checkpoint, failing storage."""
+    """A failure of the work itself, such as a NaN loss, an unreadable checkpoint or a full disk."""
 
 
 class UserError(FireLMError):
-    """Bad usage or configuration; the message says what is wrong, where, and how to fix it."""
+    """Invalid usage or configuration; the message says what is wrong, where, and how to fix it."""
 
     exit_code = 2
 
 
 class Preempted(FireLMError):
-    """An interruption from outside after the state was saved; the same command resumes."""
+    """An external interruption after the state was saved; the same command resumes the run."""
 
     exit_code = 3
 
@@ -32,8 +32,8 @@ class Preempted(FireLMError):
 def printable(text: str) -> str:
     """Return a message in a form that is safe to print in a terminal.
 
-    Very long words and lines, which quote the user's input, are shortened, and control characters,
-    which could hide the rest, are written as escapes.
+    Very long words and lines, which usually come from the user's input, are shortened. Control
+    characters, which could hide the rest of the message, are replaced by escape sequences.
     """
     shown = "".join(
         c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text
@@ -45,7 +45,7 @@ def printable(text: str) -> str:
     )
 
 
-# A path may be long; a line that lists all parameters of a checkpoint is even longer.
+# In characters: words include long paths, and lines include lists of a checkpoint's parameters.
 _LONGEST_WORD, _LONGEST_LINE = 500, 3000
 
 
@@ -56,24 +56,25 @@ def _middle_cut(text: str, kept: int) -> str:
 def is_of_storage(error: Exception) -> bool:
     """Return whether an error came from a disk or a bucket.
 
-    A bucket's errors are TensorFlow's own classes, not subclasses of OSError.
+    Errors from a bucket are instances of TensorFlow's own classes, which do not derive from
+    OSError.
     """
     return isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
 
 
 def reason(error: Exception) -> str:
-    """Return the reason in one line; for a bucket, its own message as TensorFlow quotes it."""
+    """Return an error's one-line reason, preferring a bucket's message quoted by TensorFlow."""
     quoted = re.search(r'\\?"message\\?": \\?"([^"\\]*)', str(error))
     return quoted[1] if quoted else str(error).partition("\n")[0]
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of another library's exception, or the class name if it is empty."""
+    """Return the first line of another library's message, or the class name if there is none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the most similar of `names`, ignoring case, or None if none is similar enough."""
+    """Return the most similar of `names`, ignoring case, or None if no name is similar enough."""
     by_lower: dict[str, str] = {}
     for candidate in sorted(set(names)):
         by_lower.setdefault(candidate.lower(), candidate)
@@ -82,7 +83,10 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Return a sentence that suggests the nearest name, or lists all names if they are few."""
+    """Return a sentence that suggests the nearest name, or lists all known names if there are few.
+
+    The result is empty if no name is similar and there are more than 12 known names, or none.
+    """
     known = sorted(set(names))
     near = nearest(name, known)
     if near is not None:

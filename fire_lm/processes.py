@@ -1,4 +1,4 @@
-"""The processes of a multi-host job: how they find each other and exchange values."""
+"""Initialisation of, and communication between, the processes of a multi-host job."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fire_lm.hardware.absent_tpu import has_tpu
 
 _Json = TypeVar("_Json")
 _exchanges = itertools.count()
-# Until the watchdog starts, JAX itself ends a job when one of its processes has died.
+# Until the watchdog starts, JAX itself ends the job if one of the processes has died.
 _SILENCE_SECONDS = 60
 
 
 def initialize_distributed() -> None:
-    """Join the other processes of a multi-host job, if the machine or the environment names any.
+    """Join a multi-host job if the machine or the environment variables describe one.
 
-    On a Cloud TPU VM, JAX finds the other hosts by itself (metadata server or GKE variables).
-    Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID describe the job. A
-    single machine without a TPU needs nothing.
+    On a Cloud TPU VM, JAX discovers the other hosts through the metadata server or the GKE
+    variables. Elsewhere, JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID describe the
+    job. A single machine without a TPU needs no configuration.
     """
     if jax.distributed.is_initialized():
         return
@@ -47,9 +47,9 @@ def initialize_distributed() -> None:
 
 
 def coordination_client() -> Any:
-    """Return the client of JAX's coordination service, which exists in multi-process jobs.
+    """Return the client of JAX's coordination service, which exists only in multi-process jobs.
 
-    JAX has no public name for it.
+    JAX does not expose this client in its public API.
     """
     return distributed.global_state.client
 
@@ -60,16 +60,18 @@ def coordinator_host() -> str:
 
 
 def exchanged(value: _Json, seconds: float = 3600.0, key: str = "") -> list[_Json]:
-    """Return the `value` (JSON) of every process, in process order; all processes must call this.
+    """Return the JSON-serialisable `value` of every process, in process order.
 
-    The values travel through JAX's coordination service, because some processes may arrive minutes
-    later than others, which a collective does not survive (see `wait_for_all`).
+    All processes must call this function. The values travel through JAX's coordination service,
+    because some processes may arrive minutes after others, and a collective would fail in that case
+    (see `wait_for_all`).
 
     Args:
       value: This process's own value.
-      seconds: How long to wait for each process.
-      key: A name for this exchange, unique in the job. Without one, exchanges are counted, so
-        threads of one process that exchange values at the same time must pass a key.
+      seconds: The maximum time to wait for each process.
+      key: A name for this exchange that is unique within the job. By default, the name is a
+        running number, so threads of one process that exchange values concurrently must each pass a
+        key.
     """
     if jax.process_count() == 1:
         return [value]
@@ -83,12 +85,15 @@ def exchanged(value: _Json, seconds: float = 3600.0, key: str = "") -> list[_Jso
 
 
 def agreed(value: _Json) -> _Json:
-    """Return the `value` of process 0 on every process; see `exchanged`."""
+    """Return process 0's `value` on every process; see `exchanged`."""
     return exchanged(value)[0]
 
 
 def by_first(work: Callable[[], _Json]) -> _Json:
-    """Run `work` on process 0; return its result (JSON), or raise its error, on every process."""
+    """Run `work` on process 0 and return its result, or raise its error, on every process.
+
+    The result must be JSON-serialisable.
+    """
     result: Any = None
     with failing_together():
         if jax.process_index() == 0:
@@ -99,9 +104,9 @@ def by_first(work: Callable[[], _Json]) -> _Json:
 
 @contextlib.contextmanager
 def failing_together() -> Iterator[None]:
-    """Raise on every process an expected error that any process meets in the block.
+    """Raise a `FireLMError` on every process if any process raises one in the block.
 
-    All processes must enter the block together.
+    All processes must enter the block.
     """
     own: FireLMError | None = None
     try:
@@ -110,7 +115,7 @@ def failing_together() -> Iterator[None]:
         own = error
     failures = filter(None, exchanged([] if own is None else [own.exit_code, str(own)]))
     if failure := next(failures, None):
-        # When process 0 ends, the coordination service that the others use ends with it.
+        # Process 0 hosts the coordination service, so it must not exit before the others are done.
         wait_for_all(f"error {next(_exchanges)}", seconds=60)
         code, text = failure
         raise own or (UserError if code == 2 else RunFailed)(text)
@@ -119,8 +124,8 @@ def failing_together() -> Iterator[None]:
 def wait_for_all(point: str, seconds: float = 3600.0) -> None:
     """Return once every process of the job has reached `point`; each point needs a unique name.
 
-    This is needed before the first collective of each kind: the CPU's collectives (gloo) give up
-    when one process arrives half a minute after another, and compilation times may well differ by
+    Call this function before the first collective of each kind: the CPU collectives (gloo) fail
+    if one process arrives half a minute after another, and compilation times can easily differ by
     that much.
 
     Raises:

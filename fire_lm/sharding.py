@@ -1,10 +1,10 @@
-"""The device mesh and the one table that lays every array out on it.
+"""The device mesh and the single table that defines how every array is sharded over it.
 
-Mesh axes: `data` replicates parameters and splits the batch, `fsdp` splits both, `tensor` splits
-heads and the MLP. Parameters are matched by their path in the state tree; a path that matches no
-row of the table, or two, is an error, so a new parameter cannot be replicated by oversight. The
-optimizer's arrays also carry the path of their parameter, and are laid out like it along the axes
-that they share with it.
+There are three mesh axes: `data` splits the batch and replicates the parameters, `fsdp` splits
+both, and `tensor` splits the attention heads and the MLP. Parameters are matched by their path in
+the state tree. A path that matches no row of the table, or more than one, is an error, so a new
+parameter cannot be replicated by oversight. The path of an optimizer's array ends with the path of
+its parameter, and the array is sharded like the parameter along the axes that both have.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ AXES = ("data", "fsdp", "tensor")
 BATCH = PartitionSpec(("data", "fsdp"))
 ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
 
-# Path pattern -> spec. The layer axis of arrays under layers/ comes first.
+# The partition spec for each path pattern. The first axis of arrays under layers/ is the layer.
 TABLE: tuple[tuple[str, PartitionSpec], ...] = (
-    # A few hundred floats per layer are replicated; a table of learned positions is not.
+    # The few hundred floats per layer of most encodings are replicated, unlike an embedding table
+    # of learned positions.
     (r"(^|/)position(_\d+)?/(?!embedding$)", PartitionSpec()),
     (r"(^|/)embedding$", PartitionSpec("tensor", "fsdp")),
     (r"/(query|key|value)/kernel$", PartitionSpec(None, "fsdp", "tensor", None)),
@@ -46,14 +47,17 @@ TABLE: tuple[tuple[str, PartitionSpec], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class MeshShape:
-    """The number of devices along each mesh axis; -1 (on one axis at most) takes the rest."""
+    """The number of devices along each mesh axis.
+
+    At most one size may be -1; that axis receives all remaining devices.
+    """
 
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
 
     def resolve(self, num_devices: int) -> tuple[int, int, int]:
-        """Return the three sizes for `num_devices` devices, with -1 filled in."""
+        """Return the three sizes for `num_devices` devices, with any -1 resolved."""
         sizes = [self.data, self.fsdp, self.tensor]
         if any(size == 0 or size < -1 for size in sizes) or sizes.count(-1) > 1:
             raise UserError(f"MeshShape {sizes}: sizes must be positive; at most one may be -1")
@@ -64,14 +68,14 @@ class MeshShape:
 
 
 def make_mesh(shape: MeshShape) -> Mesh:
-    """Return the mesh over this job's devices, whose number must be exactly that of the shape."""
+    """Return the mesh over this job's devices, whose number must match the shape exactly."""
     return mesh_of(shape.resolve(jax.device_count()), jax.devices())
 
 
 def mesh_of(
     sizes: tuple[int, int, int], devices: Sequence[jax.Device], where: str = "this job"
 ) -> Mesh:
-    """Return the mesh over `devices`, with its axes along the physical network's where possible."""
+    """Return a mesh over `devices` whose axes follow the physical network where possible."""
     slices = len(
         {getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"}
     )
@@ -88,7 +92,7 @@ def mesh_of(
                 f"MeshShape.data is {sizes[0]}, but {slices} slices must share the batch evenly: "
                 f"make it a multiple of {slices}"
             )
-        # Slices communicate over the hosts' network, so only gradients are summed across them.
+        # Slices communicate over the hosts' network, so only gradients are summed across slices.
         arranged = mesh_utils.create_hybrid_device_mesh(
             (sizes[0] // slices, *sizes[1:]),
             (slices, 1, 1),
@@ -96,15 +100,15 @@ def mesh_of(
             allow_split_physical_axes=True,
         )
         return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * 3)
-    # On a torus of 4 x 4 x 8, a mesh axis of 16 has to use parts of more than one torus axis.
+    # On a 4 x 4 x 8 torus, a mesh axis of size 16 has to use parts of more than one torus axis.
     arranged = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def fitting(sizes: tuple[int, int, int], devices: int, slices: int = 1) -> tuple[int, int, int]:
-    """Return mesh sizes near `sizes` for a number of devices.
+    """Return mesh sizes close to `sizes` for the given number of devices.
 
-    Neither `tensor` nor `fsdp` grows; `data` takes the rest.
+    Neither `tensor` nor `fsdp` is increased; `data` receives all remaining devices.
     """
     left = devices // slices
     tensor = max(size for size in range(1, sizes[2] + 1) if left % size == 0)
@@ -113,20 +117,20 @@ def fitting(sizes: tuple[int, int, int], devices: int, slices: int = 1) -> tuple
 
 
 def abstract_mesh(shape: MeshShape) -> AbstractMesh:
-    """Return a mesh of the same shape without devices, for planning on another machine."""
+    """Return a mesh of the given shape without devices, for planning on another machine."""
     return AbstractMesh(shape.resolve(jax.device_count()), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def path_name(path: Any) -> str:
-    """Return a JAX key path as `layers/query/kernel`, whatever containers it leads through."""
+    """Format a JAX key path like `layers/query/kernel`, whatever the containers on the path."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """Return the table's spec for one array.
+    """Return the table's partition spec for one array.
 
     Raises:
-      ValueError: Not exactly one row of the table matches the path.
+      ValueError: The path matches no row of the table or more than one.
       UserError: A mesh axis does not divide the array's dimension.
     """
     rows = [(pattern, spec) for pattern, spec in TABLE if re.search(pattern, path)]
@@ -169,11 +173,12 @@ def _state_spec(
     params: Mapping[str, tuple[int, ...]],
     mesh: Mesh | AbstractMesh,
 ) -> PartitionSpec:
-    """Return the layout of an optimizer's array, whose path ends with its parameter's, if any.
+    """Return the partition spec of an optimizer's array.
 
-    A moment of the parameter's shape is laid out like the parameter. A factored moment, such as
-    Adafactor's, lacks one of the parameter's axes and is laid out along the others. Everything else
-    is replicated: counts, and the placeholders of moments that are not kept.
+    If the array belongs to a parameter, its path ends with the parameter's path. A moment of the
+    same shape as the parameter is sharded like the parameter. A factored moment, such as
+    Adafactor's, lacks one of the parameter's axes and is sharded along the remaining ones.
+    Everything else is replicated: counts, and the placeholders for moments that are not stored.
     """
     parts = name.split("/")
     own = (_PARAMS + "/".join(parts[start:]) for start in range(1, len(parts)))
@@ -201,9 +206,9 @@ def with_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def decoding_layout(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """Return the same as `with_shardings`, but with no array split along `fsdp`.
+    """Return the result of `with_shardings`, but without splitting any array along `fsdp`.
 
-    Parameters that are split there would have to be gathered for every token.
+    Parameters that are split along this axis would have to be gathered for every token.
     """
 
     def whole(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -215,7 +220,7 @@ def decoding_layout(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -> None:
-    """Check that each device gets equally many whole sequences of every microbatch."""
+    """Check that the sequences of every microbatch can be divided evenly among the devices."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"] * microbatches
     if batch_size % ways or batch_size < ways:
         raise UserError(
@@ -226,11 +231,11 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -
 
 
 def process_shard(mesh: Mesh, process: int) -> tuple[int, int]:
-    """Return (index, count): which of `count` equal parts of the batch `process` feeds.
+    """Return the index of the part of the batch that `process` supplies, and the number of parts.
 
-    The batch is split into one block of rows per position along data x fsdp; a part is a set of
-    such blocks. Processes whose devices hold the same blocks (a tensor axis that spans hosts) feed
-    the same part.
+    The batch is split into one block of rows for each position along data x fsdp, and a part is a
+    set of such blocks. All parts have the same size. Processes whose devices hold the same blocks,
+    which happens if a tensor axis spans several hosts, supply the same part.
     """
     blocks: dict[int, set[int]] = {}
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -247,7 +252,7 @@ def process_shard(mesh: Mesh, process: int) -> tuple[int, int]:
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Assemble global arrays, split by `BATCH`, from the rows that each process passes."""
+    """Assemble global arrays, sharded by `BATCH`, from the rows that each process passes."""
     sharding = NamedSharding(mesh, BATCH)
     return {
         name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
@@ -257,10 +262,10 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 def batch_like(
     shape: tuple[int, int], mesh: Mesh, *, packed: bool, unshifted: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes and layouts that `put_batch` gives a batch of this shape.
+    """Return ShapeDtypeStructs for the arrays that `put_batch` makes of a batch of this shape.
 
-    With `unshifted`, the batch also has `inputs` (what the model reads) and `tokens` (the number of
-    tokens in each row before its padding).
+    With `packed`, the batch has `segment_ids`. With `unshifted`, the batch has `inputs`, which the
+    model reads, and `tokens`, the number of tokens before the padding of each row.
     """
     dtypes = {"targets": jnp.int32, "weights": jnp.int8}
     if packed:
@@ -277,6 +282,9 @@ def batch_like(
 
 
 def put_scalar(value: float, mesh: Mesh) -> jax.Array:
-    """Put a value on every device as float32 []; all processes must pass the same value."""
+    """Replicate a value as a float32 scalar on every device.
+
+    All processes must pass the same value.
+    """
     array = np.float32(value)
     return jax.make_array_from_callback((), NamedSharding(mesh, PartitionSpec()), lambda _: array)

@@ -1,8 +1,9 @@
-"""Checkpoints of a run, a layer over Orbax (v0 API): state, position in the data, and facts.
+"""Checkpoints of a run, built on Orbax (v0 API).
 
-`<workdir>/checkpoints/<step>/` holds `state/` (arrays, written asynchronously and sharded),
-`position/` (one opaque file per process: its position in the data), `info/` (a small JSON file)
-and, once all of these are on disk, `manifest.sha256`, which marks the checkpoint as complete.
+`<workdir>/checkpoints/<step>/` contains `state/` (the arrays, sharded and written asynchronously),
+`position/` (the position in the data, as one opaque file for each process or a single file for all
+processes) and `info/` (a small JSON file). Once all of these have been stored, `manifest.sha256` is
+written, which marks the checkpoint as complete.
 """
 
 from fire_lm.checkpoints.layout import (

@@ -1,10 +1,11 @@
-"""Fingerprints of arrays, computed on the arrays' own devices, that change with every bit.
+"""Fingerprints of arrays, which depend on every bit and are computed on the arrays' own devices.
 
-A checkpoint in a bucket is not read back to make its manifest, because that would download all of
-it at every save. Instead, fingerprints are computed from the arrays that are written, and again
-from the arrays that a restore has read. They do not depend on the sharding of an array: a
-fingerprint is a sum, modulo 2^32, over the array's elements, each mixed with its index (by the
-finaliser of MurmurHash3, a bijection of 32 bits), computed twice with different constants.
+The arrays of a checkpoint in a bucket are not read back for the manifest, because each save would
+then download the whole checkpoint. Instead, fingerprints are computed from the arrays that are
+written, and again from the arrays that a restore reads. A fingerprint does not depend on how an
+array is sharded: it consists of two sums, modulo 2^32, over the array's elements. Each element is
+first mixed with its index by the finaliser of MurmurHash3, which is a bijection of 32-bit words,
+and the two sums use different constants.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SEEDS = (0x9E3779B9, 0x7F4A7C15)
 
 
 def fingerprints(tree: Any) -> dict[str, jax.Array]:
-    """Return two uint32 numbers for each leaf, by its path, without waiting for them."""
+    """Return two uint32 numbers for each leaf, keyed by path, without waiting for the result."""
     leaves = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves.values()]
     mesh = next((one.mesh for one in shardings if isinstance(one, NamedSharding)), None)
@@ -33,15 +34,16 @@ def fingerprints(tree: Any) -> dict[str, jax.Array]:
 
 
 def in_words(found: Mapping[str, jax.Array]) -> dict[str, str]:
-    """Wait for the fingerprints and return them as 16 hexadecimal digits each."""
+    """Wait for the fingerprints and return each fingerprint as 16 hexadecimal digits."""
     host = jax.device_get(dict(found))
     return {name: "".join(f"{int(part):08x}" for part in parts) for name, parts in host.items()}
 
 
 def changed_arrays(step: epath.Path, tree: Any) -> list[str]:
-    """Return the paths of arrays in `tree`, read from a checkpoint, that differ from the save.
+    """Return the paths of the arrays in `tree` that differ from the arrays that were saved.
 
-    The list is empty if the checkpoint has no fingerprints, since then its files have been checked.
+    `tree` contains arrays that were read from the checkpoint. If the checkpoint has no
+    fingerprints, the list is empty, because the checksums of the files have been verified instead.
 
     Raises:
       RunFailed: The manifest is damaged or cannot be read.
@@ -55,9 +57,10 @@ def changed_arrays(step: epath.Path, tree: Any) -> list[str]:
 
 @functools.cache
 def _program(mesh: Any) -> Any:
-    """Return the program that computes an array's fingerprint, compiled once for each shape.
+    """Return a jitted function that computes an array's fingerprint.
 
-    The result is replicated, so that every process of a job has the same numbers.
+    The function is compiled once for each shape. Its result is replicated, so that every process of
+    a job has the same numbers.
     """
     sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     return jax.jit(_fingerprint, out_shardings=sharding)
@@ -76,7 +79,7 @@ def _fingerprint(array: jax.Array) -> jax.Array:
 
 
 def _linear_index(shape: tuple[int, ...]) -> jax.Array:
-    """Return the index of each element in the whole array, modulo 2^32."""
+    """Return the linear index of each element in an array of this shape, modulo 2^32."""
     index = jnp.zeros(shape, jnp.uint32)
     stride = 1
     for axis in reversed(range(len(shape))):
@@ -87,7 +90,7 @@ def _linear_index(shape: tuple[int, ...]) -> jax.Array:
 
 
 def _mixed(word: jax.Array) -> jax.Array:
-    """Apply MurmurHash3's finaliser."""
+    """Apply the finaliser of MurmurHash3 to each word."""
     word = (word ^ (word >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
     word = (word ^ (word >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
     return word ^ (word >> jnp.uint32(16))

@@ -1,4 +1,4 @@
-"""The layout of a run's checkpoints, and which of them are intact."""
+"""The layout of a run's checkpoint folder, and the selection of intact checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from fire_lm.storage import children, present
 
 
 def split_run(run: str) -> tuple[str, int | None]:
-    """Split `RUN[@STEP]` into (run, step); a run with an @ in its name needs an explicit step."""
+    """Split `RUN[@STEP]` into the run and the step, which is None if no step is specified.
+
+    A run whose name contains an @ needs an explicit step.
+    """
     name, at, step = run.rpartition("@")
     if not at:
         return run, None
@@ -31,15 +34,15 @@ def checkpoint_directory(workdir: str | epath.Path) -> epath.Path:
 
 
 def available_steps(workdir: str | epath.Path) -> list[int]:
-    """Return the steps of a run whose save has ended, ascending."""
+    """Return, in ascending order, the steps of a run whose saves have ended."""
     return [step for step, ended in written_steps(workdir).items() if ended]
 
 
 def written_steps(workdir: str | epath.Path) -> dict[int, bool]:
-    """Return the existing steps, ascending, and whether the save of each has ended.
+    """Return, for each existing step in ascending order, whether its save has ended.
 
     Raises:
-      RunFailed: The storage fails, which must never look like a run without checkpoints.
+      RunFailed: The storage fails. A failure must never look like a run without checkpoints.
     """
     paths = {
         int(path.name): path
@@ -56,15 +59,17 @@ def has_ended(path: epath.Path) -> bool:
 
 
 def is_checkpoint(path: epath.Path) -> bool:
-    """Return whether Orbax or fire_lm wrote this folder; users may add other files beside it."""
+    """Return whether a folder was written by Orbax or fire_lm and not by the user."""
     return any(present(path / name) for name in (MANIFEST, "_CHECKPOINT_METADATA", "state"))
 
 
 def candidates(workdir: str | epath.Path, step: int | None) -> list[int]:
-    """Return `step` alone, or for None all steps of the run, newest first, without verifying them.
+    """Return only `step` or, if it is None, all steps of the run, starting with the newest.
+
+    The checkpoints are not verified.
 
     Raises:
-      UserError: There is no such step; the message lists the existing ones.
+      UserError: The step does not exist, or there are no steps. The message lists existing steps.
     """
     steps = available_steps(workdir)
     if not steps:
@@ -77,13 +82,13 @@ def candidates(workdir: str | epath.Path, step: int | None) -> list[int]:
 
 
 def choose_step(workdir: str | epath.Path, step: int | None) -> int:
-    """Return `step` after verifying it, or for None the newest intact step.
+    """Return `step` after verifying its checkpoint or, if it is None, the newest intact step.
 
-    With None, damaged checkpoints are reported and skipped.
+    If `step` is None, damaged checkpoints are reported and skipped.
 
     Raises:
-      UserError: There is no such step; the message lists the existing ones.
-      RunFailed: `step`, or with None every checkpoint, is damaged.
+      UserError: The step does not exist, or there are no steps. The message lists existing steps.
+      RunFailed: The checkpoint of `step` is damaged or, if `step` is None, every checkpoint is.
     """
     steps = available_steps(workdir)
     for candidate in candidates(workdir, step):
@@ -99,7 +104,7 @@ def choose_step(workdir: str | epath.Path, step: int | None) -> int:
 
 
 def checkpoint_damage(workdir: str | epath.Path, step: int) -> str | None:
-    """Return a description of an existing checkpoint's damage, or None if it is intact."""
+    """Return a description of the damage to a checkpoint, or None if the checkpoint is intact."""
     return damage(checkpoint_directory(workdir) / str(step))
 
 
@@ -125,7 +130,8 @@ def misfit(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
 def hush_abandoned_work() -> None:
     """Silence the operations that Orbax abandons after an error, for the rest of the process.
 
-    When these reads and writes end, they would print tracebacks over our message.
+    When these reads and writes end, their tracebacks would be printed after fire_lm's own error
+    message.
     """
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     before = sys.unraisablehook

@@ -1,15 +1,17 @@
-"""The last file of a checkpoint, with the SHA-256 and size of every other file.
+"""The manifest, which is the last file of a checkpoint and contains checksums of all other files.
 
-Orbax keeps no checksum of arrays, so a bit that flips on disk would be restored silently. The
-manifest is written last, so a step without one is a save that never ended. On a local disk, once
-the manifest is written, the whole checkpoint survives a power failure, and the previous step may be
-removed.
+Orbax stores no checksums of arrays, so a bit that flips on disk would be restored silently. The
+manifest is written last, so a step without a manifest is the result of a save that never ended. On
+a local disk, the whole checkpoint survives a power failure once the manifest has been written, and
+the previous step may then be removed.
 
-In a bucket the files of arrays are not read back to compute a checksum. The manifest lists them,
-and holds a fingerprint of each array in memory, which a restore compares with the array it reads.
+In a bucket, the files with arrays are not read back for a checksum. The manifest only lists these
+files, and contains a fingerprint of each array as it was in memory, which a restore compares with
+the array that it reads.
 
-Its lines are `sha256 bytes name`, `- - name` for a file that is only listed, and
-`fingerprint digits array`; the last line is the SHA-256 of all lines above.
+Each line has one of three forms: `sha256 bytes name` for a file with a checksum, `- - name` for a
+file that is only listed, and `fingerprint digits array` for an array. The last line is the SHA-256
+of all preceding lines.
 """
 
 from __future__ import annotations
@@ -30,17 +32,17 @@ NEVER_ENDED = "its save never finished"
 _CHUNK_BYTES = 2**24
 _NOT_READ = "- -"
 _ARRAY = "fingerprint"
-_ARRAYS_OF = "state/"  # the folder whose files hold arrays
-_METADATA = "_CHECKPOINT_METADATA"  # Orbax's first file
-_READERS = 16  # concurrent reads from a bucket
+_ARRAYS_OF = "state/"  # the folder whose files contain arrays
+_METADATA = "_CHECKPOINT_METADATA"  # the first file that Orbax writes
+_READERS = 16  # the number of concurrent reads from a bucket
 
 
 def write_manifest(step: epath.Path, arrays: Mapping[str, str] | None = None) -> None:
-    """Complete the checkpoint in the folder `step`, which counts as intact from then on.
+    """Complete the checkpoint in the folder `step`, so that it counts as intact.
 
     Args:
       step: The folder of the checkpoint.
-      arrays: For a bucket, the fingerprint of each array, by its path.
+      arrays: The fingerprint of each array, keyed by path. These are needed only in a bucket.
 
     Raises:
       RunFailed: Another process has removed or completed the checkpoint.
@@ -66,13 +68,13 @@ def write_manifest(step: epath.Path, arrays: Mapping[str, str] | None = None) ->
 
 
 def damage(step: epath.Path, part: int = 0, parts: int = 1) -> str | None:
-    """Return a short description of the damage of a checkpoint's files, or None if there is none.
+    """Return a short description of damage to a checkpoint, or None if all files are intact.
 
-    Of every `parts` files, only the one with number `part` is read, so that processes can share the
-    work. Files that are not in the manifest are ignored.
+    Only every `parts`-th file is checked, beginning with number `part`, so that several processes
+    can share the work. Files that are not in the manifest are ignored.
 
     Raises:
-      RunFailed: The bucket fails, which is not damage.
+      RunFailed: The bucket fails, which does not count as damage.
     """
     try:
         written = read_bytes(step / MANIFEST)
@@ -96,7 +98,9 @@ def damage(step: epath.Path, part: int = 0, parts: int = 1) -> str | None:
 
 
 def array_fingerprints(step: epath.Path) -> dict[str, str]:
-    """Return the fingerprints of arrays by path; none if the files themselves have checksums.
+    """Return the fingerprint of each array, keyed by path.
+
+    The dict is empty if the files with the arrays have checksums instead.
 
     Raises:
       RunFailed: The manifest is damaged or cannot be read.
@@ -113,7 +117,7 @@ def _holds_arrays(names: Iterable[str]) -> bool:
 
 
 def _checked_lines(written: bytes) -> list[str] | None:
-    """Return the lines above the last one, or None if the last one is not their SHA-256."""
+    """Return all lines but the last, or None if the last line is not the SHA-256 of the others."""
     *lines, last = written.decode(errors="replace").splitlines(keepends=True) or [""]
     if last != f"{_sha256(''.join(lines))}\n":
         return None
@@ -121,7 +125,7 @@ def _checked_lines(written: bytes) -> list[str] | None:
 
 
 def _flush_tree(top: epath.Path) -> None:
-    """Flush all files and folders to the disk; Orbax flushes only its arrays."""
+    """Flush all files and folders to the disk, because Orbax flushes only its arrays."""
     for folder, _, names in os.walk(top):
         for name in names:
             with open(os.path.join(folder, name), "rb") as file:
@@ -130,9 +134,9 @@ def _flush_tree(top: epath.Path) -> None:
 
 
 def _flush_folder(folder: str | epath.Path) -> None:
-    """Flush the names in a folder, unless the file system does not support or need it.
+    """Flush a folder's entries to the disk if the file system supports flushing folders.
 
-    A mounted bucket, for example, does not.
+    A mounted bucket, for example, does not support flushing folders.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -9,27 +9,28 @@ from etils import epath
 
 from fire_lm.storage import in_bucket
 
-WRITING_SECONDS = 900  # after which a process that has not written its part counts as failed
+WRITING_SECONDS = 900  # a process that needs longer to write its part counts as failed
 
 
 class _Checkpointer(ocp.AsyncCheckpointer):
-    """A checkpointer that writes into an existing folder (made by `Checkpoints._make_folder`)."""
+    """A checkpointer that writes into the existing folder that `Checkpoints` has created."""
 
     async def create_temporary_path(self, temporary_path: Any) -> None:
         pass
 
 
 class _NoFolder(ocp.path.atomicity.CommitFileTemporaryPath):
-    """The path of a checkpoint's item in a bucket, where no folder needs to be created."""
+    """The path of an item of a checkpoint in a bucket, where no folder needs to be created."""
 
     async def create(self) -> epath.Path:
         return self.get()
 
 
 def orbax_checkpointer(directory: epath.Path) -> ocp.AsyncCheckpointer:
-    """Return a checkpointer that creates no folders except those of items on a disk.
+    """Return a checkpointer that creates only the folders of a checkpoint's items on a disk.
 
-    `Checkpoints` creates the others, because Orbax would wait minutes for a bucket that fails.
+    `Checkpoints` creates the folder of the checkpoint itself, because Orbax would wait for minutes
+    if a bucket fails.
     """
     options = ocp.options.AsyncOptions(
         timeout_secs=WRITING_SECONDS, create_directories_asynchronously=False

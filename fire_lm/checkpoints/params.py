@@ -1,6 +1,7 @@
-"""Restoring only the parameters of a checkpoint, with strict names, for evaluation and INIT_FROM.
+"""Restoring only the parameters of a checkpoint, for evaluation and INIT_FROM.
 
-This module also checks whether a checkpoint fits a model without reading its arrays.
+The names of the parameters must match those of the model. This module also checks whether a
+checkpoint fits a model without reading the checkpoint's arrays.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ def restore_params(
     allow_unused: Sequence[str] = (),
     foreign: Callable[[str], bool] = lambda path: False,
 ) -> tuple[Any, list[str]]:
-    """Restore only the parameters of a run's step, whatever its optimizer was.
+    """Restore only the parameters of a checkpoint, whatever optimizer the run used.
 
-    Leaves that are missing or unused in the checkpoint are errors unless a pattern (such as
-    `layers/position/*`) matches them. `like` holds the requested shapes and shardings. Paths that
-    are `foreign` have another meaning in the checkpoint, even with the same name, and are never
-    read.
+    A parameter that the checkpoint lacks, or that the model does not use, is an error unless its
+    path matches a pattern in `allow_missing` or `allow_unused`, such as `layers/position/*`. `like`
+    contains the requested shapes and shardings. A path for which `foreign` returns True has a
+    different meaning in the checkpoint, even if the name is the same, and is never read.
 
     Returns:
-      The parameters (with the leaves of `like` for missing ones), and the missing paths.
+      The parameters, with leaves of `like` in place of missing parameters, and the paths of the
+      missing parameters.
     """
     have, missing = check_params(
         workdir,
@@ -78,10 +80,10 @@ def check_params(
     allow_unused: Sequence[str] = (),
     foreign: Callable[[str], bool] = lambda path: False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Refuse what `restore_params` refuses, without reading any array.
+    """Perform the same checks as `restore_params` without reading any array.
 
     Returns:
-      The metadata of the arrays to read, by path, and the missing paths.
+      The metadata of the arrays to read, keyed by path, and the paths of the missing parameters.
     """
     directory = checkpoint_directory(workdir) / str(step) / "state"
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
@@ -107,8 +109,8 @@ def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:
     """Compare a checkpoint's arrays with those of the state `like`, without reading them.
 
     Raises:
-      RunFailed: An array has another shape or type, or exists on one side only; the message names
-        the first such array.
+      RunFailed: An array has another shape or data type, or exists only in the checkpoint or only
+        in the state. The message names the first such array.
     """
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
@@ -126,7 +128,7 @@ def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:
 
 
 def _metadata(reader: ocp.Checkpointer, directory: epath.Path) -> Any:
-    """Return the tree of the arrays' shapes and types."""
+    """Return the tree of the shapes and data types of a checkpoint's arrays."""
     return reader.metadata(directory).item_metadata.tree
 
 
@@ -141,7 +143,10 @@ def _refuse(
     allow_missing: Sequence[str],
     allow_unused: Sequence[str],
 ) -> None:
-    """Raise UserError for missing and unused paths that are not allowed; suggest flags for them."""
+    """Raise UserError for missing or unused paths that are not allowed.
+
+    The message suggests flags that would allow these paths.
+    """
     problems, flags = [], []
     for paths, allowed, problem, setting in (
         (missing, allow_missing, "lacks", "init_allow_missing"),
@@ -161,7 +166,10 @@ def _refuse(
 
 
 def _folder(path: str) -> str:
-    """Return a pattern for all of an encoding's parameters, or the path of another parameter."""
+    """Return a pattern that matches all parameters of the encoding to which a path belongs.
+
+    If the path belongs to no encoding, the path itself is returned.
+    """
     match = re.match(r"(.*/)?position(_\d+)?/", path)
     return f"{match[0]}*" if match else path
 
@@ -179,7 +187,7 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 
 def _subtree(tree: Mapping[str, Any], paths: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the nested dict reduced to the leaves that `paths` names."""
+    """Return a nested dict with only those leaves of `tree` whose paths are in `paths`."""
     kept = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"

@@ -1,4 +1,4 @@
-"""When checkpoints are saved, and which of them are kept."""
+"""The policy that determines when checkpoints are saved and which checkpoints are kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fire_lm.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Checkpointing:
-    """The schedule of saves and of what is kept; the last step of a run is always saved.
+    """The policy for saving and keeping checkpoints; the last step of a run is always saved.
 
     Attributes:
       save_every: The number of steps between checkpoints.
@@ -38,11 +38,12 @@ class Checkpointing:
                 raise UserError(f"Checkpointing.{name} is negative: it must be 0 or more")
 
     def kept(self, steps: Sequence[int], ranked: Callable[[], Sequence[int]]) -> set[int]:
-        """Return which of `steps` (ascending) to keep; the newest is always among them.
+        """Return the steps to keep, which always include the newest step.
 
         Args:
-          steps: The existing steps, ascending.
-          ranked: Returns the evaluated steps, best first; it is called only if needed.
+          steps: The existing steps in ascending order.
+          ranked: A function that returns the evaluated steps, starting with the best. It is called
+            only if it is needed.
         """
         found = set(steps[-self.keep_last :])
         if self.keep_every is not None:

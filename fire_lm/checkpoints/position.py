@@ -1,7 +1,8 @@
-"""The position in the data as an item of a checkpoint: opaque bytes.
+"""The position in the data, which is an item of a checkpoint and consists of opaque bytes.
 
-There is one file per process, which only the same number of processes can restore, or, if the
-position is the same for all processes, one file for any number of them.
+If the processes have different positions, there is one file for each process, and only the same
+number of processes can restore these files. If all processes have the same position, there is a
+single file, which any number of processes can restore.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ SHARED_FILE = "all_processes"
 
 
 class _PositionHandler(ocp.CheckpointHandler):
-    """A handler that writes this process's bytes before the step becomes visible."""
+    """An Orbax handler that writes this process's position before the step becomes visible."""
 
     def save(self, directory: epath.Path, args: PositionSave) -> None:
         if not args.shared:
@@ -31,14 +32,14 @@ class _PositionHandler(ocp.CheckpointHandler):
 
 
 def process_file() -> str:
-    """Return the name of this process's file."""
+    """Return the name of the file with this process's position."""
     return f"process_{jax.process_index():04d}_of_{jax.process_count():04d}"
 
 
 @ocp.args.register_with_handler(_PositionHandler, for_save=True)
 @dataclasses.dataclass
 class PositionSave(ocp.args.CheckpointArgs):
-    """The position to save, and whether it is the same for all processes."""
+    """The position to save, and whether all processes have the same position."""
 
     item: bytes
     shared: bool
@@ -47,4 +48,4 @@ class PositionSave(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(_PositionHandler, for_restore=True)
 @dataclasses.dataclass
 class PositionRestore(ocp.args.CheckpointArgs):
-    """The arguments to restore a position; there are none."""
+    """The arguments for restoring a position, of which there are none."""

@@ -1,4 +1,4 @@
-"""The checkpoints of a training run: saved while training continues, verified before a restore."""
+"""The checkpoints of a training run, saved in the background and verified before a restore."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ from fire_lm.storage import LeaseLost, children, in_bucket, present
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _REMOVING = ".removing"
 _LEFTOVER = re.compile(f"[0-9]+({re.escape(_UNFINISHED)}.*|{re.escape(_REMOVING)})")
-_ASIDE = re.compile(r"[0-9]+\.unfinished(_[0-9]+)?")  # useless once a later save has ended
-_round = itertools.count()  # numbers the exchanges between processes, equally on all of them
+_ASIDE = re.compile(r"[0-9]+\.unfinished(_[0-9]+)?")  # not needed once a later save has ended
+_round = itertools.count()  # numbers the exchanges between processes identically on all processes
 
 
 class Checkpoints:
     """The checkpoints of a run that is being trained.
 
-    All processes of a job call each method. Only process 0 writes the manifest, removes what is not
-    kept, and prints messages. A save that fails in one process has failed in all.
+    All processes of a job must call each method. Only process 0 writes the manifest, removes
+    checkpoints that are not kept, and prints messages. A save that fails on one process counts as
+    failed on all processes.
     """
 
     def __init__(
@@ -65,32 +66,34 @@ class Checkpoints:
 
         Args:
           workdir: The run directory.
-          policy: When to save and what to keep.
-          ranked: Returns the evaluated steps, best first.
-          still_ours: Raises LeaseLost if another process has taken over the run directory.
+          policy: The policy that determines which checkpoints to keep.
+          ranked: A function that returns the evaluated steps, starting with the best.
+          still_ours: A function that raises LeaseLost if another process has taken over the run
+            directory.
         """
         self.workdir, self._policy, self._ranked = workdir, policy, ranked
         self._still_ours, self._directory = still_ours, checkpoint_directory(workdir)
         self._leads = jax.process_index() == 0
         self._orbax = orbax_checkpointer(self._directory)
         self._finishing: threading.Thread | None = None
-        self._failures = 0  # failed saves since the last successful one
+        self._failures = 0  # the number of failed saves since the last successful save
         self._failure = ""  # the message of the last failure
-        self._damaged: dict[int, str] = {}  # steps whose damage was found only by restoring them
+        self._damaged: dict[int, str] = {}  # steps whose damage was found only during a restore
 
     def recover(self) -> int:
-        """Return the newest intact step after verifying it, or 0 if none has ever been saved.
+        """Return the newest intact step after verifying it, or 0 if no save has ever ended.
 
-        Later steps are reported and set aside, so that they can be saved again: damaged steps as
-        `<step>.damaged`, and steps whose save never ended as `<step>.unfinished`. In a bucket the
-        latter are removed, because renaming them would copy object by object. The remains of saves
-        and removals that were interrupted by a kill are removed.
+        Later steps are reported and set aside, so that these steps can be saved again. A damaged
+        step is renamed to `<step>.damaged`, and a step whose save never ended is renamed to
+        `<step>.unfinished`. In a bucket, a step whose save never ended is removed instead, because
+        renaming would copy every object. The remains of saves and removals that were interrupted by
+        a kill are removed.
 
-        This must be called after the run directory has been locked; process 0 lists the steps for
-        all processes.
+        This method must be called after the run directory has been locked. Process 0 lists the
+        steps for all processes.
 
         Raises:
-          RunFailed: There are steps, but none is intact, or the storage cannot be read.
+          RunFailed: There are steps but none is intact, or the storage cannot be read.
         """
         written: list[tuple[int, bool]] = agreed(
             list(written_steps(self.workdir).items()) if self._leads else []
@@ -143,13 +146,14 @@ class Checkpoints:
         *,
         shared_position: bool = False,
     ) -> None:
-        """Start an asynchronous save; `state` may be donated once this returns.
+        """Start an asynchronous save; `state` may be donated once this method has returned.
 
-        With `shared_position`, all processes pass the same position, and it can be restored on any
-        number of processes.
+        With `shared_position`, all processes must pass the same position, which any number of
+        processes can restore.
 
-        A failed save is reported and training may continue; the newest intact checkpoint stays. If
-        no further failure is allowed, this method waits for the end of the save.
+        If a save fails, the failure is reported, training may continue, and the newest intact
+        checkpoint is kept. If no further failure is allowed, this method waits until the save has
+        ended.
 
         Raises:
           RunFailed: More consecutive saves have failed than are allowed.
@@ -159,7 +163,7 @@ class Checkpoints:
         arrays: dict[str, jax.Array] = {}
         try:
             self._make_folder(step)
-            if in_bucket(self._directory):  # started before the state is donated
+            if in_bucket(self._directory):  # this computation must start before `state` is donated
                 arrays = fingerprints(state)
             self._orbax.save(
                 self._directory / str(step),
@@ -172,7 +176,7 @@ class Checkpoints:
             error: Exception | None = None
         except LeaseLost:
             raise
-        except Exception as found:  # a bucket's errors have many classes
+        except Exception as found:  # a bucket may raise many classes of errors
             error = found
         last_chance = self._failures == self._policy.failures_allowed
         self._finishing = threading.Thread(
@@ -185,15 +189,15 @@ class Checkpoints:
                 raise RunFailed(self._failure)
 
     def restore(self, step: int, like: Any) -> tuple[Any, bytes, dict[str, Any]] | None:
-        """Restore the (state, position, info) of a step, with the shapes and shardings of `like`.
+        """Restore the state, position and info of a step, with the shapes and shardings of `like`.
 
         Returns:
-          The three items, or None if an array differs from what was saved; `recover` then sets the
-          step aside.
+          The three items, or None if an array differs from what was saved. In that case, the next
+          call of `recover` sets the step aside.
 
         Raises:
           RunFailed: The checkpoint cannot be read, or belongs to another model.
-          UserError: It was written by another number of processes.
+          UserError: The checkpoint was written by a different number of processes.
         """
         written = [
             path.name
@@ -214,8 +218,8 @@ class Checkpoints:
                     info=ocp.args.JsonRestore(),
                 ),
             )
-        except Exception as error:  # Orbax raises bare Exceptions
-            # The files are intact, so the arrays either do not fit or could not be read.
+        except Exception as error:  # Orbax raises plain Exceptions
+            # The files are intact, so the arrays either do not fit the model or cannot be read.
             check_arrays(self.workdir, step, like)
             raise unreadable(self.workdir, step, error) from error
         if changed := changed_arrays(self._directory / str(step), restored.state):
@@ -228,21 +232,21 @@ class Checkpoints:
         return jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step)
 
     def newest(self) -> int:
-        """Wait for the save in progress, then return the newest complete step, or 0 without one."""
+        """Wait for any save in progress and return the newest complete step, or 0."""
         self.settle()
         return max(available_steps(self.workdir), default=0)
 
     def settle(self) -> None:
-        """Wait for the save in progress."""
+        """Wait for the save that is in progress, if any."""
         if self._finishing is not None:
             self._finishing.join()
             self._finishing = None
 
     def close(self) -> None:
-        """Wait until every started save is on disk.
+        """Wait until every save that was started has ended.
 
         Raises:
-          RunFailed: The last save failed, unless another exception is already being raised.
+          RunFailed: The last save failed, and no other exception is being handled.
         """
         self.settle()
         self._orbax.close()
@@ -252,10 +256,11 @@ class Checkpoints:
     def _make_folder(self, step: int) -> None:
         """Create the folder of a save on process 0, before Orbax synchronises the processes.
 
-        Orbax would report an error here to process 0 only, and the others would wait forever.
+        Orbax would report a failure to create the folder only on process 0, and the other processes
+        would wait forever.
 
         Raises:
-          RunFailed: On all processes: the folder exists or cannot be created.
+          RunFailed: The folder exists or cannot be created. All processes raise this error.
         """
         problem = None
         if self._leads:
@@ -275,7 +280,7 @@ class Checkpoints:
     def _finish(
         self, step: int, number: int, error: Exception | None, arrays: Mapping[str, jax.Array]
     ) -> None:
-        """Wait in a thread until Orbax is done, then complete the checkpoint."""
+        """Wait until Orbax is done and then complete the checkpoint; a thread runs this method."""
         began = error is None or "already exists" not in str(error)
         try:
             if error is None:
@@ -304,15 +309,15 @@ class Checkpoints:
 
         Args:
           step: The step of the save.
-          problem: Why the save failed.
+          problem: The reason for the failure.
           began: Whether this save wrote the existing files of the step.
-          lost: Whether another process has taken over the run directory, which ends the run at its
-            next save.
+          lost: Whether another process has taken over the run directory. In that case, the run ends
+            at its next save.
         """
         self._failures += 1
         self._failure = f"checkpoint {step} of {self.workdir} could not be saved: {problem}"
         hush_abandoned_work()
-        with contextlib.suppress(Exception):  # Orbax would raise this error again at a later save
+        with contextlib.suppress(Exception):  # closing keeps Orbax from raising the error again
             self._orbax.close()
         self._orbax = orbax_checkpointer(self._directory)
         if not self._leads:
@@ -326,13 +331,16 @@ class Checkpoints:
             print(f"{self._failure}{'' if lost else '; training continues'}", file=sys.stderr)
         with contextlib.suppress(Exception):
             self._still_ours()
-            self._remove_leftovers()  # what was written may fill the disk
+            self._remove_leftovers()  # because the written files may fill the disk
             path = self._directory / str(step)
             if began and not has_ended(path) and is_checkpoint(path):
                 _remove(path)
 
     def _prune(self) -> None:
-        """Remove what the policy does not keep; never the newest."""
+        """Remove the checkpoints that the policy does not keep.
+
+        The newest checkpoint is never removed.
+        """
         steps = available_steps(self.workdir)
         kept = self._policy.kept(steps, self._ranked)
         unkept = [self._directory / str(step) for step in sorted(set(steps) - kept)]
@@ -345,7 +353,7 @@ class Checkpoints:
             path.rmtree()
 
     def _set_aside(self, step: int, problem: str) -> str:
-        """Set a damaged checkpoint aside and return what was done."""
+        """Set a checkpoint aside and return a description of what was done."""
         path, name = self._directory / str(step), f"{step}.damaged"
         if problem == NEVER_ENDED:
             if in_bucket(path):
@@ -360,17 +368,17 @@ class Checkpoints:
         return f"kept as {aside.name}"
 
     def _remove_leftovers(self) -> None:
-        """Remove what interrupted saves (Orbax's temporary folders) and removals left behind."""
+        """Remove the folders that interrupted saves and interrupted removals left behind."""
         for path in children(self._directory):
             if _LEFTOVER.fullmatch(path.name):
                 path.rmtree()
 
 
 def _remove(step: epath.Path) -> None:
-    """Remove a checkpoint such that a kill in between leaves nothing that counts as complete.
+    """Remove a checkpoint in such a way that a kill never leaves a seemingly complete checkpoint.
 
-    The folder is renamed first, so that the next start removes the remains. In a bucket, where
-    renaming works file by file, the manifest is removed first.
+    The folder is renamed first, so that the next start removes any remains. In a bucket, where
+    renaming would copy every object, the manifest is removed first instead.
     """
     if in_bucket(step):
         (step / MANIFEST).unlink(missing_ok=True)
@@ -383,9 +391,13 @@ def _remove(step: epath.Path) -> None:
 
 
 def _problem_of_any(number: int, problem: str | None) -> str:
-    """Return the problems of all processes, as the same text on each; empty if there are none."""
+    """Return a description of all processes' problems, which is identical on every process.
+
+    The description is empty if there are no problems.
+    """
     found = exchanged(problem or "", key=f"checkpoints/{number}")
     problems = {index: words for index, words in enumerate(found) if words}
-    if len(set(problems.values())) > 1:  # one process may fail, and others while waiting for it
+    # If one process fails, others may fail with a different error while waiting for that process.
+    if len(set(problems.values())) > 1:
         return "; ".join(f"process {index}: {words}" for index, words in problems.items())
     return next(iter(problems.values()), "")

@@ -60,7 +60,7 @@ __all__ = [
     "write_blocks",
     "write_embedded_corpus",
 ]
-# Above this share of unknown tokens a loss says little about the text.
+# Above this share of unknown tokens, a loss says little about the text.
 UNKNOWN_SHARE = 0.01
 
 
@@ -79,9 +79,9 @@ def train_iterator(
         data: The text to read.
         length: The number of tokens in a row, at least 2.
         batch_size: The number of rows in a batch of this shard.
-        seed: 0 or more; determines the order of files and rows.
-        shard_index: Which of `shard_count` disjoint parts of the text (for blocks: of every batch)
-            to read.
+        seed: A non-negative integer that determines the order of files and rows.
+        shard_index: The index of the shard to read, of `shard_count` disjoint shards. The shards
+            divide the text or, for `Blocks` and `Synthetic`, every batch.
         shard_count: The number of shards, usually the number of processes.
 
     Returns:
@@ -118,10 +118,12 @@ def train_iterator(
 def scoring_text(
     data: Data, *, length: int, num_sequences: int, split: str = "validation"
 ) -> ScoringText:
-    """Return fixed, unshuffled text: up to `num_sequences` rows, spread over a split's beginning.
+    """Return up to `num_sequences` unshuffled rows, spread evenly over the beginning of a split.
+
+    The same arguments always give the same rows.
 
     Raises:
-        NoText: The split does not fill one row.
+        NoText: The split does not contain enough text for a single row.
         UserError: See `train_iterator`.
     """
     return _reader(data).scoring_text(data, length=length, num_sequences=num_sequences, split=split)
@@ -144,12 +146,12 @@ def task_examples_of(data: TextToText, *, split: str, longest: int) -> list[Task
 
 
 def vocabulary_name(data: TrainingData) -> str:
-    """Return the name of the vocabulary, for messages."""
+    """Return the name of the vocabulary for use in messages."""
     return _reader(data).vocabulary_name(data)
 
 
 def vocabulary_size(data: TrainingData) -> int:
-    """Return the number of ids that the vocabulary can emit, including padding.
+    """Return the number of ids that the vocabulary can produce, including padding.
 
     Raises:
         UserError: The vocabulary file is missing or unsuitable.
@@ -158,7 +160,9 @@ def vocabulary_size(data: TrainingData) -> int:
 
 
 def unknown_share(data: TrainingData, split: str) -> float:
-    """Return the share of unknown tokens; for `TextData`, only the first documents are counted.
+    """Return the share of unknown tokens in a split.
+
+    For `TextData` and `SeqioTask`, only the beginning of the split is counted.
 
     Raises:
         UserError: See `train_iterator`.
@@ -167,7 +171,7 @@ def unknown_share(data: TrainingData, split: str) -> float:
 
 
 def unknown_warning(share: float, split: str, data: TrainingData) -> str:
-    """Return a warning about unknown tokens, or an empty string if there are few."""
+    """Return a warning about unknown tokens, or "" if their share is at most `UNKNOWN_SHARE`."""
     if share <= UNKNOWN_SHARE:
         return ""
     return (
@@ -183,12 +187,15 @@ def dataset_label(data: Data | TextToText) -> str:
 
 
 def quick_splits(data: Data) -> list[str] | None:
-    """Return the existing splits, or None if finding them would be slow or need TensorFlow."""
+    """Return the names of the splits, or None if finding the names is slow or needs TensorFlow."""
     return _reader(data).quick_splits(data)
 
 
 def _reader(data: TrainingData) -> ModuleType:
-    """Return the module that reads this kind of data; each has the functions above."""
+    """Return the module that reads this kind of data.
+
+    Each such module implements the functions above that apply to its kind of data.
+    """
     if isinstance(data, Synthetic):
         return exercises
     if isinstance(data, TextToText):
@@ -207,10 +214,10 @@ def _register(data: TextToText) -> None:
 
 
 def register_task(name: str, data: TextData) -> str:
-    """Register text with seqio as fire_lm:NAME, for other code and for `SeqioTask`.
+    """Register text with seqio as fire_lm:NAME, so that other code and `SeqioTask` can read it.
 
     Returns:
-        The full name.
+        The full name of the task.
 
     Raises:
         UserError: The data set or the vocabulary is missing or unsuitable, or the name is taken.
@@ -231,8 +238,8 @@ def write_blocks(
 ) -> Manifest:
     """Tokenise a data set into blocks; see `fire_lm.data.blocks.writer.write_blocks`.
 
-    `workers` are the Beam workers that write the parts; without them, this process writes the
-    parts one by one.
+    `workers` are the Beam workers that write the parts. If `workers` is None, this process writes
+    the parts one by one.
     """
     from fire_lm.data.blocks import writer
 

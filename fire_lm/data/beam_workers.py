@@ -1,7 +1,7 @@
-"""Apache Beam workers: their options as the user passes them, and readable failures.
+"""Apache Beam workers, configured by the user's options, with readable error messages.
 
-This needs the extra `cache` or `dataflow` (`pip install 'fire-lm[dataflow]'`), and this package
-installed on the workers.
+This module needs the extra `cache` or `dataflow` (`pip install 'fire-lm[dataflow]'`), and fire_lm
+must be installed on the workers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ class BeamWorkers:
     """The workers that run Beam pipelines.
 
     Attributes:
-        runner: The name of a runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...
-        flags: Options of Beam and of the runner, each as `--NAME=VALUE`.
+        runner: The name of a runner, such as DirectRunner, DataflowRunner, FlinkRunner or
+            SparkRunner.
+        flags: Options of Beam and of the runner, each in the form `--NAME=VALUE`.
 
     Raises:
-        UserError: Beam is not installed, or has no such runner.
+        UserError: Beam is not installed, has no such runner, or rejects one of the flags.
     """
 
     runner: str
@@ -36,7 +37,7 @@ class BeamWorkers:
         try:
             from apache_beam.runners.runner import create_runner
 
-            if dataflow:  # the runner itself imports this only after everything has been counted
+            if dataflow:  # the runner imports this module only after all documents were counted
                 from apache_beam.runners.dataflow.internal import apiclient  # noqa: F401
         except ImportError as error:
             raise UserError(
@@ -52,8 +53,11 @@ class BeamWorkers:
         self._check_flags()
 
     def _check_flags(self) -> None:
-        """Check the flags: Beam prints its whole usage for a bad one and logs unknown ones."""
-        options = self.options()  # before the redirection, because it connects the log to stderr
+        """Reject invalid and unknown flags with a short message.
+
+        Beam itself prints its whole usage text for an invalid flag and only logs unknown flags.
+        """
+        options = self.options()  # before the redirection, because this connects the log to stderr
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
@@ -61,12 +65,13 @@ class BeamWorkers:
         except SystemExit as error:
             problem = said.getvalue().rpartition("error: ")[2].strip()
             raise UserError(f"--runner_options: {problem}") from error
-        if self.runner.lower() in ("direct", "directrunner"):  # other runners forward unknown flags
+        # Every other runner forwards unknown flags.
+        if self.runner.lower() in ("direct", "directrunner"):
             if unknown := sorted(given.keys() - options.get_all_options().keys()):
                 raise UserError(f"--runner_options: DirectRunner has no option --{unknown[0]}")
 
     def options(self) -> Any:
-        """Return new `PipelineOptions`."""
+        """Return new `PipelineOptions` with the runner and the flags."""
         from apache_beam.options.pipeline_options import PipelineOptions
 
         given = (f"--{flag.lstrip('-')}" for flag in self.flags)
@@ -74,7 +79,7 @@ class BeamWorkers:
 
     @contextlib.contextmanager
     def failures(self) -> Iterator[None]:
-        """Convert Beam's exceptions within the block to RunFailed, with the worker's message."""
+        """Convert Beam's exceptions within the block to RunFailed and keep the worker's message."""
         try:
             yield
         except FireLMError as error:
@@ -84,7 +89,7 @@ class BeamWorkers:
 
     @contextlib.contextmanager
     def pipeline(self) -> Iterator[Any]:
-        """Yield a `Pipeline`, which runs at the end of the block."""
+        """Yield a `Pipeline` that runs when the block ends."""
         import apache_beam as beam
 
         with self.failures(), beam.Pipeline(options=self.options()) as pipeline:
@@ -92,9 +97,10 @@ class BeamWorkers:
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of the fire_lm error in a worker's traceback, or else the first line.
+    """Return the message of the fire_lm error in a worker's traceback.
 
-    If the first line ends in a colon, the lines after it are included.
+    If there is no such error, the first line of the traceback is returned or, if that line ends in
+    a colon, the whole text.
     """
     text = str(error).strip()
     if ours := re.search(r"^fire_lm\.errors\.\w+: (.*)$", text, re.MULTILINE):
@@ -104,5 +110,5 @@ def _reason(error: Exception) -> str:
 
 
 def _plain(message: str) -> str:
-    """Remove the internal name of the pipeline step, which Beam appends to messages."""
+    """Remove the internal name of the pipeline step that Beam appends to a message."""
     return re.sub(r"\s*\[while running '.*'\]$", "", message)

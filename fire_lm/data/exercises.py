@@ -1,6 +1,6 @@
-"""Training batches of synthetic tasks, with the interface of `fire_lm.data` for `Synthetic`.
+"""Training batches of synthetic tasks: the functions of `fire_lm.data` for `Synthetic`.
 
-A batch is a function of the seed and the step, so the position in the data is one number.
+Each batch depends only on the seed and the step, so the position in the data is a single number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from fire_lm.tasks.synthetic.layouts import vocabulary_size as task_vocabulary_s
 
 
 class TrainIterator:
-    """Endless batches, each with exercises of one length; see `fire_lm.data`."""
+    """An endless iterator over batches of exercises; see `fire_lm.data`.
+
+    All exercises in a batch have the same length.
+    """
 
     shared_state = True
     skipped = 0
@@ -53,7 +56,7 @@ class TrainIterator:
 
     @property
     def description(self) -> str:
-        """A description of the task for messages."""
+        """A description of the task for use in messages."""
         data = self._data
         return (
             f"{data.title}, lengths {data.task.shortest} to {data.max_length}, one length per "
@@ -79,14 +82,14 @@ class TrainIterator:
         return {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
 
     def get_state(self) -> bytes:
-        """Return the number of the next batch, which is the same on every process."""
+        """Return the serialised number of the next batch, which is identical on every process."""
         return json.dumps({"step": self._step, **self._identity}).encode()
 
     def set_state(self, state: bytes) -> None:
-        """Continue with the batch that was next when `state` was taken.
+        """Continue with the batch that was next when `state` was saved.
 
         Raises:
-            UserError: The state has another task, seed or size, or is unreadable.
+            UserError: The state belongs to another task, seed or size, or is unreadable.
         """
         try:
             saved = json.loads(state)

@@ -1,6 +1,7 @@
-"""Vocabularies `hf:FOLDER`: the `tokenizer.json` of a Hugging Face model, such as GPT-2's.
+"""Vocabularies `hf:FOLDER`, read from the `tokenizer.json` of a Hugging Face model such as GPT-2.
 
-Id 0 is padding here but a piece of text there, so every id is one higher than in the folder.
+In fire_lm, id 0 is padding, but in such a tokenizer, id 0 is a piece of text. Every id is therefore
+one higher in fire_lm than in the folder.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
 
 PREFIX = "hf:"
-SHIFT = 1  # our id for their id 0
-# The field of config.json in which `fire-lm export` stores the run's configuration; such a folder
-# already has our ids. It is still there after transformers has loaded and saved the model.
+SHIFT = 1  # fire_lm's id for the tokenizer's id 0
+# The field of config.json in which `fire-lm export` stores the run's configuration. A folder with
+# this field already uses fire_lm's ids. The field remains when transformers loads and saves the
+# model.
 EXPORTED = "fire_lm_configuration"
 
 
@@ -28,8 +30,9 @@ class HubVocabulary:
     Attributes:
       size: The number of ids, including padding.
       end_of_document: The id that ends a document.
-      end_token: The text of that token.
-      unknown_id: The id of text that the vocabulary cannot express, or None if it has none.
+      end_token: The text of the end-of-document token.
+      unknown_id: The id for text that the vocabulary cannot represent, or None if there is no such
+        id.
     """
 
     def __init__(self, tokenizer: Any, end: int, unknown: int | None):
@@ -40,17 +43,20 @@ class HubVocabulary:
         self.unknown_id = None if unknown is None else unknown + SHIFT
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of `text`, int32 `[T]`; the text of a special token is plain text."""
+        """Return the ids of `text` as int32 `[T]`.
+
+        The text of a special token is encoded like any other text.
+        """
         found = self._tokenizer.encode(text, add_special_tokens=False)
         return np.array(found.ids, np.int32) + np.int32(SHIFT)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decode ids to text, without special tokens and padding."""
+        """Decode ids to text, omitting special tokens and padding."""
         kept = [one - SHIFT for one in ids if SHIFT <= one < self.size]
         return str(self._tokenizer.decode(kept, skip_special_tokens=True))
 
     def unknown(self, text: str) -> str:
-        """Return the first part of `text` that cannot be expressed, or "" if there is none."""
+        """Return the first part of `text` that cannot be represented, or "" if there is none."""
         if self.unknown_id is None:
             return ""
         found = self._tokenizer.encode(text, add_special_tokens=False)
@@ -60,11 +66,11 @@ class HubVocabulary:
         return text[start:end]
 
     def encode_documents(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the id and byte count of every token, and each text's number of tokens.
+        """Return the id and byte count of every token, and the number of tokens in each text.
 
-        The arrays are int32, int32 and int64. A token stands for everything from its start to the
-        start of the next one, and the first token also for everything before it, so the byte counts
-        of a text sum to its size.
+        The three arrays are int32, int32 and int64. A token covers all bytes from its start to the
+        start of the next token, and the first token also covers any bytes before its start.
+        Therefore, the byte counts of a text sum to the size of the text.
         """
         decoded = [text.decode() for text in texts]
         ids, counts, lengths = [], [], []
@@ -87,8 +93,8 @@ def load_hub(name: str) -> HubVocabulary:
     """Load the vocabulary `hf:FOLDER`.
 
     Raises:
-      UserError: A file is missing or damaged, no token ends a document, the folder was written by
-        `fire-lm export`, or the package tokenizers is not installed.
+      UserError: A file is missing or damaged, the vocabulary has no end-of-document token, the
+        folder was written by `fire-lm export`, or the `tokenizers` package is not installed.
     """
     folder = name.removeprefix(PREFIX)
     tokenizer_json = read_tokenizer(name)
@@ -101,11 +107,11 @@ def load_hub(name: str) -> HubVocabulary:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:
         raise UserError("tokenizers is not installed: pip install 'fire-lm[hf]'") from error
-    # Remove the steps that add tokens, truncate texts, pad them, or trim the tokens' offsets.
+    # Remove the steps that add tokens, truncate or pad texts, or trim the offsets of tokens.
     plain = tokenizer_json | dict.fromkeys(("post_processor", "truncation", "padding"))
     try:
         tokenizer = Tokenizer.from_str(json.dumps(plain))
-    except Exception as error:  # tokenizers raises bare Exceptions
+    except Exception as error:  # the library raises plain Exceptions
         raise UserError(f"{folder}/tokenizer.json is not a tokenizer: {error}") from error
     tokenizer.encode_special_tokens = True
     end = config.get("eos_token_id")
@@ -114,7 +120,7 @@ def load_hub(name: str) -> HubVocabulary:
         end = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token or "")
     if end is None:
         raise UserError(f"vocabulary {name}: config.json has no eos_token_id to end documents with")
-    model = tokenizer_json["model"]  # unigram models name the unknown piece by its id
+    model = tokenizer_json["model"]  # unigram models specify the id of the unknown piece
     unknown = model.get("unk_id")
     if unknown is None and model.get("unk_token"):
         unknown = tokenizer.token_to_id(model["unk_token"])
@@ -135,7 +141,7 @@ def read_tokenizer(name: str) -> dict[str, Any]:
 
 
 def _json(folder: str, file: str) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or None if there is no such file."""
+    """Return the JSON object in a file, or None if the file does not exist."""
     content = read_bytes(f"{folder}/{file}")
     if content is None:
         return None
@@ -149,7 +155,7 @@ def _json(folder: str, file: str) -> dict[str, Any] | None:
 
 
 def _byte_places(text: str) -> np.ndarray:
-    """Return the byte offsets of all characters in UTF-8, followed by the end of the last one."""
+    """Return the UTF-8 byte offset of every character, followed by the total number of bytes."""
     code = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000)
     return np.concatenate([[0], np.cumsum(widths)])

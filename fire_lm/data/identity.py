@@ -1,4 +1,4 @@
-"""Fingerprints of everything but the text that determines tokens: preprocessing and vocabulary."""
+"""The identity of the preprocessing and of the vocabulary, which together turn text into tokens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from fire_lm.data.hub_vocabulary import PREFIX
 from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import UserError
 
-# Change this name whenever the same documents become other tokens or byte counts, so that older
-# sets are refused. tests/data/test_blocks_writing.py stores the result of the current version.
+# Change this name whenever the same documents yield different tokens or byte counts, so that blocks
+# from an older version are rejected. tests/data/test_blocks_writing.py stores the result of the
+# current version.
 PREPROCESSING = (
     f"skip documents that are empty, undecodable or over {LONGEST_DOCUMENT:,} bytes, "
     "append end of document; 1"
@@ -16,10 +17,10 @@ PREPROCESSING = (
 
 
 def vocabulary_fingerprint(vocabulary: str) -> str:
-    """Return the SHA-256 of the vocabulary's file, or 'bytes'.
+    """Return the SHA-256 of the vocabulary's file, or 'bytes' for the byte vocabulary.
 
     Raises:
-        UserError: There is no such file.
+        UserError: The file does not exist.
     """
     if vocabulary == "bytes":
         return vocabulary

@@ -1,6 +1,7 @@
-"""TensorFlow, seqio and TFDS, imported quietly and without taking the accelerators from JAX.
+"""TensorFlow, seqio and TFDS, imported without log output and without claiming accelerators.
 
-`storage.quiet` describes how TensorFlow's log lines are suppressed.
+The accelerators stay available to JAX. `storage.quiet` describes how TensorFlow's log lines are
+suppressed.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from fire_lm.storage.quiet import load_tensorflow, without_log_lines
 
 @contextlib.contextmanager
 def without_their_warnings() -> Iterator[None]:
-    """Mute the deprecation warnings of TFDS and SentencePiece.
+    """Suppress the deprecation warnings of TFDS and SentencePiece, and the log lines of TFDS.
 
-    They are not ours to fix, and if warnings are errors, SentencePiece's wrapper crashes the
-    process instead of raising. TFDS also logs that an ordered data set is shuffled.
+    fire_lm cannot fix the causes of these warnings. If warnings are turned into errors,
+    SentencePiece's wrapper crashes the process instead of raising an exception. TFDS also logs that
+    an ordered data set is being shuffled, which is intended.
     """
     log = logging.getLogger("absl")
     level = log.level
@@ -26,7 +28,7 @@ def without_their_warnings() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            # TFDS passes `deterministic` to its interleave, where it matters only in parallel.
+            # TFDS passes `deterministic` to `interleave`, which uses it only in parallel mode.
             warnings.filterwarnings("ignore", message="The `deterministic` argument")
             yield
     finally:

@@ -1,8 +1,8 @@
-"""Rows by number: which tokens of the document stream each row of a construction holds.
+"""Random access to rows: which tokens of the document stream each row of a construction contains.
 
-Every row of every construction is one contiguous span of the stream, so a table of rows is an array
-of positions, or not needed at all. Positions are int64 offsets into the stream. There are R rows of
-n tokens and D documents (skipped documents have no tokens and are not counted).
+Every row of every construction is one contiguous span of the stream, so a table of rows consists of
+arrays of positions, or is not needed at all. Positions are int64 offsets into the stream. There are
+R rows of n tokens and D documents. Skipped documents have no tokens and are not counted.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from fire_lm.data.spec import Construction
 
 
 class Rows(abc.ABC):
-    """The rows of `length` tokens over a stream of `tokens` tokens.
+    """The rows of `length` tokens that a construction makes of a stream of `tokens` tokens.
 
-    `ends` yields the ends of the documents in consecutive parts of the stream, as int64 [d] arrays
-    that are not empty.
+    `ends` yields a non-empty int64 [d] array for each consecutive part of the stream, with the
+    positions at which the part's documents end.
 
     Attributes:
         count: The number of rows, R.
-        memory: The size of the table in bytes.
-        segmented: Whether rows hold several documents that do not attend to each other.
+        memory: The size of the table of rows in bytes.
+        segmented: Whether a row may contain several documents that do not attend to each other.
     """
 
     count: int
@@ -37,13 +37,13 @@ class Rows(abc.ABC):
 
     @abc.abstractmethod
     def spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the (start, stop) of the rows with these numbers, each int64 [k]."""
+        """Return the start and stop positions, each int64 [k], of the rows with these numbers."""
 
     @abc.abstractmethod
     def complete_at(self, places: np.ndarray) -> np.ndarray:
-        """Return how many rows are complete once the stream has been read up to each position.
+        """Return, for each position, how many rows are complete if the stream is read up to there.
 
-        The reader does not know at that point whether the stream continues.
+        At that point, the reader does not know whether the stream continues.
         """
 
     def segment_starts(self, start: int, stop: int) -> np.ndarray:
@@ -53,7 +53,7 @@ class Rows(abc.ABC):
 
 
 class Concat(Rows):
-    """The stream split into full rows, by arithmetic; a tail shorter than a row is dropped."""
+    """Full rows of the whole stream, located without a table; a last partial row is dropped."""
 
     def __init__(self, length: int, tokens: int, ends: Iterable[np.ndarray]):
         del ends
@@ -67,7 +67,10 @@ class Concat(Rows):
 
 
 class Cut(Rows):
-    """Every document in its own rows. The table takes 8 bytes per row, 16 while it is built."""
+    """Rows that each contain tokens of only one document.
+
+    The table takes 8 bytes per row, and 16 bytes per row while it is built.
+    """
 
     def __init__(self, length: int, tokens: int, ends: Iterable[np.ndarray]):
         starts, begin = [], 0
@@ -85,11 +88,11 @@ class Cut(Rows):
 
 
 class Packed(Rows):
-    """Parts of documents that are placed into a row while they fit (next-fit).
+    """Rows into which parts of documents are placed one after another while they fit (next-fit).
 
-    The table takes 8 bytes per row and per document. A row begins with a part. A part that
-    continues a document follows a part of n tokens, which fills a row, so the segments within a row
-    begin where documents begin.
+    The table takes 8 bytes per row and 8 bytes per document. Every row begins with the start of a
+    part. A part that continues a document follows a part of n tokens, which fills a row by itself,
+    so all remaining segments within a row begin at the start of a document.
     """
 
     segmented = True
@@ -111,7 +114,11 @@ class Packed(Rows):
         return self._edges[rows], self._edges[rows + 1]
 
     def complete_at(self, places: np.ndarray) -> np.ndarray:
-        """See `Rows`: a row is complete when the next part has arrived; the last row never is."""
+        """Return the numbers of complete rows; see `Rows`.
+
+        A row is complete once the first part that does not fit has arrived, so the last row never
+        counts as complete.
+        """
         return np.searchsorted(self._edges[1:-1], places, "left")
 
     def segment_starts(self, start: int, stop: int) -> np.ndarray:
@@ -120,7 +127,10 @@ class Packed(Rows):
 
 
 class LongDocuments(Rows):
-    """The first n tokens of every document with at least n. The table takes 16 bytes per row."""
+    """The first n tokens of every document that has at least n tokens.
+
+    The table takes 16 bytes per row.
+    """
 
     def __init__(self, length: int, tokens: int, ends: Iterable[np.ndarray]):
         del tokens
@@ -151,7 +161,7 @@ ROWS: dict[Construction, type[Rows]] = {
 
 
 def _cut(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the (starts, stops) of the parts, of at most `length` tokens, of these documents."""
+    """Split documents into parts of at most `length` tokens and return the starts and stops."""
     counts = -(-np.diff(offsets) // length)
     first = np.cumsum(counts) - counts  # the number of each document's first part
     within = np.arange(counts.sum()) - np.repeat(first, counts)
@@ -160,10 +170,11 @@ def _cut(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _next_fit(edges: array.array[int], starts: np.ndarray, stops: np.ndarray, length: int) -> None:
-    """Append the starts of new rows among these parts; the last edge is the start of the open row.
+    """Append to `edges` the start of each new row that begins with one of these parts.
 
-    For all parts at once, the first part that does not fit into a row begun by that part is looked
-    up; only the walk from row to row is sequential.
+    The last edge is the start of the open row, to which more parts may be added. A single
+    vectorised search finds, for every part, the first part that does not fit into a row starting
+    with the given part. Only the walk from row to row is sequential.
     """
     if not len(starts):
         return

@@ -1,4 +1,4 @@
-"""Values that describe the text to read and what reading returns. They read nothing themselves."""
+"""Classes that describe the text to read and the results of reading, without reading anything."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from fire_lm.errors import UserError
 from fire_lm.tasks.synthetic import Task
 from fire_lm.tasks.synthetic.layouts import Layout
 
-# Longer documents are skipped: SentencePiece needs up to 230 bytes of memory per byte (measured).
+# Longer documents are skipped, because SentencePiece needs up to 230 bytes of memory for each byte
+# of text (measured).
 LONGEST_DOCUMENT = 2**24  # bytes
 # The file that marks a data directory as holding the embedded text (`corpora.embedded`).
 EMBEDDED_MANIFEST = "fire_lm_corpus.json"
-# The number of rows read per scored row. The scored rows are spread evenly over them, so that a few
-# rows of a small set do not all come from one or two documents.
+# The number of rows read per scored row. The scored rows are spread evenly over the rows read, so
+# that a small number of scored rows does not come from only one or two documents.
 SCORING_SPREAD = 8
 
 Construction = Literal["concat", "cut", "packed", "long_documents"]
@@ -27,24 +28,26 @@ CONSTRUCTIONS: tuple[Construction, ...] = get_args(Construction)
 
 @dataclasses.dataclass(frozen=True)
 class TextData:
-    """Where the text is and how documents become rows; gin fills the fields.
+    """The location of a TFDS data set and the way its documents become rows, configured by gin.
 
     Attributes:
-        data_dir: The TFDS data directory, local or gs://.
-        tfds_name: A TFDS name with config and version; any data set with a `text` feature.
-        vocabulary: 'bytes' (seqio.ByteVocabulary: padding 0, end of document 1, unknown 2, byte b
-            is id b + 3), the path of a SentencePiece model, local or gs://, or hf:FOLDER, the
-            `tokenizer.json` of a Hugging Face model (to write blocks and to score).
+        data_dir: The TFDS data directory, which may be local or on gs://.
+        tfds_name: The TFDS name, with config and version, of a data set with a `text` feature.
+        vocabulary: 'bytes' for seqio.ByteVocabulary (padding is 0, end of document is 1, unknown is
+            2, and byte b has id b + 3), the local or gs:// path of a SentencePiece model, or
+            hf:FOLDER for the `tokenizer.json` of a Hugging Face model. The last form can be used to
+            write blocks and to score, but not for training on the fly.
         construction: How documents, each with its end-of-document token, become rows of n tokens.
-            'concat' joins them and splits the stream into full rows; 'cut' splits each document
-            into its own rows and pads the last one; 'packed' places these parts side by side in
-            rows (next-fit), each a segment with its own positions and attention; 'long_documents'
-            takes the first n tokens of documents that have at least n.
-        shuffle_buffer: The number of rows that are shuffled together, per shard. A larger buffer
-            delays the first batch, but does not enlarge the saved position.
-        mixture: Instead of `tfds_name`, data sets of `data_dir` and the rates at which their rows
-            are drawn: (('c4/en:3.1.0', 3), ('arxiv:1.0.0', 1)) gives arXiv a quarter of the rows.
-            A mixture is for training; a sweep scores each data set separately.
+            'concat' joins the documents and splits the stream into full rows. 'cut' splits each
+            document into its own rows and pads the last row. 'packed' places these parts side by
+            side in rows (next-fit); each part is a segment with its own positions and attention.
+            'long_documents' takes the first n tokens of each document that has at least n tokens.
+        shuffle_buffer: The number of rows that each shard shuffles together. A larger buffer delays
+            the first batch but does not enlarge the saved position.
+        mixture: The data sets in `data_dir` to read instead of `tfds_name`, and the rates at which
+            their rows are drawn: (('c4/en:3.1.0', 3), ('arxiv:1.0.0', 1)) takes a quarter of the
+            rows from arXiv. Only training reads a mixture as a whole; a sweep scores each data set
+            separately.
     """
 
     data_dir: str
@@ -56,7 +59,7 @@ class TextData:
     unshifted: ClassVar[bool] = False  # the inputs are the targets shifted by one
 
     def __post_init__(self) -> None:
-        """Refuse settings that are invalid on every machine, wherever they are first used."""
+        """Reject settings that are invalid on every machine, before anything uses them."""
         if self.shuffle_buffer < 1:
             raise UserError(
                 f"TextData.shuffle_buffer must be at least 1, not {self.shuffle_buffer}."
@@ -71,7 +74,7 @@ class TextData:
 
     @property
     def packed(self) -> bool:
-        """Whether a row holds several documents, which `segment_ids` distinguishes."""
+        """Whether a row may contain several documents, which `segment_ids` distinguishes."""
         return self.construction == "packed"
 
     @property
@@ -85,32 +88,33 @@ class TextData:
 
     @property
     def title(self) -> str:
-        """The name in messages: the TFDS name, or the names of the mixture with their rates."""
+        """The name used in messages: the TFDS name, or the mixture's names and rates."""
         return " + ".join(f"{rate:g} {name}" for name, rate in self.mixture) or self.tfds_name
 
     @property
     def where(self) -> str:
-        """The text and its location, for messages."""
+        """The text and its location, as described in messages."""
         return f"{self.title} in {self.data_dir}"
 
 
 @dataclasses.dataclass(frozen=True)
 class SeqioTask:
-    """A Task or Mixture that is registered with seqio; gin fills the fields.
+    """A Task or Mixture that is registered with seqio, configured by gin.
 
-    Its own preprocessors produce the tokens, including end-of-document tokens; fire_lm arranges
-    them in rows.
+    The task's own preprocessors produce the tokens, including any end-of-document tokens. fire_lm
+    arranges these tokens in rows.
 
     Attributes:
         name: The name of the Task or Mixture; `--import` names the module that registers it.
-        vocabulary: The vocabulary of the task's feature, named as in `TextData`: 'bytes' or the
-            path of a SentencePiece model, which generation and export read.
+        vocabulary: The vocabulary of the task's feature, which generation and export read. It is
+            named as in `TextData`, by 'bytes' or by the path of a SentencePiece model.
         feature: The output feature to model.
-        construction: How examples become rows, see `TextData.construction`; each example counts as
-            a document.
+        construction: How examples become rows, with each example counted as a document; see
+            `TextData.construction`.
         shuffle_buffer: See `TextData.shuffle_buffer`; seqio itself shuffles only files.
         use_cached: Whether to read the output of `seqio_cache_tasks`.
-        cache_dirs: Directories with that output, besides those that seqio already knows.
+        cache_dirs: Directories that hold this output, in addition to those that seqio already
+            knows.
     """
 
     name: str
@@ -128,34 +132,34 @@ class SeqioTask:
 
     @property
     def packed(self) -> bool:
-        """Whether a row holds several documents; see `TextData.packed`."""
+        """Whether a row may contain several documents; see `TextData.packed`."""
         return self.construction == "packed"
 
     @property
     def parts(self) -> tuple[SeqioTask, ...]:
-        """The parts that are scored separately: a mixture is scored as one text, at its rates."""
+        """The texts that are scored separately; a Mixture counts as one text, mixed by seqio."""
         return (self,)
 
     @property
     def title(self) -> str:
-        """The name of the text in messages."""
+        """The name of the text used in messages."""
         return self.name
 
     @property
     def where(self) -> str:
-        """The text and its location, for messages."""
+        """The text and its location, as described in messages."""
         return f"the registered {self.name}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Where the blocks are and how documents become rows; gin fills the fields.
+    """The location of blocks and the way their documents become rows, configured by gin.
 
     Attributes:
-        path: The --output of `fire-lm corpus blocks`: local, gs:// or s3://.
-        vocabulary: The vocabulary with which the blocks must have been made: 'bytes' or the path of
-            the SentencePiece model. An empty string accepts any blocks, for machines that have no
-            copy of the model.
+        path: The --output of `fire-lm corpus blocks`, which may be local or on gs:// or s3://.
+        vocabulary: The vocabulary with which the blocks must have been made, named as in
+            `TextData`. An empty string accepts any blocks and is meant for machines without a copy
+            of the vocabulary's file.
         construction: See `TextData.construction`.
     """
 
@@ -166,17 +170,17 @@ class Blocks:
 
     @property
     def packed(self) -> bool:
-        """Whether a row holds several documents; see `TextData.packed`."""
+        """Whether a row may contain several documents; see `TextData.packed`."""
         return self.construction == "packed"
 
     @property
     def title(self) -> str:
-        """The name of the text in messages."""
+        """The name of the text used in messages."""
         return self.path
 
     @property
     def parts(self) -> tuple[Blocks, ...]:
-        """The parts that are scored separately: blocks hold one data set."""
+        """The texts that are scored separately; blocks contain a single data set."""
         return (self,)
 
 
@@ -284,21 +288,22 @@ def shortened(tokens: np.ndarray, room: int, truncation: Truncation) -> np.ndarr
 
 @dataclasses.dataclass(frozen=True)
 class Synthetic:
-    """Exercises of a synthetic task; gin fills the fields.
+    """The exercises of a synthetic task, configured by gin.
 
     Attributes:
-        task: A rule that makes exercises (`fire_lm.tasks.synthetic`).
-        max_length: The maximum length of training exercises; the length of each batch is drawn
-            uniformly from the task's shortest length to this one.
-        layout: Where the answer is: 'slots' puts it in slots after the input, filled in one pass;
-            'autoregressive' appends it as text, generated symbol by symbol.
+        task: A rule that generates exercises (`fire_lm.tasks.synthetic`).
+        max_length: The maximum length of training exercises. The length of each batch is drawn
+            uniformly between the task's shortest length and this maximum.
+        layout: How the answer is represented. 'slots' reserves slots after the input, which the
+            model fills in one pass; 'autoregressive' appends the answer as text, which the model
+            generates symbol by symbol.
     """
 
     task: Task
     max_length: int = 40
     layout: Layout = "slots"
     packed: ClassVar[bool] = False
-    # Batches have `inputs`, which need not be the targets shifted by one, and `tokens`.
+    # Batches contain `inputs`, which need not be the targets shifted by one, and `tokens`.
     unshifted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -306,7 +311,7 @@ class Synthetic:
 
     @property
     def title(self) -> str:
-        """The name of the task in messages."""
+        """The name of the task used in messages."""
         return type(self.task).__name__
 
 
@@ -334,29 +339,33 @@ def check_reading(data: Registered) -> None:
 
 
 class NoText(UserError):
-    """A split without a row of the requested length."""
+    """A split that does not contain a single row of the requested length."""
 
 
 def text_weights(targets: np.ndarray) -> np.ndarray:
-    """Return the weights of targets, int8, in the shape of `targets`: 1, or 0 for padding."""
+    """Return the int8 weights of targets, in the shape of `targets`: 0 for padding, otherwise 1."""
     return (targets != 0).astype(np.int8)
 
 
 def share_unknown(targets: np.ndarray, unknown_id: int | None) -> float:
-    """Return the share of unknown tokens in `targets` (int, any shape; 0 is padding)."""
+    """Return the share of unknown tokens among the non-padding tokens of `targets`.
+
+    `targets` is an integer array of any shape in which 0 is padding.
+    """
     if unknown_id is None:
         return 0.0
     return float(np.sum(targets == unknown_id)) / max(1, int(np.count_nonzero(targets)))
 
 
 class TrainIterator(Protocol):
-    """Endless training batches of one shard; see `fire_lm.data.train_iterator`.
+    """An endless iterator over one shard's training batches; see `fire_lm.data.train_iterator`.
 
     Attributes:
-        shared_state: Whether the position is the same on all shards.
-        skipped: The number of documents skipped since the previous batch as empty, undecodable or
-            huge.
-        on_rows: Called with the rows read and the rows to read before the first batch.
+        shared_state: Whether the saved position is identical on all shards.
+        skipped: The number of documents that were skipped since the previous batch because they
+            were empty, undecodable or huge.
+        on_rows: A callback that receives the number of rows read so far and the number of rows that
+            must be read before the first batch.
     """
 
     shared_state: bool
@@ -377,12 +386,13 @@ class ScoringText:
 
     Attributes:
         targets: The tokens, int32 [n, length]; 0 is padding, which is never scored.
-        byte_counts: The number of bytes of the original text that each target stands for, int32
+        byte_counts: The number of bytes of the original text that each target represents, int32
             [n, length]; 0 for the end of a document and for padding.
-        skipped: The number of documents skipped while reading as empty, undecodable or huge.
+        skipped: The number of documents that were skipped during reading because they were empty,
+            undecodable or huge.
         unknown: The share of the scored tokens that are unknown to the vocabulary.
-        segment_ids: The segments of packed rows, int32 [n, length], as in training; None if rows
-            are not packed.
+        segment_ids: The segment ids of packed rows, int32 [n, length], as in training; None if the
+            rows are not packed.
     """
 
     targets: np.ndarray

@@ -1,8 +1,9 @@
-"""Arrays and small files on a disk or in a bucket, accessed through tensorstore alone.
+"""Arrays and small files on a disk or in a bucket, accessed only through TensorStore.
 
-Arrays are one-dimensional zarr version 3. A file ("shard" in zarr) holds many chunks, which are
-read individually by byte range. Each chunk and each file's index ends with its CRC-32C, so a
-flipped bit or a truncated file is an error and never yields wrong text.
+Arrays are one-dimensional and stored in Zarr version 3. A file (a "shard" in Zarr) contains many
+chunks, which are read individually by byte range. Each chunk, and the index of each file, ends with
+its CRC-32C checksum. A flipped bit or a truncated file is therefore an error and never yields wrong
+text.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import tensorstore as ts
 
 from fire_lm.errors import RunFailed
 
-CHUNK = 2**13  # elements; the least that is read for a random row
+CHUNK = 2**13  # elements; the smallest unit that is read for a random row
 FILE = 2**24  # elements
 _CACHE_BYTES = 2**28  # for file indices (16 bytes per chunk) and recently read chunks
-# About half a minute in all; tensorstore's default is a quarter of an hour.
+# These retries take about half a minute in total; TensorStore's default is a quarter of an hour.
 _RETRIES = {"max_retries": 6, "initial_delay": "1s", "max_delay": "8s"}
 
 _INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
@@ -28,7 +29,8 @@ _PLAIN = [*_INDEX_CODECS]
 _SMALL = [_INDEX_CODECS[0], {"name": "zstd", "configuration": {"level": 3}}, _INDEX_CODECS[1]]
 
 
-# tensorstore's exceptions for status codes: invalid or missing, denied, timed out, unknown scheme.
+# The exceptions that TensorStore raises for data that is invalid or missing, for denied access, for
+# timeouts, and for unknown URL schemes.
 _REFUSALS = (ValueError, OSError, TimeoutError, NotImplementedError)
 
 
@@ -37,7 +39,7 @@ def join(path: str, *names: str) -> str:
 
 
 def read_bytes(path: str) -> bytes | None:
-    """Return the content of a small file, or None if there is no such file.
+    """Return the content of a small file, or None if the file does not exist.
 
     Raises:
         RunFailed: The file cannot be read.
@@ -64,13 +66,16 @@ def write_bytes(path: str, content: bytes) -> None:
 
 
 def sha256(path: str) -> str | None:
-    """Return the hex digest of a small file, such as a vocabulary, or None if it does not exist."""
+    """Return the SHA-256 of a small file in hexadecimal, or None if the file does not exist."""
     content = read_bytes(path)
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 
 class ArrayWriter:
-    """A writer that extends a new array by one whole file at a time; an old array is replaced."""
+    """A writer that creates an array and extends it by whole files.
+
+    An existing array at the same path is replaced.
+    """
 
     def __init__(self, path: str, dtype: np.dtype, *, compress: bool):
         self._dtype, self._waiting, self.size = dtype, [np.zeros(0, dtype)], 0
@@ -99,7 +104,10 @@ class ArrayWriter:
 
 
 def open_array(path: str, dtype: np.dtype, size: int, *, compress: bool) -> ts.TensorStore:
-    """Open an array for reading without any request; its shape and type come from the manifest."""
+    """Open an array for reading without sending a request to the storage.
+
+    The shape and data type of the array are known from the manifest.
+    """
     spec = _spec(path, dtype, size, compress) | {
         "recheck_cached_data": False,
         "recheck_cached_metadata": False,
@@ -129,7 +137,8 @@ def _spec(path: str, dtype: np.dtype, size: int, compress: bool) -> dict[str, An
             "codecs": [{"name": "sharding_indexed", "configuration": inner}],
             "fill_value": 0,
         },
-        # Missing data must be an error and not read as zeros, so zeros must be written too.
+        # Missing data must be an error and must not be read as zeros, so chunks that contain only
+        # zeros must be written too.
         "fill_missing_data_reads": False,
         "store_data_equal_to_fill_value": True,
     }
@@ -140,13 +149,13 @@ def _absolute(path: str) -> str:
 
 
 def _store(folder: str) -> str | dict[str, str]:
-    """Return a folder as a tensorstore store.
+    """Return the TensorStore spec for a folder.
 
-    A local path must not be passed as a URL, in which %, # and ? have a meaning.
+    A local path must not be passed as a URL, where %, # and ? are special characters.
     """
     return f"{folder}/" if "://" in folder else {"driver": "file", "path": f"{folder}/"}
 
 
 def brief(error: Exception) -> str:
-    """Return the first sentence of a tensorstore error, without its source locations."""
+    """Return the first line of a TensorStore error without the source locations."""
     return str(error).split("\n")[0].split(" [")[0]

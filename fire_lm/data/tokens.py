@@ -13,15 +13,16 @@ from fire_lm.data.spec import Tokenized
 from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
 
-_END_OF_DOCUMENT = 1  # in the byte vocabulary
-_FIRST_BYTE = 3  # seqio.ByteVocabulary: padding 0, end of document 1, unknown 2, byte b is b + 3
+_END_OF_DOCUMENT = 1  # the id in the byte vocabulary
+# In seqio.ByteVocabulary, padding is 0, end of document is 1, unknown is 2, and byte b is b + 3.
+_FIRST_BYTE = 3
 
 
 def encode(data: Tokenized, text: str) -> np.ndarray:
     """Return the ids of `text`, int32 `[T]`, without an end-of-document token.
 
     Raises:
-      UserError: The vocabulary is missing, or is neither a SentencePiece model nor `hf:FOLDER`.
+      UserError: The vocabulary is missing, or is not 'bytes', a SentencePiece model or `hf:FOLDER`.
     """
     if data.vocabulary == "bytes":
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32) + _FIRST_BYTE

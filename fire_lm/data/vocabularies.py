@@ -1,4 +1,4 @@
-"""Checked seqio vocabularies, and tokenisation that counts the bytes behind each token."""
+"""Validated seqio vocabularies, and tokenisers that count the bytes each token represents."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from fire_lm.data.hub_vocabulary import PREFIX, HubVocabulary, load_hub
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.errors import UserError, reason
 
-# [documents] strings -> tokens and bytes per token, both ragged int32 [documents, tokens].
+# Maps strings [documents] to the tokens and to the number of bytes of each token, both ragged int32
+# [documents, tokens].
 Tokenize = Callable[[tf.Tensor], tuple[tf.RaggedTensor, tf.RaggedTensor]]
 
 
 class HubSeqioVocabulary(seqio.Vocabulary):
-    """The vocabulary `hf:FOLDER` for seqio.
+    """A seqio vocabulary for `hf:FOLDER`.
 
-    It is slower than other vocabularies, because TensorFlow has to call Python.
+    This vocabulary is slower than the others, because TensorFlow has to call Python.
     """
 
     def __init__(self, of: HubVocabulary):
@@ -54,11 +55,11 @@ class HubSeqioVocabulary(seqio.Vocabulary):
 
 @functools.lru_cache(maxsize=8)
 def load(name: str) -> seqio.Vocabulary:
-    """Load the vocabulary that `TextData.vocabulary` names.
+    """Load a vocabulary by its name; see `TextData.vocabulary`.
 
     Raises:
         UserError: The file is missing, is not a SentencePiece model, has no end-of-document piece,
-            or could emit id 0, which is padding here.
+            or could produce id 0, which fire_lm uses for padding.
     """
     if name == "bytes":
         return seqio.ByteVocabulary()
@@ -78,7 +79,7 @@ def load(name: str) -> seqio.Vocabulary:
         with without_their_warnings():
             processor = vocabulary.tokenizer
         pieces = processor.GetPieceSize()
-    except Exception as error:  # protobuf, sentencepiece and file errors have no common class
+    except Exception as error:  # protobuf, SentencePiece and file errors share no base class
         raise UserError(f"Not a SentencePiece model: {name}") from error
     if pieces == 0:
         raise UserError(f"Not a SentencePiece model: {name}")
@@ -102,20 +103,21 @@ def _check_special_pieces(name: str, processor) -> None:
 
 
 def unknown_id(name: str) -> int | None:
-    """Return the id that the vocabulary gives to unknown text, or None if it has no such id."""
+    """Return the id that the vocabulary assigns to unknown text, or None if there is no such id."""
     vocabulary = load(name)
     if isinstance(vocabulary, seqio.ByteVocabulary):
         return None
     if isinstance(vocabulary, HubSeqioVocabulary):
         return vocabulary.unk_id
-    # If it is 0, which is padding here, such text becomes byte pieces instead (`load` checks this).
+    # An unknown id of 0, which is padding in fire_lm, is never produced, because unknown text
+    # becomes byte pieces instead (`load` checks this).
     return vocabulary.tokenizer.unk_id() or None
 
 
 def tokenizer(vocabulary: seqio.Vocabulary) -> Callable[[tf.Tensor], tf.RaggedTensor]:
-    """Return a function from strings [documents] to ragged int32 [documents, tokens].
+    """Return a function that maps strings [documents] to ragged int32 [documents, tokens].
 
-    The tokens do not include the end of the document.
+    The tokens do not include an end-of-document token.
     """
     if isinstance(vocabulary, seqio.ByteVocabulary):
         return lambda text: _bytes(text)[0]
@@ -125,9 +127,9 @@ def tokenizer(vocabulary: seqio.Vocabulary) -> Callable[[tf.Tensor], tf.RaggedTe
 
 
 def tokenizer_with_byte_counts(vocabulary: seqio.Vocabulary) -> Tokenize:
-    """Return a function like that of `tokenizer` that also returns each token's number of bytes.
+    """Return a tokeniser like `tokenizer` that also returns the number of bytes of each token.
 
-    The numbers sum to the size of the document.
+    The byte counts of a document sum to its size.
     """
     if isinstance(vocabulary, seqio.ByteVocabulary):
         return _bytes
@@ -137,8 +139,9 @@ def tokenizer_with_byte_counts(vocabulary: seqio.Vocabulary) -> Tokenize:
 
     def tokenize(text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
         tokens, starts, _ = sentencepiece.tokenize_with_offsets(text)
-        # A token stands for everything from its start to the start of the next one, and the first
-        # token also for everything before it, so whitespace that the model drops is counted too.
+        # A token covers all bytes from its start to the start of the next token, and the first
+        # token also covers any bytes before its start, so white space that the model drops is
+        # counted too.
         starts = tf.cast(starts, tf.int32)
         lengths = tf.expand_dims(tf.strings.length(text), 1)
         first = tf.zeros_like(lengths)
@@ -151,7 +154,10 @@ def tokenizer_with_byte_counts(vocabulary: seqio.Vocabulary) -> Tokenize:
 
 
 def _keep(tokens: tf.RaggedTensor, edges: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Return True for all edges of documents with tokens, and for the first edge of the others."""
+    """Return a ragged mask that is True for every edge to keep.
+
+    All edges of a document with tokens are kept, and only the first edge of any other document.
+    """
     has_token = tf.cast(tokens.row_lengths() > 0, tf.bool)
     index = tf.ragged.range(edges.row_lengths())
     return tf.logical_or(tf.expand_dims(has_token, 1), index == 0)
@@ -165,7 +171,7 @@ def _bytes(text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
 
 
 def _hub_tokens(of: HubVocabulary, text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
-    """Return the id of every token and the number of bytes behind it."""
+    """Return the id of every token and the number of bytes that it represents."""
     kinds = (tf.int32, tf.int32, tf.int64)
     ids, counts, lengths = tf.numpy_function(of.encode_documents, [text], kinds)
     for flat in (ids, counts, lengths):

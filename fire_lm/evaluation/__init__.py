@@ -1,4 +1,4 @@
-"""The computation of every number in a report."""
+"""The evaluation of trained models, which computes the numbers in reports."""
 
 from fire_lm.evaluation.length_sweep import (
     CHECKED,

@@ -1,10 +1,10 @@
-"""Log-likelihoods of continuations, each after its own context.
+"""Log-likelihoods of continuations, each conditioned on its own context.
 
-Rows of several lengths share programs: they are padded on the right, and the padding is a segment
-that no token attends to. If an encoding or the positions depend on the length of the input, rows of
-equal length are scored together without padding.
+Rows of different lengths share compiled programs: they are padded on the right, and the padding is
+a separate segment that no token attends to. If an encoding or the positions depend on the length of
+the input, only rows of the same length are scored together, without padding.
 
-Shapes: B batch, T tokens.
+Shape suffixes: B = batch, T = tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fire_lm.sharding import BATCH
 
 _SHORTEST = 32
 
-# The ids of a context and of its continuation, each with at least one id.
+# The ids of a context and the ids of its continuation, neither of which is empty.
 Row = tuple[Sequence[int], Sequence[int]]
 
 
@@ -34,11 +34,11 @@ def continuation_scores(
     mesh: Mesh,
     tokens_per_batch: int = 2**14,
 ) -> Iterator[tuple[int, float, bool]]:
-    """Yield the scores of each row, longest rows first.
+    """Yield the scores of each row, starting with the longest rows.
 
-    A score consists of the row's index, the natural logarithm of the continuation's probability
-    after the context, and whether greedy decoding would generate the continuation. The model reads
-    the context and all but the last token of the continuation.
+    Each yielded tuple consists of the row's index, the natural logarithm of the continuation's
+    probability given the context, and whether greedy decoding would generate the continuation. The
+    model reads the context and all tokens of the continuation except the last.
     """
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     for width, group in _of_one_width(model, rows):
@@ -56,7 +56,7 @@ def continuation_scores(
 
 
 def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, list[int]]]:
-    """Yield each width, widest first, with the indices of the rows that are read at that width."""
+    """Yield each width, in descending order, and the indices of the rows read at that width."""
     counts = [len(context) + len(continuation) - 1 for context, continuation in rows]
     exact = any(encoding.uses_context_length for encoding in model.encodings)
     exact |= not _prefixes(model, max(counts, default=1))
@@ -68,14 +68,17 @@ def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, li
 
 
 def _prefixes(model: Decoder, length: int) -> bool:
-    """Return whether a shorter input has the same positions as the beginning of a longer one."""
+    """Return whether a shorter input has the same positions as the beginning of a longer input."""
     positions = model.resampling.evaluation_positions
     half = max(1, length // 2)
     return bool(np.array_equal(positions(length)[0, :half], positions(half)[0]))
 
 
 def _laid_out(rows: Sequence[Row], width: int, batch_size: int) -> list[np.ndarray]:
-    """Return (read, targets, weights, segments), int32 `[B, T]`; missing rows are empty."""
+    """Return the inputs, targets, weights and segments of a batch, each int32 `[B, T]`.
+
+    If there are fewer than `batch_size` rows, the remaining rows of the arrays are 0.
+    """
     read, targets, weights, segments = np.zeros((4, batch_size, width), np.int32)
     for number, (context, continuation) in enumerate(rows):
         ids = [*context, *continuation]
@@ -88,7 +91,11 @@ def _laid_out(rows: Sequence[Row], width: int, batch_size: int) -> list[np.ndarr
 
 @functools.lru_cache(maxsize=4)
 def _scorer(model: Decoder, mesh: Mesh) -> jax.stages.Wrapped:
-    """Return a jitted function from the arrays of `_laid_out` to (logprob, greedy), each `[B]`."""
+    """Return a jitted function that scores the arrays of `_laid_out`.
+
+    The function returns two arrays `[B]`: the log-probability of each continuation, and whether
+    greedy decoding would generate it.
+    """
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
     def scores(

@@ -1,11 +1,11 @@
-"""Accuracy on a synthetic task by length, and answers in the layout `slots`.
+"""Accuracy on a synthetic task as a function of length, and answers in the layout `slots`.
 
-Exercises in this layout are answered in one forward pass. Rows are padded to a few widths, so that
-few programs are compiled; padding is a separate segment, which no token attends to, so the accuracy
-at a length depends neither on the width nor on the batch. If an encoding uses the length of the
-whole input, rows are not padded.
+Exercises in this layout are answered in a single forward pass. Rows are padded to one of a few
+widths, so that few programs are compiled. The padding is a separate segment that no token attends
+to, so the accuracy at a length depends neither on the width nor on the batch. If an encoding uses
+the length of the whole input, rows are not padded.
 
-Shapes: B exercises, m symbols of an answer.
+Shapes: B = exercises, m = symbols of an answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fire_lm.tasks.synthetic.scoring import Tally, tally
 
 TestPositions = Literal["plain", "even", "random"]
 
-# A function that returns a model's answers, int [B, m], to exercises of one length.
+# A function that returns a model's answers, int [B, m], to exercises of the same length.
 Answering = Callable[[Sequence[Sample], int], np.ndarray]
 
 
@@ -42,7 +42,7 @@ def length_accuracies(
     seed: int = 0,
     batch_size: int = 64,
 ) -> Iterator[tuple[int, Tally]]:
-    """Yield each length with the tally of the answers to its `sequences` test exercises.
+    """Yield each length and the tally of a model's answers to `sequences` test exercises.
 
     Raises:
         UserError: The task has no exercises of one of the lengths.
@@ -53,14 +53,17 @@ def length_accuracies(
         counted = Tally()
         for start in range(0, sequences, batch_size):
             part = samples[start : start + batch_size]
-            filled = part + part[-1:] * (batch_size - len(part))  # one program for all batches
+            filled = part + part[-1:] * (batch_size - len(part))  # all batches share one program
             truth = np.stack([sample.answer for sample in part])
             counted += tally(task, truth, answering(filled, length)[: len(part)])
         yield length, counted
 
 
 def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
-    """Return a function that answers in the layout `slots`, at the model's evaluation positions."""
+    """Return a function that answers exercises in the layout `slots`.
+
+    The function uses the model's evaluation positions.
+    """
     exact = any(encoding.uses_context_length for encoding in model.encodings)
 
     def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
@@ -77,14 +80,14 @@ def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
 
 
 def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampling:
-    """Return the positions of test inputs.
+    """Return the resampling that determines the positions of test inputs.
 
-    `plain` means 0, 1, 2, ...; for a model that was trained at randomized positions, `even` spreads
-    them evenly over the range of these, and `random` draws them once. The default is the model's
-    own positions of evaluation.
+    `plain` selects the positions 0, 1, 2 and so on. For a model that was trained with randomized
+    positions, `even` spreads the positions evenly over the range from which training positions were
+    drawn, and `random` draws the positions once. None selects the model's own evaluation positions.
 
     Raises:
-        UserError: The model was not trained at randomized positions.
+        UserError: The model was not trained with randomized positions.
     """
     if positions is None:
         return resampling
@@ -100,7 +103,7 @@ def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampli
 
 @functools.lru_cache(maxsize=4)
 def predicted(model: Decoder) -> jax.stages.Wrapped:
-    """Return a jitted function from inputs `[B, T]` to the likeliest id at each, int32 `[B, T]`."""
+    """Return a jitted function that maps inputs `[B, T]` to the most likely ids, int32 `[B, T]`."""
 
     @jax.jit
     def ids(params: Any, read_BT: Any, pos_1T: Any, segment_1T: Any) -> jax.Array:

@@ -1,17 +1,18 @@
 """Loss as a function of sequence length, the paper's evaluation of length generalisation (4.1).
 
-Every length scores the same tokens: the text is read once, in rows whose length depends only on the
-budget (text_choice.py), and protocols.py divides these rows into windows (by default equal parts,
-each read in one forward pass; in packed rows, segments and positions start again in each window).
-So the results differ only in the context, not in the text or the budget, and a length that is
-scored later uses the same text as the lengths before it. The text's identity is recorded with each
-row, and rows of another text are refused. The standard error is over the rows of text, which are
-the independent units at every length.
+The same tokens are scored at every length. The text is read once, in rows whose length depends only
+on the budget (text_choice.py), and protocols.py divides these rows into windows. By default, the
+windows are equal parts of a row, each of which is read in one forward pass; in packed rows,
+segments and positions start again in each window. The results at different lengths therefore differ
+only in the context and not in the text or the budget, and a length that is scored later uses the
+same text as the earlier lengths. The identity of the text is recorded with each row of results, and
+results on another text are rejected. The rows of text are the independent samples for the standard
+error at every length.
 
-A length that the model cannot read is skipped, and the text stays the same. A length for which the
-text has no row gets a row without numbers. If a length does not divide a row of text, the last part
-of each row is shorter. For results of older versions, which did not score that part, a message
-reports how many tokens it had.
+A length that the model cannot read is skipped without affecting the text. A length for which the
+text has no row gets a row of results without numbers. If a length does not divide a row of text,
+the last part of each row is shorter. Older versions did not score this part; for their results, a
+message reports the number of tokens that were omitted.
 """
 
 from __future__ import annotations
@@ -49,16 +50,16 @@ from fire_lm.results import (
 )
 from fire_lm.results.estimators import mean_and_error
 
-# The results in a row without text.
+# The results in a row for which there is no text.
 NO_NUMBERS = (math.nan, math.nan, math.nan, math.nan)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """A new row with its text and its losses by position, if any.
+    """A new row of results, with the identity of its text and its losses by position, if any.
 
-    They are written in the order of the fields, so that a kill between two files leaves no row that
-    lacks the other two.
+    The fields are written to their files in the order in which they are declared. If the process is
+    killed between two files, no row of results lacks its text or its losses by position.
     """
 
     text: ScoredText | None
@@ -68,24 +69,27 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True)
 class LengthSweep:
-    """The settings of a length sweep, without the runs that it scores: gin's `length_sweep`.
+    """The settings of a length sweep (`length_sweep` in gin), except for the runs to score.
 
     Attributes:
-      model: The model as it was trained, except for the changes of a variant.
+      model: The model as it was trained, with any changes that apply only at evaluation.
       encoding: The name of the encoding in the table.
-      data: The data that the run was trained on, except for the changes of a variant.
-      lengths: The numbers of tokens per sequence. All lengths score the same tokens; if a length
-        does not divide a row of text, a power of two, the last part of each row is shorter.
-      tokens: The budget at each length. It alone determines the text, which is read in 32 rows (if
-        rows are parts of a joined stream) or 128 rows; a length is at most as long as a row.
-      tokens_per_batch: Limits the memory of a forward pass, which reads at least one sequence per
-        device.
+      data: The data on which the run was trained, with any changes that apply only at evaluation.
+      lengths: The numbers of tokens in a sequence. The same tokens are scored at every length. A
+        row of text is a power of two long; if a length does not divide it, the last part of each
+        row is shorter.
+      tokens: The number of tokens to score at each length. This budget alone determines the text,
+        which is read in 32 rows if rows are parts of a joined stream, and otherwise in 128 rows. No
+        length may exceed that of a row.
+      tokens_per_batch: The maximum number of tokens in a forward pass, which limits its memory. A
+        forward pass reads at least one sequence per device.
       split: The split of the data set.
-      protocols: Which tokens are scored with which context: full, last256, sliding (protocols.py).
-      stride: The number of tokens between the windows of `sliding`.
-      position_bins: The maximum number of equal parts of the longest length into which `full`
-        divides the losses by position; 0 for none.
-      mesh: The devices to use, by default all.
+      protocols: The protocols, each of which determines the tokens to score and their contexts:
+        full, last256 or sliding (see protocols.py).
+      stride: The number of tokens between the starts of the windows of `sliding`.
+      position_bins: The maximum number of equal parts into which the longest length is divided for
+        the losses by position of the protocol `full`. With 0, there are no losses by position.
+      mesh: The device mesh to use; by default, all devices are used.
 
     Raises:
       UserError: The settings are invalid for every model and text.
@@ -108,11 +112,14 @@ class LengthSweep:
 
     @property
     def in_order(self) -> tuple[int, ...]:
-        """Each length once, shortest first."""
+        """The distinct lengths in ascending order."""
         return tuple(sorted(set(self.lengths)))
 
     def lengths_taken(self, run: str) -> tuple[int, ...]:
-        """Return the lengths that this model can read; refuse invalid ones before reading text."""
+        """Return the lengths that the model can read, and reject invalid lengths.
+
+        This method does not read any text.
+        """
         check_reach(self.in_order, self.tokens, self.data)
         taken = lengths_taken(self.model, self.in_order, run)
         for protocol in self.protocols:
@@ -138,14 +145,14 @@ def score_checkpoint(
     """Score one checkpoint at each length.
 
     Args:
-      sweep: The settings.
+      sweep: The settings of the sweep.
       workdir: The run directory.
       step: The step of the checkpoint.
       run: The run's name in the table.
-      variant: The name of the model's changes from training; empty if there are none.
+      variant: The name of the changes to the model since training, or "" if there are none.
       finished: The existing rows, which are not computed again.
-      on_scored: Called with each new row as soon as it is known, with its losses by position if
-        these are also new.
+      on_scored: A callback that receives each new row as soon as it has been computed, together
+        with its losses by position if these are also new.
     """
     data, lengths = sweep.data, sweep.in_order
     taken = sweep.lengths_taken(run)
@@ -169,7 +176,7 @@ def score_checkpoint(
         )
         say_what_was_left_out(wanted, finished)
         due.append((text, where, list(missing(wanted, finished))))
-    for text, where, of_text in due:  # only after all of it has been checked against existing rows
+    for text, where, of_text in due:  # all texts have been checked against existing rows by now
         for measurement in of_text:
             if measurement.laid is None:
                 on_scored(Scored(None, [], measurement.row(NO_NUMBERS)))
@@ -187,7 +194,7 @@ def score_checkpoint(
 def scored(
     measurement: Measurement, where: tuple[str | int, ...], text: ScoringText, nll_RP: np.ndarray
 ) -> Scored:
-    """Build a row from the summed nats of each row of text in bins of positions.
+    """Build a row of results from the nats of each row of text, summed in bins of positions.
 
     Raises:
       RunFailed: The loss is not finite.
@@ -207,7 +214,7 @@ def scored(
 
 
 def say_what_was_left_out(wanted: Sequence[Measurement], finished: Known) -> None:
-    """Report tokens that older versions did not score, in parts shorter than the length."""
+    """Report the tokens that older versions did not score, in parts shorter than the length."""
     for measurement in wanted:
         row = finished.rows.get(measurement.place)
         if row is None or not finished.texts.get(measurement.place):
@@ -221,7 +228,7 @@ def say_what_was_left_out(wanted: Sequence[Measurement], finished: Known) -> Non
 
 
 def say(words: str) -> None:
-    """Print a message once for all processes of a job."""
+    """Print a message on process 0 only, so that it appears once in a job of several processes."""
     if jax.process_index() == 0:
         print(words, flush=True)
 
@@ -232,10 +239,12 @@ say_once = functools.cache(say)
 def read_text(
     data: Data, label: str, lengths: Sequence[int], tokens: int, split: str
 ) -> ScoringText:
-    """Return the text of a budget; report lengths without a row, and other problems.
+    """Return the text for a budget of `tokens`.
+
+    Lengths for which the text has no row, and other problems of the text, are reported.
 
     Raises:
-      UserError: There is no text for the shortest length.
+      UserError: The text has no row for any of the lengths.
     """
     text = choose_text(data, tokens, split)
     there = text.targets.shape[1]
@@ -270,7 +279,7 @@ def check_scoring(
     stride: int,
     position_bins: int,
 ) -> None:
-    """Refuse settings that are invalid for every model and text."""
+    """Reject settings that are invalid for every model and text."""
     if not lengths or min(lengths) < 2:
         raise UserError(f"EVAL_LENGTHS = {lengths}: set lengths of 2 tokens or more")
     for name, value, least in (
@@ -285,9 +294,9 @@ def check_scoring(
 
 
 def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int, ...]:
-    """Return the lengths that the model can read, and report the others.
+    """Return the lengths that the model can read, and report the other lengths.
 
-    The choice of the text does not depend on them.
+    The result has no influence on the choice of the text.
 
     Raises:
       UserError: The model can read none of the lengths.
@@ -305,9 +314,10 @@ def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int
 
 
 def lengths_refused(model: Decoder, lengths: Sequence[int]) -> dict[int, str]:
-    """Return the lengths that the model cannot read, with the reasons, before any computation.
+    """Return the lengths that the model cannot read, each with the reason.
 
-    A table of positions, for example, has a last position.
+    A table of learned positions, for example, ends at its last position. No forward pass is
+    computed.
     """
     refused = {}
     for length in lengths:
@@ -323,9 +333,12 @@ def lengths_refused(model: Decoder, lengths: Sequence[int]) -> dict[int, str]:
 def summarize(
     nll_R: np.ndarray, tokens_R: np.ndarray, counts: tuple[int, int, int]
 ) -> tuple[float, float, float, float]:
-    """Return (nll, its standard error, perplexity, bits per byte).
+    """Return the mean loss in nats, its standard error, the perplexity, and the bits per byte.
 
-    They are computed from the summed nats and the tokens of each row.
+    Args:
+      nll_R: The summed nats of each row of text.
+      tokens_R: The number of scored tokens in each row of text.
+      counts: The numbers of sequences, tokens and bytes.
     """
     mean, stderr = mean_and_error(nll_R, tokens_R)
     bits_per_byte = float(nll_R.sum() / math.log(2) / max(1, counts[2]))

@@ -1,6 +1,6 @@
-"""The measurements of a length sweep, each at one length under one protocol.
+"""The measurements of a length sweep, each of which uses one length and one protocol.
 
-Shapes: R rows of text, T tokens.
+Shape suffixes: R = rows of text, T = tokens.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Measurement:
     """A measurement at one length under one protocol.
 
     Attributes:
-      place: The key of the result's row.
-      laid: The windows over the rows of text; None if the text has no row of the length.
+      place: The key of the row for the result.
+      laid: The windows into the rows of text, or None if the text has no row of this length.
       text: The identity of the scored text.
       counts: The numbers of sequences, tokens and bytes.
-      bins: The number of bins for losses by position; 0 if none are requested.
-      has_positions: Whether the losses by position are known. The row is nevertheless computed by
-        the same program.
+      bins: The number of bins for the losses by position, or 0 if these losses are not requested.
+      has_positions: Whether the losses by position are already known. If only the row is missing,
+        the same program with bins is used to compute it.
     """
 
     place: tuple[Any, ...]
@@ -48,7 +48,11 @@ class Measurement:
         return length
 
     def row(self, result: tuple[float, float, float, float]) -> SweepRow:
-        """Return the row of a result: mean loss, error, perplexity and bits per byte."""
+        """Return the row for a result.
+
+        `result` consists of the mean loss, its standard error, the perplexity and the bits per
+        byte.
+        """
         fields: tuple[Any, ...] = (*self.place, *self.counts, *result)
         return SweepRow(*fields)
 
@@ -61,10 +65,12 @@ def measurements(
     stride: int,
     position_bins: int,
 ) -> Iterator[Measurement]:
-    """Yield all measurements of a text; `where` is the rows' key without protocol and length.
+    """Yield all measurements of a text.
+
+    `where` is the key of the rows without the protocol and the length.
 
     Raises:
-      UserError: A protocol scores nothing but padding.
+      UserError: A protocol would score only padding.
     """
     there, name = text.targets.shape[1], identity(text)
     longest = max((length for length in lengths if length <= there), default=0)
@@ -88,12 +94,12 @@ def measurements(
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """The finished rows.
+    """The rows that are already finished.
 
     Attributes:
-      rows: The rows by key.
-      texts: The texts of the rows by key; empty strings for unrecorded texts.
-      positions: The texts of the losses by position, likewise by key.
+      rows: The rows, keyed by their keys.
+      texts: The text of each row, keyed by the row's key; "" if the text is not recorded.
+      positions: The text of the losses by position, keyed and represented in the same way.
     """
 
     rows: Mapping[tuple[str | int, ...], SweepRow]
@@ -102,10 +108,10 @@ class Known:
 
 
 def missing(wanted: Iterable[Measurement], known: Known) -> Iterator[Measurement]:
-    """Yield the measurements without a row or without losses by position.
+    """Yield the measurements whose row or whose requested losses by position are missing.
 
     Raises:
-      UserError: The existing rows have another text.
+      UserError: An existing row was measured on another text.
     """
     for measurement in wanted:
         check_same_text(measurement, known)
@@ -118,12 +124,13 @@ def missing(wanted: Iterable[Measurement], known: Known) -> Iterator[Measurement
 
 
 def check_same_text(measurement: Measurement, known: Known) -> None:
-    """Check that a run's rows of one data set, split, construction and protocol have one text.
+    """Check that existing rows to be compared with a measurement were measured on the same text.
 
-    Their lengths, steps and variants are meant to be compared.
+    These are all rows of the same run, data set, split, construction and protocol, whatever their
+    lengths, steps and variants.
 
     Raises:
-      UserError: An existing row has another text.
+      UserError: An existing row was measured on another text.
     """
     run, named_so = measurement.place[0], measurement.place[4:8]
     for key, found in known.texts.items():
@@ -148,9 +155,9 @@ def _another_text(there: str, found: str, measurement: Measurement) -> str:
 
 
 def unrecorded(where: tuple[str | int, ...], known: Known) -> int:
-    """Return how many finished rows of a run and data set do not record their text.
+    """Return the number of finished rows of a run and data set that do not record their text.
 
-    `where` is the rows' key up to the construction.
+    `where` is the key of the rows up to the construction.
     """
     return sum(
         not found and (key[0], key[4:7]) == (where[0], where[4:7]) and known.rows[key].tokens > 0
@@ -159,7 +166,10 @@ def unrecorded(where: tuple[str | int, ...], known: Known) -> int:
 
 
 def count(text: ScoringText, laid: Windows) -> tuple[int, int, int]:
-    """Return the scored (sequences, tokens, bytes), ignoring sequences without a scored token."""
+    """Return the numbers of scored sequences, tokens and bytes.
+
+    Sequences without a scored token are not counted.
+    """
     scored = laid.of(text.weights) * laid.scored(len(text.targets))
     places_T = laid.scored_places(text.targets.shape[1])
     tokens = int(scored_tokens(text, laid).sum())
@@ -168,6 +178,6 @@ def count(text: ScoringText, laid: Windows) -> tuple[int, int, int]:
 
 
 def scored_tokens(text: ScoringText, laid: Windows) -> np.ndarray:
-    """Return the number of scored tokens in each row, `[R]`."""
+    """Return the number of scored tokens in each row of text, `[R]`."""
     places_T = laid.scored_places(text.targets.shape[1])
     return text.weights[:, places_T].sum(axis=1, dtype=np.int64)

@@ -1,6 +1,8 @@
-"""Loss as a function of a token's position in its sequence, in equal bins of positions.
+"""Loss as a function of a token's position in its sequence, with positions in equal bins.
 
-The losses come from the length sweep's forward pass. Shapes: R rows of text, P bins.
+The losses come from the forward pass of the length sweep.
+
+Shape suffixes: R = rows of text, P = bins of positions.
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ from fire_lm.results.estimators import mean_and_error
 
 
 def number_of_bins(length: int, most: int) -> int:
-    """Return the largest number up to `most` that divides the length."""
+    """Return the largest number of bins, up to `most`, that divides the length."""
     return max(bins for bins in range(1, min(most, length) + 1) if length % bins == 0)
 
 
 def tokens_in_bins(text: ScoringText, laid: Windows, bins: int) -> np.ndarray:
-    """Return how many tokens of each row are scored in each bin, `[R, P]`.
+    """Return the number of scored tokens in each row of text and each bin, `[R, P]`.
 
-    Positions count from the start of the window or, in packed rows, of the document in it.
+    Positions are counted from the start of the window or, in packed rows, from the start of the
+    document's part in the window.
     """
     weights = laid.of(text.weights)
     place = np.broadcast_to(np.arange(laid.length), weights.shape)
@@ -42,7 +45,10 @@ def tokens_in_bins(text: ScoringText, laid: Windows, bins: int) -> np.ndarray:
 def position_losses(
     place: tuple[Any, ...], nll_RP: np.ndarray, tokens_RP: np.ndarray
 ) -> list[PositionLoss]:
-    """Return a row for each bin with tokens; `place` is the rows' key, ending with the length."""
+    """Return a row for each bin that contains scored tokens.
+
+    `place` is the key of the rows, which ends with the length.
+    """
     width = place[-1] // nll_RP.shape[1]
     rows = []
     for first, nll_R, tokens_R in zip(

@@ -1,10 +1,10 @@
-"""Numbers from inside a trained model, for figures.
+"""Internal values of a trained model that figures show.
 
-* Learned biases by distance: Figures 4 and 8 of the FIRE paper.
-* Attention scores of one head and query, with and without position interpolation: Figure 1 of
-  "Position Interpolation Improves ALiBi Extrapolation" (2310.13017).
+* The learned biases as a function of distance, as in Figures 4 and 8 of the FIRE paper.
+* The attention scores of one head and query, with and without position interpolation, as in Figure
+  1 of "Position Interpolation Improves ALiBi Extrapolation" (2310.13017).
 
-Shapes: T tokens of a text, S keys, N heads.
+Shape suffixes: T = tokens of a text, S = keys, N = heads.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def learned_biases(
     queries: Sequence[int] = (128, 8192),
     points: int = 64,
 ) -> list[BiasValue]:
-    """Return the biases of some queries by layer, query, head and key.
+    """Return the biases of some queries, ordered by layer, query, head and key.
 
-    Layers that share their parameters, or have none, are represented once, by the first of them;
-    layers without a bias are omitted. The input ends at the query.
+    Layers that share their parameters or have no parameters are represented by the first such
+    layer, and layers without a bias are omitted. The input ends at the query.
 
     Args:
       model: The model.
-      params: Its parameters.
+      params: The parameters of the model.
       run: The run's name in the rows.
       encoding: The encoding's name in the rows.
       step: The step in the rows.
-      queries: The queries, counted from 1 as in the paper: its query 128 with keys 1 .. 128 becomes
-        query 127 with keys 0 .. 127 in the rows, which count from 0.
-      points: The approximate number of keys per query.
+      queries: The queries, counted from 1 as in the paper. In the rows, positions are counted from
+        0, so the paper's query 128 with keys 1 .. 128 becomes query 127 with keys 0 .. 127.
+      points: The approximate number of keys for each query.
     """
     rows = []
     for layer, positions, own in position_layers(model, params):
@@ -66,10 +66,10 @@ def learned_biases(
 
 
 def sampled_keys(query: int, points: int) -> np.ndarray:
-    """Return keys that `query` attends to, ascending.
+    """Return, in ascending order, about `points` of the keys that `query` attends to.
 
-    These are all keys, or about `points` of them, spaced evenly in the logarithm of distance + 1.
-    The query's own key and the oldest key are among them.
+    If there are at most `points` keys, all keys are returned. Otherwise, the keys are spaced evenly
+    in the logarithm of distance + 1 and include the query's own key and the oldest key.
     """
     if query < points:
         return np.arange(query + 1, dtype=np.int32)
@@ -79,7 +79,10 @@ def sampled_keys(query: int, points: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _bias(params: Any, key_S: jax.Array, encoding: Any, log_n: Any, query: int) -> jax.Array | None:
-    """Return the biases `[N, S]`; the program is compiled once for all layers of an encoding."""
+    """Return the biases `[N, S]`, or None if the encoding has no bias.
+
+    The program is compiled only once for all layers of an encoding.
+    """
     q_pos_BT = jnp.full((1, 1), query, jnp.int32)
     bias_BNTS = encoding.bias(params, q_pos_BT, key_S[None], query + 1)
     if bias_BNTS is None:
@@ -103,21 +106,21 @@ def attention_scores(
     query: int | None = None,
     bins: int = 128,
 ) -> list[AttentionScore]:
-    """Return the scores of one head for a query and its keys before the softmax, oldest keys first.
+    """Return the pre-softmax scores of one head for a query, starting with the oldest keys.
 
     Args:
       model: The model.
-      params: Its parameters.
-      tokens_T: The model's input, of the length of interest: all of it counts as context for
-        encodings that depend on the length.
+      params: The parameters of the model.
+      tokens_T: The model's input, which should have the length of interest, because the whole input
+        counts as context for encodings that depend on the length.
       run: The run's name in the rows.
       encoding: The encoding's name in the rows.
-      variant: The name, in the rows, of the changes of `model` from training.
+      variant: The name, in the rows, of the changes to `model` since training.
       step: The step in the rows.
-      layer: The layer, from 0; negative numbers count from the last one.
-      head: The head, likewise.
-      query: The query's position in the text; None means the last token.
-      bins: The number of rows, among which the keys are divided evenly.
+      layer: The index of the layer, starting at 0; a negative index counts from the last layer.
+      head: The index of the head, starting at 0; a negative index counts from the last head.
+      query: The query's position in the text; None selects the last token.
+      bins: The number of rows, over which the keys are divided evenly.
     """
     layer, head = layer % model.size.num_layers, head % model.size.num_heads
     query = len(tokens_T) - 1 if query is None else query

@@ -1,19 +1,20 @@
-"""Protocols: which tokens a sweep scores and with which context, as windows into rows of text.
+"""Protocols, which determine the tokens that a sweep scores and the context of each token.
 
-The rows are the same at every length (text_choice.py). Each protocol scores the same tokens at
-every length, whether the length divides a row or not, so lengths differ only in the context:
+A protocol is a set of windows into rows of text, which are the same rows at every length
+(text_choice.py). Each protocol scores the same tokens at every length, whether or not the length
+divides a row, so the lengths differ only in the context:
 
-- `full`: the row is split into parts, each read in one forward pass from its own start. All tokens
-  are scored; the token at position i of its part has a context of i tokens (as in the paper,
-  section 4.1). If the length does not divide the row, the last part is shorter, like the last part
-  of a document in the paper.
-- `last256`: the last 256 tokens of the row are scored, in one pass that ends with the row: each has
-  a context of at least length - 256 tokens.
-- `sliding`: windows start `stride` apart; the first scores all of its tokens, the others their last
-  `stride`. After the first `length` tokens of the row, each token has a context of at least
-  length - stride tokens.
+- `full`: The row is split into parts, each of which is read from its start in one forward pass. All
+  tokens are scored, and the token at position i of a part has a context of i tokens, as in section
+  4.1 of the paper. If the length does not divide the row, the last part is shorter, like the last
+  part of a document in the paper.
+- `last256`: The last 256 tokens of the row are scored in one forward pass that ends with the row.
+  Each of these tokens has a context of at least length - 256 tokens.
+- `sliding`: The windows start `stride` tokens apart. All tokens of the first window are scored, but
+  only the last `stride` tokens of each later window. After the first `length` tokens of the row,
+  each token has a context of at least length - stride tokens.
 
-A window that extends beyond the row is padded at its end; padding is never scored.
+A window that extends beyond the row is padded at the end, and padding is never scored.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ NAMES = ("full", f"last{_LAST}", "sliding")
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """Windows into each row, with the tokens that are scored in each window.
+    """The windows into each row of text, and the tokens that are scored in each window.
 
     Attributes:
-      starts: The start of each window in the row, `[W]`.
-      scored_from: The first position in each window that is scored, `[W]`.
+      starts: The position in the row at which each window starts, `[W]`.
+      scored_from: The first scored position within each window, `[W]`.
       length: The number of tokens in a window.
     """
 
@@ -44,7 +45,7 @@ class Windows:
     length: int
 
     def of(self, rows_RT: np.ndarray) -> np.ndarray:
-        """Return the windows of rows `[R, T]` as `[R * W, length]`, with 0 beyond a row's end."""
+        """Return the windows of rows `[R, T]` as `[R * W, length]`, zero-padded beyond each row."""
         places_WT = self.starts[:, None] + np.arange(self.length)
         beyond = max(0, int(places_WT.max()) + 1 - rows_RT.shape[1])
         rows_RT = np.pad(rows_RT, ((0, 0), (0, beyond)))
@@ -63,7 +64,7 @@ class Windows:
 
 
 def check_names(protocols: Sequence[str]) -> None:
-    """Raise UserError if a protocol does not exist, or none is given."""
+    """Raise UserError if a protocol does not exist, or if there are no protocols."""
     if not protocols:
         raise UserError(f"length_sweep.protocols is empty: choose from {', '.join(NAMES)}")
     for protocol in protocols:
@@ -74,10 +75,10 @@ def check_names(protocols: Sequence[str]) -> None:
 
 
 def windows(protocol: str, length: int, longest: int, stride: int = 256) -> Windows:
-    """Return the windows of a protocol in rows of `longest` tokens.
+    """Return the windows of a protocol into rows of `longest` tokens.
 
     Raises:
-      UserError: There is no such protocol, or it does not support the length.
+      UserError: The protocol does not exist, or does not support the length.
     """
     if protocol == "full":
         starts = np.arange(0, longest, length)
@@ -99,5 +100,5 @@ def windows(protocol: str, length: int, longest: int, stride: int = 256) -> Wind
 
 
 def named(protocol: str, stride: int) -> str:
-    """Return the protocol's name in tables; a stride other than 256 makes another protocol."""
+    """Return the name of a protocol in tables, which includes any stride other than 256."""
     return f"{protocol}-{stride}" if protocol == "sliding" and stride != 256 else protocol

@@ -1,6 +1,6 @@
 """The summed losses of rows of text, computed batch by batch on the devices of a mesh.
 
-Shapes: B batch, T tokens in a sequence, R rows of text, P bins of positions.
+Shape suffixes: B = batch, T = tokens in a sequence, R = rows of text, P = bins of positions.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fire_lm.processes import failing_together
 
 
 def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh) -> Any:
-    """Verify the checkpoint and return its parameters on `mesh`.
+    """Verify a checkpoint and return its parameters, sharded over `mesh`.
 
-    A failure on one process of a job (the checkpoint may be removed while it is read) is raised on
-    all processes.
+    If one process of a job fails, for example because the checkpoint is removed during the restore,
+    all processes raise an error.
     """
     with failing_together():
         if jax.process_index() == 0 and (found := checkpoint_damage(workdir, step)):
@@ -37,13 +37,13 @@ def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh
 
 
 def parameter_shapes(model: Decoder) -> Any:
-    """Return the shapes and dtypes of the parameters."""
+    """Return the shapes and data types of a model's parameters."""
     tokens_BT = jax.ShapeDtypeStruct((1, 1), np.int32)
     return jax.eval_shape(model.init, jax.random.key(0), tokens_BT, tokens_BT)["params"]
 
 
 def abstract_params(model: Decoder, mesh: jax.sharding.Mesh) -> Any:
-    """Return the shapes, dtypes and layouts of the parameters."""
+    """Return the shapes, data types and shardings of a model's parameters."""
     return sharding.with_shardings(parameter_shapes(model), mesh)
 
 
@@ -57,11 +57,12 @@ def score(
     name: str,
     bins: int = 1,
 ) -> np.ndarray:
-    """Return the summed nats `[R, P]` of rows `[R, longest]`, read in the windows `laid`.
+    """Return the summed nats `[R, P]` of the rows of text `[R, longest]`.
 
-    The nats are summed in `bins` equal parts of a window's positions. If a batch does not fit into
-    memory, half of it is tried (except in a job of several processes, which would have to agree in
-    the middle of a program).
+    The rows are read in the windows `laid`, and the nats are summed in `bins` equal parts of a
+    window's positions. If a batch does not fit in memory, a batch of half the size is tried. In a
+    job of several processes, the error is raised instead, because the processes would have to agree
+    on a new size in the middle of a program.
     """
     rows = len(text.targets)
     arrays = [laid.of(text.targets), laid.of(text.weights) * laid.scored(rows)]
@@ -84,7 +85,8 @@ def score(
             batch_size = _fitting[laid.length, mesh] = smaller
 
 
-# How many sequences of a length fit into a mesh's memory, if fewer than requested.
+# The number of sequences of a given length that fit in the memory of a mesh, for lengths at which
+# the requested number did not fit.
 _fitting: dict[tuple[int, jax.sharding.Mesh], int] = {}
 
 
@@ -98,7 +100,10 @@ def run_batches(
     name: str,
     bins: int = 1,
 ) -> np.ndarray:
-    """Return the summed nats `[B, P]` of all sequences in `arrays`, the arguments of `scorer`."""
+    """Return the summed nats `[B, P]` of all sequences in `arrays`.
+
+    `arrays` contains the arguments of the function that `scorer` returns, except the parameters.
+    """
     batch_sharding = NamedSharding(mesh, sharding.BATCH)
     sequences = len(arrays[0])
     summed_nll = scorer(model, length, mesh, bins)
@@ -116,7 +121,7 @@ def run_batches(
 
 
 def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.Mesh) -> int:
-    """Return the number of sequences in a batch, a multiple of the ways that a mesh splits it."""
+    """Return the number of sequences in a batch, which is a multiple of the mesh's batch shards."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     return ways * max(1, tokens_per_batch // (length * ways))
 
@@ -125,13 +130,15 @@ def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.M
 def scorer(
     model: Decoder, length: int, mesh: jax.sharding.Mesh, bins: int = 1
 ) -> jax.stages.Wrapped:
-    """Return a jitted function from targets, weights and optional segments `[B, T]` to summed nats.
+    """Return a jitted function that computes summed nats `[B, P]`.
 
-    The nats `[B, P]` are summed in bins of a token's position in its sequence or, in packed rows,
-    in its document. All checkpoints of a run share the function, so that it is compiled once.
+    The arguments of the function are the parameters, and the targets, the weights and, optionally,
+    the segments `[B, T]`. The nats are summed in bins according to the position of a token in its
+    sequence or, in packed rows, in its document. All checkpoints of a run share the function, so
+    that it is compiled only once.
     """
-    # Without a backward pass nothing is kept, so a loop over layers costs nothing at run time, and
-    # it shortens the compilation, which happens for each length.
+    # Without a backward pass, no activations are stored, so a loop over layers costs nothing at run
+    # time. The loop shortens the compilation, which happens for each length.
     model = model.clone(scan_layers=True)
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
@@ -158,7 +165,7 @@ def compile_scoring(
     length: int,
     tokens_per_batch: int,
 ) -> jax.stages.Compiled:
-    """Compile the program of `score` for the devices of `mesh`, which may belong to another job."""
+    """Compile the program of `score` for `mesh`, whose devices need not be attached to this job."""
     model = model.clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
     batch_size = sequences_at_a_time(length, tokens_per_batch, mesh)
     rows = sharding.batch_like((batch_size, length), mesh, packed=packed).values()
@@ -166,9 +173,10 @@ def compile_scoring(
 
 
 def batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
-    """Yield batches of equal shape; the last is filled with padding, which is not scored.
+    """Yield batches of identical shape; the last batch is filled with padding, which is not scored.
 
-    Every process iterates over the same batches and places its part of each.
+    Every process iterates over the same batches and places its own part of each batch on its
+    devices.
     """
     for start in range(0, len(sequences), batch_size):
         batch = sequences[start : start + batch_size]

@@ -1,8 +1,8 @@
-"""The text of a length sweep, which depends on the budget and never on the lengths.
+"""The choice of the text of a length sweep, which depends on the budget but not on the lengths.
 
-The budget is read as rows of equal length, so that any set of lengths scores the same text: the
-windows of every length are in the same rows (protocols.py). The length of a row is a power of two,
-so every shorter power of two divides it. A hash of the token ids identifies the text.
+The text is read in rows of one length, and the windows of every evaluation length lie in these same
+rows (protocols.py), so any set of lengths scores the same text. The length of a row is a power of
+two, which every shorter power of two divides. A hash of the token ids identifies the text.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import numpy as np
 from fire_lm.data import Data, NoText, ScoringText, scoring_text
 from fire_lm.errors import UserError
 
-# The number of rows in a budget. Any row of a joined stream (concat, packed) is as good as another,
-# so a few long ones make room for long lengths; if rows are documents or parts of one, many are
-# better.
+# The number of rows into which a budget is divided. All rows of a joined stream (concat, packed)
+# are equally representative, so a few long rows suffice and make room for long lengths. If rows are
+# documents or parts of documents, more rows are needed.
 _ROWS = {"concat": 32, "packed": 32, "cut": 128, "long_documents": 128}
-# With fewer rows there is hardly an error to report, so shorter rows are read if there are more.
+# With fewer rows than this, a standard error is hardly meaningful, so shorter rows are read if that
+# yields more rows.
 _FEWEST_ROWS, _SHORTEST_ROW = 8, 64
 
 
 def row_length(tokens: int, construction: str) -> int:
-    """Return the number of tokens in a row of text under a budget, a power of two."""
+    """Return the length of a row of text, a power of two, for a budget of `tokens`."""
     return _power_of_two(max(2, tokens // _ROWS[construction]))
 
 
 def check_reach(lengths: Sequence[int], tokens: int, data: Data) -> None:
-    """Raise UserError if a length is longer than the rows in which the budget is read."""
+    """Raise UserError if a length exceeds that of the rows in which the budget is read."""
     longest = max(lengths)
     for part in data.parts:
         if longest > (row := row_length(tokens, part.construction)):
@@ -51,11 +52,11 @@ def _power_of_two(number: int) -> int:
 def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
     """Return about `tokens` tokens of a data set.
 
-    If the text is too short for rows of the budget's length, shorter rows are used: the longest
-    ones of which there are enough, or else those with the most tokens.
+    If the text cannot fill rows of the length that suits `tokens`, shorter rows are used: the
+    longest length that yields enough rows or, failing that, the one that yields the most tokens.
 
     Raises:
-      UserError: There is no text.
+      UserError: The split contains no text.
     """
     length = row_length(tokens, data.construction)
     best: ScoringText | None = None
@@ -70,7 +71,8 @@ def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
             if best is None or amount > np.count_nonzero(best.weights):
                 best = found
             if data.construction != "long_documents":
-                # All text has been read, so only such short rows could be numerous enough.
+                # All text has been read, so only rows of at most this length could be numerous
+                # enough.
                 shorter = min(shorter, int(amount) // _FEWEST_ROWS)
         if shorter < (_SHORTEST_ROW if best else 2):
             break
@@ -85,7 +87,7 @@ def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
 def read_scoring_text(
     data: Data, *, length: int, num_sequences: int, split: str
 ) -> ScoringText | NoText:
-    """Return the text, or the error that there is none, read once for all checkpoints."""
+    """Return the text, or the NoText error, and cache the result for all checkpoints."""
     try:
         return scoring_text(data, length=length, num_sequences=num_sequences, split=split)
     except NoText as error:
@@ -93,9 +95,9 @@ def read_scoring_text(
 
 
 def identity(text: ScoringText) -> str:
-    """Return a hash of a text, which is equal for the same token ids in the same rows and segments.
+    """Return a hash that is identical for texts with the same token ids, rows and segments.
 
-    The ids include padding, although it is never scored.
+    The token ids include padding, although padding is never scored.
     """
     digest = hashlib.sha256(str(text.targets.shape).encode())
     for ids in (text.targets, text.segment_ids):

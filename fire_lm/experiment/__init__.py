@@ -1,4 +1,4 @@
-"""The names available in gin, and the configuration of an experiment."""
+"""The configurables that gin files can name, and the configuration of an experiment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
 from fire_lm.tasks import synthetic
 
-# The experiments by their names in gin.
+# The experiments, keyed by their names in gin.
 EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "pretrain": training.Pretraining,
     "finetune": training.Finetuning,
@@ -149,12 +149,12 @@ def trains_on_a_task(config: Config) -> bool:
 
 
 def label_in(config: Config) -> str:
-    """Return the name of a run's encoding in tables."""
+    """Return the name that tables show for a run's encoding."""
     return str(config.macro("ENCODING"))
 
 
 def check_blocks(config: Config) -> None:
-    """Refuse bindings of `TextData` that have no effect because blocks are read."""
+    """Reject bindings of `TextData` that have no effect because the run reads blocks."""
     idle = config.idle("TextData")
     where, mixture = idle.get("mixture", ("", ()))
     if mixture:
@@ -172,7 +172,7 @@ def check_blocks(config: Config) -> None:
 
 
 def check_settings(config: Config) -> None:
-    """Refuse settings that are invalid for every run and sweep, also in a dry run."""
+    """Reject settings that are invalid for every run and sweep, even in a dry run."""
     if config.macro("DATA_DIR") == "":
         raise UserError("DATA_DIR is empty: set it to the folder of the data set")
     split_run(str(config.macro("INIT_FROM") or ""))

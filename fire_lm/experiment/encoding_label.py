@@ -1,8 +1,8 @@
-"""The name of a run in tables: the macro ENCODING, which is derived from the encoding.
+"""The macro ENCODING, which is the name of a run's encoding in tables.
 
-A file in configs/positions/ sets POSITION and ENCODING together. If a later file or the command
-line sets another POSITION but no ENCODING, the name from that file would be wrong, so a name is
-derived.
+A file in configs/positions/ sets both POSITION and ENCODING. If a later file or the command line
+sets another POSITION but no ENCODING, the name from the first file would be wrong. In that case,
+this module derives a name from POSITION.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _LONGEST = 250
 
 
 def derived_label(bindings: Bindings) -> list[Statement]:
-    """Return the binding of ENCODING that POSITION implies, or none if both were set together."""
+    """Return the binding of ENCODING that POSITION implies, or [] if ENCODING is up to date.
+
+    ENCODING is up to date if it was set together with POSITION or after it.
+    """
     if _MODEL_POSITION not in bindings.winning:
         return []
     position = bindings.source(bindings.winning[_MODEL_POSITION])
@@ -63,20 +66,20 @@ def _named_on_purpose(bindings: Bindings, position: Statement) -> bool:
 
 
 def _file(statement: Statement) -> str:
-    """Return the file of a statement; all arguments of the command line count as one file."""
+    """Return the file of a statement, or "" for any argument on the command line."""
     return "" if statement.from_command_line else statement.where.rpartition(":")[0]
 
 
 def label_of(bindings: Bindings, position: Node) -> str:
     """Return the name of a POSITION, such as "rope", "fire_g+nope" or "3xrope+nope".
 
-    It is the name of the file in configs/positions/ that describes POSITION, or the names of the
-    files for the encodings that take turns.
+    If a file in configs/positions/ describes POSITION, the result is the name of that file. If the
+    encodings of several files alternate across layers, the result consists of the files' names.
     """
     if label := _matching_file(bindings, position):
         return label
     turns = [
-        _matching_file(bindings, ref) or ref.name  # the class, if no file describes it
+        _matching_file(bindings, ref) or ref.name  # the class name if no file describes it
         for ref in _refs(position)
     ]
     runs = [(name, len(list(same))) for name, same in itertools.groupby(turns)]
@@ -88,7 +91,10 @@ def _refs(node: Node) -> list[Ref]:
 
 
 def _matching_file(bindings: Bindings, position: Node) -> str | None:
-    """Return the file with this POSITION whose settings all hold; of several, the most specific."""
+    """Return the file with this POSITION whose settings all apply, or None if there is none.
+
+    If there are several such files, the file with the most settings is returned.
+    """
     settings: dict[str, int] = {}
     for path in sorted(POSITIONS.glob("*.gin")):
         found = {
@@ -110,7 +116,7 @@ def _plain(ref: Ref) -> Ref:
 
 
 def _holds(bindings: Bindings, position: Node, setting: Statement) -> bool:
-    """Return whether the configuration has this setting of a file, wherever it was bound."""
+    """Return whether the configuration contains a file's setting, wherever it was bound."""
     key = setting.key
     scopes = [()] if key == _SHARED else [ref.scope for ref in _refs(position)] or [()]
     bound = [bindings.bound(Scoped(s, key.configurable)).get(key.parameter) for s in scopes]

@@ -1,1 +1,1 @@
-"""TPU slices by name, the properties of chips, and FLOPs by one convention."""
+"""TPU slices by name, the properties of chips, and the convention for counting FLOPs."""

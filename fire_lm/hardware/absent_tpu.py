@@ -1,4 +1,4 @@
-"""Keeping JAX from loading libtpu on a machine without a TPU."""
+"""Functions that keep JAX from loading libtpu on a machine without a TPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import jax
 
 
 def has_tpu() -> bool:
-    """Return whether JAX would use a TPU here.
+    """Return whether JAX would use a TPU on this machine.
 
-    Only the device files are checked, because JAX must not be started yet.
+    JAX must not be initialised yet, so only JAX_PLATFORMS, libtpu's presence and the device files
+    are checked.
     """
     allowed = (os.environ.get("JAX_PLATFORMS") or "tpu").split(",")
     devices = (*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*"))
@@ -21,8 +22,11 @@ def has_tpu() -> bool:
 
 
 def skip_absent_tpu() -> None:
-    """Keep JAX from loading libtpu, which without a TPU takes seconds and prints errors."""
-    others = _is_installed("jax_plugins") or entry_points(group="jax_plugins")  # such as GPUs
+    """Keep JAX from loading libtpu if there is no TPU.
+
+    Without a TPU, loading libtpu takes several seconds and prints errors.
+    """
+    others = _is_installed("jax_plugins") or entry_points(group="jax_plugins")  # such as for GPUs
     if "JAX_PLATFORMS" not in os.environ and not has_tpu() and not others:
         jax.config.update("jax_platforms", "cpu")
 

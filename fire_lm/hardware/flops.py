@@ -1,4 +1,4 @@
-"""The FLOPs of training by one stated convention, and the peak FLOP/s of a device."""
+"""The FLOPs of training under an explicit convention, and the peak FLOP/s of devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ FLOPS_CONVENTION = (
     "head; no causal discount"
 )
 
-# Peak dense bfloat16 FLOP/s of one device, by a substring of JAX's device_kind.
+# The peak dense bfloat16 FLOP/s of a device, keyed by a substring of JAX's device_kind.
 _PEAK_FLOPS = {
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
@@ -21,10 +21,13 @@ _PEAK_FLOPS = {
 
 
 def flops_per_token(num_parameters: int, num_layers: int, width: int, length: int) -> float:
-    """Return the training FLOPs per token by `FLOPS_CONVENTION`; width = heads x head dim."""
+    """Return the training FLOPs per token under `FLOPS_CONVENTION`.
+
+    `width` is the number of attention heads times the head dimension.
+    """
     return 6.0 * num_parameters + 12.0 * num_layers * width * length
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Return the peak FLOP/s of one device, or None if none is published (CPUs)."""
+    """Return the peak FLOP/s of one device, or None if the peak is unknown, as for CPUs."""
     return next((peak for name, peak in _PEAK_FLOPS.items() if name in device_kind), None)

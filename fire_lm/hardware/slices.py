@@ -1,8 +1,8 @@
-"""TPU slices by name: the number of chips, their shape, and the properties of a chip.
+"""TPU slices by name, with their shapes and the properties of their chips.
 
-The number after v4- and v5p- counts TensorCores, two per chip; after v5e- and v6e- it counts chips.
-Sources: Google Cloud's pages on each TPU version; the usable memory is what libtpu 0.0.42.1 allows
-a program.
+In names such as v4-256, the number counts TensorCores for v4 and v5p, which have two TensorCores
+per chip, and counts chips for v5e and v6e. The sources are Google Cloud's pages on each TPU
+version. The usable memory is the amount that libtpu 0.0.42.1 grants a program.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ class Chip:
 
     Attributes:
       flops: The peak bfloat16 FLOP/s.
-      clock: The cycles per second in the compiler's estimates.
+      clock: The number of cycles per second in the compiler's estimates.
       usable_bytes: The memory that a program can use.
-      link_bytes: The bytes per second to all neighbours together: 90 % of the published rate.
+      link_bytes: The total number of bytes per second to all neighbouring chips, assumed to be 90 %
+        of the published rate.
       counts_cores: Whether the names of slices count TensorCores instead of chips.
       cores: The number of TensorCores.
-      shapes: The shapes of slices, one for each number of chips, as Google assigns it.
-      topology: The name of the chip in the compiler's topology.
-      options: Options for the compiler's topology.
-      slice_bytes: The bytes per second to other slices, over the host's network, which its chips
-        share.
+      shapes: The shapes of slices, with the one shape that Google assigns to each number of chips.
+      topology: The name of the chip in the compiler's topology descriptions.
+      options: Options for the compiler's topology descriptions.
+      slice_bytes: The number of bytes per second to other slices over a host's network, which the
+        chips of the host share.
     """
 
     flops: float
@@ -48,11 +49,15 @@ class Chip:
 
     @property
     def per_name(self) -> int:
-        """The number by which one chip counts in the name of a slice."""
+        """The amount that one chip adds to the number in the name of a slice."""
         return self.cores if self.counts_cores else 1
 
     def has(self, shape: tuple[int, ...]) -> bool:
-        """Return whether slices of that shape exist; shapes of whole cubes need not be listed."""
+        """Return whether slices of the given shape exist.
+
+        Besides the listed shapes, a v4 or v5p slice may have any shape of whole cubes with its
+        sides in ascending order, up to the largest listed number of chips.
+        """
         whole = len(shape) == 3 and not any(side % 4 for side in shape) and min(shape) > 0
         chips = max(math.prod(known) for known in self.shapes)
         as_cubes = self.counts_cores and whole and math.prod(shape) <= chips
@@ -60,7 +65,10 @@ class Chip:
 
 
 def _cubes(most: int) -> tuple[tuple[int, ...], ...]:
-    """Return the most cubic shape for each number of 4 x 4 x 4 cubes up to `most`."""
+    """Return the shapes that are smaller than a cube, and those made of up to `most` cubes.
+
+    A cube has 4 x 4 x 4 chips. For each number of cubes, the most compact shape is returned.
+    """
     shapes = []
     for number in range(1, most + 1):
         of_cubes = [
@@ -74,7 +82,7 @@ def _cubes(most: int) -> tuple[tuple[int, ...], ...]:
 
 
 _SQUARES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
-# Without "megacore" each chip would be two devices of half the speed.
+# Without "megacore", each chip would be two devices of half the speed.
 _MEGACORE = {"chip_config_name": "megacore"}
 _GIB = 2**30
 
@@ -98,10 +106,10 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A slice, or several equal ones.
+    """A TPU slice, or several identical slices.
 
     Attributes:
-      kind: The kind of chip: v4, v5e, ...
+      kind: The kind of chip, such as v4 or v5e.
       shape: The number of chips along each axis of one slice's network.
       count: The number of slices.
     """
@@ -112,7 +120,7 @@ class Slice:
 
     @property
     def chip(self) -> Chip:
-        """The kind of chip."""
+        """The properties of the slice's kind of chip."""
         return CHIPS[self.kind]
 
     @property
@@ -124,14 +132,17 @@ class Slice:
     def hosts(self) -> int:
         """The number of hosts in all slices.
 
-        A host has four chips, or up to eight in a small slice of v5e and v6e.
+        A host has four chips or, in a small v5e or v6e slice, up to eight.
         """
         chips = math.prod(self.shape)
         return self.count * (1 if not self.chip.counts_cores and chips <= 8 else chips // 4)
 
     @property
     def name(self) -> str:
-        """Google's name, or else the shape, after the number of slices."""
+        """The name of the slice or slices, such as `v4-256`, `v4:4x4x16` or `2xv4-128`.
+
+        Google's name is used if there is one; otherwise, the shape is used.
+        """
         one = f"{self.kind}-{math.prod(self.shape) * self.chip.per_name}"
         if self.shape not in self.chip.shapes:
             one = f"{self.kind}:{'x'.join(map(str, self.shape))}"
@@ -141,17 +152,18 @@ class Slice:
         return f"{self.name} ({self.chips} chips)"
 
     def devices(self) -> list[Any]:
-        """Return the devices to compile for, which does not need a TPU.
+        """Return abstract devices to compile for; no TPU is needed.
 
         Raises:
-          UserError: libtpu is not installed, or another process holds it.
+          UserError: libtpu is not installed, or another process is using it.
         """
         if importlib.util.find_spec("libtpu") is None:
             raise UserError(
                 "compiling for a TPU needs libtpu, even on a machine without a TPU: "
                 "pip install 'fire-lm[tpu]'"
             )
-        # libtpu expects to run on a TPU machine, and otherwise complains about what is missing.
+        # libtpu expects to run on a TPU machine and, without these variables, reports what is
+        # missing.
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from jax.experimental import topologies
@@ -180,13 +192,13 @@ class Slice:
 def parse_slice(text: str) -> Slice:
     """Parse the name of a slice.
 
-    `v4-256` is Google's name, `v4:128` counts chips, `v4:4x4x8` is the shape, and `2xv4-128` means
-    two slices.
+    The name may be Google's, such as `v4-256`; it may contain the number of chips, as in `v4:128`,
+    or the shape, as in `v4:4x4x8`. A prefix gives the number of slices, as in `2xv4-128`.
 
     Raises:
-      UserError: There is no such slice; the message suggests similar ones.
+      UserError: The slice does not exist; the message suggests similar slices.
     """
-    # gcloud calls v5e "v5litepod".
+    # gcloud uses the name "v5litepod" for v5e.
     found = re.fullmatch(
         r"(?:(\d+)x)?(v\d+[a-z]*)(?:([-:])(\d+)|:(\d+(?:x\d+)+))",
         text.strip().lower().replace("v5litepod", "v5e"),

@@ -1,4 +1,4 @@
-"""Result files: row schemas, CSV tables, logs of a run, and timings."""
+"""Result files: the schemas of rows, CSV tables, the logs of runs, and benchmark timings."""
 
 from fire_lm.results.own_rows import OwnRows, read_own
 from fire_lm.results.scored_text import (

@@ -1,6 +1,7 @@
 """Timings of the whole model for each encoding, as written by `fire-lm bench model --json`.
 
-Nothing heavy is imported, so that benchmarks can write the file where only JAX is installed.
+This module imports no heavy dependency, so that benchmarks can write the file on machines where
+only JAX is installed.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ class Machine:
       date: The day of the benchmark.
       processor: The model of the CPU, or the kind of accelerator.
       backend: JAX's backend.
-      clock: The kind of time measured: "CPU" (computing time, all threads together) or "wall".
+      clock: The kind of time that was measured: "CPU" (the CPU time of all threads) or "wall".
       cores: The cores that the process was bound to.
-      load: The mean number of processes that wanted a core, in the minute before the start.
+      load: The load average, which is the mean number of processes that were running or waiting for
+        a core, in the minute before the start.
       versions: The version of each library.
     """
 
@@ -43,16 +45,17 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of one call, either a forward pass or a training step.
+    """The cost of a single call, which is a forward pass or a training step.
 
     Attributes:
-      seconds: By the machine's clock, the minimum of `rounds_s` or, as in Fig. 5, their mean.
-      wall_s: The minimum wall time of a round.
+      seconds: The time in seconds, as measured by `Machine.clock`: the minimum of `rounds_s` or, as
+        in Fig. 5, the mean of `rounds_s`.
+      wall_s: The minimum wall time of a round in seconds.
       spread: The maximum of `rounds_s` divided by the minimum.
-      x_nope: `seconds` divided by those of NoPE in the same library.
-      temp_bytes: The temporary memory that the compiler reserves besides arguments and results, if
-        it is known.
-      rounds_s: The seconds of each round.
+      x_nope: `seconds` divided by the time of NoPE in the same library.
+      temp_bytes: The temporary memory that the compiler reserves in addition to arguments and
+        results, or None if it is unknown.
+      rounds_s: The time of each round in seconds.
     """
 
     seconds: float
@@ -71,12 +74,12 @@ class ModelRow:
       encoding: The name of the encoding.
       length: The number of tokens in a sequence.
       batch: The number of sequences.
-      attention: The implementation that "auto" chose.
+      attention: The attention implementation that "auto" selected.
       forward: The cost of a forward pass.
       train: The cost of a training step.
-      tokens_per_second: The training speed on all devices used.
-      mfu: The model FLOPs utilisation by the convention of `ModelTimes`; None if the device's peak
-        is unknown.
+      tokens_per_second: The training speed on all devices that were used.
+      mfu: The model FLOPs utilisation under the convention of `ModelTimes`, or None if the peak
+        FLOP/s of the device are unknown.
     """
 
     encoding: str
@@ -94,18 +97,18 @@ class ModelTimes:
     """The results of `fire-lm bench model`.
 
     Attributes:
-      benchmark: The kind of benchmark, which identifies the file.
-      machine: The machine and date.
+      benchmark: The kind of benchmark, which identifies the type of file.
+      machine: The machine and date of the benchmark.
       size: The name of the model's size.
       vocab_size: The number of ids in the vocabulary.
-      dtype: The dtype that the model computes in.
+      dtype: The data type in which the model computes.
       tokens_per_batch: The number of tokens in a batch.
-      model: The size, the dtype and what a step consists of, in words.
-      flops_convention: How FLOPs are counted, in words.
-      rows: The times of each encoding and length.
-      left_out: Encodings and lengths that could not be measured, each with the reason.
-      protocol: "best", the minimum of the rounds on one device, or "paper", the protocol of Fig. 5:
-        the mean of the rounds on all devices of the host.
+      model: A description of the size, the data type and the operations of a step.
+      flops_convention: A description of how FLOPs are counted.
+      rows: The times for each encoding and length.
+      left_out: The encodings and lengths that could not be measured, each with the reason.
+      protocol: "best" for the minimum of the rounds on one device, or "paper" for the protocol of
+        Fig. 5, which is the mean of the rounds on all devices of the host.
       devices: The number of devices that share a batch.
     """
 
@@ -136,7 +139,7 @@ class ModelTimes:
 
     @property
     def statistic(self) -> str:
-        """How `seconds` are computed from the rounds, in words."""
+        """A description of how `seconds` is computed from the rounds."""
         name = "mean" if self.protocol == "paper" else "least"
         return f"{name} of {len(self.rows[0].train.rounds_s)} rounds"
 
@@ -154,13 +157,13 @@ def read(path: epath.PathLike) -> ModelTimes:
         times = _typed(ModelTimes, found)
         if not times.rows or "jax" not in times.machine.versions:
             raise ValueError("rows or versions are missing")
-    except ValueError as error:  # from JSON, from UTF-8, or ours
+    except ValueError as error:  # raised by the JSON parser, the UTF-8 decoder, or this module
         raise RunFailed(f"{path} is damaged ({error}): write it again") from error
     return times
 
 
 def _typed(kind: type[_T], value: Any) -> _T:
-    """Rebuild a `kind` from JSON; raise ValueError if it is something else."""
+    """Rebuild an instance of `kind` from JSON, or raise ValueError if the value does not match."""
     built = _built(kind, value)
     assert isinstance(built, kind)
     return built

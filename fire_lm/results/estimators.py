@@ -1,4 +1,4 @@
-"""Means over tokens, with standard errors over rows of text, which are the independent units."""
+"""Means over tokens and their standard errors, for which rows of text are independent samples."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import numpy as np
 
 
 def mean_and_error(nll_R: np.ndarray, tokens_R: np.ndarray) -> tuple[float, float]:
-    """Return nats per token and their standard error, from each row's summed nats and tokens.
+    """Return the mean nats per token, and its standard error, from the sums of each row.
 
-    The mean weights tokens equally, so it is a ratio of two sums over rows; the error is that of a
-    ratio estimator (Cochran, Sampling Techniques, Eq. 2.46), and 0 for a single row.
+    All tokens have the same weight in the mean, so the mean is a ratio of two sums over rows. The
+    standard error is that of a ratio estimator (Cochran, Sampling Techniques, Eq. 2.46), and 0 for
+    a single row.
+
+    Args:
+      nll_R: The summed nats of each row.
+      tokens_R: The number of tokens in each row.
     """
     tokens, rows = int(tokens_R.sum()), len(nll_R)
     mean = float(nll_R.sum() / tokens)

@@ -1,7 +1,7 @@
-"""Everything that a report shows about some runs, as rows, and the folder of CSV files with them.
+"""The rows with all results that a report shows, and the folder of CSV files that stores the rows.
 
-A report writes these files beside its page and can be drawn again from them alone, without the
-runs. Our own evidence is such a folder.
+A report writes these files beside its page and can be regenerated from the files alone, without the
+runs. The results published with fire_lm are stored in such a folder.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from fire_lm.storage import make_folder
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """The facts of a run: what it is, how far it has come, and where it ran.
+    """The properties of a run, its progress, and the machine on which it was trained.
 
     Attributes:
       run: The name of the run.
-      encoding: The name of its positional encoding.
-      arm: The name in figures, which runs that differ only in their seed share.
+      encoding: The name of the run's positional encoding.
+      arm: The name in figures, which is shared by all runs that differ only in their seeds.
       seed: The seed of the run.
-      model: The size of the model, in words.
-      parameters: The number of all parameters.
+      model: A description of the model's size.
+      parameters: The total number of parameters.
       encoding_parameters: The number of parameters of the encoding.
       train_length: The number of tokens in a training sequence.
       batch_size: The number of sequences in a step.
       step: The newest step in the run's metrics.
       train_steps: The configured number of steps.
-      data: The data that the run was trained on.
-      machine: The machine of the newest start.
+      data: The data on which the run was trained.
+      machine: The machine on which the run was last started.
       began: The day of the first start, in UTC.
-      seconds: The duration of all starts, without the time between them.
+      seconds: The total training time after all starts, without interruptions.
     """
 
     run: str
@@ -78,7 +78,7 @@ class RunFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A setting in which the runs of a report differ, and its value in one run."""
+    """The value, in one run, of a setting in which the runs of a report differ."""
 
     run: str
     name: str
@@ -87,7 +87,10 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """The rows of each kind; results of checkpoints are those of a run's newest scored one."""
+    """The rows of each kind.
+
+    Results that belong to a checkpoint come from the run's newest checkpoint that has been scored.
+    """
 
     runs: Sequence[RunFacts] = ()
     settings: Sequence[Setting] = ()
@@ -104,7 +107,7 @@ class Results:
 
     @functools.cached_property
     def texts(self) -> Texts:
-        """The texts on which losses were measured."""
+        """The texts on which the losses were measured."""
         return Texts(self.scored)
 
     def arms(self) -> dict[str, list[RunFacts]]:
@@ -132,7 +135,7 @@ _FILES: dict[str, tuple[str, type[Any]]] = {
 
 
 def holds_results(folder: epath.Path) -> bool:
-    """Return whether a folder holds results."""
+    """Return whether a folder contains results."""
     return (folder / _FILES["runs"][0]).exists()
 
 
@@ -141,7 +144,7 @@ def read_results(folder: epath.Path) -> Results:
 
     Raises:
       RunFailed: A file is damaged.
-      UserError: There are no results.
+      UserError: The folder contains no results.
     """
     if not holds_results(folder):
         raise UserError(f"{folder} holds no results (no {_FILES['runs'][0]})")
@@ -151,7 +154,7 @@ def read_results(folder: epath.Path) -> Results:
 
 
 def write_results(folder: epath.Path, results: Results) -> None:
-    """Write a file for each kind of rows, and remove the old file of a kind without rows."""
+    """Write a file for each kind of row, and remove the old files of kinds without rows."""
     make_folder(folder)
     for name, (file, kind) in _FILES.items():
         rows = getattr(results, name)
@@ -162,7 +165,7 @@ def write_results(folder: epath.Path, results: Results) -> None:
 
 
 def joined(parts: Sequence[Results]) -> Results:
-    """Join the results of several folders."""
+    """Return the combined results of several folders."""
     return Results(
         **{name: [row for part in parts for row in getattr(part, name)] for name in _FILES}
     )

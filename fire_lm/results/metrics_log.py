@@ -1,4 +1,4 @@
-"""The logs of a run in training: `metrics.jsonl` and TensorBoard events."""
+"""The logs of a training run: `metrics.jsonl` and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def of_a_step(facts: dict[str, Any]) -> bool:
 def whole_lines(
     content: bytes | None, ours: Callable[[dict[str, Any]], bool] = of_a_step
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the (object, line) of each line of a JSON lines file that is `ours`.
+    """Yield the parsed object and the text of each JSON line for which `ours` returns True.
 
-    Lines that are incomplete after a kill or a crash, damaged on the disk, or added by others are
-    skipped.
+    Lines that are incomplete because of a kill or a crash, damaged on the disk, or added by other
+    programs are skipped.
     """
     for line in (content or b"").decode(errors="replace").splitlines():
         with suppress(ValueError):
@@ -35,17 +35,18 @@ def whole_lines(
 
 
 def logged_steps(workdir: str | epath.Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's `metrics.jsonl`, including all parts that a bucket may hold."""
+    """Return the parsed lines of a run's `metrics.jsonl`, including all parts of the file."""
     content = b"".join(storage.read_parts(epath.Path(workdir) / "metrics.jsonl"))
     return [facts for facts, _ in whole_lines(content)]
 
 
 class MetricsLog:
-    """The `metrics.jsonl` and TensorBoard events of a run; lines after `resume_step` are dropped.
+    """A writer for the `metrics.jsonl` and the TensorBoard events of a run.
 
-    A killed run may have logged steps after its last checkpoint. These are computed again, bit for
-    bit, so the file is truncated to the checkpoint and holds every step once. In a bucket a line
-    arrives within half a minute (`storage.appended`); no step waits for it.
+    Existing lines after `resume_step` are dropped. A killed run may have logged steps after its
+    last checkpoint. The resumed run computes these steps again, bit for bit, so the file is
+    truncated to the checkpoint and contains every step only once. In a bucket, a line is uploaded
+    within half a minute (see `storage.appended`), and no step waits for the upload.
     """
 
     def __init__(self, workdir: str | epath.Path, resume_step: int):
@@ -59,15 +60,15 @@ class MetricsLog:
 
         self._file = storage.append_to(path, up_to_resume_step)
         self._events: EventsOnDisk | EventsInBucket | None = None
-        # This makes TensorBoard drop the later steps that it has read.
+        # This event makes TensorBoard drop later steps that it has already read.
         start = SessionLog(status=SessionLog.START)
         self._add(Event(step=resume_step + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
-        """Write a line to the file, and a scalar for each number to TensorBoard.
+        """Write a line to `metrics.jsonl`, and a TensorBoard scalar for each number.
 
-        A full disk is reported but does not stop the run: lines wait for the next write, while
-        TensorBoard's scalars are lost.
+        A full disk is reported but does not stop the run. Lines wait for the next write, whereas
+        TensorBoard scalars are lost.
         """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -84,7 +85,7 @@ class MetricsLog:
             self._add(event)
 
     def flush(self) -> None:
-        """Request the upload of everything that a bucket lacks, without waiting for it."""
+        """Request an upload of everything that a bucket lacks and return without waiting for it."""
         self._file.flush()
         if self._events is not None:
             self._events.flush()
@@ -96,7 +97,7 @@ class MetricsLog:
         try:
             self._events.add_event(event)
         except Exception:
-            self._events = None  # this file accepts no more events: the next one gets a new file
+            self._events = None  # the file accepts no more events; the next event starts a new one
             raise
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""The rows that sweeps and evaluations left in a run's folder, under the run's present name.
+"""The rows that sweeps and evaluations wrote to a run's folder, under the run's present name.
 
-A row contains the name that its run had when it was scored. A run that is renamed or copied keeps
-its rows, so every reader of a run's folder uses this module: by the names in the file, the rows of
-one run would seem to belong to two, and their texts would not be compared.
+A row contains the name that its run had when the row was computed. A run that is renamed or copied
+keeps its rows, so every reader of a run's folder must use this module. With the names in the file,
+the rows of a single run would seem to belong to two runs, and their texts would not be compared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _Row = TypeVar("_Row", SweepRow, ScoredText, PositionLoss, LengthAccuracy)
 
 @dataclasses.dataclass(frozen=True)
 class OwnRows:
-    """A run's rows of each kind; `problem` reports rows of other runs in its file, if any."""
+    """A run's rows of each kind.
+
+    `problem` is a message about rows of other runs in the run's file, or "" if there are none.
+    """
 
     losses: Sequence[SweepRow]
     scored: Sequence[ScoredText]
@@ -40,8 +43,8 @@ class OwnRows:
 def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
     """Return the rows of a run whose encoding is called `encoding` in tables.
 
-    Rows of another encoding do not belong to the run: older versions wrote them there when the run
-    was the --output of a sweep over other runs.
+    Rows with another encoding do not belong to the run. Older versions wrote such rows when the
+    run's folder was the --output of a sweep over other runs.
 
     Raises:
       RunFailed: A file is damaged.
@@ -59,7 +62,8 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
         )
     return OwnRows(
         losses=_once(_named(losses, workdir.name, encoding), workdir.name),
-        # All lines are kept: a line belongs to the row with its loss, under whichever name.
+        # All lines are kept, because a line belongs to the row with the same loss, whatever the
+        # name of the run.
         scored=list(dict.fromkeys(row for _, row in _named(scored, workdir.name, encoding))),
         positions=_once(_named(positions, workdir.name, encoding), workdir.name),
         accuracies=_once(_named(accuracies, workdir.name, encoding), workdir.name),
@@ -68,14 +72,14 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
 
 
 def _named(rows: Iterable[_Row], run: str, encoding: str) -> list[tuple[str, _Row]]:
-    """Return pairs of the name a row was written under and the row under the present name."""
+    """Pair each row, under the present name, with the name under which it was written."""
     return [(r.run, dataclasses.replace(r, run=run)) for r in rows if r.encoding == encoding]
 
 
 def _once(named: Sequence[tuple[str, _Row]], run: str) -> list[_Row]:
-    """Return each row once if it was written under several names.
+    """Return only one of several rows that were written under different names.
 
-    The row under the present name is preferred, or else the first one.
+    The row under the present name is preferred; if there is no such row, the first row is returned.
     """
     counts: dict[tuple[str | int, ...], str] = {}
     for name, row in named:

@@ -1,10 +1,10 @@
-"""The file `scored_text.csv`: the text behind each row of `length_sweep.csv`, with its losses.
+"""The file `scored_text.csv`, which identifies the text that each row of a length sweep scored.
 
-The columns of `length_sweep.csv` are a contract with users' scripts, so this is a separate file
-with one line per row. A line belongs to the row with the same key and the same loss: moving,
-copying or deleting one of the two files cannot give a row the text of another. A row without a
-line, such as one from an older version, has an unrecorded text, which never counts as the text of a
-row that has a line.
+The columns of `length_sweep.csv` must not change, because users' scripts rely on them, so this
+separate file has one line for each row. A line belongs to the row with the same key and the same
+loss, so moving, copying or deleting one of the two files cannot assign the text of one row to
+another row. The text of a row without a line, such as a row from an older version, is unrecorded,
+and is never considered identical to the text of a row with a line.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ from fire_lm.results.tables import Keyed, PositionLoss, read_table
 
 FILE = "scored_text.csv"
 UNKNOWN = ""
-# The relative tolerance between two sums of the same losses, which devices add in different orders.
+# The relative tolerance between two sums of the same losses, because devices may add the losses in
+# different orders.
 _SAME = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoredText(Keyed):
-    """The text of a sweep's row. The fields up to `length` are the key of both.
+    """The text that a row of `length_sweep.csv` scored, with the losses of each row of text.
+
+    The fields up to `length` are the key, both here and in `length_sweep.csv`.
 
     Attributes:
       text: A hash of the token ids.
-      nll: The nats per token, as in the sweep's row.
-      tokens_by_row: The number of tokens in each row of text, separated by spaces.
-      nll_by_row: The summed nats of each row of text, separated by spaces.
+      nll: The mean nats per token, as in `length_sweep.csv`.
+      tokens_by_row: The numbers of tokens in the rows of text, separated by spaces.
+      nll_by_row: The summed nats of the rows of text, separated by spaces.
     """
 
     run: str
@@ -61,14 +64,21 @@ class ScoredText(Keyed):
 
 
 def scored_text(row: SweepRow, text: str, tokens_R: np.ndarray, nll_R: np.ndarray) -> ScoredText:
-    """Return the scored text of a new row, from the tokens and summed nats of each row of text."""
+    """Return the scored text of a new row of a length sweep.
+
+    Args:
+      row: The row of the length sweep.
+      text: A hash of the token ids.
+      tokens_R: The number of tokens in each row of text.
+      nll_R: The summed nats of each row of text.
+    """
     by_row = (" ".join(map(str, tokens_R.tolist())), " ".join(f"{nll:.9g}" for nll in nll_R))
     fields: tuple[Any, ...] = (*row.key, text, row.nll, *by_row)
     return ScoredText(*fields)
 
 
 class Texts:
-    """The texts on which rows were measured."""
+    """The texts that the rows of length sweeps scored."""
 
     def __init__(self, lines: Iterable[ScoredText] = ()):
         self._lines: dict[tuple[str | int, ...], list[ScoredText]] = {}
@@ -76,19 +86,19 @@ class Texts:
             self._lines.setdefault(line.key, []).append(line)
 
     def line(self, row: SweepRow) -> ScoredText | None:
-        """Return the line of a row, or None if there is none."""
+        """Return the line that belongs to a row, or None if there is no such line."""
         return next((line for line in self._lines.get(row.key, ()) if line.nll == row.nll), None)
 
     def of(self, row: SweepRow) -> str:
-        """Return the text of a row, or `UNKNOWN` if it is not recorded."""
+        """Return the text of a row, or `UNKNOWN` if the text is not recorded."""
         found = self.line(row)
         return found.text if found else UNKNOWN
 
     def of_positions(self, bins: Sequence[PositionLoss]) -> str:
-        """Return the text of all bins of one sweep, or `UNKNOWN` if it is not recorded.
+        """Return the text of all bins of one sweep, or `UNKNOWN` if the text is not recorded.
 
-        The bins come from the same forward pass as the row of their length, so together they have
-        the same mean and the same number of tokens.
+        The bins come from the same forward pass as the row of the same length, so all bins together
+        have the mean and the number of tokens of this row.
         """
         one = bins[0]
         key = (*one.key[:-1], "full", one.length)
@@ -101,11 +111,11 @@ class Texts:
         return UNKNOWN
 
     def of_rows(self, rows: Iterable[SweepRow]) -> dict[tuple[str | int, ...], str]:
-        """Return the texts of rows by their keys."""
+        """Return the text of each row, keyed by the row's key."""
         return {row.key: self.of(row) for row in rows}
 
     def of_all_positions(self, rows: Iterable[PositionLoss]) -> dict[tuple[str | int, ...], str]:
-        """Return the texts of rows by their keys."""
+        """Return the text of each sweep's losses by position, keyed by the rows' shared key."""
         sweeps: dict[tuple[str | int, ...], list[PositionLoss]] = {}
         for row in rows:
             sweeps.setdefault(row.key, []).append(row)
@@ -113,10 +123,10 @@ class Texts:
 
 
 def read_texts(folder: epath.Path) -> Texts:
-    """Read the texts of the rows of a folder's `length_sweep.csv`."""
+    """Read the texts that the rows of a folder's `length_sweep.csv` scored."""
     return Texts(read_table(folder / FILE, ScoredText))
 
 
 def text_name(text: str) -> str:
-    """Return the name of a text in tables and figures."""
+    """Return the name that tables and figures show for a text."""
     return f"text {text[:8]}" if text else "text not recorded"

@@ -1,4 +1,4 @@
-"""The file `length_sweep.csv`, with one row per run, checkpoint, data set and length."""
+"""The file `length_sweep.csv`, which has one row per run, checkpoint, data set and length."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from fire_lm.results.tables import Keyed, merge_table, read_table, write_table
 
 @dataclasses.dataclass(frozen=True)
 class SweepRow(Keyed):
-    """The result of a run at one length. The fields up to `length` are its key.
+    """The result of a run at one length. The fields up to `length` are the key of the row.
 
     Attributes:
       run: The name of the run.
-      encoding: The name of its positional encoding.
-      variant: A change that applies only at evaluation (such as yarn-4x), or empty.
+      encoding: The name of the run's positional encoding.
+      variant: The name of a change that applies only at evaluation, such as yarn-4x, or empty.
       step: The step of the checkpoint.
       dataset: The name of the data set.
       split: The split of the data set.
       construction: How documents became sequences.
-      protocol: Which tokens of a sequence are scored; `full` means all of them in one pass.
+      protocol: Which tokens of a sequence are scored; `full` means all tokens in a single pass.
       length: The number of tokens in a sequence.
-      sequences: The number of scored sequences; 0, with nan as the results, if the text has no row
-        of the length.
+      sequences: The number of scored sequences. If the text has no row of this length, the number
+        is 0 and the results are NaN.
       tokens: The number of scored tokens.
       bytes: The number of bytes of the original text that were scored.
-      nll: Nats per token, the paper's log perplexity.
+      nll: The mean nats per token, which the paper calls log perplexity.
       nll_stderr: The standard error of `nll`.
       perplexity: The exponential of `nll`.
       bits_per_byte: The loss in bits per byte of the original text.
@@ -53,19 +53,22 @@ class SweepRow(Keyed):
 
 
 def read_rows(path: epath.Path) -> list[SweepRow]:
-    """Return the rows of a file, if it exists; an incomplete last line is skipped."""
+    """Return the rows of a file, or an empty list if the file does not exist.
+
+    An incomplete last line is skipped.
+    """
     return read_table(path, SweepRow)
 
 
 def ranked_steps(
     rows: Iterable[SweepRow], text_of: Callable[[SweepRow], str] = lambda row: ""
 ) -> list[int]:
-    """Return a run's evaluated steps, best first.
+    """Return a run's evaluated steps, starting with the best.
 
-    Steps are ranked by the loss at the longest length that any of them has; steps without a result
-    at that length are omitted. Only results of the unchanged model on text that could be scored
-    count. With several data sets, the first in the file is used, and with several texts that of the
-    newest step.
+    The steps are ranked by their losses at the longest length at which any step was scored. Steps
+    without a result at that length are omitted. Only results of the unchanged model on scorable
+    text count. If there are several data sets, only the first data set in the file is used; if
+    there are several texts, only the text of the newest step is used.
     """
     plain = [row for row in rows if not row.variant and row.protocol == "full" and row.tokens]
     named = {(row.dataset, row.split, row.construction): None for row in plain}
@@ -78,10 +81,10 @@ def ranked_steps(
 
 
 def merge_rows(path: epath.Path, rows: Iterable[SweepRow]) -> list[SweepRow]:
-    """Add rows to a file and return all of its rows; see `merge_table`."""
+    """Add rows to a file and return all rows of the file; see `merge_table`."""
     return merge_table(path, SweepRow, rows)
 
 
 def write_rows(path: epath.Path, rows: Iterable[SweepRow]) -> None:
-    """Replace the file atomically."""
+    """Replace the file atomically with the given rows."""
     write_table(path, SweepRow, rows)

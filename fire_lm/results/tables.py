@@ -1,7 +1,7 @@
-"""Result files besides `length_sweep.csv`: each dataclass is the row of one kind of CSV file.
+"""Result files other than `length_sweep.csv`; each dataclass is the row type of one kind of file.
 
-Every row begins with the name of its run, so that one file can hold rows of many runs, and a report
-can be drawn again from the files alone.
+Every row begins with the name of a run, so that one file can contain rows of many runs and a report
+can be regenerated from the files alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fire_lm.errors import RunFailed
 
 @dataclasses.dataclass(frozen=True)
 class Keyed:
-    """A row that is computed once. Its fields up to the one named `last_of_key` are its key."""
+    """A row that is computed only once; the fields up to `last_of_key` are the key of the row."""
 
     last_of_key = "length"
 
@@ -33,18 +33,18 @@ class Keyed:
 
 @dataclasses.dataclass(frozen=True)
 class PositionLoss(Keyed):
-    """The mean loss of the tokens in a range of positions, each predicted from all earlier ones.
+    """The mean loss in a range of positions, with each token predicted from all earlier tokens.
 
-    The fields up to `construction` mean the same as in `SweepRow`. The bins of one sweep, which are
-    computed together, share one key.
+    The fields up to `construction` have the same meaning as in `SweepRow`. The ranges of one sweep
+    are computed together and share a single key.
 
     Attributes:
       length: The number of tokens in a sequence.
-      first: The first position of the range, counted from 0.
+      first: The first position of the range; positions are counted from 0.
       last: The last position of the range.
-      tokens: The number of tokens scored in the range, over all sequences.
-      nll: Nats per token.
-      nll_stderr: The standard error of `nll` over sequences.
+      tokens: The number of tokens that were scored in the range across all sequences.
+      nll: The mean nats per token.
+      nll_stderr: The standard error of `nll`, with sequences as the independent samples.
     """
 
     run: str
@@ -64,7 +64,7 @@ class PositionLoss(Keyed):
 
 @dataclasses.dataclass(frozen=True)
 class BiasValue:
-    """The bias of a trained encoding for a query and a key, whose positions count from 0."""
+    """The bias of a trained encoding for a query and a key; their positions are counted from 0."""
 
     run: str
     encoding: str
@@ -78,11 +78,12 @@ class BiasValue:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionScore:
-    """The score of a head for a query and neighbouring keys before the softmax, on held-out text.
+    """The pre-softmax score of a head for a query and a range of keys, on held-out text.
 
     Attributes:
-      variant: The change at evaluation, such as position interpolation; empty for none.
-      score: The mean over the keys of q·k / sqrt(H) plus bias.
+      variant: The name of a change that applies only at evaluation, such as position interpolation,
+        or empty.
+      score: The mean, over the keys, of q·k / sqrt(H) plus bias.
       least: The minimum over the keys.
       largest: The maximum over the keys.
     """
@@ -103,7 +104,10 @@ class AttentionScore:
 
 @dataclasses.dataclass(frozen=True)
 class LearnedNumber:
-    """A scalar that an encoding learns (FIRE: c, L, gamma), for one layer at one step."""
+    """The value, in one layer at one step, of a scalar that an encoding learns.
+
+    FIRE, for example, learns c, L and gamma.
+    """
 
     run: str
     encoding: str
@@ -115,10 +119,10 @@ class LearnedNumber:
 
 @dataclasses.dataclass(frozen=True)
 class RotaryPeriod:
-    """The number of positions in which a pair of rotated dimensions makes a full turn.
+    """The number of positions over which a pair of rotated dimensions makes a full turn.
 
     Attributes:
-      pair: The number of the pair, from 0, which is the fastest.
+      pair: The index of the pair; pair 0 rotates fastest.
     """
 
     run: str
@@ -146,10 +150,10 @@ class LengthAccuracy(Keyed):
     """The accuracy of a run on exercises of one length of a synthetic task.
 
     Attributes:
-      variant: The change at evaluation, as in a length sweep; empty for none.
-      layout: Where a causal decoder gives its answers: `slots` or `autoregressive`.
+      variant: The name of a change that applies only at evaluation, as in `SweepRow`, or empty.
+      layout: Where a causal decoder writes its answers: `slots` or `autoregressive`.
       positions: The positions of the tokens in the test: `plain`, `even` or `random`.
-      length: The length of the exercises, in the task's own symbols.
+      length: The length of the exercises in symbols of the task.
       sequences: The number of exercises.
       accuracy: The percentage of correct symbols in the answers.
       stderr: The standard error of `accuracy`.
@@ -170,20 +174,20 @@ class LengthAccuracy(Keyed):
 
 @dataclasses.dataclass(frozen=True)
 class TaskScore(Keyed):
-    """The value of a metric for a run on a task, over all examples.
+    """The value of a metric for a run on all examples of a task.
 
     Attributes:
-      variant: The change at evaluation, as in a length sweep; empty for none.
+      variant: The name of a change that applies only at evaluation, as in `SweepRow`, or empty.
       split: The split of the data set, or another description of the examples.
       input_length: The maximum number of tokens of an input.
       target_length: The maximum number of tokens of an answer.
       truncation: How longer inputs are shortened: `head` keeps the beginning, `tail` the end,
         `middle` both; or `none`.
       decoding: How answers are produced: `greedy`, `beam-4`, `sample-...`, `rank` or `slots`.
-      context_length: The maximum number of tokens of an input with its answer.
+      context_length: The maximum number of tokens in an input together with its answer.
       metric: The name of the metric.
       examples: The number of examples.
-      value: The value, in percent if the metric is an accuracy, F1, EM or ROUGE.
+      value: The value of the metric, in percent if the metric is an accuracy, F1, EM or ROUGE.
       stderr: The standard error of `value`.
     """
 
@@ -211,9 +215,9 @@ class TrainedTask:
     """The synthetic task that a run was trained on.
 
     Attributes:
-      name: The name of the run among those of the same task: its arm, which runs with other seeds
-        share.
-      max_length: The maximum length of the exercises in training.
+      name: The run's arm, which distinguishes it from other runs on the same task and is shared by
+        runs that differ only in their seeds.
+      max_length: The maximum length of the training exercises.
     """
 
     run: str
@@ -224,7 +228,7 @@ class TrainedTask:
 
 
 class Finished(Protocol):
-    """A row that is computed only once for its key."""
+    """A row that is computed only once for each key."""
 
     @property
     def key(self) -> tuple[str | int, ...]: ...
@@ -237,10 +241,10 @@ FinishedRow = TypeVar("FinishedRow", bound=Finished)
 
 
 def read_table(path: epath.Path, kind: type[Row]) -> list[Row]:
-    """Return the rows of a file, or none if the file does not exist.
+    """Return the rows of a file, or an empty list if the file does not exist.
 
     Raises:
-      RunFailed: The file is damaged or has rows of another kind.
+      RunFailed: The file is damaged or contains rows of another kind.
     """
     return _parsed(storage.read_bytes(path), kind, str(path))
 
@@ -253,7 +257,7 @@ def _parsed(content: bytes | None, kind: type[Row], name: str) -> list[Row]:
 
 
 def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
-    """Return the rows in a file's text; an incomplete last line is skipped."""
+    """Return the rows in the text of a file, skipping an incomplete last line."""
     columns, types = _columns(kind), tuple(get_type_hints(kind).values())
     lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
     if lines and tuple(lines[0]) != columns:
@@ -268,7 +272,7 @@ def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
 
 
 def write_table(path: epath.Path, kind: type[Any], rows: Iterable[Any]) -> None:
-    """Replace the file atomically, so that a reader never sees half of it."""
+    """Replace the file atomically, so that a reader never sees an incomplete file."""
     storage.replace_text(path, _in_csv(kind, rows))
 
 
@@ -286,13 +290,13 @@ def merge_table(
     rows: Iterable[FinishedRow],
     replace: bool = False,
 ) -> list[FinishedRow]:
-    """Add rows to a file, to which other processes may write at the same time.
+    """Add rows to a file to which other processes may write concurrently.
 
-    Existing rows stay, also if a new row has the same key, unless `replace` is set. The file is
-    sorted by step, and within a step by order of arrival.
+    If an existing row and a new row have the same key, the existing row is kept unless `replace` is
+    set. The file is sorted by step, and rows of the same step remain in order of arrival.
 
     Returns:
-      All rows of the file.
+      All rows of the file after the merge.
     """
     rows = list(rows)
     merged: list[FinishedRow] = []

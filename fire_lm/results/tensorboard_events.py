@@ -1,4 +1,4 @@
-"""TensorBoard's event files: written by its own writer on a disk, in numbered parts in a bucket."""
+"""TensorBoard event files, written by TensorBoard itself on a disk and in parts in a bucket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fire_lm.storage.appended import Uploaded
 
 
 class EventsOnDisk:
-    """A thin wrapper around TensorBoard's writer, which has its own thread."""
+    """A thin wrapper around TensorBoard's writer, which runs a thread of its own."""
 
     def __init__(self, workdir: str):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -25,17 +25,17 @@ class EventsOnDisk:
         self._writer.add_event(event)
 
     def flush(self) -> None:
-        pass  # the writer flushes every two minutes, so a kill loses no more than that
+        pass  # the writer flushes every two minutes, so a kill loses at most two minutes
 
     def close(self) -> None:
         self._writer.close()
 
 
 class EventsInBucket:
-    """Events in growing objects of limited size.
+    """A writer that appends events to objects of limited size.
 
     TensorBoard's own writer would upload the whole file at every flush. TensorBoard reads the event
-    files of a folder in the order of their names.
+    files in a folder in the order of their names.
     """
 
     def __init__(self, workdir: str):
@@ -59,7 +59,7 @@ class EventsInBucket:
 
 
 def _record(event: Any) -> bytes:
-    """Return an event as a TFRecord: its length, its content, and a CRC-32C of each."""
+    """Serialise an event as a TFRecord, with its length, its content, and a CRC-32C of each."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     framed = io.BytesIO()

@@ -1,1 +1,1 @@
-"""Trained runs: finding, reading and resuming them."""
+"""Tools for finding, reading and resuming runs."""

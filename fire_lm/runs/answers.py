@@ -1,4 +1,4 @@
-"""Generated answers to synthetic exercises, for the layout `autoregressive`."""
+"""Generated answers to synthetic exercises in the layout `autoregressive`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fire_lm.tasks.synthetic.layouts import answers, padded_length, prompt
 def generated_answers(model: Decoder, params: Any, task: Task) -> Answering:
     """Return a function that answers exercises by greedy decoding.
 
-    Each answer has exactly as many tokens as the correct one, and the model uses its positions of
-    evaluation.
+    Each generated answer has exactly as many tokens as the correct answer, and the model uses its
+    evaluation positions.
     """
 
     def answering(samples: Sequence[Sample], length: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Text that a run's model generates after a prompt, with the run's own vocabulary."""
+"""Text that a run's model generates after a prompt, using the run's own vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fire_lm.errors import UserError
 from fire_lm.generation import Generated, Greedy, Method, generate
 from fire_lm.models import Decoder
 
-# The smallest width to which prompts are padded; a program is compiled for each width.
+# The minimum width to which prompts are padded; a separate program is compiled for each width.
 _SMALLEST_WIDTH = 128
 
 
@@ -27,12 +27,12 @@ class Continuation:
 
     Attributes:
       text: The text of the tokens, truncated before the first stop string.
-      tokens: The generated ids, including the end-of-document token, the stop string and what the
-        model generated after it, which `text` lacks.
+      tokens: The generated ids. Unlike `text`, they include the end-of-document token, the stop
+        string, and any tokens that the model generated after the stop string.
       logprobs: The natural logarithms of the tokens' probabilities under the model.
-      score: The sum of `logprobs`; for a beam, divided by its length penalty.
-      ended: What ended the text: "end of document", "stop string", or "length" (`new_tokens` were
-        not enough).
+      score: The sum of `logprobs`, which is divided by the length penalty in a beam search.
+      ended: The reason for the end of the text: "end of document", "stop string", or "length" if
+        the limit of `new_tokens` was reached.
     """
 
     text: str
@@ -44,20 +44,21 @@ class Continuation:
 
 @dataclasses.dataclass(frozen=True)
 class Writer:
-    """A model with its vocabulary, and how it continues a text.
+    """A model and its vocabulary, with settings that determine how a text is continued.
 
     Attributes:
       model: The model.
       params: Its parameters.
       data: The data that the model was trained on, whose vocabulary is used.
       new_tokens: The maximum number of generated tokens.
-      method: How tokens are chosen.
-      stop: Strings that end a continuation and are not part of it.
-      seed: The seed of sampling. A continuation depends on it and on the number of its prompt.
-      mesh: The mesh of devices to use, if any.
+      method: The method by which tokens are chosen.
+      stop: Strings that end a continuation without being part of it.
+      seed: The seed for sampling. A sampled continuation depends on the seed and on the number of
+        the prompt.
+      mesh: The device mesh to use, if any.
 
     Raises:
-      UserError: The vocabulary cannot express a stop string.
+      UserError: The vocabulary cannot represent a stop string.
     """
 
     model: Decoder
@@ -78,7 +79,7 @@ class Writer:
                 )
 
     def encode(self, prompt: str) -> np.ndarray:
-        """Return the ids of a prompt, int32 `[P]`, as the model reads them, beginning with token 0.
+        """Return the ids of a prompt for the model, int32 `[P]`, beginning with token 0.
 
         Raises:
           UserError: The prompt is empty, or the vocabulary lacks some of its characters.
@@ -101,14 +102,16 @@ class Writer:
         context_length: int | None = None,
         on_text: Callable[[str], None] | None = None,
     ) -> list[list[Continuation]]:
-        """Return the continuations of each encoded prompt: best first, or in the order of sampling.
+        """Return the continuations of each encoded prompt.
+
+        Beams are sorted from best to worst, and samples are in the order of sampling.
 
         Args:
           prompts: The encoded prompts.
-          numbers: The numbers of the prompts, from which their random keys are made.
-          context_length: The number of tokens of prompt and answer together; by default, what the
-            longest prompt needs.
-          on_text: Called with the text so far of the first continuation.
+          numbers: The numbers of the prompts, from which the random keys are derived.
+          context_length: The number of tokens in a prompt together with its continuation. The
+            default is the number that the longest prompt needs.
+          on_text: A callback that receives the text of the first continuation as it grows.
 
         Raises:
           UserError: A prompt is too long for the model.
@@ -138,7 +141,7 @@ class Writer:
         return [self._of_example(found, example) for example in range(len(prompts))]
 
     def text_of(self, tokens: np.ndarray) -> tuple[str, bool]:
-        """Return the text of generated ids, and whether a stop string truncated it."""
+        """Return the text of generated ids, and whether a stop string truncated the text."""
         text = vocabulary.decode(self.data, tokens)
         ends = [place for stop in self.stop if (place := text.find(stop)) >= 0]
         return (text[: min(ends)], True) if ends else (text, False)
@@ -147,7 +150,7 @@ class Writer:
         result = []
         for k, length in enumerate(found.lengths_BK[example]):
             if not length:
-                continue  # fewer beams than requested
+                continue  # there are fewer beams than requested
             tokens = found.tokens_BKT[example, k, :length]
             text, cut = self.text_of(tokens)
             ended = "end of document" if found.stopped_BK[example, k] else "length"
@@ -164,9 +167,10 @@ class Writer:
 
 
 def width(length: int) -> int:
-    """Return the width for prompts of `length` tokens: 128 times 1, 1.5, 2, 3, 4, 6, ...
+    """Return the width to which prompts of `length` tokens are padded.
 
-    A program is compiled for each width; beyond 128, at most a third of the columns is padding.
+    Widths are 128 times 1, 1.5, 2, 3, 4, 6 and so on, because a program is compiled for each width.
+    Beyond a width of 128, at most a third of the columns are padding.
     """
     columns = _SMALLEST_WIDTH
     while columns < length:

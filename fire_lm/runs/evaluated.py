@@ -1,4 +1,4 @@
-"""A run's configuration with changes that apply to its model only at evaluation."""
+"""The configuration of a run, with changes to its model that apply only at evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def configuration(
     files: Sequence[str] = (),
     bindings: Sequence[str] = (),
 ) -> tuple[Config, str]:
-    """Return the run's configuration with the requested changes, and the name of these changes."""
+    """Return the run's configuration with the requested changes, and the name of the changes."""
     trained = saved_config(workdir)
     config = load_config(
         [str(newest_config(workdir)), *arguments.gin_file, *files],
@@ -32,7 +32,7 @@ def configuration(
 
 
 def variant_of(trained: Config, asked: Config, workdir: epath.Path) -> str:
-    """Return the name, in tables, of the differences from the trained model at evaluation."""
+    """Return the name that tables show for the changes to the model since training."""
     if trained.macro("ENCODING") != asked.macro("ENCODING"):
         raise UserError(
             f"{workdir} was trained as {trained.macro('ENCODING')}, which is its name in the "

@@ -1,4 +1,4 @@
-"""Finding the runs and checkpoints that a command line names, as for `fire-lm sweep`."""
+"""Finding the runs and checkpoints named on a command line, such as that of `fire-lm sweep`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class RunSteps:
 
     Attributes:
       workdir: The run directory.
-      steps: The steps of the checkpoints; if empty, only the newest one.
+      steps: The steps of the checkpoints. If the tuple is empty, only the newest checkpoint is
+        scored.
       all: Whether all existing checkpoints are to be scored.
     """
 
@@ -33,7 +34,7 @@ class RunSteps:
 
 
 class NotYet(UserError):
-    """A run that does not exist (yet), with the folder where it would be."""
+    """The error for a run that may not have started yet; `folder` is its expected location."""
 
     def __init__(self, message: str, folder: epath.Path):
         super().__init__(message)
@@ -43,9 +44,9 @@ class NotYet(UserError):
 def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[RunSteps], list[epath.Path]]:
     """Return the runs, each with the requested checkpoints, and the folders that were named.
 
-    A name is a run directory (its newest checkpoint), `RUN@STEP`, `RUN@STEP,STEP`, `RUN@all`, or a
-    folder of runs. Without `begun`, runs need not have started yet, and by default all of their
-    checkpoints are requested.
+    A name has the form `RUN@STEP`, `RUN@STEP,STEP` or `RUN@all`, or is a run directory, which
+    selects the newest checkpoint, or a folder of runs. If `begun` is False, runs need not have
+    started yet, and all of their checkpoints are requested by default.
 
     Raises:
       NotYet: A run does not exist.
@@ -80,10 +81,15 @@ def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[RunSteps],
 def folder_of_all(
     output: str | None, workdirs: Sequence[epath.Path], named: Iterable[epath.Path]
 ) -> epath.Path:
-    """Return the folder for the combined results of these runs; `named` are the folders requested.
+    """Return the folder for the combined results of several runs.
+
+    Args:
+      output: The folder that the user specified, if any.
+      workdirs: The directories of the runs.
+      named: The folders that the user named as runs or as folders of runs.
 
     Raises:
-      UserError: The folder is not specified, or is a run, whose own results would be replaced.
+      UserError: The folder is not specified, or is a run whose own results would be replaced.
     """
     if not output:
         first, *others = dict.fromkeys(named)
@@ -92,7 +98,7 @@ def folder_of_all(
         return first
     top, swept = place(output), {resolved(path) for path in workdirs}
     if swept == {resolved(top)}:
-        return workdirs[0]  # the run's own folder, spelled as the run was
+        return workdirs[0]  # the run's own folder, with the user's spelling of the run
     if resolved(top) in swept or newest_config(top):
         raise UserError(
             f"--output={output} is itself a run: a table of other runs would replace its results\n"
@@ -102,7 +108,7 @@ def folder_of_all(
 
 
 def split_steps(name: str) -> tuple[str, tuple[int, ...], bool]:
-    """Split `RUN@1000,2000` into (run, steps, whether all steps are requested)."""
+    """Split `RUN@1000,2000` into the run and its steps, and return whether `@all` was requested."""
     run, at, steps = name.rpartition("@")
     if not at:
         return name, (), False

@@ -1,13 +1,14 @@
-"""The lengths that a model keeps when a run at another length continues it.
+"""The lengths that a model keeps when a run at another length continues its training.
 
-Learned parameters are only meaningful relative to the length that they were trained with: FIRE's
-threshold is a learned multiple of `init_L`, by default a quarter of the training length; ALiBi's
-interpolation, the scalings of RoPE, and log n are relative to it. So a run that starts from another
-one takes from it every value that would otherwise follow from its own TRAIN_LENGTH.
+Learned parameters are meaningful only relative to the length at which they were trained. FIRE's
+threshold is a learned multiple of `init_L`, which is a quarter of the training length by default.
+The interpolation of ALiBi, the scalings of RoPE, and log n are also relative to the training
+length. A run that starts from another run therefore takes over every value that would otherwise
+follow from its own TRAIN_LENGTH.
 
-Nothing here depends on a particular encoding. `build_decoder.train_length` is the length that
-encodings receive, and a class declares in `length_fields` which of its parameters replace a value
-derived from it. Values that the user binds are not changed.
+This module does not depend on any particular encoding. `build_decoder.train_length` is the length
+that encodings receive, and each class declares in `length_fields` the parameters that replace a
+value derived from this length. Values that the user binds are never changed.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from fire_lm.config.syntax import Key, Macro
 
 MODEL = "build_decoder"
 _LENGTH = Key((), MODEL, "train_length")
-_FOLLOWS = Macro("TRAIN_LENGTH")  # as configs/base.gin binds it
+_FOLLOWS = Macro("TRAIN_LENGTH")  # the value to which configs/base.gin binds the length
 
 
 def open_lengths(config: Config) -> list[Key]:
-    """Return the parameters of the model that follow from TRAIN_LENGTH, because nothing binds them.
+    """Return the unbound parameters of the model, whose values follow from TRAIN_LENGTH.
 
-    A binding on the command line counts as the user's, even if its value is `%TRAIN_LENGTH`.
+    A binding on the command line counts as the user's own, even if its value is `%TRAIN_LENGTH`.
     """
     found = []
     bindings = config.bindings
@@ -43,9 +44,10 @@ def open_lengths(config: Config) -> list[Key]:
 
 
 def kept_lengths(config: Config, trained: Config) -> dict[Key, Any]:
-    """Return the values that `config` takes from the configuration of the model it starts from.
+    """Return the values that `config` takes from `trained`, the configuration of its source.
 
-    Values that are equal in both, and values that were also derived there, are omitted.
+    Values that are identical in both configurations, and values that were derived in the source
+    too, are omitted.
     """
     theirs, ours = (one.leaves(MODEL) for one in (trained, config))
     found = {}

@@ -1,7 +1,8 @@
-"""Files of prompts and of their continuations, both in JSON lines.
+"""Files of prompts and files of continuations, both of which are in JSON lines format.
 
-A line of prompts is `{"id": ..., "prompt": "..."}`; the default id is the line's number, from 1. A
-line of results has the same id, how the result was made, and the continuations.
+Each line with a prompt has the form `{"id": ..., "prompt": "..."}`. The default id is the number of
+the line, starting at 1. Each line with a result contains the same id, the settings with which the
+result was generated, and the continuations.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fire_lm.storage import read_bytes
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """A prompt in a file; `number` is its line, from 1."""
+    """A prompt in a file; `number` is the number of its line, starting at 1."""
 
     id: str | int
     text: str
@@ -29,13 +30,13 @@ class Prompt:
 
 
 def read_prompts(content: bytes, name: str) -> list[Prompt]:
-    """Return the prompts of the file `name`; blank lines are skipped.
+    """Return the prompts in the content of the file `name`, skipping blank lines.
 
-    Lines end only at line feeds, because JSON may contain the other line separators of Unicode.
+    Only a line feed ends a line, because JSON may contain the other line separators of Unicode.
 
     Raises:
-      UserError: A line is malformed or not UTF-8, two lines have the same id, or there is no
-        prompt.
+      UserError: A line is malformed or not UTF-8, two lines have the same id, or the file has no
+        prompts.
     """
     found: dict[str | int, Prompt] = {}
     for number, raw in enumerate(content.split(b"\n"), 1):
@@ -81,8 +82,8 @@ def finished(
     """Return the ids of the `prompts` whose results an earlier command has written to `path`.
 
     Raises:
-      UserError: A line is not a result, was not `made` in the same way, or continues another prompt
-        with the same id.
+      UserError: A line is not a result, was generated with settings other than `made`, or continues
+        a different prompt with the same id.
     """
     texts, ids = {prompt.id: prompt.text for prompt in prompts}, []
     for number, line in enumerate(whole_lines(read_bytes(path) or b"").splitlines(), 1):
@@ -111,12 +112,12 @@ def finished(
 
 
 def whole_lines(content: bytes) -> bytes:
-    """Drop the last line if an interrupted write left it incomplete."""
+    """Return the content without a last line that an interrupted write left incomplete."""
     return content[: content.rfind(b"\n") + 1]
 
 
 def result_line(prompt: Prompt, made: Mapping[str, Any], found: Sequence[Continuation]) -> str:
-    """Return a result as a line of JSON, with the line break."""
+    """Return a result as a line of JSON that ends in a line feed."""
     fields = {
         "id": prompt.id,
         "prompt": prompt.text,
@@ -132,9 +133,9 @@ def continued(
     batch_size: int,
     context_length: int,
 ) -> Iterator[list[tuple[Prompt, list[Continuation]]]]:
-    """Yield the continuations batch by batch, shortest prompts first.
+    """Yield the continuations batch by batch, starting with the shortest prompts.
 
-    Every batch has a single width, so that few programs are compiled.
+    All prompts in a batch are padded to the same width, so that few programs are compiled.
     """
     widths: dict[int, list[tuple[Prompt, np.ndarray]]] = {}
     for one in sorted(prompts, key=lambda one: len(one[1])):

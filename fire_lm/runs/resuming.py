@@ -1,4 +1,4 @@
-"""Checks that a run directory, or the run that INIT_FROM names, fits the experiment."""
+"""Checks that a run directory, or the run named by INIT_FROM, fits the experiment."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fire_lm.runs.saved import damaged, model_of_run, newest_config, saved_confi
 
 
 def check_not_imported(workdir: str) -> None:
-    """Refuse to train in a folder that `fire-lm import` wrote.
+    """Reject training in a folder that `fire-lm import` wrote.
 
-    Its checkpoint has step 0 and no optimizer state, so training there would begin with fresh
-    parameters.
+    The imported checkpoint has step 0 and no optimizer state, so training in this folder would
+    begin with newly initialised parameters.
     """
     if 0 in available_steps(workdir):
         raise UserError(
@@ -25,7 +25,10 @@ def check_not_imported(workdir: str) -> None:
 
 
 def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> None:
-    """Refuse a workdir of another experiment; training longer counts as the same experiment."""
+    """Reject a workdir that belongs to another experiment.
+
+    An experiment that differs only in training longer counts as the same experiment.
+    """
     saved = newest_config(workdir)
     if saved is None:
         return
@@ -71,7 +74,10 @@ def check_same_kind(config: Config, workdir: str) -> None:
 
 
 def check_same_encoding(config: Config, workdir: str) -> None:
-    """Refuse an encoding other than the saved one: states differ, even under the same names."""
+    """Reject an encoding other than that of the saved checkpoints.
+
+    The states of two encodings differ in meaning even if their arrays have the same names.
+    """
     old, new = (model_of_run(workdir), config.call("build_decoder"))
     names = [models.encoding_names(model) for model in (old, new)]
     if names[0] != names[1] and available_steps(workdir):
@@ -83,27 +89,27 @@ def check_same_encoding(config: Config, workdir: str) -> None:
 
 
 def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Config:
-    """Return `config` with the lengths that its model keeps from its source (kept_lengths.py).
+    """Return `config` with the lengths that its model keeps from its source; see kept_lengths.py.
 
-    The source is the model of INIT_FROM, unless the run directory already has a model: such a run,
-    which may be older than this rule, continues as it was saved. If nothing changes, `config`
-    itself is returned.
+    The source is the model of INIT_FROM, unless the run directory already contains a run. Such a
+    run, which may be older than this rule, continues with its saved configuration. If there is
+    nothing to change, `config` itself is returned.
 
     Raises:
-      UserError: INIT_FROM holds no run, or one whose configuration cannot be read.
+      UserError: INIT_FROM contains no run, or a run whose configuration cannot be read.
     """
     if not open_lengths(config):
         return config
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
     started = bool(workdir) and newest_config(workdir) is not None
     if started and not (source or allow_change):
-        return config  # it continues its own run: differences are reported later
+        return config  # the run continues; `check_same_experiment` reports any differences
     if not started and not source:
         return config
     where = workdir if started else source
     if not started and newest_config(source) is None:
         if workdir and available_steps(workdir):
-            return config  # the run resumes, although its configuration was moved away
+            return config  # the run resumes although its configuration was moved away
         raise UserError(f"INIT_FROM: {source} holds no run (no config.gin)")
     trained = saved_config(where)
     names = [models.encoding_names(one.call("build_decoder")) for one in (config, trained)]
@@ -114,10 +120,10 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
 def compare_with_source(
     model: models.Decoder, trained: models.Decoder, source: str, kept: bool
 ) -> str:
-    """Describe how the model differs from that of INIT_FROM, whose parameters it takes.
+    """Describe how the model differs from that of INIT_FROM, the source of its parameters.
 
-    If values were `kept` from that run, which would otherwise follow from this run's length, they
-    are listed as well.
+    If `kept` is True, some values were kept from that run instead of following from this run's
+    length, and the model's length-dependent values are listed as well.
     """
     changed = [
         f"{name} {old} -> {new}" for name, (old, new) in models.changes(trained, model).items()

@@ -1,4 +1,4 @@
-"""A trained run as an object: `fire_lm.open_run`."""
+"""The object that `fire_lm.open_run` returns, which represents a trained run."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from fire_lm.training.lock import writer_of
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run directory, local or gs://, optionally with the step of one checkpoint.
+    """A run in a local or gs:// directory, optionally with the step of one checkpoint.
 
-    Results are read when they are requested; the configuration is read only once.
+    Results are read whenever they are requested, but the configuration is read only once.
     """
 
     workdir: epath.Path
@@ -46,12 +46,12 @@ class Run:
 
     @functools.cached_property
     def config(self) -> Config:
-        """The configuration of the run's latest start."""
+        """The configuration with which the run was last started."""
         return saved_config(self.workdir)
 
     @property
     def encoding(self) -> str:
-        """The name of the positional encoding in tables."""
+        """The name that tables show for the positional encoding."""
         return label_in(self.config)
 
     @property
@@ -70,26 +70,27 @@ class Run:
 
     @property
     def model(self) -> Decoder:
-        """The model, without parameters."""
+        """The model without its parameters."""
         return self.config.call("build_decoder")
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the complete checkpoints, ascending."""
+        """The steps of the complete checkpoints in ascending order."""
         return available_steps(self.workdir)
 
     @property
     def writer(self) -> str:
-        """The process that is training the run, with its host; empty if there is none."""
+        """The process that is training the run, and its host, or "" if there is no such process."""
         return writer_of(str(self.workdir))
 
     def restore(self) -> tuple[Decoder, Any]:
-        """Return the model and its parameters, on this process's devices.
+        """Return the model and its parameters, which are placed on this process's devices.
 
-        The checkpoint is that of `step`, or else the newest intact one; it is verified first.
+        The parameters come from the checkpoint of `step` or, if `step` is None, from the newest
+        intact checkpoint. The checkpoint is verified first.
 
         Raises:
-          UserError: There is no such checkpoint.
+          UserError: The checkpoint does not exist.
           RunFailed: The checkpoint is damaged.
         """
         step = choose_step(self.workdir, self.step)
@@ -97,15 +98,15 @@ class Run:
         return self.model, restore_params(str(self.workdir), step, like)[0]
 
     def rows(self) -> OwnRows:
-        """Return the results of sweeps: losses by length, losses by position, and texts."""
+        """Return the results of sweeps, such as the losses by length and by position."""
         return read_own(self.workdir, self.encoding)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of `metrics.jsonl`, one per logged step."""
+        """Return the parsed lines of `metrics.jsonl`, one for each logged step."""
         return logged_steps(self.workdir)
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of `text` in the run's vocabulary, int32 `[T]`."""
+        """Return the ids of `text` in the run's vocabulary as int32 `[T]`."""
         return vocabulary.encode(self.data, text)
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -121,10 +122,10 @@ class Run:
         stop: tuple[str, ...] = (),
         seed: int = 0,
     ) -> list[Continuation]:
-        """Return the continuation of `prompt`, or the continuations of all samples or beams.
+        """Return the continuation of `prompt`, or one continuation for each sample or beam.
 
-        The parameters are read at the first call and kept; `method` is a `Greedy`, `Sample` or
-        `Beam` of `fire_lm.generation`.
+        `method` is a `Greedy`, `Sample` or `Beam` from `fire_lm.generation`. The parameters are
+        read at the first call and then kept in memory.
 
         Raises:
           UserError: The prompt is empty, or too long for the model.
@@ -139,10 +140,10 @@ class Run:
         return self.restore()
 
     def inputs(self, text: str) -> tuple[jax.Array, jax.Array]:
-        """Return the model's inputs to predict the tokens of `text` and the token after them.
+        """Return the inputs with which the model predicts the tokens of `text` and the next token.
 
-        These are tokens and positions, both int32 `[1, T + 1]`. The first token is 0, as in
-        training, and the positions are those of evaluation.
+        The inputs are tokens and positions, both int32 `[1, T + 1]`. The first token is 0, as in
+        training, and the positions are the model's evaluation positions.
         """
         tokens_T = np.concatenate([[0], self.encode(text)]).astype(np.int32)
         positions_BT = self.model.resampling.evaluation_positions(len(tokens_T))
@@ -150,10 +151,10 @@ class Run:
 
 
 def open_run(name: str | epath.Path) -> Run:
-    """Open the run in a directory, `RUN` or `RUN@STEP`.
+    """Open the run that a name of the form `RUN` or `RUN@STEP` denotes.
 
     Raises:
-      UserError: There is no run.
+      UserError: The directory contains no run.
       RunFailed: The directory cannot be listed.
     """
     folder, step = split_run(str(name))

@@ -1,4 +1,4 @@
-"""What a run's folder says about the run: its configuration, its model, and its best steps."""
+"""The configuration, the model and the best steps of a run, as saved in the run's folder."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from fire_lm.storage import children, create_text, make_folder, place
 
 
 def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
-    """Write config.gin, or the first free of config_1.gin, config_2.gin, ...; return its path.
+    """Write the configuration to config.gin and return the path of the file.
 
-    The folder is created if it is absent. No file is ever overwritten, and a crash leaves no
-    incomplete one. Only one process of a job may call this.
+    If config.gin exists, the first unused name among config_1.gin, config_2.gin and so on is used.
+    The folder is created if it does not exist. No file is ever overwritten, and a crash leaves no
+    incomplete file. Only one process of a job may call this function.
     """
     folder = place(workdir)
     try:
@@ -38,12 +39,13 @@ def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
 def newest_config(
     workdir: str | epath.Path, inside: Sequence[epath.Path] | None = None
 ) -> epath.Path | None:
-    """Return the path of the configuration of a run's latest start, or None if there is none.
+    """Return the path of the configuration with which a run was last started, or None.
 
-    `inside` is the content of the folder, if it is known.
+    The result is None if the folder contains no run. `inside` lists the children of the folder if
+    they are already known.
 
     Raises:
-      RunFailed: The folder cannot be listed, which does not mean that it holds no run.
+      RunFailed: The folder cannot be listed, which does not mean that it contains no run.
     """
     found = {
         int(match[1] or 0): path
@@ -54,11 +56,11 @@ def newest_config(
 
 
 def saved_config(workdir: str | epath.Path) -> Config:
-    """Return the configuration of a run's latest start.
+    """Return the configuration with which a run was last started.
 
     Raises:
-      UserError: The configuration cannot be loaded, because it is damaged or was written by another
-        version of the code.
+      UserError: The folder contains no run, or the configuration cannot be loaded because it is
+        damaged or was written by another version of the code.
     """
     saved = newest_config(workdir)
     if saved is None:
@@ -82,7 +84,7 @@ def damaged(saved: epath.Path, why: str) -> UserError:
 
 
 def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
-    """Return the text that a run of this configuration was trained on.
+    """Return the text on which a run with this configuration was trained.
 
     Raises:
       UserError: The run was trained on a task, synthetic or of inputs and targets.
@@ -112,7 +114,7 @@ def vocabulary_of_run(config: Config, workdir: str | epath.Path) -> str:
 
 
 def model_of_run(workdir: str) -> models.Decoder:
-    """Return the model of the run that INIT_FROM names, without parameters."""
+    """Return the model, without parameters, of the run named by INIT_FROM."""
     if newest_config(workdir) is None:
         raise UserError(f"INIT_FROM: {workdir} holds no run (no config.gin)")
     return saved_config(workdir).call("build_decoder")

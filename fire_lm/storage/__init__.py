@@ -1,13 +1,13 @@
-"""The files of a run, on a disk or in a bucket (gs://), with the same semantics on both.
+"""The files of a run, with the same semantics on a disk and in a bucket (gs://).
 
-Buckets have no folders, no renames, no appends and no locks, and the libraries that hide this
-report "not found" whatever goes wrong. This package therefore holds the few operations that a run
-depends on:
+Buckets have no folders, renames, appends or locks, and the libraries that hide these differences
+report "not found" for any kind of failure. This package therefore contains the few operations that
+a run depends on:
 
 - `presence`: checks whether something exists, and never mistakes an error for absence;
 - `objects`: reads and replaces single objects, with the generation as a precondition;
-- `files`: reads, replaces, creates (once) and changes (among several writers) whole files;
-- `lease`: grants one writer per run directory, and one scorer per checkpoint;
+- `files`: reads, replaces and creates whole files, and changes files that have several writers;
+- `lease`: admits one writer per run directory, and one scorer per checkpoint;
 - `appended`: appends to text files.
 """
 

@@ -1,10 +1,11 @@
-"""Files that grow, line by line, during a run.
+"""Files that grow line by line during a run.
 
-On a disk a line is visible at once. In a bucket an object cannot grow, so lines are gathered for
-half a minute and uploaded by a separate thread: the step that logs never waits. The newest object
-is uploaded again each time until it reaches 256 KiB; then the next part begins: `metrics.jsonl`,
-`metrics_1.jsonl`, `metrics_2.jsonl`, ... A process that is killed loses the lines of the last half
-minute. Parts are read on disks as well as in buckets, because people copy runs from buckets.
+On a disk, a line is visible immediately. In a bucket, an object cannot grow, so lines are collected
+for half a minute and uploaded by a separate thread; the step that logs a line never waits. Each
+upload rewrites the newest object until its size reaches 256 KiB. Then the next part begins, so the
+parts are called `metrics.jsonl`, `metrics_1.jsonl`, `metrics_2.jsonl` and so on. A process that is
+killed loses the lines of the last half minute. Parts can be read on disks as well as in buckets,
+because users copy runs from buckets to disks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fire_lm.errors import RunFailed
 from fire_lm.storage import objects
 from fire_lm.storage.files import in_bucket, read_bytes, remove, replace_text
 
-WINDOW_SECONDS = 30.0  # the most that a kill may lose
+WINDOW_SECONDS = 30.0  # the maximum time whose lines may be lost if the process is killed
 PART_BYTES = 2**18
 _LAST_TRIES = 3  # attempts to upload the remaining lines when the file is closed
 
@@ -34,19 +35,19 @@ class Appended(Protocol):
     def append(self, content: bytes) -> None: ...
 
     def flush(self) -> None:
-        """Request an early upload, without waiting for it."""
+        """Request an early upload and return without waiting for it."""
 
     def close(self) -> None: ...
 
 
 def part(path: str | epath.Path, number: int) -> epath.Path:
-    """Return the path of a part: `metrics.jsonl` is number 0, `metrics_1.jsonl` is number 1."""
+    """Return the path of a part, such as `metrics.jsonl` for 0 or `metrics_1.jsonl` for 1."""
     path = epath.Path(path)
     return path.with_name(f"{path.stem}_{number}{path.suffix}") if number else path
 
 
 def read_parts(path: str | epath.Path) -> list[bytes]:
-    """Return the content of each part, or an empty list if there is no such file.
+    """Return the content of each part, or an empty list if the file does not exist.
 
     Raises:
       RunFailed, OSError: A part cannot be read.
@@ -61,14 +62,14 @@ def append_to(
     *,
     in_parts: bool = True,
 ) -> Appended:
-    """Open the newest part of a file for appending, and create the file if it is absent.
+    """Open the newest part of a file for appending, and create the file if it does not exist.
 
-    In a bucket the newest part is always rewritten: an earlier writer, which may not know that its
-    run directory has been taken over, holds an older generation and can no longer write.
+    In a bucket, the newest part is always rewritten. An earlier writer, which may not know that its
+    run directory has been taken over, then has an outdated generation and can no longer write.
 
     Args:
       path: The file, on a disk or in a bucket.
-      keep: Returns what to keep of the content of each part.
+      keep: A function that receives the content of each part and returns the content to keep.
       in_parts: Whether a large file continues in a new part.
 
     Raises:
@@ -78,7 +79,7 @@ def append_to(
         while (opened := _opened(path, keep, in_parts)) is None:
             pass  # another process wrote in the meantime
         return opened
-    # Parts are rewritten from last to first, so that a kill in between duplicates no line.
+    # Parts are rewritten from last to first, so that a kill during the rewrite duplicates no line.
     parts, trailing = read_parts(path) or [b""], True
     for number, content in reversed(list(enumerate(parts))):
         kept = keep(content)
@@ -95,7 +96,7 @@ def append_to(
 def _opened(
     path: str | epath.Path, keep: Callable[[bytes], bytes], in_parts: bool
 ) -> Uploaded | None:
-    """Open a file in a bucket; return None if another writer changed a part since it was read."""
+    """Open a file in a bucket, or return None if another writer has changed a part meanwhile."""
     found = [objects.read(path)]
     while found[-1].content is not None and in_parts:
         found.append(objects.read(part(path, len(found))))
@@ -118,7 +119,7 @@ def _opened(
 
 
 class _OnDisk:
-    """A growing file on a disk."""
+    """A file on a disk that is open for appending."""
 
     def __init__(self, path: epath.Path):
         self._file = Path(path).open("ab")
@@ -135,11 +136,11 @@ class _OnDisk:
 
 
 class Uploaded:
-    """A growing file in a bucket: objects that a thread uploads.
+    """A file in a bucket that is open for appending, whose parts a thread uploads.
 
-    A bucket that fails is reported once, and the gathered lines are uploaded when it recovers. An
-    object that another process has written in the meantime is left alone, and no later line is
-    uploaded.
+    If the bucket fails, the failure is reported once, and the collected lines are uploaded when the
+    bucket recovers. If another process has written an object in the meantime, this object is not
+    overwritten, and no further lines are uploaded.
     """
 
     def __init__(
@@ -151,14 +152,14 @@ class Uploaded:
         heading: bytes = b"",
         in_parts: bool = True,
     ):
-        """Start the thread that uploads.
+        """Start the thread that uploads lines.
 
         Args:
-          name: Returns the path of each part.
-          number: The part to continue.
-          content: What that part holds so far.
-          generation: The generation of that part, or None if it is absent.
-          heading: The beginning of every new part.
+          name: A function that returns the path of the part with a given number.
+          number: The number of the part to continue.
+          content: The present content of that part.
+          generation: The generation of that part, or None if the part does not exist.
+          heading: The content with which every new part begins.
           in_parts: Whether a large file continues in a new part.
         """
         self._name, self._number, self._heading = name, number, heading
@@ -177,7 +178,7 @@ class Uploaded:
         self._wake.set()
 
     def close(self) -> None:
-        """Wait until everything is uploaded, or until several attempts have failed."""
+        """Wait until all lines have been uploaded, or until several attempts have failed."""
         self._closed = True
         self._wake.set()
         self._thread.join()
@@ -227,8 +228,8 @@ class Uploaded:
                 return generation
         found = objects.read(path)
         if found.content is None:
-            absent = self._generation is None  # otherwise it has been removed
+            absent = self._generation is None  # otherwise, the object has been removed
             return objects.write(path, content, found.generation) if absent else None
-        # An earlier upload may have arrived although its reply was lost.
+        # An earlier upload may have succeeded although its reply was lost.
         ours = len(found.content) > len(self._content) and content.startswith(found.content)
         return objects.write(path, content, found.generation) if ours else None

@@ -1,4 +1,4 @@
-"""Operations on whole files: reading, atomic replacement, and creation at most once."""
+"""Operations on whole files: reading, atomic replacement, and creation without overwriting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def in_bucket(path: str | epath.Path) -> bool:
 
 
 def make_folder(path: str | epath.Path) -> None:
-    """Create a folder and its parents; a bucket needs none.
+    """Create a folder and its parents on a disk; do nothing in a bucket, which needs no folders.
 
     Raises:
       OSError: The folder cannot be created.
@@ -29,7 +29,7 @@ def make_folder(path: str | epath.Path) -> None:
 
 
 def read_bytes(path: str | epath.Path) -> bytes | None:
-    """Return a file's content, or None if there is no such file.
+    """Return the content of a file, or None if the file does not exist.
 
     Raises:
       RunFailed, OSError: The file cannot be read.
@@ -43,17 +43,17 @@ def read_bytes(path: str | epath.Path) -> bytes | None:
 
 
 def replace_text(path: str | epath.Path, text: str, *, durable: bool = False) -> None:
-    """Write a file so that a reader finds either the old or the new text, and never a part of it.
+    """Write a file atomically: a reader finds either all of the old text or all of the new text.
 
     Args:
       path: The file, on a disk or in a bucket.
-      text: Its new content.
-      durable: Whether to sync the new text to the disk before it replaces the old one.
+      text: The new content of the file.
+      durable: Whether to sync the new text to the disk before it replaces the old text.
 
     Raises:
       RunFailed, OSError: The file cannot be written.
     """
-    if in_bucket(path):  # an object appears when it is complete
+    if in_bucket(path):  # an object becomes visible only when it is complete
         objects.write(path, text.encode())
         return
     target = Path(path)
@@ -63,11 +63,11 @@ def replace_text(path: str | epath.Path, text: str, *, durable: bool = False) ->
 
 
 def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) -> None:
-    """Replace a file by the text that `change` returns for its content; no other change is lost.
+    """Replace a file by the text that `change` returns for its content, without losing changes.
 
-    If `change` returns None, the file stays as it is. On a disk, a lock file beside it is held in
-    the meantime (some shared file systems have no locks and do without). In a bucket, `change` is
-    called again if another process has changed the object by the time it is written.
+    If `change` returns None, the file remains unchanged. On a disk, a lock file beside the file is
+    held during the change, except on shared file systems without locks. In a bucket, `change` is
+    called again if another process has changed the object before the new text is written.
 
     Raises:
       RunFailed, OSError: The file cannot be read or written.
@@ -88,7 +88,7 @@ def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) 
 
 
 def create_text(path: str | epath.Path, text: str) -> bool:
-    """Create a file, synced to the disk; return False if one of that name exists.
+    """Create a file and sync it to the disk, or return False if the file already exists.
 
     Raises:
       RunFailed, OSError: The file cannot be written.
@@ -103,10 +103,10 @@ def create_text(path: str | epath.Path, text: str) -> bool:
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     _write(temporary, text, durable=True)
     try:
-        os.link(temporary, target)  # unlike a rename, this never replaces another file
+        os.link(temporary, target)  # unlike a rename, a link never replaces another file
     except FileExistsError:
         return False
-    except OSError:  # a file system without hard links
+    except OSError:  # the file system does not support hard links
         if target.exists():
             return False
         temporary.replace(target)
@@ -140,9 +140,9 @@ _failing: set[str] = set()
 
 @contextmanager
 def tolerating(what: str) -> Iterator[None]:
-    """Report once that storage refuses a run's logs, and let the run continue.
+    """Report once that a log of a run cannot be written, and let the run continue.
 
-    Every exception is caught, because a bucket's errors have many classes.
+    Every exception is caught, because a bucket may raise many classes of errors.
     """
     try:
         yield

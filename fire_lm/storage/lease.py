@@ -1,10 +1,10 @@
-"""Leases with one holder at a time, for a run directory or for a checkpoint that is being scored.
+"""Leases for run directories, and for checkpoints that are being scored.
 
-On a disk the operating system keeps the lock and releases it when the process ends. In a bucket the
-lock is an object that is written on the condition that nobody else has written it, and is signed
-again every 20 seconds. A holder that dies leaves its object behind; a process that has watched it
-for a minute without seeing a new signature takes it over. This never compares the clocks of two
-machines.
+A lease has at most one holder at a time. On a disk, the operating system manages the lock and
+releases it when the process ends. In a bucket, the lock is an object that is written only if no
+other process has written it, and that its holder signs again every 20 seconds. A holder that dies
+leaves its object behind; a process that sees no new signature for a minute takes over the lease.
+The clocks of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from etils import epath
 from fire_lm.errors import RunFailed
 from fire_lm.storage import objects
 
-SIGN_SECONDS = 20.0  # between two signatures; a quarter of this after a failed one
-ANSWER_SECONDS = 15.0  # timeout of one signature, which must leave time for further attempts
-VOID_SECONDS = 60.0  # without a new signature, measured by the waiting process
+SIGN_SECONDS = 20.0  # the time between two signatures; a quarter of this after a failed signature
+ANSWER_SECONDS = 15.0  # the timeout of a signature, which must leave time for further attempts
+VOID_SECONDS = 60.0  # a lease is void after this time without a new signature
 
-# For each lease, its current generation and when this process first saw it.
+# The current generation of each lease, and the time at which this process first saw this
+# generation.
 _seen: dict[str, tuple[bytes, float]] = {}
 
 
 class LeaseLost(RunFailed):
-    """The loss of a lease: another process holds it, or it has been removed."""
+    """The loss of a lease that another process has taken over or removed."""
 
 
 class Lease:
-    """An object in a bucket that one process holds.
+    """A lease in a bucket, represented by an object.
 
     Attributes:
-      lost: Who has taken the lease over, or that it has been removed; empty while it is ours.
+      lost: A description of the process that has taken over the lease, or the statement that the
+        lease has been removed. The string is empty while this process has not lost the lease.
     """
 
     def __init__(self, path: str | epath.Path):
@@ -53,10 +55,11 @@ class Lease:
         self.lost = ""
 
     def take(self) -> str:
-        """Take the lease if nobody holds it, or if its holder has died.
+        """Take the lease if no process holds it, or if its holder has died.
 
         Returns:
-          An empty string if the lease is now ours, else its holder's process, host and time.
+          An empty string if this process now holds the lease; otherwise, the process and the host
+          of the holder, and the time of its last signature.
 
         Raises:
           RunFailed: The storage fails.
@@ -73,7 +76,9 @@ class Lease:
         return ""
 
     def holder(self) -> str:
-        """Return the holder of the lease, with host and time, or "" if nobody holds it.
+        """Return the process and host of the holder, and the time of the last signature.
+
+        The result is empty if no process holds the lease.
 
         Raises:
           RunFailed: The storage fails.
@@ -85,7 +90,7 @@ class Lease:
         """Sign the lease again, so that no other process takes it over during the next minute.
 
         Raises:
-          LeaseLost: The lease is no longer ours.
+          LeaseLost: This process no longer holds the lease.
           RunFailed: The storage fails or does not reply.
         """
         with self._signing:
@@ -95,7 +100,7 @@ class Lease:
                 )
                 if generation is None:
                     found = objects.read(self._path, ANSWER_SECONDS)
-                    if _id_of(found.content) == self._id:  # from a write whose reply came too late
+                    if _id_of(found.content) == self._id:  # an earlier write whose reply was late
                         generation = found.generation
                     elif found.content is None:
                         self.lost = "nobody: it has been removed"
@@ -106,7 +111,10 @@ class Lease:
             raise LeaseLost(f"{self._path} is now held by {self.lost}")
 
     def release(self) -> None:
-        """Remove the object if it is still ours; if the storage fails, the lease simply expires."""
+        """Remove the object if this process still holds the lease.
+
+        If the storage fails, the lease simply expires.
+        """
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -135,7 +143,7 @@ class Lease:
 
 
 def _is_void(path: str, content: bytes, generation: bytes) -> bool:
-    """Return whether the holder has died, as far as this process has seen."""
+    """Return whether the holder of a lease has died, as far as this process can tell."""
     now = time.monotonic()
     if _seen.get(path, (b"",))[0] != generation:
         _seen[path] = generation, now
@@ -146,7 +154,10 @@ def _is_void(path: str, content: bytes, generation: bytes) -> bool:
 
 
 def _machine() -> str:
-    """Return an id that is equal for two processes which can see each other's process ids."""
+    """Return an id that is identical for processes that can see each other's process ids.
+
+    The id is empty if it cannot be determined.
+    """
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -155,7 +166,7 @@ def _machine() -> str:
 
 def _lives(process: Any) -> bool:
     if not isinstance(process, int) or not _machine():
-        return True  # this cannot be determined
+        return True  # whether the process has died cannot be determined
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""Single objects of a bucket, accessed through tensorstore with generations as preconditions.
+"""Single objects in a bucket, accessed through TensorStore with generations as preconditions.
 
-A generation names one version of an object; an object that does not exist has a generation too. A
-write or removal that is conditional on a generation is atomic, which is all that a lease needs.
+A generation identifies a version of an object; the absence of an object has a generation too. A
+write or removal that is conditional on a generation is atomic, which is all that a lease requires.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from etils import epath
 
 from fire_lm.errors import RunFailed, reason
 
-# About ten seconds in all; tensorstore's default is a quarter of an hour.
+# These retries take about ten seconds in total; TensorStore's default is a quarter of an hour.
 RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
-_ANSWER_SECONDS = 120.0  # after which a server that does not reply counts as failing
+_ANSWER_SECONDS = 120.0  # a server that does not reply within this time counts as failing
 
 
 class Stored(NamedTuple):
@@ -29,7 +29,7 @@ def read(path: str | epath.Path, seconds: float = _ANSWER_SECONDS) -> Stored:
     """Read an object, waiting at most `seconds` for the reply.
 
     Raises:
-      RunFailed: The object cannot be read, which says nothing about whether it exists.
+      RunFailed: The object cannot be read, which does not mean that it does not exist.
     """
     store, key = _located(path)
     found = _result(store.read(key), f"{_url(path)} cannot be read", seconds)
@@ -42,11 +42,12 @@ def write(
     if_generation: bytes | None = None,
     seconds: float = _ANSWER_SECONDS,
 ) -> bytes | None:
-    """Write an object; with `if_generation`, only if the current one has that generation.
+    """Write an object; with `if_generation`, only if the current object has that generation.
 
     Returns:
-      The new generation, or None if the current object has another generation and other content.
-      (With the same content, it comes from our own write, whose reply was lost.)
+      The new generation, or None if the current object has another generation and different
+      content. If the content is identical, the object comes from an earlier attempt of this write
+      whose reply was lost, and its generation is returned.
 
     Raises:
       RunFailed: The object cannot be written.
@@ -65,7 +66,7 @@ def remove(path: str | epath.Path, if_generation: bytes | None = None) -> bool:
     """Remove an object if it exists and, with `if_generation`, has that generation.
 
     Returns:
-      Whether the object is absent now.
+      Whether the object no longer exists.
 
     Raises:
       RunFailed: The object cannot be removed.
@@ -77,10 +78,10 @@ def remove(path: str | epath.Path, if_generation: bytes | None = None) -> bool:
 
 
 def names_below(path: str | epath.Path) -> list[str]:
-    """Return the names of all objects below a folder at any depth, relative to it.
+    """Return the names, relative to a folder, of all objects below it at any depth.
 
-    This takes one request per thousand objects. The empty objects that some libraries create to
-    stand for folders are omitted.
+    The listing takes one request per thousand objects. The empty objects with which some libraries
+    represent folders are omitted.
 
     Raises:
       RunFailed: The folder cannot be listed.
@@ -89,7 +90,7 @@ def names_below(path: str | epath.Path) -> list[str]:
 
     store, key = _located(path)
     prefix = f"{key}/" if key else ""
-    after = f"{key}0" if key else ""  # "0" comes after "/"
+    after = f"{key}0" if key else ""  # "0" is the character after "/"
     found = store.list(ts.KvStore.KeyRange(prefix, after), strip_prefix_length=len(prefix.encode()))
     names = [name.decode() for name in _result(found, f"{_url(path)} cannot be listed")]
     return [name for name in names if name and not name.endswith("/")]

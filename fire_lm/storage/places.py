@@ -1,4 +1,4 @@
-"""Conversion of the paths that users pass."""
+"""Conversion of paths that users specify."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fire_lm.storage.files import in_bucket
 
 
 def place(path: str | epath.Path) -> epath.Path:
-    """Return the path of a local folder or of one in a bucket.
+    """Return the path of a local folder or of a folder in a bucket.
 
     Raises:
       UserError: The path has an unknown scheme.
@@ -23,10 +23,14 @@ def place(path: str | epath.Path) -> epath.Path:
 
 
 def resolved(path: epath.Path) -> epath.Path:
-    """Return the canonical path of a local folder, with symbolic links resolved."""
-    return path if in_bucket(path) else epath.Path(Path(path).resolve())  # etils keeps links
+    """Return the canonical path of a folder, with symbolic links resolved on a disk."""
+    # The `resolve` method of etils would not follow links.
+    return path if in_bucket(path) else epath.Path(Path(path).resolve())
 
 
 def with_name(path: epath.Path) -> epath.Path:
-    """Return a path that ends in a name which tables can show, unlike `.` and `..`."""
+    """Return a path to the same folder that ends in a name and not in `.` or `..`.
+
+    Tables show this name.
+    """
     return path if path.name not in ("", "..") else resolved(path)

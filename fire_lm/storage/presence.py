@@ -1,7 +1,8 @@
-"""Checks whether files exist. An error never counts as absence: a 403 must not restart a run.
+"""Functions that check whether files exist and never mistake an error for absence.
 
-TensorFlow's `is_dir` returns False for every error, and its listing of a folder calls `is_dir`
-first; only its `exists` distinguishes an error from absence.
+Such a mistake could restart a run from the beginning after a 403 response. TensorFlow's `is_dir`
+returns False for every error, and listing a folder with TensorFlow begins with `is_dir`. Only
+TensorFlow's `exists` distinguishes an error from absence.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fire_lm.storage.quiet import load_tensorflow, without_log_lines
 
 
 def present(path: str | epath.Path) -> bool:
-    """Return whether a file or folder of that name exists.
+    """Return whether a file or folder with this path exists.
 
     Raises:
       RunFailed: The storage fails.
@@ -34,9 +35,9 @@ def present(path: str | epath.Path) -> bool:
 
 
 def children(folder: str | epath.Path) -> list[epath.Path]:
-    """Return the direct children of a folder, in no order; empty if there is no such folder.
+    """Return the direct children of a folder in no particular order.
 
-    Deeper levels are neither listed nor requested.
+    The list is empty if the folder does not exist. Deeper levels are neither listed nor requested.
 
     Raises:
       RunFailed: The folder cannot be listed.
@@ -52,14 +53,14 @@ def children(folder: str | epath.Path) -> list[epath.Path]:
         except Exception as error:
             if not is_of_storage(error):
                 raise
-            problem = error  # even "not found" may hide another error: `present` decides
+            problem = error  # even "not found" may hide another error, so `present` must decide
         if not is_folder(path):
             return []
     raise RunFailed(f"{path} cannot be listed: {reason(problem)}") from problem
 
 
 def is_folder(path: epath.Path) -> bool:
-    """Return whether a folder of that name exists.
+    """Return whether a folder with this path exists.
 
     Raises:
       RunFailed: The storage fails.
@@ -75,17 +76,17 @@ def is_folder(path: epath.Path) -> bool:
 
 
 def require_bucket(path: str | epath.Path, flag: str) -> None:
-    """Refuse a path in a bucket that does not exist, within ten seconds and without a write.
+    """Check that the bucket of a path exists, within ten seconds and without writing to it.
 
-    TensorFlow never returns when it has to create a folder in such a bucket. This function also
-    loads the storage libraries, and suppresses the lines that they log.
+    TensorFlow never returns when it has to create a folder in a bucket that does not exist. This
+    function also loads the storage libraries and suppresses their log lines.
 
     Args:
       path: A path that is to be written; a path on a disk is not checked.
-      flag: The flag that named it.
+      flag: The flag with which the user specified the path.
 
     Raises:
-      UserError: There is no such bucket.
+      UserError: The bucket does not exist.
     """
     if not in_bucket(path):
         return
@@ -94,9 +95,9 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
         r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]", bucket
     ):
         raise UserError(f"{flag} {path}: {bucket!r} is not a valid bucket name")
-    load_tensorflow()  # etils would load it with its log lines
+    load_tensorflow()  # etils would load TensorFlow without suppressing the log lines
     with without_log_lines(), suppress(RunFailed):
-        objects.read(f"gs://{bucket}/.fire_lm")  # tensorstore logs during its first request
+        objects.read(f"gs://{bucket}/.fire_lm")  # TensorStore logs during its first request
         if not present(f"gs://{bucket}"):
             raise UserError(
                 f"{flag} {path}: there is no bucket {bucket}\n"
@@ -105,7 +106,7 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
 
 
 def require_folder(path: epath.Path, flag: str) -> None:
-    """Refuse a path where no folder can be created or written to; create nothing.
+    """Check that a folder can be created or written at a path, without creating anything.
 
     Raises:
       UserError: The path or one of its parents is a file, or is not writable.

@@ -1,7 +1,7 @@
-"""Loading of C++ libraries without the log lines that they print before settings take effect.
+"""Loading C++ libraries without the log lines that they print before their settings take effect.
 
-File descriptor 2 is redirected to a temporary file in the meantime; every line in it that is not
-such a log line is then passed on to stderr.
+While a library is being loaded, file descriptor 2 is redirected to a temporary file. Afterwards,
+every line of this file that is not such a log line is written to stderr.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def without_log_lines() -> Iterator[None]:
 
 
 def load_tensorflow() -> None:
-    """Import TensorFlow quietly, and without claiming the accelerators' memory, which JAX needs."""
+    """Import TensorFlow without log lines, leaving all accelerator memory to JAX."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # oneDNN complains about integers on many CPUs, and we do no arithmetic with TensorFlow.
+    # oneDNN prints warnings about integers on many CPUs, and fire_lm does not need it, because it
+    # does no arithmetic with TensorFlow.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     with without_log_lines():
         import tensorflow as tf

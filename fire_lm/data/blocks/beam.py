@@ -1,4 +1,4 @@
-"""Writing the parts of a set of blocks on Apache Beam's workers, one element per part."""
+"""Writing the parts of a set of blocks on Apache Beam workers, with one Beam element per part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fire_lm.data.blocks.writer import PartToWrite, RunParts
 
 
 def parts_runner(workers: BeamWorkers) -> RunParts:
-    """Return a function that runs another one on the workers, once for each part."""
+    """Return a `RunParts` that calls its second argument on the workers, once for each part."""
     import apache_beam as beam
 
     def run(jobs: Sequence[PartToWrite], write: Callable[[PartToWrite], object]) -> None:

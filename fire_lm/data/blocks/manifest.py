@@ -1,6 +1,6 @@
-"""The manifest of a set of blocks: a JSON file with its own checksum, written last.
+"""The manifest of a set of blocks, a JSON file that contains its own checksum and is written last.
 
-It contains enough to open every array without reading anything else, and to refuse a set that was
+The manifest contains everything that is needed to open the arrays, and to reject a set that was
 made with another vocabulary or other preprocessing.
 """
 
@@ -27,9 +27,9 @@ class Part:
     """A directory of arrays, made from one or more files of the source.
 
     Attributes:
-        documents: The number of documents in the source, including skipped ones.
+        documents: The number of documents in these files, including skipped documents.
         skipped: The number of empty, undecodable or huge documents, which have no tokens.
-        tokens: The number of tokens, including the end of each document.
+        tokens: The number of tokens, including the end-of-document tokens.
         unknown: The number of tokens that are unknown to the vocabulary.
         bytes: The size of the text of all documents that were not skipped.
         tokens_sha256: The SHA-256 of the stored token stream, which identifies the text.
@@ -45,19 +45,19 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """Everything besides the text that determines the tokens.
+    """The properties of a set of blocks, besides the text, that determine its tokens.
 
     Attributes:
         dataset: The TFDS name with config and version.
         label: The name of the text in results.
         vocabulary: The name of the vocabulary's file, or 'bytes'.
         vocabulary_fingerprint: The SHA-256 of the vocabulary's file, or 'bytes'.
-        vocabulary_size: The number of ids that the vocabulary can emit, including padding.
+        vocabulary_size: The number of ids that the vocabulary can produce, including padding.
         unknown_id: The id of unknown text, or None if the vocabulary has no such id.
-        documents_per_group: The number of documents read together; it affects how much text is
-            read to choose the rows that are scored.
-        preprocessing: The name of the preprocessing, see `fire_lm.data.identity`.
-        format: The version of this format.
+        documents_per_group: The number of documents read together, which affects how much text the
+            scored rows are chosen from.
+        preprocessing: The name of the preprocessing; see `fire_lm.data.identity`.
+        format: The version of the file format.
     """
 
     dataset: str
@@ -72,13 +72,16 @@ class Identity:
 
     @property
     def token_dtype(self) -> np.dtype:
-        """The smallest type that holds every id."""
+        """The smallest unsigned type that can represent every id."""
         return np.dtype(np.uint16 if self.vocabulary_size <= 2**16 else np.uint32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The description of a set of blocks: its parts by split, in the order of the stream."""
+    """The description of a set of blocks.
+
+    `splits` maps the name of each split to the split's parts in stream order.
+    """
 
     identity: Identity
     splits: Mapping[str, tuple[Part, ...]]
@@ -94,16 +97,16 @@ class Manifest:
 
 
 def write_json(path: str, content: Mapping[str, Any]) -> None:
-    """Write JSON with a checksum of its content."""
+    """Write a JSON file that includes a checksum of its content."""
     text = json.dumps({**content, "sha256": _digest(content)}, indent=1)
-    stores.write_bytes(path, text.encode())  # no newline, so that a change of any byte is noticed
+    stores.write_bytes(path, text.encode())  # no final newline, so that any changed byte is noticed
 
 
 def read_json(path: str) -> dict[str, Any] | None:
-    """Read a file that `write_json` wrote; return None if there is no such file.
+    """Read a file that `write_json` wrote, or return None if the file does not exist.
 
     Raises:
-        RunFailed: The content is not what was written.
+        RunFailed: The content differs from what was written.
     """
     written = stores.read_bytes(path)
     if written is None:
@@ -122,7 +125,7 @@ def write(path: str, manifest: Manifest) -> None:
 
 
 def read(path: str) -> Manifest | None:
-    """Return the manifest of the set in the directory `path`, or None if there is none.
+    """Return the manifest of the set of blocks in `path`, or None if there is no manifest.
 
     Raises:
         RunFailed: The manifest is damaged.

@@ -1,26 +1,26 @@
-"""A pseudo-random order of n rows that is computed, not stored.
+"""A pseudo-random order of n rows that is computed instead of stored.
 
-A Feistel network permutes the numbers of 2k bits; results at or above n are sent through it again
-until they fall below n ("cycle walking", Black and Rogaway, Ciphers with Arbitrary Finite Domains,
-2002), which permutes 0..n-1. So the position of any row is computed without its predecessors, in
-constant memory, for 10 rows as for 10^11.
+A Feistel network permutes the 2k-bit numbers. To permute 0..n-1, any result of n or more is passed
+through the network again until it is below n ("cycle walking"; Black and Rogaway, Ciphers with
+Arbitrary Finite Domains, 2002). The position of any row can thus be computed without those of its
+predecessors and in constant memory, whether there are 10 rows or 10^11.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-_ROUNDS = 8  # with few bits per half, fewer rounds cannot produce some orders
+_ROUNDS = 8  # with only a few bits per half, fewer rounds cannot produce some orders
 
 
 def permuted(index: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
-    """Map `index` by the permutation of `count` items that (seed, epoch) selects.
+    """Map `index` through the permutation of `count` items that `seed` and `epoch` select.
 
     Args:
         index: The items, int64 [k], each in 0..count-1.
         count: The number of items, at least 1 and below 2^62.
-        seed: 0 or more.
-        epoch: 0 or more; each (seed, epoch) selects a different permutation.
+        seed: A non-negative integer.
+        epoch: A non-negative integer; each pair of a seed and an epoch selects its own permutation.
 
     Returns:
         The permuted items, int64 [k], each in 0..count-1.
@@ -37,7 +37,10 @@ def permuted(index: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray
 
 
 def _feistel(values: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
-    """Apply a bijection of 0..4^half-1; each round is invertible, whatever `_mixed` computes."""
+    """Apply a bijection of 0..4^half-1 to `values`.
+
+    Each round is invertible, whatever `_mixed` computes.
+    """
     bits, mask = np.uint64(half), np.uint64(2**half - 1)
     left, right = values >> bits, values & mask
     for key in keys:
@@ -46,7 +49,7 @@ def _feistel(values: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """Mix uint64 values so that every bit depends on every bit (the finalizer of splitmix64)."""
+    """Apply the finalizer of splitmix64: every output bit depends on every input bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,9 +1,9 @@
-"""Training batches and scoring text from blocks, read by number and without TensorFlow.
+"""Training batches and scoring text from blocks, read by row number and without TensorFlow.
 
-Sample s of a run is row perm(seed, s // R)(s % R) of the R rows, and batch t of B rows holds the
-samples from t B to (t + 1) B. So a batch depends only on (seed, t), each process reads only its own
-rows of the batch, and the position in the data is one number that means the same for any number of
-processes.
+Sample s of a run is row perm(seed, s // R)(s % R) of the R rows, and batch t of B rows contains the
+samples from t B up to, but not including, (t + 1) B. A batch therefore depends only on (seed, t),
+and each process reads only its own rows of the batch. The position in the data is a single number
+with the same meaning for any number of processes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ Batch = dict[str, np.ndarray]
 
 
 class TrainIterator:
-    """Endless batches, of which a thread reads the next few ahead; see `fire_lm.data`."""
+    """An endless iterator over batches, with a thread that prefetches; see `fire_lm.data`."""
 
     shared_state = True
     skipped = 0  # documents are skipped when blocks are written
-    # Part of the interface, but never called: no row of blocks is read before it is needed.
+    # This callback is part of the interface, but it is never called, because reading blocks does
+    # not require any rows to be read before the first batch.
     on_rows: Callable[[int, int], None]
 
     def __init__(
@@ -63,7 +64,7 @@ class TrainIterator:
                 f"{self._global_size}.\nProvide more text, or reduce BATCH_SIZE or TRAIN_LENGTH."
             )
         self._length, self._seed = length, seed
-        self._mine = shard_index * batch_size + np.arange(batch_size)  # within a batch
+        self._mine = shard_index * batch_size + np.arange(batch_size)  # this shard's rows
         self._identity = {
             "blocks": manifest.fingerprint("train"),
             "construction": data.construction,
@@ -71,13 +72,13 @@ class TrainIterator:
             "seed": seed,
         }
         self._planned: dict[int, np.ndarray] = {}  # used only by the reader's thread
-        self._samples = 0  # handed out so far by all processes together
+        self._samples = 0  # the samples that all processes together have returned so far
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blocks")
         self._ahead: collections.deque[Future[Batch]] = collections.deque()
 
     @property
     def description(self) -> str:
-        """A description of the rows for messages."""
+        """A description of the rows for use in messages."""
         rows = self._rows
         return f"{rows.count:,} rows in blocks, table of rows {rows.memory / 2**20:,.0f} MiB"
 
@@ -92,18 +93,21 @@ class TrainIterator:
         try:
             batch = self._ahead[0].result()
         except BaseException:
-            self._drop_ahead()  # so that the next call reads this batch again
+            self._drop_ahead()  # the next call then reads this batch again
             raise
         self._ahead.popleft()
         self._samples += self._global_size
         return batch
 
     def get_state(self) -> bytes:
-        """Return the position after the batches handed out so far, the same on every process."""
+        """Return the position after the last returned batch, as bytes.
+
+        The bytes are identical on all processes.
+        """
         return json.dumps({"samples": self._samples, **self._identity}).encode()
 
     def set_state(self, state: bytes) -> None:
-        """Continue after the batches that had been handed out when `state` was taken.
+        """Continue after the last batch that had been returned when `state` was saved.
 
         Raises:
             UserError: The state belongs to other blocks or another order, or is unreadable.
@@ -129,7 +133,7 @@ class TrainIterator:
             self._ahead.pop().cancel()
 
     def _batch(self, first: int) -> Batch:
-        """Read this process's rows of the batch whose first sample has number `first`."""
+        """Read this process's rows of the batch that starts with sample number `first`."""
         if first not in self._planned:
             self._planned = self._plan(first)
         rows = self._planned[first]
@@ -141,10 +145,10 @@ class TrainIterator:
         return batch
 
     def _plan(self, first: int) -> dict[int, np.ndarray]:
-        """Return the rows of this batch and of the next ones, by their first sample.
+        """Return the rows of this batch and of the following ones, keyed by their first samples.
 
-        Many batches are planned at once, because the overhead of a permutation in numpy hardly
-        depends on how many numbers it permutes.
+        Many batches are planned at once, because the cost of a permutation in NumPy hardly depends
+        on how many numbers are permuted.
         """
         firsts = first + np.arange(_BATCHES_PLANNED) * self._global_size
         epochs, within = np.divmod(firsts[:, None] + self._mine, self._rows.count)
@@ -160,7 +164,7 @@ def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
 
     Raises:
         UserError: The length or the construction is invalid.
-        NoText: There is not a single row.
+        NoText: The stream does not contain a single row.
     """
     if length < 2:
         raise UserError(f"A row needs at least 2 tokens; the requested length is {length}.")
@@ -177,7 +181,10 @@ def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
 
 
 def _ends_of_written(stream: Stream) -> Iterator[np.ndarray]:
-    """Yield `document_ends` without skipped documents, omitting parts that hold no others."""
+    """Yield the document ends of each part without those of skipped documents.
+
+    A part that contains only skipped documents is omitted.
+    """
     begin = 0
     for ends in stream.document_ends():
         written = ends[np.diff(ends, prepend=begin) > 0]
@@ -187,7 +194,7 @@ def _ends_of_written(stream: Stream) -> Iterator[np.ndarray]:
 
 
 def segment_ids(rows: Rows, starts: np.ndarray, stops: np.ndarray, length: int) -> np.ndarray:
-    """Return int32 [k, length]: 1, 2, 3, ... for the documents of each row, 0 on padding."""
+    """Return segment ids, int32 [k, length]: 1, 2, ... for each row's documents, 0 for padding."""
     ids = np.zeros([len(starts), length], np.int32)
     for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
         ids[row, rows.segment_starts(start, stop)] = 1
@@ -199,8 +206,8 @@ def segment_ids(rows: Rows, starts: np.ndarray, stops: np.ndarray, length: int) 
 def scoring_text(data: Blocks, *, length: int, num_sequences: int, split: str) -> ScoringText:
     """Return text to score; see `fire_lm.data.scoring_text`.
 
-    The rows equal those of the seqio pipeline: they come from as many whole groups of documents as
-    are needed to choose from enough rows.
+    The rows are identical to those that the seqio pipeline returns: whole groups of documents are
+    counted until there are enough rows to choose from.
     """
     if num_sequences < 1:
         raise UserError(f"At least one sequence must be scored, not {num_sequences}.")

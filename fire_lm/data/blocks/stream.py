@@ -1,4 +1,4 @@
-"""The token stream of one split's documents, readable at any position."""
+"""The token stream of a split's documents, which can be read at any position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fire_lm.data.identity import vocabulary_fingerprint
 from fire_lm.errors import RunFailed, UserError
 
 TOKENS, ENDS, BYTE_COUNTS = "tokens", "ends", "byte_counts"
-# The element type of each array and whether it is compressed. Tokens would hardly become smaller.
+# The element type of each array and whether it is compressed. Tokens are not compressed, because
+# they would hardly become smaller.
 LAYOUT: dict[str, tuple[np.dtype, bool]] = {
     ENDS: (np.dtype(np.int64), True),
     BYTE_COUNTS: (np.dtype(np.uint32), True),
@@ -26,10 +27,12 @@ def part_path(path: str, split: str, index: int, count: int) -> str:
 
 
 def open_set(path: str, vocabulary: str) -> Manifest:
-    """Return the manifest of the blocks in `path`, made with this vocabulary ('' accepts any).
+    """Return the manifest of the blocks in `path` after checking their vocabulary.
+
+    An empty `vocabulary` accepts blocks that were made with any vocabulary.
 
     Raises:
-        UserError: There are no blocks, or they were made with another vocabulary.
+        UserError: There are no blocks, or the blocks were made with another vocabulary.
         RunFailed: The manifest is damaged or unreadable.
     """
     found = manifests.read(path)
@@ -57,7 +60,7 @@ def check_split(path: str, manifest: Manifest, split: str) -> None:
 
 
 class Stream:
-    """The tokens of all parts of a split in sequence, by position, int64 0..tokens-1."""
+    """The concatenated tokens of all parts of a split, addressed by int64 positions 0..tokens-1."""
 
     def __init__(self, path: str, manifest: Manifest, split: str):
         check_split(path, manifest, split)
@@ -71,9 +74,10 @@ class Stream:
         return int(self._edges[-1])
 
     def document_ends(self) -> Iterator[np.ndarray]:
-        """Yield, for each part, the ends of the source's documents, int64 [documents].
+        """Yield the end positions, int64 [documents], of the documents in each non-empty part.
 
-        A skipped document ends where the previous one ends.
+        The documents include skipped documents, each of which ends where the previous document
+        ends.
         """
         for index, part in enumerate(self._parts):
             if part.documents:
@@ -81,10 +85,10 @@ class Stream:
                 yield self._edges[index] + self._result(array.read())
 
     def read(self, starts: np.ndarray, stops: np.ndarray, length: int, array: str) -> np.ndarray:
-        """Return the spans from starts to stops, padded with 0, as int32 [k, length].
+        """Read the spans from `starts` to `stops` of an array as int32 [k, length], padded with 0.
 
         Raises:
-            RunFailed: The storage fails, or returns other data than was written.
+            RunFailed: The storage fails, or the data differ from what was written.
         """
         rows = np.zeros([len(starts), length], np.int32)
         waiting = []

@@ -1,8 +1,9 @@
-"""Tokenisation of a data set into blocks, through the same seqio task that reads it on the fly.
+"""Tokenisation of a data set into blocks, using the seqio task that also reads it on the fly.
 
-Each split is written in independent parts of about a gigabyte of text: one after the other in this
-process, or spread over workers by Beam. A small file in each part is written after the part's
-arrays, and the manifest after all parts, so interrupted writing resumes with the next part.
+Each split is written in independent parts of about a gigabyte of text. This process writes the
+parts one after another, or Beam distributes them over its workers. A small file in each part is
+written after the part's arrays, and the manifest is written after all parts. After an interruption,
+writing therefore resumes with the first unfinished part.
 """
 
 from __future__ import annotations
@@ -26,19 +27,22 @@ from fire_lm.data.quiet_tensorflow import seqio, tf
 from fire_lm.data.spec import TextData
 from fire_lm.errors import RunFailed, UserError
 
-# The size of a part's text. A smaller split is a single part, which keeps the order in which seqio
-# reads its files, so that the same text is scored row by row.
+# The size of a part's text. A smaller split becomes a single part, which preserves the order in
+# which seqio reads the split's files, so that the scored rows are identical.
 PART_BYTES = 2**30
 _PART_FILE = "part.json"
 
-# Called with the number of documents written and the total.
+# A callback that receives the number of documents written so far and the total.
 Progress = Callable[[int, int], None]
 RunParts = Callable[[Sequence["PartToWrite"], Callable[["PartToWrite"], object]], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class PartToWrite:
-    """A part of a split to write; `source_documents` and `source_bytes` count the whole split."""
+    """A part of a split that is to be written.
+
+    `source_documents` and `source_bytes` are the sizes of the whole split.
+    """
 
     data: TextData
     output: str
@@ -54,7 +58,7 @@ class PartToWrite:
         return part_path(self.output, self.split, self.index, self.count)
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that an existing part must share to count as this one."""
+        """Return the properties that an existing part must have to be accepted as this part."""
         return {
             "identity": dataclasses.asdict(self.identity),
             "documents": self.source_documents,
@@ -71,20 +75,21 @@ def write_blocks(
     progress: Progress = lambda done, total: None,
     run_parts: RunParts | None = None,
 ) -> Manifest:
-    """Write the splits (by default all) as blocks; existing parts are kept.
+    """Write the given splits as blocks and keep the parts that already exist.
 
     Args:
         data: The text and its vocabulary; the construction does not matter.
-        output: The directory of the set, local or in a bucket.
-        splits: The splits of the data set to write.
-        parts: The number of parts of each split; by default one per gigabyte, but at most one per
-            file of the source.
-        progress: Called now and then with the number of documents written and the total.
-        run_parts: Calls its second argument once with each part to write, on any machine; by
-            default in this process.
+        output: The directory of the set of blocks, which may be local or in a bucket.
+        splits: The splits of the data set to write; by default, all splits.
+        parts: The number of parts in each split. The default is one part per gigabyte of text, but
+            at most one per source file.
+        progress: A callback that periodically receives the number of documents written and the
+            total. It is not called if `run_parts` is given.
+        run_parts: A function that calls its second argument once for each part to write, on any
+            machine. By default, this process writes the parts.
 
     Raises:
-        UserError: The text or vocabulary is unsuitable, or `output` holds something else.
+        UserError: The text or vocabulary is unsuitable, or `output` contains something else.
         RunFailed: Reading or writing failed.
     """
     if data.mixture:
@@ -122,7 +127,7 @@ def write_blocks(
 
 
 def write_part(job: PartToWrite, progress: Callable[[int], None] = lambda documents: None) -> Part:
-    """Write a part, or read its description if it already exists."""
+    """Write a part, or read its description if the part already exists."""
     finished = _finished(job)
     if finished is not None:
         progress(finished.documents)
@@ -166,7 +171,10 @@ def _identity(data: TextData) -> Identity:
 
 
 def _check_output(output: str, held: Manifest | None, identity: Identity, splits: set[str]) -> None:
-    """Refuse an output with other text, which must be neither overwritten nor mixed with this."""
+    """Raise UserError if the output contains anything but blocks of this text.
+
+    Other content must be neither overwritten nor mixed with these blocks.
+    """
     if held is not None and held.identity != identity:
         now, then = dataclasses.asdict(identity), dataclasses.asdict(held.identity)
         changed = [name for name in now if now[name] != then[name]]
@@ -212,7 +220,7 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
         groups = tasks.documents(job.data, split=job.split, shard=shard)
         for group in groups.as_numpy_iterator():
             lengths = np.zeros(len(group["lengths"]) + int(group["skipped"]), np.int64)
-            lengths[: len(group["lengths"])] = group["lengths"]  # the skipped ones have none
+            lengths[: len(group["lengths"])] = group["lengths"]  # skipped documents have no tokens
             stored = group["targets"].astype(job.identity.token_dtype)
             digest.update(stored.tobytes())
             arrays[TOKENS].append(stored)
@@ -234,7 +242,7 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
 
 
 def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:
-    """Return the written parts of a split, provided that together they hold all documents."""
+    """Return the written parts of a split after checking that they contain all its documents."""
     whole = [part for part in map(_finished, jobs) if part is not None]
     first, documents = jobs[0], sum(part.documents for part in whole)
     if len(whole) < len(jobs):

@@ -1,1 +1,1 @@
-"""Data sets made from files or from text that every machine has, and vocabularies for them."""
+"""Creation of data sets and vocabularies, from the user's files or from text on every machine."""

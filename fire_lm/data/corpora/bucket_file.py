@@ -1,4 +1,4 @@
-"""A file of a bucket with the interface of Python's binary files, for gzip, pyarrow and others."""
+"""Files in a bucket with the interface of Python's binary files, which gzip and PyArrow need."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _BUFFER_BYTES = 2**20  # per read; TensorFlow itself reads further ahead
 
 
 def open_binary(path: epath.Path) -> BinaryIO:
-    """Open a file for reading, on a disk or in a bucket.
+    """Open a file on a disk or in a bucket for reading.
 
     Raises:
-        OSError, tf.errors.OpError: The file cannot be opened, or read later.
+        OSError, tf.errors.OpError: The file cannot be opened. Reading it later may raise the same
+            errors.
     """
     if "://" not in path.as_posix():
         return path.open("rb")  # type: ignore[return-value]
@@ -22,7 +23,7 @@ def open_binary(path: epath.Path) -> BinaryIO:
 
 
 class _Raw(io.RawIOBase):
-    """A raw file over TensorFlow's GFile, which lacks `closed`, `readable` and `readinto`."""
+    """A raw file based on TensorFlow's GFile, which lacks `closed`, `readable` and `readinto`."""
 
     def __init__(self, name: str):
         from fire_lm.data.quiet_tensorflow import tf

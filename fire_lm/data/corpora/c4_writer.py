@@ -1,4 +1,4 @@
-"""Writing documents as a TFDS data set with the schema and name of C4."""
+"""Writing documents as a TFDS data set that has the schema and the name of C4."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from fire_lm.data.corpora.tfds_writer import Example, write_dataset
 
-# Many small files: the seed's order of files determines what a short run reads, and each of several
-# processes gets its own files.
+# A split has many small files, because the order of the files, which depends on the seed,
+# determines what a short run reads, and because each process reads its own files.
 _MAX_FILES_PER_SPLIT = 32
 _FIELDS = ("text", "url", "content-type", "content-length", "timestamp")
 
@@ -18,8 +18,9 @@ def write(data_dir: str | os.PathLike, splits: Mapping[str, Mapping[str, bytes]]
     """Write `c4/en/3.1.0` below `data_dir`.
 
     Args:
-        data_dir: A TFDS data directory; it is created if missing.
-        splits: For each split, its documents by path; no split may be empty.
+        data_dir: A TFDS data directory, which is created if it does not exist.
+        splits: A mapping from each split's name to the split's documents, keyed by path. No split
+            may be empty.
     """
 
     def examples(texts: Mapping[str, bytes]) -> Iterator[Example]:

@@ -1,9 +1,9 @@
-"""The embedded corpus: text that every machine with this package has, as a TFDS data set.
+"""The embedded corpus: text that exists on every machine with this package, as a TFDS data set.
 
-It consists of Python's standard library sources (without tests), the `pydoc` topics and the
-installed jax sources, written with the schema and the name of C4, so that the same code reads both.
-It is code, not web text, and its content varies with the Python and jax versions, which the
-manifest records. Results call it `embedded`, never C4.
+The corpus consists of the sources of Python's standard library (without tests), the `pydoc` topics
+and the sources of the installed JAX. It is written with the schema and the name of C4, so that the
+same code can read both. The text is code rather than web text, and it depends on the versions of
+Python and JAX, which the manifest records. Results call the corpus `embedded`, never C4.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEFT_OUT_FOLDERS = {
 }  # fmt: skip
 _ABANDONED_AFTER = 3600  # seconds
 
-# A path that is the same on every machine, and the document's content.
+# A path that is identical on every machine, and the content of the document.
 Document = tuple[str, bytes]
 
 
@@ -48,8 +48,9 @@ class CorpusSummary:
     Attributes:
         documents: The number of documents in each split, 'train' and 'validation'.
         bytes: The size of each split's text.
-        skipped: The number of skipped documents: under 200 bytes, over 400 kB or not UTF-8.
-        written: False if the directory already held exactly this text.
+        skipped: The number of documents that were skipped because they are smaller than 200 bytes,
+            larger than 400 kB or not UTF-8.
+        written: False if the directory already contained exactly this text.
     """
 
     documents: dict[str, int]
@@ -61,20 +62,20 @@ class CorpusSummary:
 def write_embedded_corpus(
     data_dir: str, progress: Callable[[str], None] = lambda message: None
 ) -> CorpusSummary:
-    """Write the embedded corpus as a TFDS data directory; do nothing if it already exists.
+    """Write the embedded corpus as a TFDS data directory, unless it already exists.
 
     Args:
-        data_dir: A local directory that is new, empty, or was written by this function.
-        progress: Called with one-line messages.
+        data_dir: A local directory that does not exist, is empty, or was written by this function.
+        progress: A callback that receives one-line messages.
 
     Raises:
-        UserError: The directory holds anything else, or cannot be written.
+        UserError: The directory contains anything else, or cannot be written.
     """
     return write_corpus(data_dir, embedded_documents(), progress)
 
 
 def embedded_documents() -> Iterator[Document]:
-    """Yield standard library sources, pydoc topics and jax sources; the order does not matter."""
+    """Yield the standard library's sources, the pydoc topics and JAX's sources, in any order."""
     yield from _sources("python", pathlib.Path(sysconfig.get_paths()["stdlib"]))
     from pydoc_data import topics
 
@@ -87,7 +88,7 @@ def embedded_documents() -> Iterator[Document]:
 
 def _sources(name: str, root: pathlib.Path) -> Iterator[Document]:
     for folder, folders, files in os.walk(root):
-        # config-* and _sysconfigdata* contain paths and flags of the machine.
+        # config-* and _sysconfigdata* contain machine-specific paths and flags.
         folders[:] = sorted(
             f for f in folders if f not in _LEFT_OUT_FOLDERS and not f.startswith("config-")
         )
@@ -100,7 +101,7 @@ def _sources(name: str, root: pathlib.Path) -> Iterator[Document]:
 def write_corpus(
     data_dir: str, documents: Iterable[Document], progress: Callable[[str], None]
 ) -> CorpusSummary:
-    """Write any documents in the way of `write_embedded_corpus`."""
+    """Write arbitrary documents as a TFDS data directory; see `write_embedded_corpus`."""
     if "://" in data_dir:
         raise UserError(
             f"The corpus is written to a local directory, not to {data_dir}.\n"
@@ -145,7 +146,11 @@ def write_corpus(
 
 
 def _check_target(target: pathlib.Path) -> dict | None:
-    """Return the manifest if we wrote the directory, or None if it is new or empty."""
+    """Return the manifest of an existing corpus, or None if the directory is new or empty.
+
+    Raises:
+        UserError: The directory cannot be read, or `write_corpus` did not write its content.
+    """
     try:
         held = {path.name for path in target.iterdir()} if target.exists() else set()
     except OSError as error:
@@ -172,7 +177,7 @@ def _check_target(target: pathlib.Path) -> dict | None:
 
 
 def split_of(path: str) -> str:
-    """Return 'train' or 'validation', depending only on a hash of the document's path."""
+    """Return the split of a document, which depends only on a hash of the document's path."""
     bucket = int.from_bytes(hashlib.sha256(path.encode()).digest()[:8]) % 100
     return "validation" if bucket < _VALIDATION_PERCENT else "train"
 
@@ -200,13 +205,16 @@ def _is_utf8(content: bytes) -> bool:
 
 
 def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest: dict) -> None:
-    """Write beside the target and rename at the end, so that only a complete corpus appears."""
+    """Write the corpus to a directory beside `target` and rename this directory at the end.
+
+    An incomplete corpus therefore never appears in `target`.
+    """
     from fire_lm.data.corpora import c4_writer
 
     target = target.absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}.fire_lm_partial-"
-    for path in target.parent.glob(prefix + "*"):  # left by a killed run
+    for path in target.parent.glob(prefix + "*"):  # left behind by a killed process
         if time.time() - path.stat().st_mtime > _ABANDONED_AFTER:
             shutil.rmtree(path, ignore_errors=True)
     partial = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
@@ -223,7 +231,7 @@ def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest
 
 
 def _files_of(data_dir: pathlib.Path) -> dict[str, int]:
-    """Return the sizes of the data set's files."""
+    """Return the size of each of the data set's files by name."""
     folder = data_dir / _TFDS_PATH
     return {path.name: path.stat().st_size for path in sorted(folder.glob("*"))}
 

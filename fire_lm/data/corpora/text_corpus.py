@@ -1,8 +1,9 @@
-"""Your own documents (arXiv, GitHub, anything) as a TFDS data set.
+"""The user's own documents, such as arXiv papers or GitHub files, as a TFDS data set.
 
-A document's split is determined by a hash of its text, so it depends neither on the order of the
-documents nor on their division into files, and equal texts cannot be in different splits. Exact
-duplicates are omitted and counted. TFDS orders the documents of a split by a hash of that hash.
+A hash of a document's text determines its split. The split therefore depends neither on the order
+of the documents nor on their distribution over files, and identical texts cannot be in different
+splits. Exact duplicates are omitted and counted. TFDS hashes the hash again and orders the
+documents of a split by the result.
 """
 
 from __future__ import annotations
@@ -35,23 +36,24 @@ from fire_lm.errors import UserError
 
 VERSION = "1.0.0"
 
-# There are at least _FILES files, because the seed's order of files determines what a short run
-# reads, and each process gets its own files. Larger data sets have files of about _FILE_BYTES, but
-# never more files than C4 has.
+# A data set has at least _FILES files in each split, unless it has fewer documents, because the
+# order of the files, which depends on the seed, determines what a short run reads, and because each
+# process reads its own files. Larger data sets have files of about _FILE_BYTES, but never more
+# files than C4.
 _FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class TextCorpus:
-    """The data set that was written.
+    """The data set that was written or found.
 
     Attributes:
         tfds_name: The value for `TextData.tfds_name`.
         documents: The number of documents in each split.
         bytes: The size of each split's text.
-        left_out: The number of omitted documents by reason.
-        written: False if the data set already existed, made from files of the same names, sizes and
-            times.
+        left_out: The number of omitted documents for each reason.
+        written: False if the data set already existed and was made from files with the same names,
+            sizes and modification times.
     """
 
     tfds_name: str
@@ -72,21 +74,22 @@ def write_text_corpus(
     on_bytes: OnBytes = lambda done, total: None,
     workers: BeamWorkers | None = None,
 ) -> TextCorpus:
-    """Write DATA_DIR/NAME/1.0.0; do nothing if it exists and its source files have not changed.
+    """Write DATA_DIR/NAME/1.0.0, unless it exists and the source files have not changed.
 
-    The documents are read once to count them and once for each split. In this process, TFDS holds
-    up to 1 GB of them in order to shuffle.
+    The documents are read once for counting and then once for each split. If this process writes
+    the data set, TFDS keeps up to 1 GB of documents in memory for shuffling.
 
     Args:
         source: See `read_documents`.
-        data_dir: A TFDS data directory, local or gs://, which may hold other data sets.
+        data_dir: A local or gs:// TFDS data directory, which may contain other data sets.
         name: The name of the data set, in lower case.
         text_field: See `read_documents`.
-        validation_percent: The share of the validation split; 0 omits the split.
+        validation_percent: The percentage of documents in the validation split; 0 omits this split.
         split_on: See `read_documents`.
-        on_bytes: See `read_documents`; not called with `workers`.
+        on_bytes: See `read_documents`. It is not called if `workers` is given.
         workers: Beam workers, which read one file at a time and need access to `source` and
-            `data_dir`. The data set has the same documents, divided into other files.
+            `data_dir`. The data set then has the same documents, distributed differently over its
+            files.
 
     Raises:
         UserError: The name is taken or invalid, or a split would be empty. See also
@@ -169,7 +172,7 @@ def _check_split_on(
 
 @dataclasses.dataclass
 class _Passes:
-    """Several passes over the documents, which this process reads again each time."""
+    """Several passes over the documents, which are read anew in this process for each pass."""
 
     source: str
     text_field: str | None
@@ -201,18 +204,18 @@ class _Passes:
 
 
 def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | None:
-    """Return the existing data set if it was made from the same files, or None if there is none.
+    """Return the existing data set if it was made from the same files, or None if none exists.
 
-    Files are the same if their names, sizes and times are; comparing the text would mean reading
-    all of it.
+    Files count as the same if their names, sizes and modification times are unchanged, because
+    comparing their content would mean reading all of it.
 
     Raises:
-        UserError: The data set is a different one or unfinished, or the files may have changed.
+        UserError: The existing data set differs or is incomplete, or the files may have changed.
     """
     if not target.exists():
         return None
     try:
-        # Data sets from before --split_on existed have no such line.
+        # The manifests of data sets that were written before --split_on existed have no such entry.
         manifest = {"split_on": None} | json.loads((target / MANIFEST).read_text())
         if all(manifest[key] == value for key, value in settings.items()):
             summary = _summary(manifest, written=False)

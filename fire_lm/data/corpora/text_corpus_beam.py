@@ -1,6 +1,7 @@
-"""Counting and selecting documents on Apache Beam's workers, one element per file.
+"""Counting and selecting documents on Apache Beam workers, with one Beam element per file.
 
-The documents, their sources and their splits are the same as with `text_selection.choose`.
+The selected documents, their sources and their splits are identical to those that
+`text_selection.choose` yields.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fire_lm.storage import make_folder
 
 
 class Reading(NamedTuple):
-    """The files to read, as returned by `list_files`, and how to read them."""
+    """The files that `list_files` returned and the settings with which to read them."""
 
     files: Sequence[File]
     text_field: str | None
@@ -36,7 +37,7 @@ class Reading(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A document; `order` is the number of its file and its number within the file."""
+    """A document; `order` consists of the file's number and the document's number in the file."""
 
     order: tuple[int, int]
     place: str
@@ -46,7 +47,7 @@ class Found(NamedTuple):
 def count(
     workers: BeamWorkers, reading: Reading, splits: Sequence[str], folder: epath.Path
 ) -> Counts:
-    """Count all documents; the workers return the sums through a file in `folder`."""
+    """Count all documents on the workers, which return the sums through a file in `folder`."""
     make_folder(folder)
     result = folder / "counts.json"
     with workers.pipeline() as pipeline:
@@ -68,9 +69,9 @@ def count(
 
 
 def examples(reading: Reading, split: str) -> beam.PTransform:
-    """Return a transform that makes the examples of one split for TFDS.
+    """Return a transform that produces the TFDS examples of one split.
 
-    Of equal texts, only the first is kept.
+    Only the first of several documents with identical text is kept.
     """
     return (
         _documents(reading)
@@ -86,7 +87,7 @@ def examples(reading: Reading, split: str) -> beam.PTransform:
 
 
 def _documents(reading: Reading) -> beam.PTransform:
-    """Return a transform that makes pairs of a text's hash and the document."""
+    """Return a transform that produces all documents, each paired with the hash of its text."""
     files = [(n, file.name, str(file.path)) for n, file in enumerate(reading.files)]
     return (
         beam.Create(files)

@@ -1,7 +1,8 @@
-"""Documents from files: plain text, JSON lines and Parquet, also compressed, local or in a bucket.
+"""Reading documents from plain text, JSON lines and Parquet files, on a disk or in a bucket.
 
-Each JSON line and each Parquet row is a document; any other file is one document as a whole, unless
-it is split (`text_pieces`). The file name may end in `.gz` or `.zst` after the other suffix.
+Each JSON line and each Parquet row is a document. Any other file is a single document unless it is
+split (see `text_pieces`). Files may be compressed; their names then end in `.gz` or `.zst` after
+the other suffix.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from fire_lm.data.corpora.text_pieces import SplitOn, split_text
 from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import RunFailed, UserError, reason
 
-# Where a document was read, and its text, of which little more than LONGEST_DOCUMENT is read.
+# The place where a document was read, and the document's text. A text file or piece of text is read
+# only up to slightly more than LONGEST_DOCUMENT bytes.
 Document = tuple[str, bytes]
-# Called with the number of bytes read and the total.
+# A callback that receives the number of bytes read so far and the total.
 OnBytes = Callable[[int, int], None]
 
 _JSON = {".json", ".jsonl", ".ndjson"}
 _PARQUET = {".parquet", ".pq"}
 _COMPRESSED = {".gz", ".zst"}
 
-# The first bytes of a file with that suffix; a zstandard file may begin with a skippable frame.
+# The first bytes of a file with each suffix. A Zstandard file may begin with a skippable frame.
 _MAGIC = {".gz": rb"\x1f\x8b", ".zst": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"}
 _PARQUET_MAGIC = rb"PAR[1E]"
 _LFS = b"version https://git-lfs"
@@ -44,7 +46,8 @@ _LFS = b"version https://git-lfs"
 class File(NamedTuple):
     """A file to read.
 
-    `name` is relative to the source; `modified` is in nanoseconds, or 0 if it is unknown.
+    `name` is the path relative to the source. `modified` is the modification time in nanoseconds,
+    or 0 if it is unknown.
     """
 
     name: str
@@ -59,19 +62,22 @@ def read_documents(
     on_bytes: OnBytes = lambda done, total: None,
     split_on: SplitOn | None = None,
 ) -> Iterator[Document]:
-    """Yield the documents of a file, or of all files below a folder except hidden ones, sorted.
+    """Yield the documents of a file, or of all files below a folder in sorted order.
+
+    Hidden files and folders are ignored.
 
     Args:
-        source: A file or folder, local or gs://.
-        text_field: The field of a JSON object or Parquet row that holds the text. A missing field
-            is an error, and null is an empty text. None reads every file as one document, whatever
-            its suffix.
-        on_bytes: Called after each document.
-        split_on: How to split a text file into several documents; with None, it is one document.
+        source: A file or folder, which may be local or on gs://.
+        text_field: The field of a JSON object or Parquet row that contains the text. A missing
+            field is an error, and a null value is an empty text. With None, every file is a single
+            document, whatever its suffix.
+        on_bytes: A callback that is called after each document.
+        split_on: How to split a text file into several documents. With None, each text file is a
+            single document.
 
     Raises:
-        UserError: There is no such file, it is empty, or the field is missing.
-        RunFailed: A file is damaged. Both messages name the file and the line or row.
+        UserError: The source does not exist or contains no files, or the field is missing.
+        RunFailed: A file is damaged. The message names the file and, where known, the line or row.
     """
     files, _ = list_files(source)
     total, before = sum(file.size for file in files), 0
@@ -85,7 +91,10 @@ def read_documents(
 
 
 def list_files(source: str) -> tuple[list[File], int]:
-    """Return the files to read and the number of broken links, which repositories often contain."""
+    """Return the files to read and the number of broken links.
+
+    Source code repositories often contain broken links.
+    """
     from fire_lm.data.quiet_tensorflow import tf
 
     top = epath.Path(source)
@@ -112,7 +121,7 @@ def list_files(source: str) -> tuple[list[File], int]:
 
 
 def _walk(source: str) -> Iterator[epath.Path]:
-    """Yield all files below a folder except hidden ones."""
+    """Yield all files below a folder except hidden files and the contents of hidden folders."""
     from fire_lm.data.quiet_tensorflow import tf
 
     for folder, folders, names in tf.io.gfile.walk(source):
@@ -137,9 +146,10 @@ def _file(name: str, path: epath.Path) -> File:
 
 
 def check_files(files: Sequence[File], text_field: str | None) -> None:
-    """Raise RunFailed for a file whose first bytes do not match its suffix.
+    """Raise RunFailed if the first bytes of any file do not match the file's suffix.
 
-    A file that was not downloaded is thus reported at once, and not after hours of reading others.
+    A file that was not downloaded properly is thus reported immediately and not after hours of
+    reading other files.
     """
 
     def check(file: File) -> None:
@@ -147,13 +157,13 @@ def check_files(files: Sequence[File], text_field: str | None) -> None:
             with open_binary(file.path) as stream:
                 _check_beginning(file.name, stream, text_field)
 
-    with ThreadPoolExecutor(16) as pool:  # opening a file in a bucket takes a while
+    with ThreadPoolExecutor(16) as pool:  # because opening a file in a bucket is slow
         for _ in pool.map(check, files):
             pass
 
 
 def is_text(name: str, text_field: str | None) -> bool:
-    """Return whether a file is plain text, and not a file whose records are documents."""
+    """Return whether a file is read as plain text and not as a sequence of records."""
     return not _form(name, text_field)[0]
 
 
@@ -173,7 +183,10 @@ def _check_beginning(name: str, file: BinaryIO, text_field: str | None) -> None:
 
 
 def _form(name: str, text_field: str | None) -> tuple[str, str]:
-    """Return the suffix of JSON or Parquet, if records are read, and that of the compression."""
+    """Return the suffix of the record format (JSON or Parquet) and the suffix of the compression.
+
+    Either suffix may be empty. The first suffix is empty if the file is read as plain text.
+    """
     endings = [ending.lower() for ending in pathlib.PurePath(name).suffixes]
     compressed = endings.pop() if endings and endings[-1] in _COMPRESSED else ""
     kind = endings[-1] if endings else ""
@@ -242,7 +255,7 @@ def _json_lines(name: str, stream: Any, text_field: str) -> Iterator[Document]:
         try:
             text = line.decode("utf-8-sig")
         except UnicodeDecodeError:
-            yield f"{name}:{number}", line  # omitted later as not UTF-8, like such a text file
+            yield f"{name}:{number}", line  # omitted later, like a text file that is not UTF-8
             continue
         try:
             record = json.loads(text)
@@ -289,7 +302,7 @@ def _parquet(name: str, file: BinaryIO, text_field: str) -> Iterator[Document]:
 
 
 def _bytes_of(column: Any) -> Any:
-    """Return strings as bytes, because nothing forces Parquet writers to produce valid UTF-8."""
+    """Convert a column of strings to bytes, because Parquet files may contain invalid UTF-8."""
     from pyarrow import large_binary, types
 
     if types.is_dictionary(column.type):

@@ -1,4 +1,4 @@
-"""Splitting a text file into documents: at its blank lines, or into pieces of a given size."""
+"""Splitting a text file into documents, at blank lines or into pieces of a given size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_split_rule(rule: SplitOn) -> bool:
 def split_text(stream: Any, rule: SplitOn) -> Iterator[bytes]:
     """Yield the documents of a binary stream.
 
-    The stream is read piece by piece, because a file may be larger than the memory.
+    The stream is read piece by piece, because a file may not fit in memory.
     """
     if isinstance(rule, int):
         return _of_size(stream, rule)
@@ -28,10 +28,10 @@ def split_text(stream: Any, rule: SplitOn) -> Iterator[bytes]:
 
 
 def _between_blank_lines(stream: Any) -> Iterator[bytes]:
-    """Yield the documents between blank lines, without these lines.
+    """Yield the documents between blank lines, without the blank lines.
 
-    Of a document that exceeds LONGEST_DOCUMENT, only a little more than that is kept in memory,
-    enough for it to count as huge.
+    If a document exceeds LONGEST_DOCUMENT, only slightly more than that many bytes are kept, which
+    suffices for the document to count as huge.
     """
     lines: list[bytes] = []
     held = 0
@@ -48,7 +48,10 @@ def _between_blank_lines(stream: Any) -> Iterator[bytes]:
 
 
 def _of_size(stream: Any, size: int) -> Iterator[bytes]:
-    """Yield pieces of as many lines as fit; a longer line is split after a space or a character."""
+    """Yield pieces of at most `size` bytes, each split after a newline in its second half.
+
+    If there is no such newline, a piece is split after a space, or else after a whole character.
+    """
     held = b""
     while True:
         while len(held) < size and (more := stream.read(size - len(held))):
@@ -67,14 +70,14 @@ def _end_of_piece(text: bytes) -> int:
     for separator in (b"\n", b" "):
         if (at := text.rfind(separator, half)) >= 0:
             return at + 1
-    for back in range(4):  # the first byte of a UTF-8 character, at most 4 bytes long
+    for back in range(4):  # find the first byte of a UTF-8 character, which has at most 4 bytes
         if text[len(text) - 1 - back] & 0xC0 != 0x80:
             return _end_of_character(text, len(text) - 1 - back)
     return len(text)
 
 
 def _end_of_character(text: bytes, start: int) -> int:
-    """Return the end of the character at `start`, or `start` itself if it is incomplete."""
+    """Return the end of the character at `start`, or `start` if the character is incomplete."""
     first = text[start]
     length = 1 + (first >= 0xC0) + (first >= 0xE0) + (first >= 0xF0)
     return start + length if start + length <= len(text) else start

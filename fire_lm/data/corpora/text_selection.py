@@ -1,4 +1,4 @@
-"""The selection of documents and the choice of their splits, based on their text alone."""
+"""Selection of documents, and assignment of documents to splits, based only on their text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPLIT_HINT = (
 
 @dataclasses.dataclass
 class Counts:
-    """The number of documents and bytes by split, and of omitted documents by reason."""
+    """The numbers of documents and bytes in each split, and of omitted documents by reason."""
 
     documents: dict[str, int]
     bytes: dict[str, int]
@@ -32,7 +32,10 @@ class Counts:
         self.left_out[reason] = self.left_out.get(reason, 0) + count
 
     def check(self, whole_files: bool = False) -> None:
-        """Raise UserError if a split is empty; with `whole_files`, suggest splitting text files."""
+        """Raise UserError if a split is empty.
+
+        With `whole_files`, the message suggests splitting the text files.
+        """
         for split, count in self.documents.items():
             if not count:
                 omitted = ", ".join(f"{count} {why}" for why, count in self.left_out.items())
@@ -45,14 +48,15 @@ class Counts:
 
 
 def digest_of(text: bytes) -> bytes:
-    """Return the SHA-256 of a text, which identifies it."""
+    """Return the SHA-256 of a text, which identifies the text."""
     return hashlib.sha256(text).digest()
 
 
 def key_of(digest: bytes) -> str:
-    """Return the key for TFDS.
+    """Return the key of a document in TFDS.
 
-    The source would not be unique: a file may be called a.jsonl:1, like the line of another file.
+    The document's source would not be a unique key, because a file may be called a.jsonl:1, which
+    is also the source of the first line of a.jsonl.
     """
     return digest.hex()
 
@@ -64,7 +68,7 @@ def split_of(digest: bytes, validation_percent: float) -> str:
 
 
 def unfit(text: bytes) -> str | None:
-    """Return why a document is omitted, in a few words, or None if it is kept."""
+    """Return a brief reason for omitting a document, or None if the document is kept."""
     if not text.strip():
         return "empty"
     if len(text) > LONGEST_DOCUMENT:
@@ -79,10 +83,10 @@ def unfit(text: bytes) -> str | None:
 def choose(
     documents: Iterator[Document], split: str | None, validation_percent: float, counts: Counts
 ) -> Iterator[tuple[bytes, str, bytes]]:
-    """Yield the (digest, source, text) of one split's documents; count the documents of all splits.
+    """Yield the digest, source and text of each document in one split, and count all documents.
 
-    Of equal documents, only the first is kept. The hash of every document is kept in memory, which
-    takes 110 bytes per document (measured on 200,000 documents).
+    Only the first of several identical documents is kept. The hash of every document stays in
+    memory, which takes 110 bytes per document (measured on 200,000 documents).
     """
     seen = set()
     for place, text in documents:

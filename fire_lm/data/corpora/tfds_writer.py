@@ -1,4 +1,4 @@
-"""Writing texts as a TFDS data set, in this process or on Apache Beam's workers."""
+"""Writing texts as a TFDS data set, in this process or on Apache Beam workers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from typing import Any
 
 from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
 
-# A key that is unique in the split, and the text, or the list of texts, of each field.
+# A key that is unique within the split, and a text or a list of texts for each field.
 Example = tuple[str, Mapping[str, Any]]
-# Returns the examples of a split, or for Beam a transform that makes them.
+# A function that returns the examples of a split or, for Beam, a transform that produces them.
 Examples = Callable[[], Iterable[Example] | Any]
 
-# Not registered, because TFDS has its own C4, and reading needs only the written files.
+# The builder is not registered, because TFDS has its own C4, and because reading needs only the
+# written files.
 with tfds.core.registered.skip_registration():
 
     class _Texts(tfds.core.GeneratorBasedBuilder):
-        """A builder of examples with texts and lists; a subclass defines its name and version."""
+        """A builder for examples that consist of texts and lists of texts.
+
+        A subclass defines the name and the version of the data set.
+        """
 
         VERSION = tfds.core.Version("0.0.0")
 
@@ -63,21 +67,22 @@ def write_dataset(
     lists: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write DATA_DIR/NAME[/CONFIG]/VERSION; all of its splits appear at the end, or none.
+    """Write DATA_DIR/NAME[/CONFIG]/VERSION atomically.
 
-    TFDS orders the examples of a split by a hash of their keys.
+    The directory appears only when all splits are complete. TFDS orders the examples of a split by
+    a hash of their keys.
 
     Args:
         data_dir: A TFDS data directory.
         name: The name of the data set.
-        version: Its version.
-        fields: The names of its text fields.
-        splits: For each split, a function that returns its examples.
-        files: The number of files of each split.
+        version: The version of the data set.
+        fields: The names of the text fields.
+        splits: A mapping from each split's name to a function that returns the split's examples.
+        files: The number of files in each split.
         config: The name of the configuration, if the data set has one.
-        beam_options: `PipelineOptions`, if `splits` returns transforms.
-        lists: The names of its fields that are lists of texts.
-        metadata: What metadata.json holds, which appears together with the splits.
+        beam_options: `PipelineOptions`, needed if the functions in `splits` return Beam transforms.
+        lists: The names of the fields that contain lists of texts.
+        metadata: The content of metadata.json, which appears together with the splits.
     """
     members: dict[str, Any] = {"name": name, "VERSION": tfds.core.Version(version)}
     if config is not None:
@@ -85,7 +90,7 @@ def write_dataset(
     tfds.disable_progress_bar()
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_their_warnings())
-        # TFDS reports downloads, although there are none, and creates a folder for them.
+        # TFDS reports downloads and creates a folder for downloads, although there are none.
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         unused = stack.enter_context(tempfile.TemporaryDirectory())
         with tfds.core.registered.skip_registration():

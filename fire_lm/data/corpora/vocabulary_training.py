@@ -1,8 +1,8 @@
-"""Training of a lossless SentencePiece vocabulary: text -> pieces -> the same bytes.
+"""Training of a lossless SentencePiece vocabulary, which decodes to exactly the encoded text.
 
-The pieces are unigram pieces (Kudo 2018) over text that is not normalised, in which every space and
-newline is kept, with a piece for each of the 256 bytes, so that no text is unknown. The only
-exception is due to SentencePiece: U+2581, its symbol for a space, is decoded as a space.
+The vocabulary consists of unigram pieces (Kudo 2018). The text is not normalised, and every space
+and newline is kept. There is a piece for each of the 256 bytes, so no text is unknown. The only
+exception is U+2581, SentencePiece's symbol for a space, which is decoded as a space.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.storage import make_folder
 
 PAD, EOS, UNK = 0, 1, 2
-# The special pieces and bytes; a vocabulary needs some more pieces for its characters.
+# The number of special pieces and bytes; a vocabulary needs more pieces than that for its
+# characters.
 SMALLEST = 3 + 256
 _LARGEST = 1_000_000  # SentencePiece's seed_sentencepiece_size
-_LONGEST_SENTENCE = 4000  # bytes; SentencePiece skips longer ones
+_LONGEST_SENTENCE = 4000  # bytes; longer lines are split, because SentencePiece skips long ones
 _VERIFIED = 50  # the number of documents that are encoded and decoded as a check
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedVocabulary:
-    """The number of ids in the vocabulary, and of the documents and bytes it was trained on."""
+    """The number of ids in a vocabulary, and the numbers of training documents and bytes."""
 
     size: int
     documents: int
@@ -41,18 +42,21 @@ class TrainedVocabulary:
 def train_vocabulary(
     data: TextData, output: str, *, size: int, megabytes: int, on_bytes: OnBytes
 ) -> TrainedVocabulary:
-    """Train on the first documents of the training split, which TFDS stores in order of a hash.
+    """Train a vocabulary on the first documents of the training split and write it.
+
+    TFDS stores the documents in the order of a hash.
 
     Args:
-        data: The data set; only `data_dir` and `tfds_name` are used.
-        output: The model to write, a new file, local or gs://.
-        size: The number of pieces, of which 259 are bytes and special pieces.
-        megabytes: The amount of text; SentencePiece needs about twenty times as much memory.
-        on_bytes: Called with the progress of the reading.
+        data: The data set, of which only `data_dir` and `tfds_name` are used.
+        output: The local or gs:// path of the model to write, which must not exist.
+        size: The number of pieces, including 259 special pieces and bytes.
+        megabytes: The amount of text to read; SentencePiece needs about twenty times as much
+            memory.
+        on_bytes: A callback that receives the number of bytes read so far and the total.
 
     Raises:
-        UserError: There is no such data set, the file exists, or the text is too small for so many
-            pieces.
+        UserError: The data set does not exist, the output exists, or there is too little text for
+            this number of pieces.
         RunFailed: The trained vocabulary does not reproduce the text.
     """
     import sentencepiece
@@ -120,9 +124,10 @@ def train_vocabulary(
 
 
 def _sentences(texts: list[bytes]) -> Iterator[bytes]:
-    """Yield lines with their indentation, splitting long ones.
+    """Yield the lines of all texts with their indentation, splitting long lines.
 
-    NUL, which the trainer refuses, and newlines are omitted; byte pieces represent them.
+    Newlines and NUL characters, which the trainer rejects, are omitted, because byte pieces
+    represent both.
     """
     for text in texts:
         for line in text.replace(b"\0", b"").split(b"\n"):

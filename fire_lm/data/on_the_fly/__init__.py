@@ -1,7 +1,7 @@
 """Text that seqio reads, tokenises and arranges in rows while a run uses it.
 
-The functions are those of `fire_lm.data`, for `TextData` and `SeqioTask`. Functions that need
-TensorFlow import it when they are called (10 s).
+This module implements the functions of `fire_lm.data` for `TextData` and `SeqioTask`. Functions
+that need TensorFlow import it when they are called, which takes 10 s.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def quick_splits(data: TextBySeqio) -> list[str] | None:
 
 
 def unknown_share(data: ReadBySeqio, split: str) -> float:
-    """Return the share of unknown tokens in a split's first documents.
+    """Return the share of unknown tokens in the first documents of a split.
 
-    For a registered task, the first rows are used.
+    For a registered task, the share is computed from rows at the beginning of the split.
     """
     if isinstance(data, TextToText):
         from fire_lm.data.on_the_fly import text_to_text

@@ -1,10 +1,11 @@
-"""Training batches with an exact, small saved position, and fixed text for scoring.
+"""Training batches whose saved position is exact and small, and fixed text for scoring.
 
-Rows are shuffled in blocks: `shuffle_buffer` rows or a few more are read, permuted by (seed, shard,
-block) and handed out while the next block is read at the same pace. A saved position is the
-reader's position at the start of the block and the number of rows handed out since: a few
-kilobytes, whatever the length or the buffer, while tf.data's own shuffle saves its whole buffer.
-Restoring reads the block again, which takes as long as a start.
+Rows are shuffled in blocks. Each block of `shuffle_buffer` rows, or a few more, is read and then
+permuted by (seed, shard, block). While the rows of a block are returned, the next block is read at
+the same pace. A saved position consists of the reader's position at the start of the block and the
+number of rows returned since then. This takes a few kilobytes, whatever the row length or the size
+of the buffer, whereas tf.data's own shuffle saves its whole buffer. Restoring a position reads the
+block again, which takes as long as starting from the beginning.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ from fire_lm.errors import UserError
 
 
 class TrainIterator:
-    """Endless batches of one shard, determined by the arguments; see `fire_lm.data`."""
+    """An endless iterator over one shard's batches, which depend only on the arguments.
+
+    `fire_lm.data.train_iterator` describes the arguments and the batches.
+    """
 
     shared_state = False
 
@@ -71,16 +75,18 @@ class TrainIterator:
         self._fingerprint = vocabulary_fingerprint(data.vocabulary)
         self._reader = self._open_reader()
         self._block = -1  # the number of the current block
-        self._used = 0  # how many of its rows have been handed out
+        self._used = 0  # the number of rows of the current block that have been returned
         self._rows: dict[str, np.ndarray] = {}  # the current block as read, by feature
-        self._order = np.zeros([0], np.int64)  # the order in which its rows are handed out
+        self._order = np.zeros([0], np.int64)  # the order in which these rows are returned
         self._start: dict[str, bytes] = {}  # the reader's position before the current block
-        self._next: list[dict[str, np.ndarray]] = []  # what has been read of the next block
+        self._next: list[dict[str, np.ndarray]] = []  # the part of the next block read so far
         self._next_rows = 0
         self._next_start: dict[str, bytes] = {}
-        self.skipped, self._skipped = 0, 0  # for the newest batch; not yet reported
+        # The numbers of skipped documents: for the latest batch, and not yet reported.
+        self.skipped, self._skipped = 0, 0
         self._began = False
-        # Called with the progress of the first block, which is read before the first batch.
+        # This callback receives the progress of the first block, which is read before the first
+        # batch.
         self.on_rows: Callable[[int, int], None] = lambda done, total: None
 
     @property
@@ -111,7 +117,7 @@ class TrainIterator:
         return {"weights": text_weights(batch["targets"]), **batch}
 
     def get_state(self) -> bytes:
-        """Return the exact position after the batches handed out so far."""
+        """Return the exact position after the last returned batch."""
         self._begin()
         place = {"block": self._block, "used": self._used, "skipped": self._skipped}
         header = json.dumps({**self._identity(), **place})
@@ -122,7 +128,7 @@ class TrainIterator:
         return buffer.getvalue()
 
     def set_state(self, state: bytes) -> None:
-        """Continue after the batches that had been handed out when `state` was taken.
+        """Continue after the last batch that had been returned when `state` was saved.
 
         Raises:
             UserError: The state belongs to other data or another number of shards, or is
@@ -146,7 +152,7 @@ class TrainIterator:
         self._advance(self.on_rows)
         self._used = header["used"]
         self._read_ahead(self._used)
-        # Other skipped documents that are read again have already been reported.
+        # All other skipped documents that were read again have already been reported.
         self._skipped = header.get("skipped", 0)
 
     def _check_part(self, part: ReadBySeqio) -> None:
@@ -199,7 +205,7 @@ class TrainIterator:
             self._advance(self.on_rows)
 
     def _advance(self, on_rows: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Make the next block the current one."""
+        """Make the next block the current block."""
         self._read_ahead(self._data.shuffle_buffer, on_rows)
         self._block += 1
         self._start = self._next_start
@@ -213,7 +219,7 @@ class TrainIterator:
     def _read_ahead(
         self, rows: int, on_rows: Callable[[int, int], None] = lambda done, total: None
     ) -> None:
-        """Read ahead until the next block has `rows` rows, or is complete."""
+        """Read ahead until the next block has `rows` rows or is complete."""
         fruitless = 0
         while self._next_rows < min(rows, self._data.shuffle_buffer):
             try:
@@ -248,7 +254,7 @@ class TrainIterator:
 
     def _restore_reader(self, files: dict[str, bytes]) -> None:
         self._reader = self._open_reader()
-        if not files:  # the very beginning
+        if not files:  # the position is the very beginning
             return
         with _folder_in_memory() as folder:
             for name, content in files.items():
@@ -262,7 +268,8 @@ class TrainIterator:
 def _folder_in_memory() -> Iterator[str]:
     """Yield a temporary folder in memory.
 
-    TensorFlow can save a reader only to files, and a full disk must not interrupt the reading.
+    TensorFlow can save a reader's position only to files, and a full disk must not interrupt
+    reading.
     """
     folder = f"ram://fire_lm_reader_{uuid.uuid4().hex}"
     tf.io.gfile.makedirs(folder)

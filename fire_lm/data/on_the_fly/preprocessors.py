@@ -1,15 +1,18 @@
 """Seqio preprocessors that turn groups of documents into rows of tokens.
 
-seqio ships no preprocessors for language modelling on a stream (those are in the package `t5`).
-Processing groups instead of single documents keeps the cost per document small. A group is a dict:
-    targets      int32, first [tokens] (each document with its end-of-document token), later
-                 [rows, length], padded with 0
-    byte_counts  like targets; only for scoring
-    segment_ids  int32 [rows, length], 1, 2, 3, ... in each row, 0 on padding; only if packed
-    lengths      int32 [documents], the tokens in each document; absent once there are rows
-    skipped      int32, the number of empty, undecodable or huge documents in this group
+seqio includes no preprocessors for language modelling on a stream of text; such preprocessors are
+in the package `t5`. Processing groups instead of single documents reduces the cost per document. A
+group is a dict:
+    targets      int32; at first [tokens], where each document includes its end-of-document token;
+                 later [rows, length], padded with 0
+    byte_counts  of the same shape as targets; present only for scoring
+    segment_ids  int32 [rows, length]: 1, 2, 3, ... in each row, 0 for padding; present only if
+                 packed
+    lengths      int32 [documents], the number of tokens in each document; absent once there are
+                 rows
+    skipped      int32, the number of empty, undecodable or huge documents in the group
     documents    int32, the number of other documents
-    short        int32, how many of `documents` the construction omits by definition
+    short        int32, the number of `documents` that the construction omits by definition
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class Tokenize:
             group["targets"], group["byte_counts"] = tokenize(text)
         else:
             group["targets"] = vocabularies.tokenizer(self._vocabulary)(text)
-        # SentencePiece may reduce a document to nothing, for example one of exotic white space.
+        # SentencePiece may return no tokens for a document, for example for unusual white space.
         kept = group["targets"].row_lengths() > 0
         group = {key: tf.ragged.boolean_mask(value, kept) for key, value in group.items()}
         documents = group["targets"].nrows(out_type=tf.int32)
@@ -69,9 +72,10 @@ class Tokenize:
 
 
 def is_text(text: tf.Tensor) -> tf.Tensor:
-    """Return bool [documents]: whether each is valid UTF-8, not blank and not huge.
+    """Return bool [documents]: whether each document is valid UTF-8, not blank and not huge.
 
-    UTF-8 is checked by Python's strict rule (tested).
+    A test verifies that documents are accepted as UTF-8 exactly if Python's strict decoder accepts
+    them.
     """
     fits = tf.strings.length(text) <= LONGEST_DOCUMENT
     text = tf.where(fits, text, "")
@@ -80,9 +84,9 @@ def is_text(text: tf.Tensor) -> tf.Tensor:
 
 
 def concat(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Split the stream of documents into full rows; the remainder waits for the next group.
+    """Split the stream of documents into full rows and carry the remainder over to the next group.
 
-    Only a tail shorter than one row is lost, at the end of a finite read.
+    The only loss is a tail shorter than one row at the end of a finite read.
     """
     length = sequence_length["targets"]
     keys = _per_token(dataset)
@@ -98,7 +102,7 @@ def concat(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.d
 
 
 def cut(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Split each document into its own rows, the last one padded with 0; nothing is lost."""
+    """Split each document into its own rows and pad the last row with 0; no token is lost."""
     length = sequence_length["targets"]
     keys = _per_token(dataset)
 
@@ -111,15 +115,15 @@ def cut(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data
 
 
 def packed(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Place the parts that `cut` makes into rows (next-fit); nothing is lost.
+    """Place the parts into which `cut` splits documents into rows (next-fit); no token is lost.
 
-    A part goes into the open row if it fits; otherwise that row is padded and closed, and a new one
-    is opened. `segment_ids` distinguishes the parts of a row.
+    A part is appended to the open row if it fits. Otherwise, the open row is padded and closed, and
+    the part begins a new row. `segment_ids` distinguishes the parts of a row.
     """
     length = sequence_length["targets"]
     keys = _per_token(dataset)
     nothing = {key: tf.zeros([0], tf.int32) for key in (*keys, "lengths")}
-    # One more group, which is empty, closes the row that is open at the end of a finite read.
+    # An additional, empty group closes the row that is open at the end of a finite read.
     end = {**nothing, **{key: tf.constant(0) for key in COUNTERS}, "last": tf.constant(True)}
     groups = dataset.map(lambda group: {**group, "last": tf.constant(False)})
 
@@ -127,13 +131,14 @@ def packed(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.d
         stream = {key: tf.concat([open_row[key], group[key]], axis=0) for key in keys}
         new = _parts(group["lengths"], length)
         parts = tf.concat([open_row["lengths"], new], axis=0)
-        filled = tf.scan(  # tokens in a part's row up to its end
+        filled = tf.scan(  # the number of tokens in each part's row up to the end of the part
             lambda filled, part: tf.where(filled + part > length, part, filled + part),
             parts,
             initializer=0,
         )
-        row = tf.cumsum(tf.cast(filled == parts, tf.int32)) - 1  # a row starts with this part
-        # Except at the end, the last row stays open: its parts return with the next group.
+        row = tf.cumsum(tf.cast(filled == parts, tf.int32)) - 1  # equality marks the start of a row
+        # Except at the end, the last row stays open, and its parts are carried over to the next
+        # group.
         closed = tf.where(
             group["last"], tf.size(parts), tf.reduce_sum(tf.cast(row < row[-1:], tf.int32))
         )
@@ -151,7 +156,10 @@ def packed(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.d
 
 
 def long_documents(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Take the first tokens of each document that fills a row; omit and count the others."""
+    """Take the first `length` tokens of each document that has at least `length` tokens.
+
+    Shorter documents are omitted and counted.
+    """
     length = sequence_length["targets"]
     keys = _per_token(dataset)
 
@@ -170,9 +178,9 @@ def long_documents(dataset: tf.data.Dataset, sequence_length: Mapping[str, int])
 
 
 def single_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Split groups into single rows, so that a mixture draws rows, whatever the groups hold.
+    """Split groups into single rows, so that a mixture draws rows and not groups.
 
-    A group's counts are attached to the next row.
+    A group's counts are attached to its first row or, if the group has no rows, to the next row.
     """
     counts = {key: tf.constant(0) for key in COUNTERS}
 
@@ -199,7 +207,7 @@ def _counters(group: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 def _parts(lengths: tf.Tensor, length: int) -> tf.Tensor:
-    """Return the sizes of the parts, of at most `length`, into which documents are split."""
+    """Return the sizes of the parts, of at most `length` tokens, into which documents are split."""
     count = (lengths + length - 1) // length
     parts = tf.fill([tf.reduce_sum(count)], length)
     last = tf.expand_dims(tf.cumsum(count) - 1, 1)
@@ -207,7 +215,7 @@ def _parts(lengths: tf.Tensor, length: int) -> tf.Tensor:
 
 
 def _padded(values: tf.Tensor, row_lengths: tf.Tensor, length: int) -> tf.Tensor:
-    """Return [rows, length], padded rows with consecutive stretches of `values`."""
+    """Split `values` into consecutive rows of `row_lengths` tokens and pad to `[rows, length]`."""
     return tf.RaggedTensor.from_row_lengths(values, row_lengths).to_tensor(shape=[None, length])
 
 

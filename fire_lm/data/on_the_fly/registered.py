@@ -1,7 +1,7 @@
-"""Tasks and mixtures that are registered with seqio, by the user's own modules or by us.
+"""Tasks and mixtures that the user's own modules or fire_lm have registered with seqio.
 
-Their own preprocessors run unchanged. Each example of the chosen feature counts as a document, with
-the end-of-document token if the preprocessors append one.
+The preprocessors of a task run unchanged. Each example of the chosen feature counts as a document,
+and ends with an end-of-document token only if these preprocessors append one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
 
 
 def check(data: SeqioTask, split: str) -> None:
-    """Raise UserError for a name, feature, split or vocabulary that cannot be read."""
+    """Raise UserError if the name, feature, split or vocabulary is invalid."""
     found = _check_feature(data)
     check_read(data, found, split)
     check_vocabulary(data, found.output_features[data.feature].vocabulary)
@@ -84,14 +84,17 @@ def provider(data: Registered) -> seqio.Task | seqio.Mixture:
 
 
 def _splits(found: seqio.Task | seqio.Mixture) -> set[str]:
-    """Return the splits that every task has; a Mixture itself lists those of any of its tasks."""
+    """Return the splits that every task has.
+
+    The Mixture itself would list each split that any of its tasks has.
+    """
     return set.intersection(*(set(task.splits) for task in seqio.get_subtasks(found)))
 
 
 def check_vocabulary(data: Registered, found: seqio.Vocabulary) -> None:
     """Check that the vocabulary is the one in the run's configuration.
 
-    Generation and export read that file.
+    Generation and export use the vocabulary in the configuration.
     """
     if isinstance(found, seqio.ByteVocabulary):
         name = "bytes"
@@ -143,7 +146,7 @@ def groups(
             "documents": kept,
             "short": tf.constant(0),
         }
-        if counts is not None:  # extra ids, which follow the model's own ids, are not text
+        if counts is not None:  # extra ids, which follow the model's own ids, represent no text
             inside = flat < tf.size(counts)
             found["byte_counts"] = tf.where(inside, tf.gather(counts, tf.where(inside, flat, 0)), 0)
         return found
@@ -154,7 +157,7 @@ def groups(
 
 @functools.lru_cache(maxsize=4)
 def _bytes_of_ids(vocabulary: str) -> np.ndarray:
-    """Return int32 [ids]: the bytes of (normalised) text that each id stands for."""
+    """Return the number of bytes of normalised text that each id represents, int32 [ids]."""
     if vocabulary == "bytes":
         return np.array([0] * 3 + [1] * 256, np.int32)
     model = vocabularies.load(vocabulary).tokenizer

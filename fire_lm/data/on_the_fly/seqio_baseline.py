@@ -1,8 +1,9 @@
-"""A baseline for reading: the shortest seqio pipeline with the same kind of batches.
+"""A baseline for reading speed: the shortest seqio pipeline that yields the same kind of batches.
 
-`fire-lm bench data` compares against it. It runs seqio's own steps one document after the other,
-joins and splits the tokens, and shuffles with tf.data. It does not detect undecodable documents,
-counts nothing, and its position cannot be saved in a few bytes.
+`fire-lm bench data` compares fire_lm's pipeline with this one. The baseline applies seqio's own
+steps to one document at a time, joins and splits the tokens, and shuffles the rows with tf.data. It
+neither detects undecodable documents nor counts anything, and its position cannot be saved in a few
+bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ _DOCUMENTS_JOINED = 16
 
 
 def plain_batches(data: TextData, *, length: int, batch_size: int, seed: int) -> Iterator[dict]:
-    """Yield endless {"targets": int32 [batch_size, length]} of the train split on one host."""
+    """Yield endless batches {"targets": int32 [batch_size, length]} of the train split.
+
+    This function reads the whole split on a single host.
+    """
     vocabulary = vocabularies.load(data.vocabulary)
     feature = seqio.Feature(vocabulary, add_eos=True)
     task = seqio.Task(
@@ -50,7 +54,7 @@ def _targets(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _join(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Join groups of documents and split them into rows; their tails are dropped, as in T5."""
+    """Join groups of documents and split each group into rows, dropping its tail as T5 does."""
     length = sequence_length["targets"]
 
     def rows(tokens: tf.RaggedTensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""The documents of a TFDS data set as seqio reads them; missing documents are an error."""
+"""A seqio data source for TFDS data sets that raises an error if documents are missing."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warning
 from fire_lm.data.spec import ReadBySeqio, TextData
 from fire_lm.errors import RunFailed, reason
 
-# The number of files read at once. It is small, so that the seed's order of the files determines
-# which documents a short run sees; within a file, documents are mostly in hash order already.
+# The number of files that are read concurrently. The number is small, so that the order of the
+# files, which depends on the seed, determines which documents a short run sees. Within a file, most
+# data sets already have their documents in hash order.
 _FILES_AT_ONCE = 4
-# The name of the operation, which TensorFlow adds to a message and which is not part of the reason.
+# The name of the operation, which TensorFlow adds to messages and which does not explain the error.
 _OPERATION = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*")
 
 
 class Source(seqio.TfdsDataSource):
-    """A data source that fails if files hold fewer documents than the data set's metadata says.
+    """A data source that fails if files contain fewer documents than the metadata states.
 
     TFRecord's checksums do not detect a file that was emptied or truncated between two records, and
-    TFDS counts the documents only if one host reads all files.
+    TFDS counts the documents only if a single host reads all files.
     """
 
     def __init__(self, data: TextData, *splits: str):
@@ -51,23 +52,23 @@ class Source(seqio.TfdsDataSource):
 
 
 def documents_of(data: TextData, split: str, shard: seqio.ShardInfo | None) -> int:
-    """Return the maximum number of documents that a shard reads in one epoch."""
+    """Return the maximum number of documents that one shard reads in an epoch."""
     with without_their_warnings():
         files = Source(data, split).documents_by_file(split)
     if shard is None:
         return sum(files)
-    if len(files) < shard.num_shards:  # then seqio divides the documents
+    if len(files) < shard.num_shards:  # seqio then divides the documents instead of the files
         return -(-sum(files) // shard.num_shards)
     return sum(_of_shard(files, shard))
 
 
 def _of_shard(files: Sequence[int], shard: seqio.ShardInfo) -> Sequence[int]:
-    """Return the files of a shard, as TFDS divides them."""
+    """Return the files that TFDS assigns to a shard."""
     return files[shard.index :: shard.num_shards]
 
 
 def _read_config(seed: int | None, shard_info: seqio.ShardInfo | None) -> tfds.ReadConfig:
-    """Return the ReadConfig, which TfdsDataSource does not accept except as a global one."""
+    """Return the ReadConfig, which TfdsDataSource itself accepts only as a global setting."""
     shard = None
     if shard_info is not None:
         shard = tf.distribute.InputContext(
@@ -81,12 +82,12 @@ def _read_config(seed: int | None, shard_info: seqio.ShardInfo | None) -> tfds.R
         interleave_cycle_length=_FILES_AT_ONCE,
         interleave_block_length=1,
         enable_ordering_guard=False,  # data sets that are marked as ordered are shuffled too
-        # In parallel, a restored iterator sometimes hangs in its destructor (TensorFlow 2.21).
-        # One file after the other is fast enough, because decoding runs in parallel.
+        # With parallel interleaving, a restored iterator sometimes hangs in its destructor
+        # (TensorFlow 2.21). Sequential reading is fast enough, because decoding runs in parallel.
         num_parallel_calls_for_interleave_files=None,
     )
 
 
 def unreadable(data: ReadBySeqio, error: tf.errors.OpError) -> RunFailed:
-    """Return the error that reports a failure of TensorFlow's reader."""
+    """Return the error that reports a TensorFlow reading failure to the user."""
     return RunFailed(f"Reading {data.where} failed: {_OPERATION.sub('', reason(error))}")

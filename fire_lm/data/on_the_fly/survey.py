@@ -1,4 +1,4 @@
-"""A survey of a data set: its documents, tokens, unknown tokens, duplicates, and rows in sweeps."""
+"""Statistics of a data set's documents, tokens and duplicates, and of the rows in its sweeps."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from fire_lm.data.spec import Construction, TextData
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """The statistics of the documents of a split that were read.
+    """Statistics of the documents that were read from a split.
 
     Attributes:
-        tokens: The number of tokens in each document with its end-of-document token, int64
+        tokens: The number of tokens in each document, including the end-of-document token, int64
             [documents].
         text_bytes: The size of the documents' text.
-        unknown: The number of tokens for text that is unknown to the vocabulary.
-        skipped: The number of documents that are empty (at least for the vocabulary), huge or not
-            UTF-8.
-        digests: The digests of the texts, to find duplicates.
+        unknown: The number of tokens that represent text unknown to the vocabulary.
+        skipped: The number of documents that are empty, have no tokens, are huge or are not UTF-8.
+        digests: The digests of the texts, which serve to find duplicates.
         whole: Whether the whole split was read.
     """
 
@@ -39,7 +38,7 @@ class Contents:
 
     @property
     def duplicates(self) -> int:
-        """The number of documents whose text is identical to that of an earlier one."""
+        """The number of documents whose text is identical to that of an earlier document."""
         return len(self.tokens) - len(self.digests)
 
     @property
@@ -53,15 +52,18 @@ def survey(
     most: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Contents:
-    """Read up to `most` documents of a split; `progress` receives the documents done and in total.
+    """Read up to `most` documents of a split and return their statistics.
+
+    `progress` is called with the number of documents read so far and the total.
 
     Raises:
-        UserError: There is no such data set, split or vocabulary.
+        UserError: The data set, the split or the vocabulary does not exist.
         RunFailed: A file is damaged.
     """
     vocabulary = vocabularies.load(data.vocabulary)
     unknown_id = vocabularies.unknown_id(data.vocabulary)
-    any_number = tf.TensorSpec([None], tf.string)  # of documents, to trace the function only once
+    # The number of documents is left open, so that the function is traced only once.
+    any_number = tf.TensorSpec([None], tf.string)
     tokenize = tf.function(vocabularies.tokenizer(vocabulary), input_signature=[any_number])
     total = min(most, tasks.check(data, length=2, split=split) or most)
     tokens = [np.zeros(0, np.int64)]
@@ -75,7 +77,8 @@ def survey(
         found += len(texts) + left_out
         ragged = tokenize(tf.constant(texts, tf.string))
         lengths = ragged.row_lengths().numpy()
-        # SentencePiece reduces some white space to nothing; training skips such documents too.
+        # SentencePiece may return no tokens for a document of white space. Training also skips such
+        # documents.
         texts = [text for text, length in zip(texts, lengths, strict=True) if length]
         left_out += int(np.sum(lengths == 0))
         tokens.append(lengths[lengths > 0] + 1)
@@ -88,7 +91,10 @@ def survey(
 
 
 def unknown_share(data: TextData, split: str, documents: int = 64) -> float:
-    """Return the largest share of unknown tokens in the first documents of any data set."""
+    """Return the share of unknown tokens in the first documents of a split.
+
+    For a mixture, this is the largest share of any of its data sets.
+    """
     if data.vocabulary == "bytes":
         return 0.0
     return max(survey(part, split, documents).unknown_share for part in data.parts)
@@ -96,7 +102,7 @@ def unknown_share(data: TextData, split: str, documents: int = 64) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """The sequences of a split at one length of a sweep, with their tokens and documents."""
+    """The numbers of sequences, tokens and documents of a split at one length of a sweep."""
 
     construction: Construction
     length: int
@@ -106,7 +112,7 @@ class Sweep:
 
     @property
     def padding(self) -> float:
-        """The share of the positions in the sequences that hold padding."""
+        """The share of the sequences' positions that contain padding."""
         places = self.sequences * self.length
         return 1 - self.tokens / places if places else 0.0
 
@@ -114,9 +120,10 @@ class Sweep:
 def sweep_contents(
     construction: Construction, document_tokens: np.ndarray, lengths: Sequence[int]
 ) -> list[Sweep]:
-    """Describe each length of a sweep over these documents; every length divides the longest.
+    """Describe each length of a sweep over these documents.
 
-    A sweep reads rows of the longest length and splits them into equal parts.
+    Every length must divide the longest one, because a sweep reads rows of the longest length and
+    splits them into equal parts.
     """
     longest = max(lengths)
     ends = np.cumsum(np.asarray(document_tokens, np.int64))
@@ -124,7 +131,8 @@ def sweep_contents(
     rows = ROWS[construction](longest, tokens, [ends] if tokens else [])
     starts, stops = rows.spans(np.arange(rows.count))
     fills = stops - starts
-    # A document is in a row if the first row that ends after its start begins before its end.
+    # A document is part of a row if the first row that ends after the document's start begins
+    # before the document's end.
     row = np.searchsorted(stops, ends - document_tokens, "right")
     documents = int((np.append(starts, tokens)[row] < ends).sum())
     return [

@@ -1,4 +1,4 @@
-"""The seqio task behind every read (TFDS text -> tokens -> rows), and the checks before it."""
+"""The seqio task that turns TFDS text into tokens and rows, and the checks that precede it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fire_lm.storage import children
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 Preprocessor = Callable[..., tf.data.Dataset]
-# The exceptions of TFDS for metadata that it cannot read or parse.
+# The exceptions that TFDS raises for metadata that it cannot read or parse.
 _METADATA_ERRORS = (
     ValueError,
     LookupError,
@@ -37,8 +37,8 @@ def check(data: ReadBySeqio, *, length: int, split: str) -> int:
     """Check that the text can be read.
 
     Returns:
-        The number of documents in the split, summed over the parts of a mixture; 0 if it is
-        unknown, as for a `SeqioTask`.
+        The number of documents in the split, summed over the parts of a mixture, or 0 if the number
+        is unknown, as for a `SeqioTask`.
 
     Raises:
         UserError: The text cannot be read; the message says why and how to fix it.
@@ -72,7 +72,8 @@ def _check_data_set(data: TextData, split: str) -> int:
             f"The feature 'text' of {where} is not a single string, but {kind}.\n"
             "Write the texts to a .jsonl file: `fire-lm corpus --from=FILE` makes a data set of it."
         )
-    if info.file_format is not tfds.core.FileFormat.TFRECORD:  # the only one tf.data reads itself
+    # TFRecord is the only format that tf.data can read by itself.
+    if info.file_format is not tfds.core.FileFormat.TFRECORD:
         raise UserError(
             f"{where} consists of {info.file_format.value} files, not of TFRecord files.\n"
             "`tfds convert_format --out_file_format=tfrecord` converts it."
@@ -81,13 +82,13 @@ def _check_data_set(data: TextData, split: str) -> int:
 
 
 def _is_string(feature: tfds.features.FeatureConnector) -> bool:
-    """Return whether a feature is one string per document, and not a list, tree or data set."""
+    """Return whether a feature is a single string per document, not a list, tree or data set."""
     single = isinstance(feature, tfds.features.Text | tfds.features.Tensor)
     return single and feature.shape == () and feature.tf_dtype == tf.string
 
 
 def splits(data: TextData) -> list[str]:
-    """Return the splits of a data set, the training split first."""
+    """Return the splits of a data set, starting with the training split."""
     return sorted(dataset_info(data).splits, key=lambda split: (split != "train", split))
 
 
@@ -104,9 +105,9 @@ def data_sets(data_dir: str) -> list[str]:
 
 
 def _versions(folder: epath.Path, depth: int = 0) -> Iterator[epath.Path]:
-    """Yield the folders name/version and name/config/version.
+    """Yield all folders of the form name/version or name/config/version.
 
-    The search goes level by level and no deeper, because these folders hold many files.
+    The search does not descend into these folders, because they contain many files.
     """
     inside = children(folder) if depth < 4 else []
     if depth > 1 and any(path.name == "dataset_info.json" for path in inside):
@@ -118,10 +119,10 @@ def _versions(folder: epath.Path, depth: int = 0) -> Iterator[epath.Path]:
 
 
 def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
-    """Return the data set of that name, or without a name the only one in the directory.
+    """Return the data set with the given name or, without a name, the only one in the directory.
 
     Raises:
-        UserError: The directory holds several data sets.
+        UserError: No name was given, and the directory contains several data sets.
     """
     held = [tfds_name] if tfds_name else data_sets(data_dir)
     if len(held) > 1:
@@ -133,8 +134,8 @@ def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
     """Read the metadata of a data set.
 
     Raises:
-        UserError: There is no such data set.
-        RunFailed: Its metadata cannot be read.
+        UserError: The data set does not exist.
+        RunFailed: The metadata cannot be read.
     """
     try:
         with without_their_warnings():
@@ -149,7 +150,10 @@ def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
 
 
 def _no_data_set(data: TextData, found: str = "") -> FireLMError:
-    """Return the error for a data set that cannot be opened; `found` is the reason TFDS gives."""
+    """Return the error for a data set that cannot be opened.
+
+    `found` is the reason that TFDS states.
+    """
     held, because = data_sets(data.data_dir), f"\n({found})" if found else ""
     if data.tfds_name in held:
         return RunFailed(
@@ -176,9 +180,9 @@ def dataset(
     shard: seqio.ShardInfo | None = None,
     byte_counts: bool = False,
 ) -> tf.data.Dataset:
-    """Return groups of rows (see `preprocessors`).
+    """Return groups of rows; see `preprocessors`.
 
-    With a seed, the files are shuffled and read endlessly; without one, they are read once.
+    With a seed, the files are shuffled and read endlessly. Without a seed, the files are read once.
     """
     with without_their_warnings():
         if isinstance(data, TextToText):
@@ -186,8 +190,8 @@ def dataset(
         construct = preprocessors.LAID[data.construction]
         if isinstance(data, SeqioTask):
             groups = registered.groups(data, length, byte_counts, _reading(split, seed, shard))
-            # The file sources of seqio interleave in parallel, and TensorFlow 2.21 can crash
-            # (SIGSEGV) while such an iterator records its position symbolically at every element.
+            # seqio's file sources interleave files in parallel, and TensorFlow 2.21 can crash
+            # (SIGSEGV) if such an iterator records its position symbolically at every element.
             return _with_options(construct(groups, {"targets": length}), symbolic=False)
         if not data.mixture:
             task = _task(data, split, construct, byte_counts=byte_counts, rank=2)
@@ -205,14 +209,17 @@ def dataset(
 def documents(
     data: TextData, *, split: str, shard: seqio.ShardInfo | None = None
 ) -> tf.data.Dataset:
-    """Return groups of whole documents with byte counts, once, in the order used for scoring."""
+    """Return groups of whole documents with byte counts.
+
+    Each document is read once, in the order that is used for scoring.
+    """
     with without_their_warnings():
         task = _task(data, split, byte_counts=True, rank=1)
         return _with_options(task.get_dataset({"targets": None}, **_reading(split, None, shard)))
 
 
 def document_groups(data: TextData, split: str) -> Iterator[tuple[list[bytes], int]]:
-    """Yield the texts of a split in file order, some at a time, with the number of skipped ones.
+    """Yield groups of a split's texts in file order, each with the number of skipped documents.
 
     Training skips the same documents.
 
@@ -245,9 +252,10 @@ def _task(
     rank: int,
     in_mixture: str = "",
 ) -> seqio.Task:
-    """Return a task of groups (rank 2), of whole documents (rank 1), or of rows in a mixture.
+    """Return a seqio task whose examples are groups of rows, groups of documents, or single rows.
 
-    It is not registered, so two data directories in one process never collide.
+    The rank is 2 for groups of rows, and 1 for groups of whole documents and for the single rows of
+    a mixture. The task is not registered, so tasks for two data directories never collide.
     """
     vocabulary = vocabularies.load(data.vocabulary)
     return seqio.Task(
@@ -269,7 +277,7 @@ def features(data: ReadBySeqio) -> tuple[str, ...]:
 
 
 def _mixture(data: TextData, split: str, construct: Preprocessor) -> seqio.Mixture:
-    """Return a mixture that draws rows of the data sets at their rates, determined by the seed."""
+    """Return a mixture that draws rows from the data sets at their rates, using the seed."""
     return seqio.Mixture(
         "fire_lm_mixture",
         [
@@ -307,25 +315,26 @@ def _reading(split: str, seed: int | None, shard: seqio.ShardInfo | None) -> dic
 
 
 def _with_options(groups: tf.data.Dataset, symbolic: bool = True) -> tf.data.Dataset:
-    """Fix the order of a data set, and how its iterators save their position.
+    """Make a data set deterministic and choose how its iterators save their position.
 
     Args:
       groups: The data set.
-      symbolic: Whether iterators save the state that produces their buffered elements, which is
-        small, instead of the elements themselves.
+      symbolic: Whether iterators save the small state from which their buffered elements can be
+        produced again, instead of the elements themselves.
     """
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_symbolic_checkpoint = symbolic
-    options.autotune.ram_budget = 2**29  # bytes; limits how much is read ahead
+    options.autotune.ram_budget = 2**29  # bytes; limits the amount of prefetched data
     return groups.with_options(options)
 
 
 def register(name: str, data: TextData) -> seqio.Task:
-    """Register `data` as the task fire_lm:NAME (seqio's names cannot contain a slash).
+    """Register `data` as the seqio task fire_lm:NAME.
 
-    An example is a document with its end-of-document token. Other code can read the task by name,
-    use it in its own mixtures, or cache it.
+    The name contains a colon because task names in seqio cannot contain a slash. Each example is a
+    document with its end-of-document token. Other code can read the task by name, add it to
+    mixtures, or cache it.
 
     Raises:
         UserError: The vocabulary is missing, or the name is taken.

@@ -1,6 +1,6 @@
-"""Data sets of task suites, which are written once as TFDS and read through seqio tasks.
+"""Data sets of task suites, which are written once with TFDS and read through seqio tasks.
 
-Importing this module is cheap; its functions import TensorFlow.
+Importing this module is cheap, because only its functions import TensorFlow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | seqio.Mixture:
-    """Return a task or mixture; see `seqio_tasks.task_or_mixture`."""
+    """Return the named task or mixture; see `seqio_tasks.task_or_mixture`."""
     from fire_lm.data.suites import seqio_tasks
 
     return seqio_tasks.task_or_mixture(name, data_dir, vocabulary)

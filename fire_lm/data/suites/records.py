@@ -1,7 +1,8 @@
-"""Reading official data sets of tasks: JSON lines, zip files, or data sets of TFDS.
+"""Reading the official data sets of tasks from JSON lines files, zip files or TFDS data sets.
 
-A source is a folder. For a data set FOLDER (such as `qasper`) it holds FOLDER/train.jsonl and the
-other splits, or FOLDER.zip with the same files, or the output of `tfds build`.
+A source is a folder. For a data set called FOLDER (such as `qasper`), the source contains
+FOLDER/train.jsonl and the files of the other splits, or FOLDER.zip with the same files, or the
+output of `tfds build`.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ class Found:
     """A data set that was found.
 
     Attributes:
-        place: Where the data set is.
-        identity: What distinguishes it from others: names and checksums, or sizes and times, of
-            its files.
-        splits: The records of each split, by fire_lm's names of splits.
+        place: The location of the data set.
+        identity: Values that distinguish this data set from others: the names of its files with
+            their checksums or with their sizes and modification times, or, for TFDS, the sizes of
+            its splits.
+        splits: The records of each split, keyed by fire_lm's name for the split.
     """
 
     place: str
@@ -48,7 +50,9 @@ class Found:
 
 
 def find(official: Official, source: str) -> Found | None:
-    """Return the data set in a source, which is a folder, a zip file or a TFDS data set, or None.
+    """Return the official data set that a source contains, or None if it contains no such data set.
+
+    A data set may be a folder, a zip file or a TFDS data set.
 
     Raises:
         UserError: The source cannot be read.
@@ -57,7 +61,7 @@ def find(official: Official, source: str) -> Found | None:
     try:
         if not top.exists():
             raise UserError(f"there is no {source} to read data sets from: --source=FOLDER")
-        if top.name in (official.folder, f"{official.folder}.zip"):  # the data set itself
+        if top.name in (official.folder, f"{official.folder}.zip"):  # the source is the data set
             top = top.parent
         if (folder := top / official.folder).is_dir() and (found := _in_folder(folder)):
             return found
@@ -69,7 +73,7 @@ def find(official: Official, source: str) -> Found | None:
 
 
 def wanted(official: Official) -> str:
-    """Return a description, for messages, of what `find` looks for."""
+    """Return a description of the files that `find` looks for, for use in messages."""
     return (
         f"{official.folder}/train.jsonl, {official.folder}.zip or {official.tfds_names[0]} of TFDS"
     )
@@ -127,7 +131,7 @@ def _in_zip(path: epath.Path) -> Found:
 
 
 def _is_member(path: str, name: str) -> bool:
-    """Return whether a path is the file of a split, and not one that macOS adds."""
+    """Return whether a path is the file of a split and not a file that macOS has added."""
     parts = path.split("/")
     return parts[-1] == f"{name}.jsonl" and not any(part.startswith(("__", ".")) for part in parts)
 
@@ -135,7 +139,7 @@ def _is_member(path: str, name: str) -> bool:
 def _json_lines(
     name: str, opened: Callable[[], contextlib.AbstractContextManager[IO[bytes]]]
 ) -> Iterator[tuple[str, Record]]:
-    """Yield each record of a JSON lines file with its place.
+    """Yield the place and the content of each record in a JSON lines file.
 
     Raises:
         RunFailed: A line is not a JSON object, or the file is damaged; the message names the line.
@@ -184,7 +188,7 @@ def _of_tfds(official: Official, source: str) -> Found | None:
 
 
 def _versions(builder: epath.Path) -> list[str]:
-    """Return the versions of a data set, newest first."""
+    """Return the versions of a data set, starting with the newest."""
     found = [
         path.name
         for path in children(builder)
@@ -207,7 +211,7 @@ def _examples(data: TextData, split: str) -> Records:
 
 
 def _plain(value: Any) -> Any:
-    """Convert an example of TFDS to Python's own types, as in a JSON line."""
+    """Convert a TFDS example to the built-in Python types that a JSON line would yield."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, bytes):

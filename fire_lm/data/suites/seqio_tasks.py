@@ -1,4 +1,4 @@
-"""The seqio tasks of the data sets in a folder, and their mixtures."""
+"""The seqio tasks and mixtures for the data sets in a folder."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from fire_lm.data.suites.writing import VERSION
 from fire_lm.errors import UserError, did_you_mean
 from fire_lm.tasks.suites import SUITES, TASKS, Suite, TextTask
 
-PREFIX = "fire_lm:"  # seqio's names have no slash
+PREFIX = "fire_lm:"  # a colon, because seqio's names cannot contain a slash
 _MIXTURES = {PREFIX + suite.name: suite for suite in SUITES.values() if suite.together}
 _TASKS = {PREFIX + task.name: task for task in TASKS.values()}
-# What `register` has registered, with the folder and the vocabulary of each.
+# The tasks and mixtures that `register` has registered, each with its folder and vocabulary.
 _registered: dict[str, tuple[seqio.Task | seqio.Mixture, tuple[str, str]]] = {}
 
 
 def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | seqio.Mixture:
-    """Return the task `fire_lm:NAME` of a data set in `data_dir`, or the mixture of a suite.
+    """Return the task of a data set in `data_dir`, or the mixture of a suite.
 
-    It is not registered, so two folders in one process never collide.
+    Both have names of the form `fire_lm:NAME`. The result is not registered, so the tasks of two
+    folders never collide.
 
     Raises:
-        UserError: There is no such task, or the folder does not hold its data set.
+        UserError: The task does not exist, or the folder does not contain its data set.
     """
     if name in _MIXTURES:
         return _mixture(_MIXTURES[name], data_dir, vocabulary)
@@ -38,12 +39,13 @@ def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | s
 
 
 def register(data_dir: str, vocabulary: str) -> list[str]:
-    """Register every task in a folder with seqio, and all complete mixtures.
+    """Register every task that has a data set in a folder, and all complete mixtures, with seqio.
 
-    Tasks that an earlier call registered for another folder or vocabulary are replaced.
+    Tasks and mixtures that an earlier call registered for another folder or vocabulary are
+    replaced.
 
     Returns:
-        The names.
+        The names of the registered tasks and mixtures.
 
     Raises:
         UserError: Other code has registered one of the names.
@@ -108,7 +110,7 @@ def _task(task: TextTask, data_dir: str, vocabulary: str) -> seqio.Task:
 
 
 def _mixture(suite: Suite, data_dir: str, vocabulary: str) -> seqio.Mixture:
-    """Return the mixture of a suite, at rates proportional to the training rows, as in T5."""
+    """Return the mixture of a suite, with rates proportional to the training rows as in T5."""
     there = _there(data_dir)
     if missing := [task.name for task in _trained(suite) if task.name not in there]:
         raise UserError(

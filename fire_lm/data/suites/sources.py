@@ -1,4 +1,4 @@
-"""Writing the data sets of tasks from official records or as generated exercises."""
+"""Writing the data sets of tasks, from official records or from generated exercises."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from fire_lm.tasks.suites import Generated, Official, TextTask
 from fire_lm.tasks.suites.rows import Row
 from fire_lm.tasks.suites.selection import Source, rows_of
 
-# The first number of the seed of each split, so that no two splits draw the same numbers.
+# The first component of each split's seed, which ensures that the splits use different random
+# numbers.
 _TRAIN, _VALIDATION, _TEST = 1, 2, 3
 
 
 def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
-    """Return the data sets of tasks, by the names of the tasks.
+    """Return the data set of each task, keyed by task name.
 
     Raises:
-        UserError: Some are missing; the message says what was looked for and where to get it.
+        UserError: A data set is missing; the message says what was sought and where to get it.
     """
     found = {task.name: records.find(_official(task), source) for task in tasks}
     missing = [task for task in tasks if found[task.name] is None]
@@ -60,20 +61,23 @@ def write_generated(
     examples: int = 50,
     seed: int = 0,
 ) -> Written:
-    """Write the exercises of a seed, which do not depend on the machine or on the other sizes.
+    """Write a data set of generated exercises, which are determined by a seed.
+
+    The exercises of one size depend neither on the machine nor on the other sizes.
 
     Args:
         task: The task.
         data_dir: The TFDS data directory.
-        sizes: The sizes, each of which becomes a split `size_N`; () uses those of the task.
-        train_size: The largest size in `train` and `validation`, whose sizes are drawn uniformly
-            from 1 to this one; None uses the smallest of `sizes`.
-        rows: The number of rows of `train`.
-        examples: The number of examples of `validation` and of each size.
+        sizes: The sizes, each of which becomes a split `size_N`. An empty tuple selects the task's
+            default sizes.
+        train_size: The largest size in `train` and `validation`, where sizes are drawn uniformly
+            from 1 to this number. None selects the smallest of `sizes`.
+        rows: The number of rows in `train`.
+        examples: The number of examples in `validation` and in the split of each size.
         seed: The seed of the exercises.
 
     Raises:
-        UserError: The task has no such size.
+        UserError: The task is not generated, or has no exercises of such a size.
     """
     origin = task.origin
     if not isinstance(origin, Generated):
@@ -98,7 +102,7 @@ def write_generated(
 def _exercises(
     origin: Generated, seeds: tuple[int, ...], count: int, *, size: int = 0, train_size: int = 0
 ) -> Source:
-    """Return a source of exercises of one size, or of sizes up to a given one."""
+    """Return a source of exercises of one `size` or, if it is 0, of sizes up to `train_size`."""
 
     def exercise(number: int) -> Iterator[Row]:
         rng = np.random.default_rng([*seeds, number])

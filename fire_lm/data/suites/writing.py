@@ -1,4 +1,4 @@
-"""Writing the data set of a task as TFDS, all of it or nothing."""
+"""Writing the data set of a task in TFDS format, either completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fire_lm.errors import UserError, first_line
 from fire_lm.tasks.suites.selection import LeftOut, Selection, Source
 
 VERSION = "1.0.0"
-# The version of how records become rows. Written data sets record it, and a data set of another
-# version does not count as the same.
+# The version of the conversion of records to rows. Every data set stores this version, and a data
+# set of another version counts as a different data set.
 FORMAT = 1
 _TEXTS, _LISTS = ("id", "group", "inputs", "targets"), ("answers", "choices")
 
@@ -26,13 +26,13 @@ _FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """The data set that was written.
+    """The data set that was written or found.
 
     Attributes:
-        name: The name for seqio, which follows `fire_lm:`.
-        rows: The number of rows by split.
+        name: The part of the seqio name after `fire_lm:`.
+        rows: The number of rows in each split.
         left_out: The omitted records by split and reason.
-        written: False if the data set already existed, made from the same files.
+        written: False if the data set already existed and has the same origin.
     """
 
     name: str
@@ -44,17 +44,18 @@ class Written:
 def write_task(
     name: str, data_dir: str, splits: Mapping[str, Source], identity: Mapping[str, Any]
 ) -> Written:
-    """Write DATA_DIR/NAME/1.0.0, all of it or nothing; do nothing if it exists.
+    """Write DATA_DIR/NAME/1.0.0 atomically, unless it already exists.
 
     Args:
         name: The name of the task.
         data_dir: The TFDS data directory.
-        splits: The splits, among them `train` and `validation`. Rows of `test` need no answers.
-        identity: The origin of the rows, as JSON values.
+        splits: The sources of the splits, which must include `train` and `validation`. Rows of
+            `test` need no answers.
+        identity: The origin of the rows; the values must be JSON-serialisable.
 
     Raises:
-        UserError: A split is missing or empty, or the name is taken by rows from elsewhere.
-        RunFailed: A record has another form, or a file is damaged.
+        UserError: A split is missing or empty, or the existing data set has another origin.
+        RunFailed: A record has an unexpected form, or a file is damaged.
     """
     identity = json.loads(json.dumps({"format": FORMAT, "task": name, **identity}))
     target = epath.Path(data_dir) / name / VERSION
@@ -100,16 +101,16 @@ def write_task(
 
 
 def _examples(split: Selection) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each example of a split for TFDS, with its key."""
+    """Yield the key and the TFDS example of each row in a split."""
     for key, row in split.rows():
         yield key, {name: getattr(row, name) for name in (*_TEXTS, *_LISTS)}
 
 
 def _held(target: epath.Path, name: str, identity: Mapping[str, Any]) -> Written | None:
-    """Return the existing data set if it has the same origin, or None if there is none.
+    """Return the existing data set if it has the same origin, or None if no data set exists.
 
     Raises:
-        UserError: The existing data set is a different one.
+        UserError: The existing data set has another origin.
     """
     if not target.exists():
         return None
