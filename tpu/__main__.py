@@ -70,7 +70,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--seeds", type=_seeds, default="0", metavar="A,B", help="seeds (%(default)s)"
     )
     grid.add_argument(
-        "--vary.NAME", metavar="VALUE", help="a value of a binding (repeat for others)"
+        "--vary.NAME",
+        metavar="VALUE",
+        help="a value of the binding NAME (repeat for further values or bindings)",
     )
     grid.add_argument(
         "--vary.gin_file", metavar="A,B", help="gin files of an arm; empty for an arm without any"

@@ -139,7 +139,7 @@ class Compiler:
         return {name: bundles.read(self.folder, f"fire_lm_attention_{name}") for name, _ in KERNELS}
 
     def attention(self, kind: Any, shape: Shape) -> jax.stages.Compiled:
-        """Compile the forward and backward pass of an attention with the encoding `kind`."""
+        """Compile the forward and backward passes of attention with the encoding `kind`."""
         say(f"compiling {kind.__name__} B={shape.batch} n={shape.length}")
         encoding = _encoding(kind)
 

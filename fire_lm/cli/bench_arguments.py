@@ -46,7 +46,7 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     model.add_argument(
         "--tokens_per_batch",
         type=number,
-        help="tokens per batch at each length (default: 8192; on a CPU 2048)",
+        help="tokens per batch at each length (default: 8192, or 2048 on a CPU)",
     )
 
     model.add_argument(

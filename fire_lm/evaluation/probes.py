@@ -1,4 +1,4 @@
-"""Internal values of a trained model that figures show.
+"""Internal values of a trained model, as shown in figures.
 
 * The learned biases as a function of distance, as in Figures 4 and 8 of the FIRE paper.
 * The attention scores of one head and query, with and without position interpolation, as in Figure

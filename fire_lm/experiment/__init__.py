@@ -116,8 +116,8 @@ def finetunes(gin_files: Sequence[str], bindings: Sequence[str], search_paths: s
     bound = _bound(gin_files, bindings, search_paths)
     if {"finetune", "pretrain"} <= bound:
         raise UserError(
-            "the gin files describe a pretraining (pretrain.) and a finetuning (finetune.)\nto "
-            "finetune, leave the run file out: the model is that of INIT_FROM"
+            "the gin files configure both pretraining (pretrain.) and finetuning (finetune.)\nto "
+            "finetune, omit the run file: the model comes from INIT_FROM"
         )
     return "finetune" in bound
 

@@ -73,9 +73,9 @@ class Learned(PositionalEncoding):
         del context_length
         if length > self.rows:
             raise UserError(
-                f"length {length} is beyond the {self.rows} positions that this encoding has "
-                "learned.\nUse shorter inputs, train with Learned.max_length = "
-                f"{length} or more, or evaluate with a Learned.interpolation."
+                f"length {length} is beyond the {self.rows} positions that this encoding "
+                "covers.\nUse shorter inputs, train with Learned.max_length = "
+                f"{length} or more, or set Learned.interpolation for evaluation."
             )
 
     def init(self, rng: jax.Array) -> Params:

@@ -81,9 +81,9 @@ class T5(PositionalEncoding):
         for pos in (q_pos_BT, k_pos_BS):
             if not jnp.issubdtype(pos.dtype, jnp.integer):
                 raise UserError(
-                    f"T5 needs integer positions, but received {pos.dtype}: it has no bucket "
-                    "between two others. Omit resampling to fractions, or use a functional "
-                    "encoding (FIRE, KERPLE, ALiBi)"
+                    f"T5 needs integer positions, but received {pos.dtype}: its buckets are not "
+                    "defined for fractional distances. Do not resample to fractional positions, or "
+                    "use a functional encoding (FIRE, KERPLE, ALiBi)"
                 )
         starts_K = bucket_starts(self.num_buckets, self.max_distance)
         return jax.lax.platform_dependent(

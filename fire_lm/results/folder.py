@@ -87,7 +87,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """The rows of each kind.
+    """The rows that a report shows, with one field for each kind of result.
 
     Results that belong to a checkpoint come from the run's newest checkpoint that has been scored.
     """

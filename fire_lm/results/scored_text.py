@@ -123,7 +123,7 @@ class Texts:
 
 
 def read_texts(folder: epath.Path) -> Texts:
-    """Read the texts that the rows of a folder's `length_sweep.csv` scored."""
+    """Read the texts on which the losses in a folder's `length_sweep.csv` were measured."""
     return Texts(read_table(folder / FILE, ScoredText))
 
 

@@ -144,7 +144,10 @@ def evaluate_checkpoint(arguments: argparse.Namespace, workdir: epath.Path, step
 
 
 def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
-    """As many examples, in their order, drawn by a fixed seed."""
+    """Return the task with `count` of its examples, drawn with a fixed seed and kept in order.
+
+    If `count` is None or at least the number of examples, all examples are kept.
+    """
     if count is None or count >= len(task.examples):
         return task
     picked = np.random.default_rng(0).permutation(len(task.examples))[:count]

@@ -254,7 +254,7 @@ def test_an_example_on_which_a_metric_fails_is_named_and_the_rest_counted():
     scores, failed = scores_of(of_a_user, ["a", None, "bb"], ["aa", "b", "b"], ["q1", "q2", "q3"])
     assert scores["longer"].value == 50 and scores["longer"].examples == 2
     assert list(failed) == ["q2"] and "NoneType" in failed["q2"]
-    with pytest.raises(RunFailed, match="of_a_user fails on any example: .*NoneType"):
+    with pytest.raises(RunFailed, match="of_a_user fails on every example: .*NoneType"):
         scores_of(of_a_user, [None], ["b"], ["q2"])
     with pytest.raises(UserError, match="no references"):
         scores_of(F1(), [[], ["a"]], ["a", "a"], ["q1", "q2"])

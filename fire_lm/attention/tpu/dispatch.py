@@ -22,7 +22,7 @@ from fire_lm.attention.tpu.schedule import DTYPES, HEAD_DIMS
 def obstacle(
     q_BTNH: jax.Array, q_pos_BT: jax.Array, bias: BiasFn, in_order: bool, consecutive: bool
 ) -> str | None:
-    """Why the kernels cannot run, or None."""
+    """Return why the kernels cannot run, as a predicate ("takes ..."), or None if they can."""
     if not in_order:
         return "takes queries and keys that are the same tokens (in_order)"
     if q_BTNH.shape[3] not in HEAD_DIMS or q_BTNH.dtype.name not in DTYPES:

@@ -84,7 +84,10 @@ def choose_blocks(
 
 
 def vmem_bytes(tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.dtype) -> int:
-    """Estimate the VMEM of the backward kernel, the larger one; a little above what trials show."""
+    """Estimate the VMEM of the backward kernel, which needs more than the forward kernel.
+
+    The estimate is slightly higher than the usage measured in trials.
+    """
     block = tokens * head_dim
     # Inputs q, k, v, do and outputs dk, dv twice, for the next step's copies; sums of dk, dv, dq.
     per_sequence = 2 * 6 * block * dtype.itemsize + 3 * block * 4

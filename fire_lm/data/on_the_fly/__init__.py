@@ -76,7 +76,7 @@ def label(data: ReadBySeqio) -> str:
 
 
 def quick_splits(data: TextBySeqio) -> list[str] | None:
-    """Return the splits that the metadata lists, without TensorFlow, or None if it lists none."""
+    """Return the splits in the local metadata, read without TensorFlow, or None if unknown."""
     if isinstance(data, SeqioTask):
         return None
     name, _, version = data.tfds_name.partition(":")

@@ -116,7 +116,7 @@ def scores_of(
     kept = [index for index in range(len(targets)) if index not in failures]
     name = getattr(metric_fn, "__name__", type(metric_fn).__name__)
     if not failures or not kept:
-        where = "any example" if not kept else "all examples together"
+        where = "every example" if not kept else "all examples together"
         raise RunFailed(f"the metric {name} fails on {where}: {first_line(whole)}") from whole
     rest = [targets[index] for index in kept], [predictions[index] for index in kept]
     return _scores(metric_fn, *rest), {ids[index]: why for index, why in failures.items()}
