@@ -52,9 +52,8 @@ def run(arguments: argparse.Namespace) -> None:
             folder, _title(arguments.runs), results, Beside(times, times_are, against)
         )
     print("\n".join(f"  {section.title}" for section in sections))
-    print(
-        f"{folder / 'index.html'}\n{folder / 'report.md'}, with the data as .csv and the figures as .svg and .png"
-    )
+    pages = f"{folder / 'index.html'}\n{folder / 'report.md'}"
+    print(f"{pages}, with the data as .csv and the figures as .svg and .png")
 
 
 def _title(names: list[str]) -> str:
