@@ -26,10 +26,13 @@ class CommonBias(NamedTuple):
     """The tables of one layer, float32, O(n) numbers; as a function of positions, its bias.
 
     Attributes:
-      slab_MP: by distance; M is N, or 1 where all heads share it.
+      slab_MP: by distance; M is N, or 1 where all heads share it. With kinks M is 1, and the slab
+        does not fall as the distance grows.
       row_P, gain_P: r_i and g_i by the query's position.
       kink_K: increasing bounds of the segments.
       slope_KN, offset_KN: of the K + 1 segments.
+      rate: c >= 0 where the slab is log(1 + c d) of distances d, or None. Gradients go to it, and
+        not to the slab's values.
       exact: bool; False if the bias has more segments than these, so that the tables are not it.
     """
 
@@ -40,6 +43,7 @@ class CommonBias(NamedTuple):
     slope_KN: jax.Array
     offset_KN: jax.Array
     exact: jax.Array
+    rate: jax.Array | None = None
 
     def __call__(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
         """The bias `[B, N, T, S]`: what a kernel computes tile by tile.
@@ -56,7 +60,12 @@ class CommonBias(NamedTuple):
                     "give attend the encoding's bias instead"
                 )
         distance_BTS = jnp.abs(q_pos_BT[:, :, None] - k_pos_BS[:, None, :])
-        x_BMTS = jnp.moveaxis(_look_up(self.slab_MP, distance_BTS), 0, 1)
+        slab_MP = self.slab_MP
+        if self.rate is not None:  # d slab / d c = (1 - e^-slab) / c
+            slab_MP = jax.lax.stop_gradient(slab_MP)
+            change = self.rate - jax.lax.stop_gradient(self.rate)
+            slab_MP = slab_MP + per_rate(change, self.rate) * -jnp.expm1(-slab_MP)
+        x_BMTS = jnp.moveaxis(_look_up(slab_MP, distance_BTS), 0, 1)
         x_BMTS = x_BMTS * _look_up(self.row_P, q_pos_BT)[:, None, :, None]
         if self.kink_K.size:  # FIRE: one slab for all heads
             segment_BTS = jnp.searchsorted(self.kink_K, x_BMTS[:, 0])
@@ -99,6 +108,12 @@ def of_slab(slab_NP: jax.Array) -> CommonBias:
     ones_P = jnp.ones(positions, jnp.float32)
     slope_KN, offset_KN = jnp.ones((1, heads)), jnp.zeros((1, heads))
     return CommonBias(slab_NP, ones_P, ones_P, jnp.zeros(0), slope_KN, offset_KN, jnp.bool_(True))
+
+
+def per_rate(x: jax.Array, rate: jax.Array) -> jax.Array:
+    """x / c of a slab, and 0 where c is 0 and the slab flat; constant in c."""
+    rate = jax.lax.stop_gradient(rate)
+    return jnp.where(rate > 0, x / jnp.where(rate > 0, rate, 1.0), 0.0)
 
 
 def _look_up(table: jax.Array, index: jax.Array) -> jax.Array:

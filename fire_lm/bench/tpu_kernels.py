@@ -1,13 +1,14 @@
 """The compiler's estimates of the attention kernels. Nothing is run; no TPU is needed.
 
 Bundles of the final schedule (`bench/bundles.py`) times how often each is run over the whole causal
-grid, for one head: once for each step of the grid, each sequence of a block, and each pair of kinks
-that a part of a tile can meet, counted from FIRE's parameters. Forward and backward pass of one
-attention with 12 heads of 64, bfloat16. Work of XLA around the kernels is not in it.
+grid, for one head: once for each step of the grid, each sequence of a block, and each number of
+kinks that a part of a tile can meet, counted from FIRE's parameters. Forward and backward pass of
+one attention with 12 heads of 64, bfloat16. Work of XLA around the kernels is not in it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
 import inspect
@@ -22,6 +23,7 @@ from jax.sharding import SingleDeviceSharding
 
 from fire_lm.attention.tpu import tpu_attention
 from fire_lm.attention.tpu.schedule import Order, choose_blocks, tiles
+from fire_lm.bench.arguments import check_json, write_json
 from fire_lm.hardware.slices import parse_slice
 from fire_lm.positions import PositionalEncoding
 from fire_lm.positions.base import Params
@@ -41,6 +43,15 @@ DRAWS = 100
 TRAINED_L = 1400.0  # Appendix B of the paper: 1200 to 1600 at a training length of 2048
 
 
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The compiler's estimates for a slice: figures, as they are printed, by measure."""
+
+    slice: str
+    libtpu: str
+    measures: dict[str, str]
+
+
 class Setting(NamedTuple):
     """A comparison, in the order of its columns."""
 
@@ -48,14 +59,16 @@ class Setting(NamedTuple):
     length: int
 
 
-def bench(slice_name: str, folder: Path) -> list[tuple[str, str]]:
+def bench(slice_name: str, folder: Path, json: str | None) -> list[tuple[str, str]]:
     """Print measures and figures, and return them; `folder` is where the compiler writes."""
+    check_json(json)
     compiler = Compiler(slice_name, folder)
     version = importlib.metadata.version("libtpu")
     rows = [(f"the compiler's estimates for {slice_name}", f"libtpu {version}")]
     rows += list(compare(compiler))
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name.ljust(width)}  {figure}" for name, figure in rows))
+    write_json(json, Report(slice_name, version, dict(rows[1:])))
     return rows
 
 

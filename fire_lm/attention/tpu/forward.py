@@ -21,10 +21,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from fire_lm.attention.tpu.bias_tile import MASKED, BiasRefs, build, either
+from fire_lm.attention.tpu.bias_tile import MASKED, BiasRefs, build
 from fire_lm.attention.tpu.devices import Inputs
 from fire_lm.attention.tpu.operands import Operands, Segments
-from fire_lm.attention.tpu.schedule import Blocks
+from fire_lm.attention.tpu.schedule import LANES, Blocks
 
 Ref = Any
 KEYS_BY_QUERIES = (((0,), (0,)), ((), ()))  # [H, keys], [H, queries]: both contract their first
@@ -98,18 +98,25 @@ def _kernel(query_X: Ref, key_X: Ref, ins: Ins, outs: Outs, scratch: Scratch) ->
         total[...] = jnp.zeros_like(total)
         mean[...] = jnp.zeros_like(mean)
 
-    def attend(b: jax.Array, masked: bool) -> None:
-        s = logits(ins.q.at[b, 0], ins.k.at[b, 0], ins.segments, b)
-        if tile is not None:
-            s = s + tile[...]
-        if masked:
-            s = causal(s)
-        m = jnp.maximum(largest[b], jnp.max(s, axis=0, keepdims=True))
-        p = jnp.exp2(s - m)
-        rescale = jnp.exp2(largest[b] - m)
-        largest[b] = m
-        total[b] = rescale * total[b] + jnp.sum(p, axis=0, keepdims=True)
-        mean[b] = rescale * mean[b] + product(ins.v[b, 0], p.astype(ins.v.dtype))
+    def attend(b: jax.Array, masked: bool, _: bool) -> None:
+        parts = []
+        m = before = largest[b]
+        for keys, queries in windows(ins.q.shape[3], masked):
+            s = logits(ins.q, ins.k, ins.segments, b, keys, queries)
+            if tile is not None:
+                s = s + tile[keys, queries]
+            if masked:
+                s = causal(s)
+            m = _from(queries, m, jnp.maximum, jnp.max(s, axis=0, keepdims=True))
+            parts.append((keys, queries, s))
+        rescale = jnp.exp2(before - m)
+        sums, values = rescale * total[b], rescale * mean[b]
+        for keys, queries, s in parts:
+            p = jnp.exp2(s - m[:, queries])
+            sums = _from(queries, sums, jnp.add, jnp.sum(p, axis=0, keepdims=True))
+            found = product(ins.v[b, 0, :, keys], p.astype(ins.v.dtype))
+            values = _from(queries, values, jnp.add, found)
+        largest[b], total[b], mean[b] = m, sums, values
 
     if ins.bias is not None:
         build(ins.bias, tile, diagonal)
@@ -125,28 +132,58 @@ def _kernel(query_X: Ref, key_X: Ref, ins: Ins, outs: Outs, scratch: Scratch) ->
         jax.lax.fori_loop(0, batch, finish, None)
 
 
-def for_each_sequence(batch: int, diagonal: jax.Array, run: Callable[[Any, bool], None]) -> None:
-    """`run(b, masked)` for all sequences of a block."""
+def for_each_sequence(
+    batch: int, diagonal: jax.Array, run: Callable[[Any, bool, bool], None], *, apart: bool = False
+) -> None:
+    """`run(b, masked, first)` for all sequences of a block; the first by code of its own, if
+    `apart`, and else by that of all."""
+    for masked, place in ((True, "diagonal"), (False, "below")):
 
-    def loop(masked: bool) -> None:
-        jax.lax.fori_loop(0, batch, lambda b, _: run(b, masked), None)
+        @pl.when(diagonal == masked)
+        def _(masked: bool = masked, place: str = place) -> None:
+            if apart:
+                jax.named_scope(f"first_sequence.{place}")(run)(0, masked, True)
+            if apart and batch == 1:
+                return
+            name = "later_sequences" if apart else "sequences"
+            with jax.named_scope(f"{name}.{place}"):
+                jax.lax.fori_loop(int(apart), batch, lambda b, _: run(b, masked, False), None)
 
-    either("sequences", diagonal, loop)
+
+def _from(queries: slice, x: jax.Array, join: Callable[..., jax.Array], y: jax.Array) -> jax.Array:
+    """`x`, joined with `y` in the columns of `queries`, which are its last."""
+    if not queries.start:
+        return join(x, y)
+    return jnp.concatenate([x[:, : queries.start], join(x[:, queries], y)], axis=1)
 
 
-def logits(q: Ref, k: Ref, segments: Segments | None, b: jax.Array) -> jax.Array:
+def windows(tokens: int, on_diagonal: bool) -> list[tuple[slice, slice]]:
+    """The keys and queries of a tile that are done at a time.
+
+    On the diagonal, 128 keys with the queries from the first of them on: the others see none.
+    """
+    if not on_diagonal:
+        return [(slice(0, tokens), slice(0, tokens))]
+    return [
+        (slice(start, start + LANES), slice(start, tokens)) for start in range(0, tokens, LANES)
+    ]
+
+
+def logits(
+    q: Ref, k: Ref, segments: Segments | None, b: jax.Array, keys: slice, queries: slice
+) -> jax.Array:
     """`[keys, queries]` of sequence b, float32; masked between segments."""
-    s = product(k[...], q[...], KEYS_BY_QUERIES)
+    s = product(k[b, 0, :, keys], q[b, 0, :, queries], KEYS_BY_QUERIES)
     if segments is None:
         return s
-    query, key = segments.query[b], segments.key[b]
+    query, key = segments.query[b, :, queries], segments.key[b, :, keys]
     # A row of keys to a column: 32 bits wide, and whole registers at a time.
     key = jnp.broadcast_to(key, (8, key.shape[1])).T[:, :1]
     return jnp.where(key == query, s, MASKED)
 
 
 def causal(s: jax.Array) -> jax.Array:
-    """The logits of a tile on the diagonal, without those of keys after the query."""
+    """The logits of keys and queries from one token on, without those of keys after the query."""
     key, query = (jax.lax.broadcasted_iota(jnp.int32, s.shape, axis) for axis in (0, 1))
     return jnp.where(key <= query, s, MASKED)
 

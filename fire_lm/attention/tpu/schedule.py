@@ -16,7 +16,7 @@ import numpy as np
 
 from fire_lm.errors import UserError
 
-LANES = 128
+LANES, SUBLANES = 128, 8  # of a register
 LARGEST_BLOCK = 512
 LARGEST_BATCH = 8
 HEAD_DIMS = (64, 128)
@@ -144,7 +144,7 @@ def live_segments(
 
     `[X, 1, 2 S S]` for S strips in a block; of the part of query strip c and key strip a, at
     2 (c S + a). Bounds, not more: taken from the extremes of the slab and of the rows.
-    As far apart as an even number. Of the tables of `CommonBias` by place, one example's.
+    Of the tables of `CommonBias` by place, one example's.
     """
     slab_QR, row_QR = slab_P.reshape(-1, LANES), row_P.reshape(-1, LANES)
     # A part at a distance of m strips has distances from both sides of 128 m.
@@ -170,10 +170,6 @@ def live_segments(
     real_K = jax.lax.cummax(bends_K.astype(jnp.int32), reverse=True) > 0
     bounds_K = jnp.where(real_K, kink_K, jnp.inf).reshape((1,) * x_2XSS.ndim + (-1,))
     passed = jnp.sum((bounds_K < x_2XSS[..., None]).astype(jnp.int32), axis=-1)
-    # The kernels take kinks in pairs: as bounds may be wide, one more.
-    odd = (passed[..., 1] - passed[..., 0]) % 2
-    low = jnp.where(passed[..., 1] == kink_K.size, passed[..., 0] - odd, passed[..., 0])
-    passed = jnp.stack([low, low + (passed[..., 1] - passed[..., 0] + odd)], axis=-1)
     return passed.reshape(passed.shape[0], 1, -1)
 
 

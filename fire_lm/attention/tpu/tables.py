@@ -28,6 +28,7 @@ class Tables(NamedTuple):
     kink_K: jax.Array
     slope_KN: jax.Array
     offset_KN: jax.Array
+    rate: jax.Array | None
 
     @classmethod
     def of(
@@ -55,10 +56,6 @@ class Tables(NamedTuple):
                 return pad(table_P[None, :length])
             return pad(jnp.take(table_P, pos_ET, mode="fill", fill_value=jnp.nan))
 
-        if bias.kink_K.size % 2:  # the kernels take kinks in pairs
-            by_segment = (bias.kink_K, bias.slope_KN, bias.offset_KN)
-            kink_K, slope_KN, offset_KN = (jnp.concatenate([x, x[-1:]]) for x in by_segment)
-            bias = bias._replace(kink_K=kink_K, slope_KN=slope_KN, offset_KN=offset_KN)
         row_EP, gain_EP = by_place(bias.row_P), by_place(bias.gain_P)
         if scale_ET is not None:
             row_EP, gain_EP = jnp.broadcast_arrays(row_EP, gain_EP * pad(scale_ET))
@@ -69,6 +66,7 @@ class Tables(NamedTuple):
             kink_K=bias.kink_K,
             slope_KN=bias.slope_KN * math.log2(math.e),
             offset_KN=bias.offset_KN * math.log2(math.e),
+            rate=bias.rate,
         )
 
     def skewed(self, blocks: Blocks) -> jax.Array:
