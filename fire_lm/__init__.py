@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-STARTED = time.monotonic()  # of the process, nearly
+STARTED = time.monotonic()  # close to the start of the process
 
 
 def open_run(name: str) -> Run:
-    """The trained run in a directory, local or gs://; `RUN@STEP` means one of its checkpoints.
+    """Open the trained run in a directory, local or gs://; `RUN@STEP` selects one checkpoint.
 
         run = fire_lm.open_run("runs/quickstart/fire")
         model, params = run.restore()
@@ -26,7 +26,7 @@ def open_run(name: str) -> Run:
         logits = model.apply({"params": params}, tokens, positions)  # [1, T + 1, V]
 
     Raises:
-      UserError: there is no run.
+      UserError: The directory holds no run.
     """
     from fire_lm.runs.run import open_run
 

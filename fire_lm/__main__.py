@@ -1,4 +1,4 @@
-"""`python -m fire_lm` is the console script `fire-lm`."""
+"""The entry point of `python -m fire_lm`, which is equivalent to the console script `fire-lm`."""
 
 import sys
 

@@ -10,26 +10,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_SIGN_OF_LIFE = 10.0  # seconds between two signs of it
+_SIGN_OF_LIFE = 10.0  # seconds between two signs of life
 
 _PATIENCE_SECONDS = 5.0
 
-# The time left is estimated from this many seconds, and the work done in them.
+# The remaining time is estimated from the work done in this number of most recent seconds.
 _RECENT_SECONDS = 60.0
 
 
 def duration(seconds: float) -> str:
-    """`1:02:03`, or `2:03` below an hour."""
+    """Format a duration as `1:02:03`, or as `2:03` if it is shorter than an hour."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 class Progress:
-    """A bar with ETA: one line that changes in a terminal, a line every few seconds in a file.
+    """A progress bar with an ETA.
 
-    `patient` shows nothing in the first few seconds: for work that is mostly over before.
-    `unit` divides the counts, such as bytes in a megabyte.
+    A terminal shows one line that changes; a file receives a new line every few seconds. With
+    `patient`, nothing is shown during the first few seconds, because such work has mostly finished
+    by then. Counts are divided by `unit`, for example by the bytes in a megabyte.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class Progress:
         self._quiet, self._shown = quiet, time.monotonic() if patient else -math.inf
         self._patience = _PATIENCE_SECONDS if patient else 0.0
         self._any = False
-        # When how much was done, of the last minute; what came before the first call is start-up.
+        # (time, work done) pairs of the last minute; the time before the first call is start-up.
         self._recent: collections.deque[tuple[float, int]] = collections.deque()
 
     def show(self, done: int, text: str) -> None:
-        """`done` of the total, with `text` beside the bar."""
+        """Show `done` out of the total, with `text` beside the bar."""
         now = time.monotonic()
         self._remember(now, done)
         wait = max(self._interval, self._patience)
@@ -67,7 +68,7 @@ class Progress:
             self._recent.popleft()
 
     def _eta(self, done: int) -> str:
-        """The time left at the rate of the last minute; empty before there is a rate."""
+        """Return the remaining time at the last minute's rate, or "" while no rate is known."""
         (then, before), (now, _) = self._recent[0], self._recent[-1]
         if done >= self._total:
             return ""
@@ -88,7 +89,7 @@ class Progress:
 
 @contextmanager
 def phase(name: str, quiet: bool = False) -> Iterator[None]:
-    """Report what start-up is doing, every 10 seconds, and how long it took."""
+    """Report what start-up is doing every 10 seconds, and finally how long it took."""
     start = time.monotonic()
     if quiet:
         yield
@@ -103,7 +104,7 @@ def phase(name: str, quiet: bool = False) -> Iterator[None]:
 
 @contextmanager
 def signs_of_life(what: str) -> Iterator[None]:
-    """A line every 10 seconds, apart from the output, for work whose end is not known."""
+    """Print a line to stderr every 10 seconds, for work that may take any length of time."""
     start = time.monotonic()
 
     def say() -> None:
@@ -115,7 +116,7 @@ def signs_of_life(what: str) -> Iterator[None]:
 
 @contextmanager
 def every(seconds: float, say: Callable[[], None]) -> Iterator[None]:
-    """Call `say` from a thread of its own as long as the block takes."""
+    """Call `say` every so many seconds from a separate thread while the block runs."""
     over = threading.Event()
 
     def repeat() -> None:

@@ -14,24 +14,27 @@ class FireLMError(Exception):
 
 
 class RunFailed(FireLMError):
-    """The work itself failed: NaN loss, unreadable checkpoint, storage that refuses."""
+    """A failure of the work itself: a NaN loss, an unreadable checkpoint, failing storage."""
 
 
 class UserError(FireLMError):
-    """Bad usage or configuration; the message says what, where, and how to fix it."""
+    """Bad usage or configuration; the message says what is wrong, where, and how to fix it."""
 
     exit_code = 2
 
 
 class Preempted(FireLMError):
-    """Stopped from outside after the state was saved; the same command resumes."""
+    """An interruption from outside after the state was saved; the same command resumes."""
 
     exit_code = 3
 
 
 def printable(text: str) -> str:
-    """A message as a terminal may have it: what it quotes of the user's is cut where it is very
-    long, and control characters, which could hide the rest, are written as escapes."""
+    """Return a message in a form that is safe to print in a terminal.
+
+    Very long words and lines, which quote the user's input, are shortened, and control characters,
+    which could hide the rest, are written as escapes.
+    """
     shown = "".join(
         c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text
     )
@@ -42,7 +45,7 @@ def printable(text: str) -> str:
     )
 
 
-# A path may be long; a line that lists all parameters of a checkpoint is longer.
+# A path may be long; a line that lists all parameters of a checkpoint is even longer.
 _LONGEST_WORD, _LONGEST_LINE = 500, 3000
 
 
@@ -51,23 +54,26 @@ def _middle_cut(text: str, kept: int) -> str:
 
 
 def is_of_storage(error: Exception) -> bool:
-    """Return whether a disk or a bucket refused; a bucket's errors are TensorFlow's, no OSError."""
+    """Return whether an error came from a disk or a bucket.
+
+    A bucket's errors are TensorFlow's own classes, not subclasses of OSError.
+    """
     return isinstance(error, OSError) or type(error).__module__.startswith("tensorflow.")
 
 
 def reason(error: Exception) -> str:
-    """The reason in one line: a bucket's own words within what TensorFlow quotes of them."""
+    """Return the reason in one line; for a bucket, its own message as TensorFlow quotes it."""
     quoted = re.search(r'\\?"message\\?": \\?"([^"\\]*)', str(error))
     return quoted[1] if quoted else str(error).partition("\n")[0]
 
 
 def first_line(error: BaseException) -> str:
-    """The message of a foreign exception on one line; the name of its class if it has none."""
+    """Return the first line of another library's exception, or the class name if it is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The most similar of `names`, ignoring case, or None if nothing is near."""
+    """Return the most similar of `names`, ignoring case, or None if none is similar enough."""
     by_lower: dict[str, str] = {}
     for candidate in sorted(set(names)):
         by_lower.setdefault(candidate.lower(), candidate)
@@ -76,7 +82,7 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """A sentence with the nearest name; else the whole list if it is short; else nothing."""
+    """Return a sentence that suggests the nearest name, or lists all names if they are few."""
     known = sorted(set(names))
     near = nearest(name, known)
     if near is not None:

@@ -1,11 +1,12 @@
-"""The processes of a multi-host job: how they find each other, and agree on what one knows."""
+"""The processes of a multi-host job: how they find each other and exchange values."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -16,16 +17,16 @@ from fire_lm.hardware.absent_tpu import has_tpu
 
 _Json = TypeVar("_Json")
 _exchanges = itertools.count()
-# Until the watchdog looks on, JAX itself ends a job one of whose processes has died.
+# Until the watchdog starts, JAX itself ends a job when one of its processes has died.
 _SILENCE_SECONDS = 60
 
 
 def initialize_distributed() -> None:
-    """Join the processes of a multi-host job, where the machine or its environment says so.
+    """Join the other processes of a multi-host job, if the machine or the environment names any.
 
-    On a Cloud TPU VM JAX finds the other hosts by itself (metadata server or GKE variables).
-    Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID name them. A single
-    machine without a TPU needs nothing.
+    On a Cloud TPU VM, JAX finds the other hosts by itself (metadata server or GKE variables).
+    Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID describe the job. A
+    single machine without a TPU needs nothing.
     """
     if jax.distributed.is_initialized():
         return
@@ -46,25 +47,29 @@ def initialize_distributed() -> None:
 
 
 def coordination_client() -> Any:
-    """The client of JAX's coordination service, which JAX does not publish; of jobs of several."""
+    """Return the client of JAX's coordination service, which exists in multi-process jobs.
+
+    JAX has no public name for it.
+    """
     return distributed.global_state.client
 
 
 def coordinator_host() -> str:
-    """The host name or address of process 0."""
+    """Return the host name or address of process 0."""
     return str(distributed.global_state.coordinator_address).rpartition(":")[0].strip("[]")
 
 
 def exchanged(value: _Json, seconds: float = 3600.0, key: str = "") -> list[_Json]:
-    """The `value` (JSON) of every process, in their order. All processes must call it together.
+    """Return the `value` (JSON) of every process, in process order; all processes must call this.
 
-    It goes through JAX's coordination service: some processes may arrive minutes later than others,
-    which a collective does not survive (see `wait_for_all`).
+    The values travel through JAX's coordination service, because some processes may arrive minutes
+    later than others, which a collective does not survive (see `wait_for_all`).
 
     Args:
-      seconds: how long to wait for each process.
-      key: a name for this exchange, unique in the job. Without one, exchanges are counted, so
-        threads of a process that exchange at the same time must name theirs.
+      value: This process's own value.
+      seconds: How long to wait for each process.
+      key: A name for this exchange, unique in the job. Without one, exchanges are counted, so
+        threads of one process that exchange values at the same time must pass a key.
     """
     if jax.process_count() == 1:
         return [value]
@@ -78,35 +83,48 @@ def exchanged(value: _Json, seconds: float = 3600.0, key: str = "") -> list[_Jso
 
 
 def agreed(value: _Json) -> _Json:
-    """The `value` of process 0, on every process; see `exchanged`."""
+    """Return the `value` of process 0 on every process; see `exchanged`."""
     return exchanged(value)[0]
 
 
 def by_first(work: Callable[[], _Json]) -> _Json:
-    """Run `work` on process 0 and return, or raise, its result (JSON) on every process."""
-    told: dict[str, Any] = {}
-    if jax.process_index() == 0:
-        try:
-            told = {"value": work()}
-        except FireLMError as error:
-            told = {"error": str(error), "code": error.exit_code}
-    told = agreed(told)
-    if "error" in told:
-        # Process 0 takes the service of the others with it when it ends.
+    """Run `work` on process 0; return its result (JSON), or raise its error, on every process."""
+    result: Any = None
+    with failing_together():
+        if jax.process_index() == 0:
+            result = work()
+    found: _Json = agreed(result)
+    return found
+
+
+@contextlib.contextmanager
+def failing_together() -> Iterator[None]:
+    """Raise on every process an expected error that any process meets in the block.
+
+    All processes must enter the block together.
+    """
+    own: FireLMError | None = None
+    try:
+        yield
+    except FireLMError as error:
+        own = error
+    failures = filter(None, exchanged([] if own is None else [own.exit_code, str(own)]))
+    if failure := next(failures, None):
+        # When process 0 ends, the coordination service that the others use ends with it.
         wait_for_all(f"error {next(_exchanges)}", seconds=60)
-        raise (UserError if told["code"] == 2 else RunFailed)(told["error"])
-    value: _Json = told["value"]
-    return value
+        code, text = failure
+        raise own or (UserError if code == 2 else RunFailed)(text)
 
 
 def wait_for_all(point: str, seconds: float = 3600.0) -> None:
-    """Return once every process of the job has come to `point`; each needs a name of its own.
+    """Return once every process of the job has reached `point`; each point needs a unique name.
 
-    Before the first collective of a kind: the CPU's (gloo) gives up when a process comes to it
-    half a minute after another, and compiling may well take one that much longer.
+    This is needed before the first collective of each kind: the CPU's collectives (gloo) give up
+    when one process arrives half a minute after another, and compilation times may well differ by
+    that much.
 
     Raises:
-      RunFailed: a process has not come within `seconds`.
+      RunFailed: A process did not arrive within `seconds`.
     """
     if jax.process_count() == 1:
         return
@@ -115,5 +133,5 @@ def wait_for_all(point: str, seconds: float = 3600.0) -> None:
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise RunFailed(
-            f"the processes of this job did not all get to '{point}': {reason}"
+            f"the processes of this job did not all reach '{point}': {reason}"
         ) from error

@@ -1,9 +1,10 @@
 """The device mesh and the one table that lays every array out on it.
 
 Mesh axes: `data` replicates parameters and splits the batch, `fsdp` splits both, `tensor` splits
-heads and the MLP. Parameters are matched by their path in the state tree; a path without a row, or
-with two, is an error, so a new parameter cannot be replicated by oversight. What an optimizer keeps
-of a parameter carries its path, too, and is laid out as it, along the axes that it has of it.
+heads and the MLP. Parameters are matched by their path in the state tree; a path that matches no
+row of the table, or two, is an error, so a new parameter cannot be replicated by oversight. The
+optimizer's arrays also carry the path of their parameter, and are laid out like it along the axes
+that they share with it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ AXES = ("data", "fsdp", "tensor")
 BATCH = PartitionSpec(("data", "fsdp"))
 ACTIVATIONS = PartitionSpec(("data", "fsdp"), None, None)
 
-# Path pattern -> spec. Arrays under layers/ carry the layer axis first.
+# Path pattern -> spec. The layer axis of arrays under layers/ comes first.
 TABLE: tuple[tuple[str, PartitionSpec], ...] = (
-    # A few hundred floats a layer are replicated; a table of learned positions is not.
+    # A few hundred floats per layer are replicated; a table of learned positions is not.
     (r"(^|/)position(_\d+)?/(?!embedding$)", PartitionSpec()),
     (r"(^|/)embedding$", PartitionSpec("tensor", "fsdp")),
     (r"/(query|key|value)/kernel$", PartitionSpec(None, "fsdp", "tensor", None)),
@@ -45,17 +46,17 @@ TABLE: tuple[tuple[str, PartitionSpec], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class MeshShape:
-    """Devices along each mesh axis; -1 (one axis at most) takes all that are left."""
+    """The number of devices along each mesh axis; -1 (on one axis at most) takes the rest."""
 
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
 
     def resolve(self, num_devices: int) -> tuple[int, int, int]:
-        """The three sizes on `num_devices`, filling in -1."""
+        """Return the three sizes for `num_devices` devices, with -1 filled in."""
         sizes = [self.data, self.fsdp, self.tensor]
         if any(size == 0 or size < -1 for size in sizes) or sizes.count(-1) > 1:
-            raise UserError(f"MeshShape {sizes}: sizes are positive, at most one is -1")
+            raise UserError(f"MeshShape {sizes}: sizes must be positive; at most one may be -1")
         known = math.prod(size for size in sizes if size > 0)
         if -1 in sizes:
             sizes[sizes.index(-1)] = max(1, num_devices // known)
@@ -63,14 +64,14 @@ class MeshShape:
 
 
 def make_mesh(shape: MeshShape) -> Mesh:
-    """The mesh over this job's devices; they must be exactly as many as the shape says."""
+    """Return the mesh over this job's devices, whose number must be exactly that of the shape."""
     return mesh_of(shape.resolve(jax.device_count()), jax.devices())
 
 
 def mesh_of(
     sizes: tuple[int, int, int], devices: Sequence[jax.Device], where: str = "this job"
 ) -> Mesh:
-    """The mesh over `devices`, its axes along those of the physical network where it has some."""
+    """Return the mesh over `devices`, with its axes along the physical network's where possible."""
     slices = len(
         {getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"}
     )
@@ -84,10 +85,10 @@ def mesh_of(
     if slices > 1:
         if sizes[0] % slices:
             raise UserError(
-                f"MeshShape.data is {sizes[0]}, but the batch is what {slices} slices share: make "
-                f"it a multiple of {slices}"
+                f"MeshShape.data is {sizes[0]}, but {slices} slices must share the batch evenly: "
+                f"make it a multiple of {slices}"
             )
-        # Slices talk over the hosts' network: only gradients are summed across them.
+        # Slices communicate over the hosts' network, so only gradients are summed across them.
         arranged = mesh_utils.create_hybrid_device_mesh(
             (sizes[0] // slices, *sizes[1:]),
             (slices, 1, 1),
@@ -95,13 +96,16 @@ def mesh_of(
             allow_split_physical_axes=True,
         )
         return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * 3)
-    # An axis of 16 on a torus of 4 x 4 x 8 has to run along more than one of its axes, in part.
+    # On a torus of 4 x 4 x 8, a mesh axis of 16 has to use parts of more than one torus axis.
     arranged = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def fitting(sizes: tuple[int, int, int], devices: int, slices: int = 1) -> tuple[int, int, int]:
-    """Mesh sizes near `sizes` for a number of devices: tensor, fsdp no larger, data the rest."""
+    """Return mesh sizes near `sizes` for a number of devices.
+
+    Neither `tensor` nor `fsdp` grows; `data` takes the rest.
+    """
     left = devices // slices
     tensor = max(size for size in range(1, sizes[2] + 1) if left % size == 0)
     fsdp = max(size for size in range(1, sizes[1] + 1) if left // tensor % size == 0)
@@ -109,21 +113,29 @@ def fitting(sizes: tuple[int, int, int], devices: int, slices: int = 1) -> tuple
 
 
 def abstract_mesh(shape: MeshShape) -> AbstractMesh:
-    """A mesh of the same shape without devices, for planning on another machine."""
+    """Return a mesh of the same shape without devices, for planning on another machine."""
     return AbstractMesh(shape.resolve(jax.device_count()), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def path_name(path: Any) -> str:
-    """`layers/query/kernel` from a jax key path, whatever containers it leads through."""
+    """Return a JAX key path as `layers/query/kernel`, whatever containers it leads through."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """The table's row for one array; an error unless there is exactly one and its axes divide."""
+    """Return the table's spec for one array.
+
+    Raises:
+      ValueError: Not exactly one row of the table matches the path.
+      UserError: A mesh axis does not divide the array's dimension.
+    """
     rows = [(pattern, spec) for pattern, spec in TABLE if re.search(pattern, path)]
     if len(rows) != 1:
-        found = " and ".join(pattern for pattern, _ in rows) or "no row"
-        raise ValueError(f"{found} of the sharding table matches '{path}' {shape}, not one")
+        found = " and ".join(pattern for pattern, _ in rows) or "none"
+        raise ValueError(
+            f"'{path}' {shape} must match exactly one row of the sharding table, but matches "
+            f"{found}"
+        )
     _, spec = rows[0]
     for dimension, axis in zip(shape, spec, strict=False):
         if axis is not None and dimension % mesh.shape[axis]:
@@ -135,7 +147,7 @@ def spec_for(path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Pa
 
 
 def tree_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """A NamedSharding for every array (or ShapeDtypeStruct) of `tree`."""
+    """Return a NamedSharding for every array (or ShapeDtypeStruct) of `tree`."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     shapes = {path_name(path): leaf.shape for path, leaf in leaves}
     params = {name: shape for name, shape in shapes.items() if name.startswith(_PARAMS)}
@@ -148,7 +160,7 @@ def tree_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     return jax.tree.unflatten(structure, [NamedSharding(mesh, spec) for spec in specs])
 
 
-_PARAMS, _OPTIMIZER = "params/", "opt_state/"  # of a training state
+_PARAMS, _OPTIMIZER = "params/", "opt_state/"  # path prefixes in a training state
 
 
 def _state_spec(
@@ -157,11 +169,11 @@ def _state_spec(
     params: Mapping[str, tuple[int, ...]],
     mesh: Mesh | AbstractMesh,
 ) -> PartitionSpec:
-    """The layout of an optimizer's array, whose path ends with that of its parameter, if any.
+    """Return the layout of an optimizer's array, whose path ends with its parameter's, if any.
 
-    A moment of the parameter's shape is laid out as the parameter. A factored one, as Adafactor's,
-    lacks one of its axes and is laid out along the others. All else is replicated: counts, and
-    what stands for a moment that is not kept.
+    A moment of the parameter's shape is laid out like the parameter. A factored moment, such as
+    Adafactor's, lacks one of the parameter's axes and is laid out along the others. Everything else
+    is replicated: counts, and the placeholders of moments that are not kept.
     """
     parts = name.split("/")
     own = (_PARAMS + "/".join(parts[start:]) for start in range(1, len(parts)))
@@ -180,7 +192,7 @@ def _state_spec(
 
 
 def with_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """The arrays of `tree` as ShapeDtypeStructs that carry the table's shardings."""
+    """Return the arrays of `tree` as ShapeDtypeStructs that carry the table's shardings."""
     return jax.tree.map(
         lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s),
         tree,
@@ -189,8 +201,10 @@ def with_shardings(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def decoding_layout(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """As `with_shardings`, but whole along `fsdp`: parameters that are split there would have to be
-    gathered for every token."""
+    """Return the same as `with_shardings`, but with no array split along `fsdp`.
+
+    Parameters that are split there would have to be gathered for every token.
+    """
 
     def whole(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         spec = (None if axis == "fsdp" else axis for axis in leaf.sharding.spec)
@@ -201,7 +215,7 @@ def decoding_layout(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -> None:
-    """Every device must get the same number of whole sequences of every microbatch."""
+    """Check that each device gets equally many whole sequences of every microbatch."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"] * microbatches
     if batch_size % ways or batch_size < ways:
         raise UserError(
@@ -212,10 +226,11 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -
 
 
 def process_shard(mesh: Mesh, process: int) -> tuple[int, int]:
-    """(index, count): which of `count` equal parts of the batch `process` feeds.
+    """Return (index, count): which of `count` equal parts of the batch `process` feeds.
 
-    A part is a set of the blocks of rows that lie on one place along data x fsdp each. Processes
-    whose devices hold the same blocks (a tensor axis across hosts) feed the same part.
+    The batch is split into one block of rows per position along data x fsdp; a part is a set of
+    such blocks. Processes whose devices hold the same blocks (a tensor axis that spans hosts) feed
+    the same part.
     """
     blocks: dict[int, set[int]] = {}
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -232,7 +247,7 @@ def process_shard(mesh: Mesh, process: int) -> tuple[int, int]:
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """This process's rows of each array become part of one global array split by `BATCH`."""
+    """Assemble global arrays, split by `BATCH`, from the rows that each process passes."""
     sharding = NamedSharding(mesh, BATCH)
     return {
         name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
@@ -242,9 +257,10 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 def batch_like(
     shape: tuple[int, int], mesh: Mesh, *, packed: bool, unshifted: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes and layouts that `put_batch` gives a batch of rows of this shape.
+    """Return the shapes and layouts that `put_batch` gives a batch of this shape.
 
-    With `unshifted` it has what is read, `inputs`, and the tokens before the padding, `tokens`.
+    With `unshifted`, the batch also has `inputs` (what the model reads) and `tokens` (the number of
+    tokens in each row before its padding).
     """
     dtypes = {"targets": jnp.int32, "weights": jnp.int8}
     if packed:
@@ -261,6 +277,6 @@ def batch_like(
 
 
 def put_scalar(value: float, mesh: Mesh) -> jax.Array:
-    """float32 [] on every device; all processes have the same value."""
+    """Put a value on every device as float32 []; all processes must pass the same value."""
     array = np.float32(value)
     return jax.make_array_from_callback((), NamedSharding(mesh, PartitionSpec()), lambda _: array)

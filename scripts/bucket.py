@@ -1,4 +1,4 @@
-"""What scripts/bucket does: a command against the storage server of tests/bucket.py."""
+"""The program of scripts/bucket: runs a command against the storage server of tests/bucket.py."""
 
 import argparse
 import shutil
@@ -23,10 +23,10 @@ def fault(rule: str) -> Fault:
 
 
 def file_name(name: str, is_folder: bool) -> str:
-    """The object's path below its bucket's folder; `object_name` is the inverse.
+    """Return an object's path below its bucket's folder; `object_name` is the inverse.
 
-    Each part is percent-quoted. A bare "%", which quoting never leaves, ends a part that is empty,
-    and the name of an object where there must be a folder as well.
+    Each part is percent-quoted. A bare "%", which quoting never produces, stands for an empty part,
+    and ends the name of an object if there is also a folder of that name.
     """
     parts = [quote(part, safe=" +,=@") for part in name.split("/")]
     parts = [part.replace(".", "%2E") if part in (".", "..") else part or "%" for part in parts]
@@ -46,7 +46,7 @@ def load(bucket: Bucket, folder: Path, names: list[str]) -> None:
 
 
 def save(bucket: Bucket, folder: Path, names: list[str]) -> None:
-    """Writes beside the old folder, then exchanges them; whatever else is in `folder` stays."""
+    """Save the objects beside the old folders and then swap them; other files in `folder` stay."""
     for name in names:
         part = folder / f"{name}.part"
         shutil.rmtree(part, ignore_errors=True)
@@ -62,8 +62,8 @@ def save(bucket: Bucket, folder: Path, names: list[str]) -> None:
 
 
 def run(command: list[str], environment: dict[str, str]) -> int:
-    """Runs it; Ctrl-C reaches it from the terminal, and SIGTERM is passed on."""
-    signal.signal(signal.SIGINT, lambda number, frame: None)  # the default again in the command
+    """Run a command, which gets Ctrl-C from the terminal and SIGTERM from this process."""
+    signal.signal(signal.SIGINT, lambda number, frame: None)  # the command has the default handler
     path = shutil.which(command[0])
     if path is None:
         print(f"{command[0]} is not a program on PATH.", file=sys.stderr)
@@ -82,7 +82,7 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     given = parser.parse_args()
     if not given.command:
-        parser.error("a COMMAND is needed; scripts/bucket --help has an example")
+        parser.error("COMMAND is missing; scripts/bucket --help shows an example")
     names = given.bucket or ["bucket"]
     with Bucket(names) as bucket:
         if given.keep:

@@ -1,8 +1,9 @@
-"""Write what MkDocs reads: `python scripts/docs_pages.py REPOSITORY FOLDER`; then `check FOLDER`.
+"""Write the input of MkDocs: `python scripts/docs_pages.py REPOSITORY FOLDER`; `check FOLDER`.
 
-FOLDER gets the pages and images as they lie in the repository, so that their links hold, one API
-page for each package of fire_lm, and docs/mkdocs.yml with these at the end of its nav. It needs the
-standard library alone, and imports nothing of fire_lm.
+FOLDER gets the pages and images with their layout in the repository, so that their links work, one
+API page for each package of fire_lm, and docs/mkdocs.yml with these pages at the end of its nav.
+`check` finds resources that the built site would load from the network. The program needs only the
+standard library and imports nothing from fire_lm.
 """
 
 import ast
@@ -13,7 +14,7 @@ from pathlib import Path
 
 COPIED = ("README.md", "CHANGELOG.md", "CITATION.cff", "docs/*.md", "tpu/README.md")
 IMAGES = "fire_lm/reporting/evidence/**/*"
-# What a browser would fetch while a page is read. A link that a reader follows is no such thing.
+# Resources that a browser would fetch while showing a page, other than links that a reader follows.
 _FETCHED = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^"'>\s]*"""
     r"""|<link\b(?![^>]*rel=["']?(?:canonical|next|prev)\b)[^>]*\bhref=["']?(?:https?:)?//[^"'>\s]*"""
@@ -23,7 +24,7 @@ _FETCHED = re.compile(
 
 
 def public_modules(repository: Path) -> dict[str, Path]:
-    """The modules of fire_lm by their dotted names, without those that start with an underscore."""
+    """Return the modules of fire_lm by dotted name, except those that begin with an underscore."""
     found = {}
     for path in sorted((repository / "fire_lm").rglob("*.py")):
         parts = path.relative_to(repository).with_suffix("").parts
@@ -35,13 +36,13 @@ def public_modules(repository: Path) -> dict[str, Path]:
 
 
 def undocumented(modules: dict[str, Path]) -> list[str]:
-    """The modules that have no docstring; a package that holds no code needs none."""
+    """Return the modules without a docstring; a package without code needs none."""
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules.items()}
     return [name for name, tree in trees.items() if tree.body and not ast.get_docstring(tree)]
 
 
 def api_pages(modules: dict[str, Path]) -> dict[str, str]:
-    """The text of each API page by its path: one page for each package, with its modules."""
+    """Return the text of each API page by its path: one page per package, with its modules."""
     members: dict[str, list[str]] = {}
     for name, path in modules.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
@@ -54,7 +55,7 @@ def api_pages(modules: dict[str, Path]) -> dict[str, str]:
 
 
 def fetched(folder: Path) -> list[str]:
-    """What pages and style sheets of a site would load from the network."""
+    """Return what the pages and style sheets of a site would load from the network."""
     found = []
     for path in sorted([*folder.rglob("*.html"), *folder.rglob("*.css")]):
         text = path.read_text(encoding="utf-8")
@@ -63,6 +64,7 @@ def fetched(folder: Path) -> list[str]:
 
 
 def write(repository: Path, folder: Path) -> None:
+    """Write the pages, the images, the API pages and mkdocs.yml into `folder`."""
     pages = folder / "pages"
     shutil.rmtree(pages, ignore_errors=True)
     images = [path for path in repository.glob(IMAGES) if path.suffix in (".png", ".svg")]
@@ -85,7 +87,7 @@ def write(repository: Path, folder: Path) -> None:
 def main(arguments: list[str]) -> int:
     if arguments[0] == "check":
         if found := fetched(Path(arguments[1])):
-            print("These would be loaded from the network:", *found[:20], sep="\n  ")
+            print("The site would load these from the network:", *found[:20], sep="\n  ")
         return int(bool(found))
     repository, folder = (Path(name).resolve() for name in arguments)
     if missing := undocumented(public_modules(repository)):

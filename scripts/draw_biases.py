@@ -1,10 +1,11 @@
-"""What scripts/draw_biases draws: the numbers are computed here, `reporting` draws them.
+"""The program of scripts/draw_biases: computes the numbers that `reporting` draws.
 
-For the last query of an input, over the distance to each of its keys, before training:
+For the last query of an input, as a function of the distance to each of its keys, before training,
+these are:
 
-* the bias, where an encoding has one;
-* else q·k/sqrt(H) of an all-ones query and key, where it changes them (rotary encodings);
-* else the inner product of the two positions' embeddings, where it adds some;
+* the bias, if an encoding has one;
+* else q·k/sqrt(H) of an all-ones query and key, if it changes them (rotary encodings);
+* else the inner product of the two positions' embeddings, if it adds any;
 * else 0.
 """
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from fire_lm.config.program import Place
+from fire_lm.config.bindings import Scoped
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.models import ModelSize
@@ -25,7 +26,7 @@ from fire_lm.positions import PositionalEncoding
 from fire_lm.reporting.bias_figure import Panel, figure
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-# Heads of the 125M model, 12 layers so that any schedule fits.
+# The heads of the 125M model, and 12 layers, so that any schedule fits.
 SIZE = ModelSize(12, hidden_size=768, num_heads=12, head_dim=64, mlp_size=3072, init_std=0.02)
 TRAIN_LENGTH = 512
 FAR_LENGTH = 4 * TRAIN_LENGTH
@@ -33,15 +34,18 @@ HEADS = (1, 3, 5, 7)  # counted from 0; ALiBi's slopes are 1/4, 1/16, 1/64, 1/25
 
 
 def encodings(name: str) -> tuple[PositionalEncoding, ...]:
-    """Those of configs/positions/NAME.gin; several take turns."""
+    """Return the encodings in configs/positions/NAME.gin; several encodings take turns."""
     files = [str(CONFIGS / "runs/quickstart.gin"), str(CONFIGS / f"positions/{name}.gin")]
-    place = Place((), "build_decoder")
-    changed = {"size": SIZE, "train_length": TRAIN_LENGTH}
-    return load_config(files).call_place(place, (), changed).encodings
+    model = Scoped((), "build_decoder")
+    config = load_config(files)
+    return config.call_scoped(model, size=SIZE, train_length=TRAIN_LENGTH).encodings
 
 
 def curves(encoding: PositionalEncoding, length: int) -> tuple[str, np.ndarray]:
-    """What is drawn, and its values `[N or 1, length]` for query `length` - 1 by distance."""
+    """Return the name of the quantity, and its values `[N or 1, length]` by distance.
+
+    The query is at position `length` - 1.
+    """
     params = encoding.init(jax.random.key(0))
     k_pos, q_pos = jnp.arange(length)[None], jnp.array([[length - 1]])
     bias_BNTS = encoding.bias(params, q_pos, k_pos, length)
@@ -60,26 +64,31 @@ def curves(encoding: PositionalEncoding, length: int) -> tuple[str, np.ndarray]:
 
 
 def by_distance(values_NS: jax.Array) -> np.ndarray:
-    """Keys in order of their distance to the last; one row if all heads are alike."""
+    """Return values in order of the distance to the last key; one row if all heads are equal."""
     reversed_NS = np.asarray(values_NS)[:, ::-1]
     alike = np.all(reversed_NS == reversed_NS[:1])
     return reversed_NS[:1] if alike else reversed_NS
 
 
 def panel(title: str, encoding: PositionalEncoding) -> Panel:
+    """Return the panel of an encoding, at the training length and at a longer one if possible."""
+
     def rows(values_NS: np.ndarray) -> np.ndarray:
         return values_NS if len(values_NS) == 1 else values_NS[list(HEADS)]
 
     quantity, near_NS = curves(encoding, TRAIN_LENGTH)
     try:
         encoding.check_length(FAR_LENGTH, FAR_LENGTH)
-    except UserError:  # a table ends there
+    except UserError:  # a table of positions is too short
         return Panel(title, quantity, rows(near_NS), None)
     return Panel(title, quantity, rows(near_NS), rows(curves(encoding, FAR_LENGTH)[1]))
 
 
 def panels(names: Sequence[str]) -> list[Panel]:
-    """One an encoding: equal ones share it, and a schedule shows what no other name does."""
+    """Return one panel per encoding.
+
+    Equal encodings share a panel, and a schedule adds panels only for encodings without a name.
+    """
     titles: dict[PositionalEncoding, list[str]] = {}
     schedules: dict[str, tuple[PositionalEncoding, ...]] = {}
     for name in names:

@@ -2,10 +2,10 @@
 
     python scripts/quickstart_runs.py --workdir DIR --data_dir DATA --steps N ENCODING ...
 
-Every process trains and scores some of the encodings one after the other, so that imports are paid
-once; with two cores two processes of one core each do more than one process of two. Their output
-goes to DIR/log_N.txt, and this process shows how far they are. Then it draws the common table and
-figure and the report.
+Each process trains and scores some of the encodings one after the other, so that modules are
+imported only once; on two cores, two processes with one core each are faster than one process with
+two. Their output goes to DIR/log_N.txt, and this process shows their progress. At the end it writes
+the common table and figure and the report.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import fire_lm
 from fire_lm import cli
 from fire_lm.console import Progress
 
-# Of the 131,072 of configs/runs/quickstart.gin as much as tells the encodings apart.
+# Fewer than the 131,072 of configs/runs/quickstart.gin, but enough to distinguish the encodings.
 SCORED_TOKENS = 65_536
-_WARMUP = 50  # as configs/runs/quickstart.gin has it, where there are steps enough
-# For glibc: it keeps what a step frees for the next one. Else it gives it back to the kernel, which
-# takes up to a third of the time of a step. Nothing that is computed changes.
+_WARMUP = 50  # as in configs/runs/quickstart.gin, if there are enough steps
+# These make glibc keep the memory that a step frees for the next one. Returning it to the kernel
+# would take up to a third of the time of a step. The results are the same.
 _KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "4000000000",
     "MALLOC_TRIM_THRESHOLD_": "8000000000",
 }
-_MOST_AT_ONCE = 3  # processes: each takes a gigabyte and a half of memory
+_MOST_AT_ONCE = 3  # processes, each of which takes a gigabyte and a half of memory
 _POLL_SECONDS = 1.0
 _QUIET_SECONDS = 5.0
 
@@ -55,9 +55,10 @@ def main() -> int:
 
 
 def work(arguments: argparse.Namespace) -> int:
+    """Train and score the encodings one after the other; return the first failing code, or 0."""
     for encoding in arguments.encodings:
         run = f"{arguments.workdir}/{encoding}"
-        fire_lm.STARTED = time.monotonic()  # else it would count the runs before as its start-up
+        fire_lm.STARTED = time.monotonic()  # otherwise earlier runs would count as start-up time
         code = cli.main(
             [
                 "pretrain",
@@ -76,13 +77,13 @@ def work(arguments: argparse.Namespace) -> int:
 
 
 def start_workers(arguments: argparse.Namespace) -> int:
-    """The exit code of the first process that fails, 0 if none does."""
+    """Run the worker processes; return the exit code of the first that fails, or 0."""
     pins = hasattr(os, "sched_getaffinity")  # on Linux
     cores = sorted(os.sched_getaffinity(0) if pins else range(os.cpu_count() or 1))
     count = min(len(cores), _MOST_AT_ONCE, len(arguments.encodings))
     Path(arguments.workdir).mkdir(parents=True, exist_ok=True)
     logs = [Path(arguments.workdir) / f"log_{number}.txt" for number in range(count)]
-    print(f"{count} at a time; their output: {', '.join(map(str, logs))}", flush=True)
+    print(f"{count} at a time, with their output in {', '.join(map(str, logs))}", flush=True)
     workers = []
     for number, log in enumerate(logs):
         command = [sys.executable, __file__, "--worker", str(number)]
@@ -97,7 +98,7 @@ def start_workers(arguments: argparse.Namespace) -> int:
                 preexec_fn=pin(cores[number::count]),
             )
         )
-    # A Ctrl-C reaches the workers by itself, and they save; a SIGTERM is handed on.
+    # Ctrl-C reaches the workers by itself, and they save; SIGTERM is passed on.
     signal.signal(signal.SIGTERM, lambda *_: [worker.terminate() for worker in workers])
     try:
         wait(workers, arguments)
@@ -114,14 +115,14 @@ def start_workers(arguments: argparse.Namespace) -> int:
 
 
 def pin(cores: list[int]):
-    """Gives a process these cores alone: its threads would only get in the others' way."""
+    """Return a function that restricts a process to these cores, so that threads do not compete."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     return lambda: os.sched_setaffinity(0, cores)
 
 
 def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> None:
-    """Shows the steps of all runs until the processes have ended, or one has failed."""
+    """Show the steps of all runs until the processes have ended or one has failed."""
     total = arguments.steps * len(arguments.encodings)
     began = time.monotonic()
     first = sum(steps_done(arguments).values())
@@ -144,13 +145,13 @@ def wait(workers: list[subprocess.Popen], arguments: argparse.Namespace) -> None
 
 
 def steps_done(arguments: argparse.Namespace) -> dict[str, int]:
-    """By encoding, as metrics.jsonl tells."""
+    """Return the number of finished steps by encoding, read from metrics.jsonl."""
     found = {}
     for encoding in arguments.encodings:
         path = Path(arguments.workdir) / encoding / "metrics.jsonl"
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         try:
-            # A line comes every hundred steps, and after the first, which tells no rate.
+            # There is a line every hundred steps, and one after the first step, which has no rate.
             step = int(json.loads(lines[-1])["step"]) if lines else 0
             found[encoding] = min(arguments.steps, step) if step > 1 else 0
         except (ValueError, KeyError, TypeError):  # a line that is being written

@@ -6,6 +6,7 @@ do not, as users run without them, but for the cache of compiled programs: many 
 same small model.
 """
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -59,6 +60,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path.name not in LONGEST)
     if name := config.getoption("--encoding"):
         items[:] = [item for item in items if of_encoding(item) == name]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test of the interop tier where a package that it needs is not installed."""
+    for marker in item.iter_markers("interop"):
+        for package in marker.args:
+            if not installed(package):
+                pytest.skip(f"{package} is not installed")
+
+
+def installed(module: str) -> bool:
+    """Whether a module can be found; it is not imported, but a package around it is."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def of_encoding(item: pytest.Item) -> object:

@@ -1,1 +1,1 @@
-"""Launching fire_lm on Cloud TPUs. `python -m tpu --help`; README.md beside this file."""
+"""The launcher of fire_lm on Cloud TPUs: see `python -m tpu --help` and tpu/README.md."""

@@ -20,63 +20,81 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m tpu", description="Runs fire_lm on Cloud TPUs.")
     verbs = parser.add_subparsers(dest="verb", required=True, parser_class=Parser)
     where = Parser(add_help=False)
-    where.add_argument("--cluster", help="file in tpu/clusters, or a path")
-    where.add_argument("--cluster.FIELD", metavar="VALUE", help="in place of the file's (repeat)")
-    where.add_argument("--dry_run", action="store_true", help="print the calls, make none")
+    where.add_argument("--cluster", help="a file in tpu/clusters, or a path")
+    where.add_argument(
+        "--cluster.FIELD", metavar="VALUE", help="override a field of the file (repeatable)"
+    )
+    where.add_argument("--dry_run", action="store_true", help="print the calls without making them")
     where.add_argument("--debug", action="store_true", help="show a traceback with an error")
     name = Parser(add_help=False)
-    name.add_argument("name", metavar="NAME", help="of the run and its TPUs")
+    name.add_argument("name", metavar="NAME", help="the name of the run and its TPUs")
     gin = Parser(add_help=False)
     gin.add_argument("--gin_file", action="append", default=[], help="as in fire-lm")
     gin.add_argument("--gin_search_paths", default="", help="as in fire-lm")
-    gin.add_argument("--gin.NAME", metavar="VALUE", help="as in fire-lm (repeat)")
+    gin.add_argument("--gin.NAME", metavar="VALUE", help="as in fire-lm (repeatable)")
     looks = Parser(add_help=False)
-    looks.add_argument("--every", type=_seconds, help="seconds between looks (60)")
+    looks.add_argument("--every", type=_seconds, help="seconds between looks at the job (60)")
     job = Parser(add_help=False, parents=[looks])
-    job.add_argument("--keep", action="store_true", help="leave the TPUs there at the end")
-    job.add_argument("--detach", action="store_true", help="return once it runs")
+    job.add_argument("--keep", action="store_true", help="keep the TPUs at the end")
+    job.add_argument("--detach", action="store_true", help="return once the job is running")
     before = Parser(add_help=False)
-    before.add_argument("--no_preflight", action="store_true", help="do not compile it here first")
+    before.add_argument(
+        "--no_preflight", action="store_true", help="do not compile the job here first"
+    )
 
     verbs.add_parser("image", parents=[where], help="build the image of this commit")
-    verbs.add_parser("create", parents=[where, name], help="ask for TPUs alone")
-    verbs.add_parser("setup", parents=[where, name], help="bring the image, try the bucket")
+    verbs.add_parser("create", parents=[where, name], help="only request TPUs")
+    verbs.add_parser("setup", parents=[where, name], help="pull the image and test the bucket")
     verbs.add_parser(
         "pretrain",
         parents=[where, name, gin, before, job],
-        help="train to the end: create, set up, launch, again when preempted, delete",
+        help="train to the end: create, set up, launch, restart when preempted, delete",
     )
     sweep = verbs.add_parser(
         "sweep", parents=[where, name, gin, job], help="the same for `fire-lm sweep RUN ...`"
     )
     sweep.add_argument("runs", metavar="RUN[@STEP]", nargs="+", help="names, or gs:// paths")
-    sweep.add_argument("--output", metavar="GS", help="of several runs (gs://BUCKET/sweeps/NAME)")
+    sweep.add_argument(
+        "--output", metavar="GS", help="the folder for several runs (gs://BUCKET/sweeps/NAME)"
+    )
     grid = verbs.add_parser(
         "grid", parents=[where, name, gin, before, looks], help="encodings x seeds x bindings"
     )
     grid.add_argument(
-        "--positions", type=names, required=True, metavar="A,B", help="of configs/positions"
+        "--positions", type=names, required=True, metavar="A,B", help="names of configs/positions"
     )
-    grid.add_argument("--seeds", type=_seeds, default="0", metavar="A,B", help="(%(default)s)")
-    grid.add_argument("--vary.NAME", metavar="VALUE", help="of a binding (repeat for others)")
     grid.add_argument(
-        "--vary.gin_file", metavar="A,B", help="gin files of an arm; empty for an arm without"
+        "--seeds", type=_seeds, default="0", metavar="A,B", help="seeds (%(default)s)"
+    )
+    grid.add_argument(
+        "--vary.NAME", metavar="VALUE", help="a value of a binding (repeat for others)"
+    )
+    grid.add_argument(
+        "--vary.gin_file", metavar="A,B", help="gin files of an arm; empty for an arm without any"
     )
     grid.add_argument(
         "--sequences", type=number, help="exercises of each length (synthetic tasks; 128)"
     )
-    grid.add_argument("--at_once", type=number, default=2, help="arms (%(default)s)")
-    grid.add_argument("--local", action="store_true", help="on this machine")
-    grid.add_argument("--output", metavar="DIR", help="of table and figure (runs/NAME)")
-    verbs.add_parser("render", parents=[where, name, gin], help="the GKE manifest of `pretrain`")
-    status = verbs.add_parser("status", parents=[where], help="what runs, since when, who pays")
-    status.add_argument("name", metavar="NAME", nargs="?", help="also its hosts, one by one")
-    logs = verbs.add_parser("logs", parents=[where, name], help="what a job prints")
-    logs.add_argument("--host", type=int, default=0, help="(%(default)s)")
-    logs.add_argument("--lines", type=int, default=100, help="(%(default)s)")
+    grid.add_argument(
+        "--at_once", type=number, default=2, help="number of arms at a time (%(default)s)"
+    )
+    grid.add_argument("--local", action="store_true", help="run on this machine")
+    grid.add_argument(
+        "--output", metavar="DIR", help="the folder for the table and figure (runs/NAME)"
+    )
+    verbs.add_parser(
+        "render", parents=[where, name, gin], help="print the GKE manifest of `pretrain`"
+    )
+    status = verbs.add_parser(
+        "status", parents=[where], help="show what is running, since when, and who pays"
+    )
+    status.add_argument("name", metavar="NAME", nargs="?", help="also show each host of this job")
+    logs = verbs.add_parser("logs", parents=[where, name], help="show the output of a job")
+    logs.add_argument("--host", type=int, default=0, help="number of the host (%(default)s)")
+    logs.add_argument("--lines", type=int, default=100, help="number of lines (%(default)s)")
     logs.add_argument("--follow", action="store_true", help="keep printing")
-    verbs.add_parser("stop", parents=[where, name], help="save and end; the TPUs stay")
-    verbs.add_parser("delete", parents=[where, name], help="end it and give the TPUs back")
+    verbs.add_parser("stop", parents=[where, name], help="save and end the job; keep the TPUs")
+    verbs.add_parser("delete", parents=[where, name], help="end the job and release the TPUs")
     return parser
 
 
@@ -99,8 +117,11 @@ _PREFIXES = {"--cluster.": "overrides", "--gin.": "bindings", "--vary.": "varied
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """argparse, with what has a name in its flag collected beside it; flags that it does not know
-    are `rest`, for the verb of fire-lm that runs on the hosts."""
+    """Parse arguments, including flags that contain a name, such as --gin.NAME.
+
+    The latter are collected in lists. Unknown flags are collected in `rest`, for the fire-lm
+    command that runs on the hosts.
+    """
     named: dict[str, list[str]] = {name: [] for name in _PREFIXES.values()}
     others = []
     for argument in arguments:
@@ -131,7 +152,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a verb; exit codes as fire-lm's."""
+    """Run a verb and return the exit code, with the same meaning as fire-lm's."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
         parsed = parse(given)

@@ -1,4 +1,4 @@
-"""The launcher's questions to the bucket, through gcloud, without a library of Google's."""
+"""The launcher's access to the bucket through gcloud, without any of Google's libraries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from fire_lm.errors import UserError
 from tpu.cluster import region_of
 from tpu.commands import CallFailed, Calls, NotFound
 
-# Dollars per GB, rounded from Google's list of 2025: within a continent, and between two.
+# Dollars per GB, rounded from Google's price list of 2025: within and between continents.
 _WITHIN, _BETWEEN = 0.02, 0.08
 
 
 def is_there(path: str, calls: Calls) -> bool:
+    """Return whether an object exists; False in a dry run."""
     try:
         calls.read(["gcloud", "storage", "ls", path])
     except NotFound:
@@ -25,16 +26,16 @@ def is_there(path: str, calls: Calls) -> bool:
 
 
 def check(cluster: ConfigDict, calls: Calls) -> str:
-    """A warning if the bucket is far from the TPUs, else nothing.
+    """Return a warning if the bucket is far from the TPUs, or else an empty string.
 
     Raises:
-      UserError: there are no credentials, or no such bucket, or no permission to see it.
+      UserError: There are no credentials, there is no such bucket, or it may not be viewed.
     """
     accounts = calls.ask(["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=json"])
     if not accounts and not calls.dry_run:
         raise UserError(
             "gcloud has no active account\nrun `gcloud auth login`, and `gcloud auth "
-            "application-default login` for what is read here"
+            "application-default login` to read files from this machine"
         )
     name = cluster.bucket.partition("/")[0]
     try:
@@ -43,18 +44,19 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
         )
     except NotFound as error:
         raise UserError(
-            f"there is no bucket gs://{name}\nmake it where the TPUs are: gcloud storage buckets "
-            f"create gs://{name} --project={cluster.project} --location={region_of(cluster)}"
+            f"there is no bucket gs://{name}\ncreate it in the region of the TPUs: gcloud storage "
+            f"buckets create gs://{name} --project={cluster.project} "
+            f"--location={region_of(cluster)}"
         ) from error
     return far(str((found or {}).get("location", "")), region_of(cluster), name)
 
 
 def far(location: str, region: str, name: str) -> str:
-    """Describe the cost of a bucket outside the region of the TPUs."""
+    """Return a warning about the cost of a bucket outside the TPUs' region, if it is outside."""
     place = location.lower()
     if not place or place == region:
         return ""
-    # Of multi-regions and dual-regions (nam4, eur5, asia1) the continent.
+    # The continents of multi-regions and dual-regions (nam4, eur5, asia1).
     continents = {"us": "us", "nam": "us", "eu": "europe", "eur": "europe", "asia": "asia"}
     first = re.match(r"[a-z]*", place)
     assert first is not None
@@ -62,16 +64,16 @@ def far(location: str, region: str, name: str) -> str:
     same = continent == region.partition("-")[0]
     price = _WITHIN if same else _BETWEEN
     return (
-        f"warning: gs://{name} is in {place}, the TPUs are in {region}: every GB read from it or "
-        f"written to it may cost about ${price:.2f} (${price * 1000:.0f} a TB), and is slow"
+        f"warning: gs://{name} is in {place}, but the TPUs are in {region}: every GB read or "
+        f"written may cost about ${price:.2f} (${price * 1000:.0f} per TB), and access is slow"
     )
 
 
 def progress(workdir: str, calls: Calls) -> str:
-    """The newest line of a run's metrics, in a few words; nothing where there is none."""
+    """Return the newest line of a run's metrics in a few words; empty if there is none."""
     if not workdir:
         return ""
-    path = f"{workdir}/metrics*.jsonl"  # in parts, the last lines of each
+    path = f"{workdir}/metrics*.jsonl"  # the last lines of each part
     try:
         return in_words(calls.read(["gcloud", "storage", "cat", "--range=-4096", path]))
     except CallFailed:
@@ -79,13 +81,13 @@ def progress(workdir: str, calls: Calls) -> str:
 
 
 def last_step(metrics: Path) -> str:
-    """The progress of a run on this machine; see `progress`."""
+    """Return the progress of a run on this machine; see `progress`."""
     return in_words(metrics.read_text()[-4096:]) if metrics.exists() else ""
 
 
-def in_words(told: str) -> str:
-    """Describe the newest whole line of `metrics.jsonl`."""
-    lines = [line for line in told.splitlines() if line.startswith("{") and line.endswith("}")]
+def in_words(printed: str) -> str:
+    """Describe the newest complete line of `metrics.jsonl`."""
+    lines = [line for line in printed.splitlines() if line.startswith("{") and line.endswith("}")]
     if not lines:
         return ""
     last = max(map(json.loads, lines), key=lambda facts: facts["step"])

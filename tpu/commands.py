@@ -1,4 +1,4 @@
-"""Runs gcloud and kubectl from lists of arguments: no shell on this machine reads them."""
+"""Calls of gcloud and kubectl, as lists of arguments that no shell on this machine interprets."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ _SECONDS = 1800.0
 
 
 def pause(seconds: float) -> None:
-    """Between looks at what takes its time; tests have none of it."""
+    """Sleep before the next attempt; tests replace this function."""
     time.sleep(seconds)
 
 
 class CallFailed(RunFailed):
-    """A call ended with an error that is nobody's slip here: a network, a service, a host."""
+    """A call that failed because of the network, a service or a host, not because of the user."""
 
 
 class NotFound(CallFailed):
-    """The resource does not exist."""
+    """A call that failed because the resource does not exist."""
 
 
 class Refused(CallFailed):
-    """Credentials, quota or permissions that are not there: a matter of the user's."""
+    """A call that failed for lack of credentials, quota or permissions, which the user must fix."""
 
     exit_code = 2
 
 
 class Calls:
-    """Makes the calls; in a dry run only prints them."""
+    """The interface to external programs; a dry run only prints the calls."""
 
     def __init__(self, dry_run: bool = False):
         self.dry_run = dry_run
 
     def change(self, arguments: Sequence[str], stdin: str = "") -> str:
-        """Run a call that changes something; returns its output.
+        """Make a call that changes something and return its output.
 
         Raises:
-          UserError: the program is missing.
-          Refused, NotFound, CallFailed: it ended with an error.
+          UserError: The program is missing.
+          Refused, NotFound, CallFailed: The call ended with an error.
         """
         if self.dry_run:
             print(shlex.join(arguments) + (f" <<'END'\n{stdin}END" if stdin else ""))
@@ -57,19 +57,19 @@ class Calls:
         return self._run(arguments, stdin)
 
     def read(self, arguments: Sequence[str]) -> str:
-        """Run a call that changes nothing; returns its output, or nothing in a dry run."""
+        """Make a call that changes nothing and return its output, which is empty in a dry run."""
         return self.change(arguments)
 
     def ask(self, arguments: Sequence[str]) -> Any:
-        """Return the JSON that a call prints; None for nothing."""
-        told = self.read(arguments)
+        """Make a call and return the JSON that it prints, or None if it prints nothing."""
+        printed = self.read(arguments)
         try:
-            return json.loads(told or "null")
+            return json.loads(printed or "null")
         except ValueError as error:
             raise CallFailed(f"`{shlex.join(arguments)}` did not print JSON: {error}") from error
 
     def stream(self, arguments: Sequence[str]) -> None:
-        """Run a call whose output goes straight to the terminal."""
+        """Make a call whose output goes directly to the terminal."""
         if self.dry_run:
             print(shlex.join(arguments))
             return
@@ -94,7 +94,7 @@ class Calls:
         except FileNotFoundError as error:
             raise _missing(arguments[0]) from error
         except subprocess.TimeoutExpired as error:
-            raise CallFailed(f"no answer in {_SECONDS:.0f} s: {shlex.join(arguments)}") from error
+            raise CallFailed(f"no reply in {_SECONDS:.0f} s: {shlex.join(arguments)}") from error
         if done.returncode:
             raise _failure(arguments, done.returncode, done.stderr or done.stdout)
         return done.stdout
@@ -104,24 +104,24 @@ def _missing(program: str) -> UserError:
     return UserError(f"{program} is not on PATH\n{_INSTALL.get(program, 'install it')}")
 
 
-# What ends a call for want of something, and what to do about it.
+# Reasons that a call is refused, and how to fix each.
 _REFUSALS = (
     (
         r"ssh-add",
-        "gcloud reaches several hosts with the key in ssh-agent only: "
+        "to reach several hosts, gcloud needs the key in ssh-agent: "
         "eval $(ssh-agent) && ssh-add ~/.ssh/google_compute_engine",
     ),
     (
         r"RESOURCE_EXHAUSTED|[Qq]uota (limit|.*exceeded)",
-        "ask for quota of this accelerator in this zone (tpu/README.md, Quota), or choose another "
+        "request quota for this accelerator in this zone (tpu/README.md, Quota), or choose another "
         "--cluster.zone or --cluster.accelerator",
     ),
-    (r"INVALID_ARGUMENT", "see --cluster.accelerator and --cluster.zone"),
+    (r"INVALID_ARGUMENT", "check --cluster.accelerator and --cluster.zone"),
     (
         r'resource type "jobsets?"',
         "the cluster needs JobSet: https://jobset.sigs.k8s.io/docs/installation",
     ),
-    (r"PERMISSION_DENIED|\b403\b|Forbidden", "tpu/README.md lists the roles that are needed"),
+    (r"PERMISSION_DENIED|\b403\b|Forbidden", "tpu/README.md lists the required roles"),
     (
         r"context .*does not exist|no context exists",
         "`kubectl config get-contexts` lists the available ones, for --cluster.gke_context",
@@ -132,35 +132,35 @@ _CREDENTIALS = re.compile(
 )
 _TRANSIENT = re.compile(r"per minute|problem refreshing|try again later|UNAVAILABLE")
 _MISSING = re.compile(r"NOT_FOUND|\(NotFound\)|not found|matched no objects|\b404\b")
-# What gcloud's ssh tells of its own doings.
+# Lines that gcloud's ssh prints about its own progress.
 _CHATTER = re.compile(
     r"SSH: |See 'docker |Run 'docker |#####|WARNING|Using ssh batch size|Updating project ssh|\s*$"
 )
 
 
 def _failure(arguments: Sequence[str], code: int, stderr: str) -> CallFailed:
-    """The error that fits what the program said."""
+    """Return the error that fits the program's output."""
     lines = [line for line in stderr.splitlines() if not _CHATTER.match(line)]
     first = next((i for i, x in enumerate(lines) if re.match(r"ERROR|error|Error", x)), 0)
     remote = list(arguments[3:5]) == ["tpu-vm", "ssh"]
-    # What a host said comes before ssh's own error, and its reason last.
+    # A host's output comes before ssh's own error, and the reason is its last line.
     line = lines[: max(first, 1)][-1:] if remote else _worded(lines[first:])
     said = "".join(line or [f"exit code {code}"])
     said = re.sub(r"^ERROR: (\(gcloud[\w.-]*\) )?", "", said).strip()
     call = shlex.join(arguments[:6]) + (" ..." if len(arguments) > 6 else "")
-    told = "\n".join(lines[first:])
-    if _CREDENTIALS.search(told):
-        return Refused(f"{said}\nrun `gcloud auth login`, then this again")
-    if not _TRANSIENT.search(told):
-        for pattern, mend in _REFUSALS:
-            if re.search(pattern, told):
-                return Refused(f"{said}\n{mend}")
-        if not remote and _MISSING.search(told):
+    text = "\n".join(lines[first:])
+    if _CREDENTIALS.search(text):
+        return Refused(f"{said}\nrun `gcloud auth login`, then rerun this command")
+    if not _TRANSIENT.search(text):
+        for pattern, fix in _REFUSALS:
+            if re.search(pattern, text):
+                return Refused(f"{said}\n{fix}")
+        if not remote and _MISSING.search(text):
             return NotFound(f"{said} (`{call}`)")
     return CallFailed(f"{said} (`{call}`)")
 
 
 def _worded(lines: Sequence[str]) -> Sequence[str]:
-    """The first line; of an error in JSON, its message."""
+    """Return the first line, or the message of an error in JSON."""
     message = re.search(r'"message": "([^"]*)"', "\n".join(lines))
     return [message[1]] if message and lines[0].rstrip().endswith("{") else lines[:1]

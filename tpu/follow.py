@@ -1,7 +1,7 @@
-"""Drives a job to its end: asks for TPUs, starts it, and again when they are lost; gives them back.
+"""Driving a job to its end: requesting TPUs, starting and restarting the job, releasing the TPUs.
 
-Each look at the place decides what is next, so that a follower that was stopped, on this machine or
-another one, resumes with the same command. One follower for each job.
+Each look at the backend determines the next action, so that the same command, on this machine or
+another one, resumes after a follower that was stopped. Each job must have only one follower.
 """
 
 from __future__ import annotations
@@ -14,32 +14,35 @@ from typing import TypeVar
 from fire_lm.errors import Preempted, RunFailed, UserError
 from tpu.commands import CallFailed, NotFound, Refused
 from tpu.host import DIVERGED, STOPPED
-from tpu.job import EARLIER, Job, Place, Stage, State
+from tpu.job import EARLIER, Backend, Job, Stage, State
 
 _T = TypeVar("_T")
-# Looks in a row at hosts that do not answer, after which they count as lost; calls in a row that
-# failed, starts in a row, and looks at a request that is gone, after which we give up.
+# The number of consecutive looks at unresponsive hosts after which they count as lost; and the
+# numbers of consecutive failed calls, failed starts, and looks at a missing request after which the
+# follower gives up.
 _SILENT, _FAILED, _UNSTARTED, _GONE = 10, 30, 3, 3
 
 
 class Follower:
-    """Follows one job.
+    """The follower of one job.
 
     Args:
-      retries: how often TPUs that were lost are asked for again, and a job that was killed from
-        outside is started again.
-      progress: what the job has done, in a few words.
-      say: takes each line.
-      every: seconds between looks.
-      keep: leaves the TPUs there when the job has ended.
-      detach: returns once the job runs.
-      leave: when set, the job is left alone.
+      job: The job.
+      place: The backend that runs the job.
+      retries: How often lost TPUs are requested again, and a job that was killed from outside is
+        started again.
+      progress: Returns the progress of the job in a few words.
+      say: Called with each line to print.
+      every: The number of seconds between looks.
+      keep: Whether to keep the TPUs when the job has ended.
+      detach: Whether to return once the job is running.
+      leave: When this event is set, the follower stops and leaves the job running.
     """
 
     def __init__(
         self,
         job: Job,
-        place: Place,
+        backend: Backend,
         *,
         retries: int,
         progress: Callable[[], str] = lambda: "",
@@ -49,25 +52,25 @@ class Follower:
         detach: bool = False,
         leave: threading.Event | None = None,
     ):
-        self._job, self._place, self._retries = job, place, retries
+        self._job, self._backend, self._retries = job, backend, retries
         self._progress, self._say, self._every = progress, say, every
         self._keep, self._detach = keep, detach
         self._leave = leave or threading.Event()
         self._told = self._done_so_far = ""
-        self._may_cost = False  # whether there may be something that does
+        self._may_cost = False  # whether there may be resources that cost money
         self._known = False  # whether this follower has seen or made a request
-        self._ours = True  # whether it is our doing if there is none
+        self._ours = True  # whether a missing request was our own doing
         self._created = self._launched = 0
         self._failed = {"look": 0, "act": 0}
         self._silent = self._unstarted = self._gone = 0
 
     def follow(self) -> None:
-        """Return when the job is done, or once it runs if it is to be left then.
+        """Return when the job is done or, with `detach`, once it is running.
 
         Raises:
-          UserError: it ended with exit code 2, or cannot be started as it was asked for.
-          RunFailed: it failed in another way, or too often.
-          Preempted: it was stopped (`python -m tpu stop`), or is to be left alone.
+          UserError: The job ended with exit code 2, or cannot be started as requested.
+          RunFailed: The job failed in another way, or too often.
+          Preempted: The job was stopped (`python -m tpu stop`), or `leave` was set.
         """
         try:
             state = self._look()
@@ -83,8 +86,11 @@ class Follower:
             raise
 
     def _is_of_earlier_command(self, state: State) -> bool:
-        """Whether the job ended before, and starts again since it is asked for again: not one
-        that would fail again, which is told, and its TPUs given back."""
+        """Return whether the job ended before this command, which therefore starts it again.
+
+        A job that would fail again is not restarted: its failure is reported and its TPUs are
+        released.
+        """
         if state.stage is Stage.FAILED:
             return self._keep or state.code not in (2, DIVERGED)
         return state.stage is Stage.DONE and not self._job.once and self._may_cost
@@ -92,14 +98,14 @@ class Follower:
     def _goes_on(self) -> str:
         name = self._job.name
         return (
-            f"{name} goes on without this command, and so does what it costs: the same command "
-            f"follows it again, `python -m tpu delete {name}` ends it"
+            f"{name} continues without this command, and still costs money: the same command "
+            f"follows it again, and `python -m tpu delete {name}` ends it"
         )
 
     def _look(self) -> State:
         state = None
         while state is None:
-            state = self._patiently("look", lambda: self._place.look(self._job))
+            state = self._patiently("look", lambda: self._backend.look(self._job))
         if state.stage is not Stage.ABSENT:
             self._may_cost = self._may_cost or state is not EARLIER
             self._gone = 0
@@ -108,14 +114,16 @@ class Follower:
             self._known = True
         done = self._progress() if state.stage in (Stage.RUNNING, Stage.SILENT) else ""
         if done != self._done_so_far:
-            self._silent = 0  # whatever does not answer, the job keeps running
+            self._silent = 0  # the job is running, although hosts do not respond
         self._done_so_far = done
         self._tell(f"{state}; {done}" if done else str(state))
         return state
 
     def _patiently(self, kind: str, step: Callable[[], _T]) -> _T | None:
-        """What `step` returns; None if a call of it failed, perhaps because of the network, or
-        because credentials ran out: looking again will tell."""
+        """Return the result of `step`, or None if one of its calls failed.
+
+        The cause may be the network or expired credentials, which the next look will show.
+        """
         try:
             result = step()
         except CallFailed as error:
@@ -130,12 +138,12 @@ class Follower:
 
     def _nap(self) -> None:
         if self._leave.wait(self._every):
-            raise Preempted(f"{self._job.name} is followed no longer")
+            raise Preempted(f"{self._job.name} is no longer followed")
 
     def _act(self, state: State) -> bool:
-        """Bring the job one step nearer to its end; returns whether it is done."""
+        """Bring the job one step closer to its end, and return whether following is over."""
         if self._leave.is_set():
-            raise Preempted(f"{self._job.name} is followed no longer")
+            raise Preempted(f"{self._job.name} is no longer followed")
         self._silent = self._silent + 1 if state.stage is Stage.SILENT else 0
         match state.stage:
             case Stage.DONE:
@@ -143,7 +151,7 @@ class Follower:
                 return True
             case Stage.RUNNING if self._detach:
                 self._say(self._goes_on())
-                self._may_cost = False  # that was said
+                self._may_cost = False  # this has just been reported
                 return True
             case Stage.ABSENT:
                 self._create(state)
@@ -154,7 +162,7 @@ class Follower:
                 self._give_up_on_slice()
             case Stage.SILENT if self._silent >= _SILENT:
                 self._give_up_on_slice()
-            case Stage.FAILED if state.code == 3 or state.code > 128:  # its host was started anew
+            case Stage.FAILED if state.code == 3 or state.code > 128:  # its host was restarted
                 self._reset()
             case Stage.FAILED:
                 self._fail(state)
@@ -163,48 +171,50 @@ class Follower:
         return False
 
     def _create(self, state: State) -> None:
-        """Ask for TPUs, unless somebody else deleted the earlier ones."""
+        """Request TPUs, unless somebody else has deleted the earlier ones."""
         name = self._job.name
         if not self._ours:
             self._gone += 1
             if self._gone == _GONE:
                 self._may_cost = False
-                raise RunFailed(f"{name} was deleted by somebody else; the same command asks again")
+                raise RunFailed(
+                    f"{name} was deleted by somebody else; rerun the command to request it again"
+                )
             self._nap()
             return
         number = self._count(self._created, state)
-        before, self._may_cost = self._may_cost, True  # also if the answer gets lost
+        before, self._may_cost = self._may_cost, True  # even if the reply is lost
         try:
-            self._place.create(self._job)
-        except NotFound as error:  # of the zone, or the project
+            self._backend.create(self._job)
+        except NotFound as error:  # the zone or the project does not exist
             self._may_cost = before
-            raise Refused(f"{error}\nsee --cluster.zone and --cluster.project") from error
+            raise Refused(f"{error}\ncheck --cluster.zone and --cluster.project") from error
         except Refused:
             self._may_cost = before
             raise
         self._created, self._known, self._ours = number, True, False
 
     def _give_up_on_slice(self) -> None:
-        self._ours = True  # also if the answer gets lost
-        self._place.delete(self._job.name)
+        self._ours = True  # even if the reply is lost
+        self._backend.delete(self._job.name)
         self._may_cost, self._silent = False, 0
         self._nap()
 
     def _reset(self) -> bool:
         self._ours = True
-        self._place.reset(self._job.name)
+        self._backend.reset(self._job.name)
         return True
 
     def _count(self, number: int, state: State) -> int:
         if number > self._retries:
             self._end()
-            raise RunFailed(f"{self._job.name} has been tried {number} times, no more: {state}")
+            raise RunFailed(f"{self._job.name} has been tried {number} times, giving up: {state}")
         return number + 1
 
     def _launch(self) -> None:
         try:
-            self._place.setup(self._job.name)
-            self._place.launch(self._job)
+            self._backend.setup(self._job.name)
+            self._backend.launch(self._job)
             self._unstarted = 0
         except RunFailed as error:
             self._unstarted += 1
@@ -217,45 +227,45 @@ class Follower:
     def _fail(self, state: State) -> None:
         name = self._job.name
         if state.code == STOPPED:
-            self._may_cost = False  # which this says
+            self._may_cost = False  # the message below says so
             raise Preempted(
                 f"{name} was stopped and has saved\nrerun the command to resume on the same TPUs; "
-                f"`python -m tpu delete {name}` gives them back"
+                f"`python -m tpu delete {name}` releases them"
             )
         try:
-            self._say(self._place.tail(name, 20))
+            self._say(self._backend.tail(name, 20))
         except CallFailed as error:
-            self._say(f"its last lines could not be had: {error}")
+            self._say(f"its last lines could not be read: {error}")
         self._end()
         if state.code == 2:
-            raise UserError(f"{name} ended with exit code 2, a mistake of its configuration: above")
+            raise UserError(f"{name} ended with exit code 2, a configuration error (see above)")
         if state.code == DIVERGED:
-            raise RunFailed(f"{name} stopped at a loss that is not finite: it is not started again")
+            raise RunFailed(f"{name} stopped at a loss that is not finite: it is not restarted")
         raise RunFailed(f"{name}: {state}")
 
     def _end(self) -> None:
-        """Give the TPUs back. Raises RunFailed if that failed again and again."""
+        """Release the TPUs; raise RunFailed if that fails repeatedly."""
         name = self._job.name
         if not self._may_cost:
             return
         if self._keep:
             self._may_cost = False
-            self._say(f"{name}: its TPUs are kept; `python -m tpu delete {name}` gives them back")
+            self._say(f"{name}: its TPUs are kept; `python -m tpu delete {name}` releases them")
             return
         self._ours = True
         for _ in range(_FAILED):
             try:
-                told = self._place.delete(name)
+                outcome = self._backend.delete(name)
             except CallFailed as error:
-                self._tell(f"giving its TPUs back, trying again: {error}")
+                self._tell(f"trying again to release its TPUs: {error}")
                 self._nap()
                 continue
             self._may_cost = False
-            self._say(f"{name}: {told}")
+            self._say(f"{name}: {outcome}")
             return
         raise RunFailed(
-            f"{name} has ended, but ITS TPUS ARE PERHAPS STILL THERE: giving them back failed\n"
-            f"`python -m tpu status` tells; `python -m tpu delete {name}` tries again"
+            f"{name} has ended, but ITS TPUS MAY STILL EXIST: releasing them failed\n"
+            f"check with `python -m tpu status`; `python -m tpu delete {name}` tries again"
         )
 
     def _tell(self, words: str) -> None:

@@ -1,7 +1,7 @@
 """Jobs on a GKE cluster, as JobSets (https://jobset.sigs.k8s.io, jobset.x-k8s.io/v1alpha2).
 
-GKE puts the pods of a slice on its hosts together or not at all, and JobSet starts all of them anew
-when one fails or is preempted, so that here nothing has to.
+GKE schedules all pods of a slice on its hosts or none, and JobSet restarts all of them when one
+fails or is preempted, so that this module does not have to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tpu.cluster import slice_of
 from tpu.commands import CallFailed, Calls, NotFound
 from tpu.job import EARLIER, Job, Stage, State
 
-# How GKE names each kind of TPU on its nodes.
+# GKE's names for each kind of TPU on its nodes.
 _ACCELERATOR = {
     "v4": "tpu-v4-podslice",
     "v5e": "tpu-v5-lite-podslice",
@@ -29,12 +29,12 @@ _ACCELERATOR = {
 }
 _STATUS = "replicatedJobsStatus"
 _OWNER = "jobset.sigs.k8s.io/jobset-name"
-# A job is not started again after these exit codes of its container.
+# The exit codes of a container after which a job is not restarted.
 _FINAL = [code for code in host.FINAL if code]
 
 
 def manifest(job: Job, cluster: ConfigDict) -> dict[str, Any]:
-    """The JobSet: a replicated job for each slice, a pod for each of its hosts."""
+    """Return the JobSet, with a replicated job for each slice and a pod for each of its hosts."""
     slices = slice_of(cluster)
     hosts = slices.hosts // slices.count
     return {
@@ -44,7 +44,7 @@ def manifest(job: Job, cluster: ConfigDict) -> dict[str, Any]:
             "name": job.name,
             "labels": {"app": "fire-lm"},
             "annotations": {
-                # One slice for each job: its pods get all nodes of one node pool.
+                # One slice per job: its pods get all nodes of one node pool.
                 "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool",
                 "fire-lm/job": job.digest,
                 "fire-lm/folder": job.folder,  # for `status`
@@ -68,7 +68,7 @@ def _job(job: Job, cluster: ConfigDict, hosts: int) -> dict[str, Any]:
             "parallelism": hosts,
             "completions": hosts,
             "completionMode": "Indexed",
-            "backoffLimit": 0,  # a pod that fails ends the job, and JobSet starts all of them
+            "backoffLimit": 0,  # a failed pod ends the job, and JobSet restarts all pods
             "podFailurePolicy": {
                 "rules": [
                     {"action": "FailJob", "onExitCodes": {"operator": "In", "values": _FINAL}}
@@ -107,19 +107,20 @@ def _pod(job: Job, cluster: ConfigDict, hosts: int) -> dict[str, Any]:
         ],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
     }
-    if cluster.service_account:  # Kubernetes's, bound to Google's by workload identity
+    if cluster.service_account:  # a Kubernetes account, bound to Google's by workload identity
         pod["serviceAccountName"] = cluster.service_account
     return pod
 
 
 class GKE:
-    """A `Place`."""
+    """The backend for a GKE cluster; see `Backend`."""
 
     def __init__(self, cluster: ConfigDict, calls: Calls):
         self._cluster, self._calls = cluster, calls
         self._kubectl = ["kubectl", f"--context={cluster.gke_context}"]
 
     def look(self, job: Job) -> State:
+        """Return the state of a job; see `Backend.look`."""
         try:
             found = self._calls.ask([*self._kubectl, "get", "jobset", job.name, "-o", "json"])
         except NotFound:
@@ -133,11 +134,11 @@ class GKE:
         ended = _ended(found, self._codes(job.name))
         other = found["metadata"].get("annotations", {}).get("fire-lm/job") != job.digest
         if other and ended is not None:
-            return State(Stage.LOST, "what another job under this name left")
+            return State(Stage.LOST, "the remains of another job with this name")
         if other:
             raise UserError(
-                f"{job.name} is running other commands already\n"
-                f"`python -m tpu delete {job.name}` ends them; or choose another name"
+                f"{job.name} is already running other commands\n"
+                f"end them with `python -m tpu delete {job.name}`, or choose another name"
             )
         return ended or self._look_at_pods(job.name, found)
 
@@ -146,11 +147,11 @@ class GKE:
         running = sum(pod["status"].get("phase") == "Running" for pod in pods)
         hosts = slice_of(self._cluster).hosts
         restarts = found.get("status", {}).get("restarts", 0)
-        told = f"{running} of {hosts} pods, {restarts} restarts"
+        pods_running = f"{running} of {hosts} pods, {restarts} restarts"
         if running == hosts:
-            return State(Stage.RUNNING, told)
+            return State(Stage.RUNNING, pods_running)
         waits = [w for pod in pods for w in _reasons(pod)]
-        return State(Stage.WAITING, "; ".join([told, *dict.fromkeys(waits)]))
+        return State(Stage.WAITING, "; ".join([pods_running, *dict.fromkeys(waits)]))
 
     def _pods(self, name: str) -> list[dict[str, Any]]:
         chosen = [*self._kubectl, "get", "pods", f"--selector={_OWNER}={name}", "-o", "json"]
@@ -158,7 +159,7 @@ class GKE:
         return found
 
     def _codes(self, name: str) -> set[int]:
-        """Exit codes of the containers that have ended."""
+        """Return the exit codes of the containers that have ended."""
         ended = [
             container.get("state", {}).get("terminated", {})
             for pod in self._pods(name)
@@ -167,27 +168,31 @@ class GKE:
         return {int(one["exitCode"]) for one in ended if "exitCode" in one}
 
     def create(self, job: Job) -> None:
+        """Apply the job's manifest."""
         text = yaml.safe_dump(manifest(job, self._cluster), sort_keys=False)
         self._calls.change([*self._kubectl, "apply", "--filename=-"], stdin=text)
 
     def setup(self, name: str) -> None:
-        """Kubernetes pulls the image."""
+        """Do nothing: Kubernetes pulls the image."""
 
     def launch(self, job: Job) -> None:
-        """JobSet has started it already."""
+        """Do nothing: JobSet has already started the job."""
 
     def reset(self, name: str) -> None:
+        """Delete the JobSet, so that the job can start again."""
         self.delete(name)
 
     def tail(self, name: str, lines: int) -> str:
+        """Return the last lines that the job printed in the first slice."""
         try:
             return self._calls.change(
                 [*self._kubectl, "logs", f"job/{name}-slice-0", f"--tail={lines}"]
             )
-        except CallFailed as error:  # pods that failed may be gone
+        except CallFailed as error:  # failed pods may have been removed
             return f"{error}\n"
 
     def logs(self, name: str, host: int, lines: int, follow: bool) -> None:
+        """Print the output of the job in one pod."""
         pods = sorted(self._pods(name), key=lambda pod: str(pod["metadata"]["name"]))
         if not 0 <= host < len(pods) and not self._calls.dry_run:
             raise UserError(f"--host={host}: {name} has {len(pods)} pods now")
@@ -196,20 +201,22 @@ class GKE:
         self._calls.stream([*self._kubectl, "logs", pod, f"--tail={lines}", *follows])
 
     def stop(self, name: str) -> None:
-        """SIGTERM to all pods: the job saves its state. No pod keeps its TPUs."""
+        """Suspend the JobSet: SIGTERM makes the job save, and no pod keeps its TPUs."""
         patch = json.dumps({"spec": {"suspend": True}})
         self._calls.change(
             [*self._kubectl, "patch", "jobset", name, "--type=merge", f"--patch={patch}"]
         )
 
     def delete(self, name: str) -> str:
+        """Delete the JobSet and wait until its pods have ended."""
         self._calls.change(
             [*self._kubectl, "delete", "jobset", name, "--ignore-not-found"]
-            + ["--cascade=foreground"]  # comes back when the pods are gone, which may be saving
+            + ["--cascade=foreground"]  # returns when the pods, which may be saving, have ended
         )
-        return "its pods are gone; a node pool costs until it has scaled down"
+        return "its pods have ended; the node pool costs money until it has scaled down"
 
     def hosts(self, name: str) -> list[str]:
+        """Return a line for each pod of the job."""
         return [
             f"{pod['metadata']['name']}: {pod['status'].get('phase', '')} "
             + "; ".join(_reasons(pod))
@@ -217,13 +224,16 @@ class GKE:
         ]
 
     def listing(self) -> list[dict[str, str]]:
+        """Return a row for each JobSet."""
         found = self._calls.ask([*self._kubectl, "get", "jobsets", "-o", "json"])
         return [_row(one, self._cluster) for one in (found or {"items": []})["items"]]
 
 
 def _ended(found: dict[str, Any], codes: set[int] | None = None) -> State | None:
-    """What the JobSet's conditions say of its end, if it has ended or was stopped; `codes` are the
-    exit codes of its containers."""
+    """Return the final state of a JobSet by its conditions, or None if it has not ended.
+
+    `codes` are the exit codes of its containers.
+    """
     conditions = {
         condition["type"]: condition
         for condition in found.get("status", {}).get("conditions", [])
@@ -240,7 +250,7 @@ def _ended(found: dict[str, Any], codes: set[int] | None = None) -> State | None
 
 
 def _reasons(pod: dict[str, Any]) -> list[str]:
-    """Why a pod does not run yet: no nodes, no such image."""
+    """Return the reasons why a pod is not running yet, such as missing nodes or a missing image."""
     status = pod.get("status", {})
     told = [
         condition.get("message", "")
@@ -262,7 +272,7 @@ def _row(found: dict[str, Any], cluster: ConfigDict) -> dict[str, str]:
     chips = math.prod(int(side) for side in topology.split("x")) if topology else 0
     return {
         "name": str(found["metadata"]["name"]),
-        "state": str(ended) if ended else f"{ready} of {slices} slices run",
+        "state": str(ended) if ended else f"{ready} of {slices} slices running",
         "accelerator": f"{selector.get('cloud.google.com/gke-tpu-accelerator', '')} {topology}",
         "chips": str(chips * ready),
         "since": ""

@@ -1,4 +1,4 @@
-"""A sweep of experiments: encodings x seeds x gin bindings or files, one job for each arm."""
+"""A grid of experiments: encodings x seeds x gin bindings or files, with one job per arm."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from fire_lm.errors import FireLMError, Preempted, RunFailed, UserError, nearest
 from tpu.job import LONGEST_NAME, Job, check_name
 
 POSITIONS = Path(__file__).parent.parent / "configs" / "positions"
-FILES = "gin_file"  # among the varied names: gin files, not a binding
+FILES = "gin_file"  # the varied name that means gin files instead of a binding
 
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """Attributes:
-    name: of its run, a folder of the grid's.
-    flags: gin's, besides the flags that all arms share.
+    """One experiment of a grid.
+
+    Attributes:
+      name: The name of the run, a folder within the grid's folder.
+      flags: The gin flags besides those that all arms share.
     """
 
     name: str
@@ -33,20 +35,22 @@ class Arm:
 def arms(
     positions: Sequence[str], seeds: Sequence[int], varied: Mapping[str, Sequence[str]]
 ) -> list[Arm]:
-    """Every combination of encodings (files of configs/positions), seeds and varied values.
+    """Return an arm for every combination of encodings, seeds and varied values.
 
     Args:
-      varied: the values of each binding; those of `gin_file` are lists of files, separated by
-        commas, and an empty list is an arm without them.
+      positions: The names of files in configs/positions.
+      seeds: The seeds.
+      varied: The values of each binding. The values of `gin_file` are lists of files, separated by
+        commas; an empty list means an arm without them.
 
     Raises:
-      UserError: an encoding that there is not, or two arms of one name.
+      UserError: An encoding does not exist, or two arms would have the same name.
     """
     known = sorted(path.stem for path in POSITIONS.glob("*.gin"))
     for position in positions:
         if position not in known:
             near = nearest(position, known)
-            hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
+            hint = f"did you mean {near}?" if near else f"known encodings: {', '.join(known)}"
             raise UserError(f"--positions: there is no configs/positions/{position}.gin; {hint}")
     found = []
     for position, seed, values in itertools.product(
@@ -66,7 +70,7 @@ def arms(
         )
     names = [arm.name for arm in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"two arms of the grid would have the name {twice[0]}: vary it otherwise")
+        raise UserError(f"two arms of the grid would have the name {twice[0]}: choose other values")
     return found
 
 
@@ -77,7 +81,7 @@ def _flags(name: str, value: str) -> list[str]:
 
 
 def _suffix(name: str, value: str) -> str:
-    """The part of an arm's name for a value; configs/log_n/training.gin is log-n-training."""
+    """Return a value's part of the arm's name; configs/log_n/training.gin is log-n-training."""
     if name == FILES:
         files = [PurePath(path).with_suffix("").parts[-2:] for path in value.split(",") if path]
         return "-".join(_slug(part) for parts in files for part in parts)
@@ -96,11 +100,15 @@ def arm_job(
     fire_lm: Sequence[str],
     scoring: Sequence[str],
 ) -> Job:
-    """Train, then score every length.
+    """Return a job that trains an arm and then scores every length.
 
     Args:
-      fire_lm: the command of that name where the job runs.
-      scoring: its verb that scores the run, and flags.
+      arm: The arm.
+      grid: The name of the grid.
+      folder: The folder of the grid.
+      flags: The flags that all arms share.
+      fire_lm: The command `fire-lm` where the job runs.
+      scoring: The verb that scores the run, with its flags.
     """
     workdir = f"{folder}/{arm.name}"
     train = (*fire_lm, "pretrain", f"--workdir={workdir}", *flags, *arm.flags)
@@ -112,7 +120,7 @@ def arm_job(
 
 
 def short_name(name: str) -> str:
-    """A name for TPUs; of a long one the beginning, and what tells it from others."""
+    """Return a valid name for TPUs; a long name is shortened and made unique with a hash."""
     if len(name) <= LONGEST_NAME:
         return check_name(name)
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -120,7 +128,7 @@ def short_name(name: str) -> str:
 
 
 class Table:
-    """The arms and their state, printed whenever that changes."""
+    """The arms and their states; each change is printed."""
 
     def __init__(self, arms: Sequence[Arm], progress: Callable[[Arm], str]):
         self._states = {arm: "waiting" for arm in arms}
@@ -128,6 +136,7 @@ class Table:
         self._lock = threading.Lock()
 
     def set(self, arm: Arm, state: str, why: str = "") -> None:
+        """Change and print the state of an arm."""
         with self._lock:
             self._states[arm] = state
             over = [s for s in self._states.values() if s not in ("waiting", "running")]
@@ -138,9 +147,9 @@ class Table:
         """Print the progress of all running arms in one line."""
         with self._lock:
             arms = [arm for arm, state in self._states.items() if state == "running"]
-        told = "; ".join(f"{arm.name}: {self._progress(arm) or 'starting'}" for arm in arms)
-        if told:
-            print(f"{time.strftime('%H:%M')} {told}", flush=True)
+        line = "; ".join(f"{arm.name}: {self._progress(arm) or 'starting'}" for arm in arms)
+        if line:
+            print(f"{time.strftime('%H:%M')} {line}", flush=True)
 
     def __str__(self) -> str:
         width = max(len(arm.name) for arm in self._states)
@@ -162,16 +171,23 @@ def run(
     log: Callable[[Arm], str] = lambda arm: "",
     every: float | None = None,
 ) -> None:
-    """Run what is not done, `at_once` at a time; an arm that fails leaves the others going.
+    """Run all arms that are not done, `at_once` at a time; a failed arm does not stop the others.
 
     Args:
-      run_arm: returns when the arm is done, raises when it failed.
-      stop: ends the running arms soon, and keeps the waiting ones from starting.
-      log: the file of an arm's output, reported when the arm starts; empty if reported elsewhere.
-      every: seconds between two lines of how far the running arms are; None for no such lines.
+      arms: The arms.
+      run_arm: Returns when the arm is done, and raises if it failed.
+      is_done: Returns whether an arm is already done.
+      progress: Returns the progress of an arm in a few words.
+      at_once: The number of arms to run at a time.
+      stop: Ends the running arms soon, and keeps the waiting ones from starting.
+      log: Returns the file of an arm's output, which is reported when the arm starts; empty if it
+        is reported elsewhere.
+      every: The number of seconds between two lines about the progress of the running arms; None
+        for no such lines.
 
     Raises:
-      RunFailed: some arms failed. Preempted: it was stopped.
+      RunFailed: Some arms failed.
+      Preempted: The grid was stopped.
     """
     table = Table(arms, progress)
     failures: dict[str, FireLMError] = {}
@@ -208,5 +224,5 @@ def run(
     if stopped:
         raise stopped[0]
     if failures:
-        told = "\n".join(f"{name}: {error}" for name, error in failures.items())
-        raise RunFailed(f"{len(failures)} of {len(arms)} arms failed\n{told}")
+        errors = "\n".join(f"{name}: {error}" for name, error in failures.items())
+        raise RunFailed(f"{len(failures)} of {len(arms)} arms failed\n{errors}")

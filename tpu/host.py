@@ -1,12 +1,14 @@
-"""Runs a job on one host, in the container: `python -m tpu.host --job='[["fire-lm", ...]]'`.
+"""Run a job in the container of one host: `python -m tpu.host --job='[["fire-lm", ...]]'`.
 
-A command that fails is started again, some times, unless it would fail again: exit code 0 is done,
-2 a mistake of its configuration, and a run that stopped at a loss that is not finite would come
-there again. All hosts judge alike, by exit codes that they share and by the run directory, and find
-each other again when they have all started. What a command prints is also kept in FOLDER/logs/.
+A command that fails is restarted a limited number of times, unless it would fail again: exit code 0
+means success, 2 a configuration error, and a run that stopped at a loss that is not finite would
+reach that loss again. All hosts decide alike, based on the exit codes that they share and on the
+run directory, and find each other again when all of them have started. The output of a command is
+also stored in FOLDER/logs/.
 
-SIGUSR1 asks for an end (`python -m tpu stop`); SIGTERM is the machine's going down. By both the
-command saves its state; after the second the job is to go on, somewhere.
+SIGUSR1 requests the end of the job (`python -m tpu stop`); SIGTERM means that the machine is
+shutting down. Both make the command save its state; after SIGTERM the job is meant to continue
+elsewhere.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from etils import epath
 from fire_lm.errors import reason
 from fire_lm.storage import make_folder, require_bucket
 
-# This program's own exit codes, beside those of fire-lm.
+# This program's own exit codes, in addition to those of fire-lm.
 DIVERGED, STOPPED = 4, 5
 FINAL = (0, 2, DIVERGED, STOPPED)
 # Seconds between copies of a log to the bucket.
 _KEEP_EVERY = 300.0
-# Seconds that a command has to end, and one that has no state to save.
+# The number of seconds that a command has to end, with and without state to save.
 _GRACE, _GRACE_UNSAVED = 540.0, 30.0
 
 
@@ -46,24 +48,27 @@ class Host:
         self._restarts, self._pause, self._folder = restarts, pause, folder
         self._child: subprocess.Popen[bytes] | None = None
         self._grace = _GRACE
-        self._ending = 0  # the exit code of a job that was asked to end
+        self._ending = 0  # the exit code of a job whose end was requested
 
     def stop(self, signum: int, frame: FrameType | None) -> None:
-        """The command saves its state and ends, and is not started again here."""
+        """Make the command save its state and end, and do not restart it here."""
         self._ending = STOPPED if signum == signal.SIGUSR1 else 3
         if self._child is not None:
             self._end(self._child)
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
-        """SIGTERM; SIGKILL for one that has not ended by then, as a sweep, which in a job of
-        several hosts leaves SIGTERM to JAX."""
+        """Send SIGTERM, and later SIGKILL if the process has not ended.
+
+        A sweep, for example, does not end, because in a job of several hosts it leaves SIGTERM to
+        JAX.
+        """
         child.send_signal(signal.SIGTERM)
         timer = threading.Timer(self._grace, child.kill)
         timer.daemon = True
         timer.start()
 
     def run(self, commands: Sequence[Sequence[str]]) -> int:
-        """The exit code of the first command that failed for good, else 0."""
+        """Run the commands; return the exit code of the first one that failed for good, or 0."""
         for command in commands:
             if code := self._insist(command):
                 return code
@@ -74,7 +79,7 @@ class Host:
             if self._ending:
                 return self._ending
             if attempt:
-                print(f"tpu.host: start {attempt + 1} of {self._restarts + 1}", flush=True)
+                print(f"tpu.host: attempt {attempt + 1} of {self._restarts + 1}", flush=True)
             began = time.time()
             code = self._once(command, attempt)
             if code in (0, 2):
@@ -82,7 +87,7 @@ class Host:
             if self._ending:
                 continue
             if code != 3 and (why := diverged(workdir_of(command), began)):
-                print(f"tpu.host: {why}: it would come there again", flush=True)
+                print(f"tpu.host: {why}: a restart would end the same way", flush=True)
                 return DIVERGED
             print(f"tpu.host: {command[0]} ended with exit code {code}", flush=True)
             if attempt < self._restarts:
@@ -115,36 +120,39 @@ class Host:
 
 
 def workdir_of(command: Sequence[str]) -> str:
-    """The path of `--workdir=`, or an empty string."""
+    """Return the value of `--workdir=`, or an empty string."""
     named = [a.partition("=")[2] for a in command if a.startswith("--workdir=")]
     return named[-1] if named else ""
 
 
 def keep(log: IO[bytes], folder: str, name: str) -> None:
-    """Copy what was printed so far into `folder`: a lost host takes its own disk with it."""
+    """Copy the output so far into `folder`, because a host that is lost loses its disk as well."""
     if not folder:
         return
     path = epath.Path(folder) / "logs" / name
     log.seek(0)
     try:
         make_folder(path.parent)
-        path.write_bytes(log.read())  # which leaves the log at its end
-    except Exception as error:  # a bucket's errors are TensorFlow's; a log is not worth the run
+        path.write_bytes(log.read())  # reading leaves the log at its end
+    except Exception as error:  # any of TensorFlow's errors; a log must not end the run
         print(f"tpu.host: {path} was not written: {error}", flush=True)
         log.seek(0, os.SEEK_END)
 
 
 def diverged(workdir: str, began: float) -> str:
-    """Why the run in `workdir` would fail again, if since `began` (seconds since the epoch) it
-    stopped at a loss that is not finite; nothing where that cannot be read."""
+    """Return why the run in `workdir` would fail again, or an empty string.
+
+    A run fails again if, since `began` (in seconds since the epoch), it stopped at a loss that is
+    not finite. If that cannot be read, the result is empty.
+    """
     if not workdir:
         return ""
     path = epath.Path(workdir) / "spikes.jsonl"
     try:
-        if not path.exists() or path.stat().mtime < began - 1:  # of a start before this one
+        if not path.exists() or path.stat().mtime < began - 1:  # from an earlier start
             return ""
         last = json.loads(path.read_text().splitlines()[-1])
-    except Exception as error:  # as above; to start again in vain is the smaller harm
+    except Exception as error:  # see above; an unnecessary restart does less harm
         print(f"tpu.host: {path} was not read: {error}", flush=True)
         return ""
     if not last.get("stopped"):
@@ -153,7 +161,7 @@ def diverged(workdir: str, began: float) -> str:
 
 
 def write_mark(path: str, pause: float) -> None:
-    """Try a few times: without it a job that is done would be asked for again."""
+    """Write the mark of a finished job, in several attempts; without it the job would run again."""
     for _ in range(5):
         try:
             make_folder(epath.Path(path).parent)
@@ -165,7 +173,7 @@ def write_mark(path: str, pause: float) -> None:
 
 
 def try_bucket(folder: str) -> None:
-    """Write, read and remove a file there. Raises what the bucket's library raises."""
+    """Write, read and remove a file in a bucket; let the bucket library's errors through."""
     path = epath.Path(folder) / f".tried_by_{socket.gethostname()}"
     require_bucket(folder, "--try_bucket")
     make_folder(path.parent)
@@ -175,13 +183,16 @@ def try_bucket(folder: str) -> None:
 
 
 def main() -> int:
+    """Run the job that the command line describes and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--job", type=json.loads, default=[], help="JSON: a list of commands")
-    parser.add_argument("--folder", default="", help="for logs, local or gs://")
-    parser.add_argument("--mark", default="", help="file to write when all is done")
+    parser.add_argument("--job", type=json.loads, default=[], help="list of commands, as JSON")
+    parser.add_argument("--folder", default="", help="folder for logs, local or gs://")
+    parser.add_argument("--mark", default="", help="file to write when everything is done")
     parser.add_argument("--restarts", type=int, default=0)
     parser.add_argument("--pause", type=float, default=10.0, help="seconds before a restart")
-    parser.add_argument("--try_bucket", metavar="GS", help="see whether it can be written; no job")
+    parser.add_argument(
+        "--try_bucket", metavar="GS", help="only check whether this folder is writable"
+    )
     arguments = parser.parse_args()
     if arguments.try_bucket:
         try:

@@ -1,4 +1,4 @@
-"""The container image: its tag is the commit, so that the hosts run what is here."""
+"""The container image, whose tag is the commit, so that the hosts run the code of this checkout."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ROOT = Path(__file__).parent.parent
 
 
 def tagged(cluster: ConfigDict, root: Path = ROOT) -> str:
-    """The image with its tag: that of the cluster file, else the commit of this checkout.
+    """Return the image with its tag: that of the cluster file, or else this checkout's commit.
 
     Raises:
-      UserError: there are changes that no commit holds, which no image could have.
+      UserError: There are uncommitted changes, which no image contains.
     """
     image: str = cluster.image
     if ":" in image.rpartition("/")[2] or "@" in image:
@@ -27,13 +27,13 @@ def tagged(cluster: ConfigDict, root: Path = ROOT) -> str:
         commit = _git(root, "rev-parse", "--short=12", "HEAD")
     except (OSError, subprocess.CalledProcessError) as error:
         raise UserError(
-            f"{root} is not a git checkout, whose commit names the image\n"
+            f"{root} is not a git checkout, so there is no commit to name the image\n"
             f"give the image a tag: --cluster.image={image}:TAG"
         ) from error
     if changed:
         first = changed.splitlines()[0].split(maxsplit=1)[1]
         raise UserError(
-            f"{first} is not committed, so the hosts would run something else than is here\n"
+            f"{first} is not committed, so the hosts would not run this checkout's code\n"
             "commit it and run `python -m tpu image`, or choose an image by its tag (:TAG)"
         )
     return f"{image}:{commit}"
@@ -45,7 +45,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def check(image: str, cluster: ConfigDict, calls: Calls) -> None:
-    """Raises UserError if the image has not been built."""
+    """Raise UserError if the image has not been built."""
     try:
         calls.read(
             ["gcloud", "artifacts", "docker", "images", "describe", image, "--format=json"]
@@ -56,6 +56,7 @@ def check(image: str, cluster: ConfigDict, calls: Calls) -> None:
 
 
 def build(image: str, cluster: ConfigDict, calls: Calls) -> None:
+    """Build the image with Cloud Build."""
     calls.stream(
         [
             *("gcloud", "builds", "submit", str(ROOT), "--config=tpu/cloudbuild.yaml"),

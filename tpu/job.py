@@ -1,4 +1,4 @@
-"""A job: one or more fire-lm commands, one after another, under one name."""
+"""A job: one or more fire-lm commands that run one after another under one name."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ from typing import Protocol
 
 from fire_lm.errors import UserError
 
-# Both Google's (queued resources: 63 characters) and Kubernetes's rule for names, with room for
-# what JobSet adds to the names of pods.
+# Names must satisfy the rules of Google (queued resources: 63 characters) and of Kubernetes, with
+# room for the suffixes that JobSet adds to the names of pods.
 LONGEST_NAME = 49
 _NAME = re.compile(rf"[a-z]([-a-z0-9]{{0,{LONGEST_NAME - 2}}}[a-z0-9])?")
 
 
 def check_name(name: str) -> str:
-    """A name that is one for a TPU, a JobSet and a folder.
+    """Return a name if it is valid for a TPU, a JobSet and a folder.
 
     Raises:
-      UserError: it is not; says which would be.
+      UserError: The name is invalid; the message suggests a valid one.
     """
     if not _NAME.fullmatch(name):
-        mended = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")
-        mended = mended[:LONGEST_NAME].rstrip("-")
-        hint = f": {mended} would do" if mended else ""
+        valid = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")
+        valid = valid[:LONGEST_NAME].rstrip("-")
+        hint = f": {valid} would be valid" if valid else ""
         raise UserError(
             f"{name!r} cannot be the name of a run{hint}\n"
-            f"lower-case letters, digits and dashes, a letter first, at most {LONGEST_NAME}"
+            f"use at most {LONGEST_NAME} lower-case letters, digits and dashes, a letter first"
         )
     return name
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Attributes:
-    name: of its TPUs.
-    commands: each a list of arguments, run one after another on every host.
-    folder: where its logs go, on a bucket or here.
-    once: whether it has nothing more to do once it is done; else it may be run again.
+    """A job under one name.
+
+    Attributes:
+      name: The name of the job and its TPUs.
+      commands: The commands, each a list of arguments, which run one after another on every host.
+      folder: The folder of its logs, in a bucket or on this machine.
+      once: Whether the job has nothing left to do once it is done; otherwise it may run again.
     """
 
     name: str
@@ -50,16 +52,16 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """The identity of this job among others under the same name."""
+        """A hash that distinguishes this job from others with the same name."""
         return hashlib.sha256(json.dumps(self.commands).encode()).hexdigest()[:16]
 
     @property
     def mark(self) -> str:
-        """The file that says that this very job is done; nothing if it may be run again."""
+        """The file that marks this job as done; empty if the job may run again."""
         return f"{self.folder}/logs/done-{self.digest}" if self.once else ""
 
     def on_host(self, restarts: int) -> list[str]:
-        """The command that each host runs."""
+        """Return the command that each host runs."""
         return [
             *("python", "-m", "tpu.host", f"--restarts={restarts}"),
             *(f"--folder={self.folder}", f"--mark={self.mark}"),
@@ -68,25 +70,27 @@ class Job:
 
 
 class Stage(enum.Enum):
-    """The stage of a job, on which alone depends what `follow` does next."""
+    """The stage of a job, which alone determines what `follow` does next."""
 
     ABSENT = "there is no TPU"
     WAITING = "waiting for TPUs"
-    READY = "TPUs are there, nothing runs on them"
+    READY = "the TPUs are ready, but idle"
     RUNNING = "running"
-    SILENT = "the hosts do not answer"
-    LOST = "the TPUs were taken away"
-    LEAVING = "the TPUs are being given back"
+    SILENT = "the hosts do not respond"
+    LOST = "the TPUs were lost"
+    LEAVING = "the TPUs are being released"
     DONE = "done"
     FAILED = "failed"
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Attributes:
-    stage: see there.
-    why: what is known beyond it, and what to do about it.
-    code: exit code of the job, where it failed.
+    """The state of a job.
+
+    Attributes:
+      stage: The stage of the job.
+      why: Further details, and what to do about them.
+      code: The exit code of a job that failed.
     """
 
     stage: Stage
@@ -97,42 +101,42 @@ class State:
         return self.stage.value + (f": {self.why}" if self.why else "")
 
 
-# A job that is marked as done, and of which nothing exists.
+# The state of a job that is marked as done and has no resources left.
 EARLIER = State(Stage.DONE, "earlier")
 
 
-class Place(Protocol):
-    """A backend that runs jobs: queued resources or a GKE cluster. It keeps no state of its own."""
+class Backend(Protocol):
+    """A backend that runs jobs, queued resources or a GKE cluster, without any state of its own."""
 
     def look(self, job: Job) -> State:
-        """Return the job's state. Raises UserError if another job runs under its name."""
+        """Return the job's state; raise UserError if another job is running under its name."""
 
     def create(self, job: Job) -> None:
-        """Ask for the TPUs."""
+        """Request the TPUs."""
 
     def setup(self, name: str) -> None:
-        """Bring the image to every host, and try the bucket from each."""
+        """Pull the image on every host, and check that each can write to the bucket."""
 
     def launch(self, job: Job) -> None:
-        """Start the job on all hosts or on none. Raises RunFailed if it could not."""
+        """Start the job on all hosts or on none; raise RunFailed if that failed."""
 
     def reset(self, name: str) -> None:
-        """Make room for the job to start again after it failed."""
+        """Clean up a failed job, so that it can start again."""
 
     def tail(self, name: str, lines: int) -> str:
-        """The last lines that a job printed on its first host."""
+        """Return the last lines that a job printed on its first host."""
 
     def logs(self, name: str, host: int, lines: int, follow: bool) -> None:
-        """Print what a job prints on a host."""
+        """Print the output of a job on one host."""
 
     def stop(self, name: str) -> None:
-        """End the job, after it has saved; its TPUs stay."""
+        """End the job after it has saved, and keep its TPUs."""
 
     def delete(self, name: str) -> str:
-        """End the job and give its TPUs back; say what that did."""
+        """End the job and release its TPUs; return a description of the outcome."""
 
     def hosts(self, name: str) -> list[str]:
-        """A line for each host: what became of the job there."""
+        """Return a line for each host with the state of the job there."""
 
     def listing(self) -> list[dict[str, str]]:
-        """List everything in this backend, ours or others': a row each for `status`."""
+        """Return a row for `status` for everything in this backend, whoever created it."""

@@ -21,7 +21,7 @@ from tpu.job import Job
 
 
 class LocalJobs:
-    """Runs jobs to their end. One that a killed command left behind is waited for."""
+    """Jobs that run on this machine; a job that a killed command left running is waited for."""
 
     def __init__(self, restarts: int = 2):
         self._restarts = restarts
@@ -29,16 +29,18 @@ class LocalJobs:
         self._stopped = threading.Event()
 
     def run(self, job: Job, log: Path) -> None:
-        """Return when the job is done; what it prints goes to `log`.
+        """Run a job to its end, with its output in `log`.
 
         Raises:
-          UserError: it ended with exit code 2. RunFailed: in another way. Preempted: by `stop`.
+          UserError: The job ended with exit code 2.
+          RunFailed: The job failed in another way.
+          Preempted: `stop` ended the job.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.with_suffix(".lock").open("w") as lock, log.open("ab") as output:
-            # Held by the job's process itself, so that it stands for as long as that lives.
+            # The job's process holds the lock itself, so that it lasts as long as the process.
             self._wait_for(lock, job)
-            if Path(job.mark).exists():  # the one that was waited for has done it
+            if Path(job.mark).exists():  # the earlier process has finished the job
                 return
             began = output.seek(0, os.SEEK_END)
             command = [sys.executable, *job.on_host(self._restarts)[1:]]
@@ -49,7 +51,7 @@ class LocalJobs:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[lock.fileno()],
-                start_new_session=True,  # Ctrl-C comes to us, and through us to it
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the job
             )
             self._children[job.name] = child
             if self._stopped.is_set():
@@ -59,7 +61,7 @@ class LocalJobs:
         self._judge(job, code, log, began)
 
     def _wait_for(self, lock: IO[str], job: Job) -> None:
-        told = False
+        reported = False
         while True:
             if self._stopped.is_set():
                 raise Preempted(f"{job.name} was not started")
@@ -67,20 +69,20 @@ class LocalJobs:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if not told:
-                    print(f"{job.name} still runs from before: waiting for it", flush=True)
-                told = True
+                if not reported:
+                    print(f"{job.name} is still running: waiting for it", flush=True)
+                reported = True
                 self._stopped.wait(0.5)
 
     def stop(self) -> None:
-        """End all jobs, after they have saved; no more are started."""
+        """End all jobs after they have saved, and start no more."""
         self._stopped.set()
         for child in list(self._children.values()):
             child.send_signal(signal.SIGTERM)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """SIGTERM stops all jobs, too; Ctrl-C does so through `grid.run`."""
+        """Stop all jobs on SIGTERM within the block; `grid.run` does so on Ctrl-C."""
 
         def handle(signum: int, frame: FrameType | None) -> None:
             self.stop()
@@ -95,9 +97,7 @@ class LocalJobs:
         if self._stopped.is_set() and code:
             raise Preempted(f"{job.name} was stopped")
         if code == 2:
-            raise UserError(
-                f"exit code 2, a mistake of its configuration: {last_words(log, began)}"
-            )
+            raise UserError(f"exit code 2, a configuration error: {last_words(log, began)}")
         if code == DIVERGED:
             raise RunFailed(f"stopped at a loss that is not finite: {last_words(log, began)}")
         if code:
@@ -105,7 +105,7 @@ class LocalJobs:
 
 
 def last_words(log: Path, began: int) -> str:
-    """The last error in a log after `began` bytes, and where the rest is."""
+    """Return the last error in a log after `began` bytes, with the path of the log."""
     lines = log.read_bytes()[began:].decode(errors="replace").splitlines()
-    told = [line for line in lines if line.startswith("fire-lm: ")]
-    return f"{told[-1] if told else (lines or ['nothing was printed'])[-1]} ({log})"
+    errors = [line for line in lines if line.startswith("fire-lm: ")]
+    return f"{errors[-1] if errors else (lines or ['nothing was printed'])[-1]} ({log})"

@@ -1,7 +1,7 @@
-"""Jobs on Cloud TPU VMs that are asked for as queued resources.
+"""Jobs on Cloud TPU VMs that are requested as queued resources.
 
-Everything is read from Google Cloud when it is needed: the queued resource says whether the TPUs
-are there, the container on each host says what became of the job. Nothing is kept on this machine.
+Everything is read from Google Cloud when it is needed: the queued resource shows whether the TPUs
+exist, and the container on each host shows the state of the job. No state is kept on this machine.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _WAITING = {
     "CREATING": "the request has been received",
     "ACCEPTED": "in the queue",
     "WAITING_FOR_RESOURCES": "in the queue",
-    "PROVISIONING": "the TPUs are being made ready",
+    "PROVISIONING": "the TPUs are being prepared",
 }
 _LOST = {
-    "SUSPENDING": "they are being taken away",
-    "SUSPENDED": "preempted; the request still takes quota and the name",
+    "SUSPENDING": "they are being preempted",
+    "SUSPENDED": "preempted; the request still occupies quota and the name",
 }
-_SETUP_TRIES = 5  # a new host takes SSH keys a little after it is READY
-# A line for each host: its name, and state, exit code and job of the container, if there is one.
+_SETUP_TRIES = 5  # a new host accepts SSH keys only a little after it is READY
+# Prints a line for each host: its name, and the container's state, exit code and job, if any.
 _REPORT = (
     f'echo "{_CONTAINER}|$(hostname)|$(sudo docker inspect --format='
     "'{{.State.Status}}|{{.State.ExitCode}}|{{.Config.Labels.fire_lm_job}}' "
@@ -49,7 +49,7 @@ _REPORT = (
 
 
 class QueuedResources:
-    """A `Place`."""
+    """The backend for queued resources; see `Backend`."""
 
     def __init__(self, cluster: ConfigDict, caller: Calls):
         self._cluster, self._calls = cluster, caller
@@ -57,6 +57,7 @@ class QueuedResources:
         self._slice = slice_of(cluster)
 
     def look(self, job: Job) -> State:
+        """Return the state of a job; see `Backend.look`."""
         found = self._describe(job.name)
         if self._calls.dry_run:
             self._expected_hosts(job.name)
@@ -87,13 +88,13 @@ class QueuedResources:
             return State(Stage.SILENT, str(error))
 
     def _expected_hosts(self, name: str) -> int | State:
-        """The number of hosts, or the state if something is wrong with a machine."""
+        """Return the number of hosts, or a state if something is wrong with a machine."""
         expected = 0
         for node in self._nodes(name):
             try:
                 found = self._calls.ask(self._vm("describe", node, "--format=json"))
             except NotFound as error:
-                return State(Stage.LOST, f"the request is ACTIVE, its TPU is gone: {error}")
+                return State(Stage.LOST, f"the request is ACTIVE, but its TPU is gone: {error}")
             if found is None:  # in a dry run
                 continue
             if found["state"] in ("PREEMPTED", "TERMINATED", "STOPPED", "DELETING"):
@@ -104,12 +105,13 @@ class QueuedResources:
         return expected
 
     def _report(self, name: str) -> list[tuple[str, ...]]:
-        """The name of each host that answers, and its container's state, exit code and job."""
+        """Return each responding host's name, and its container's state, exit code and job."""
         lines = self._on_all(name, _REPORT).splitlines()
         rows = [line.split("|")[1:] for line in lines if line.startswith(f"{_CONTAINER}|")]
         return [(*row, "", "")[:4] for row in rows]
 
     def create(self, job: Job) -> None:
+        """Request the TPUs."""
         name, one, cluster = job.name, self._slice, self._cluster
         nodes = [f"--node-id={name}"]
         if one.count > 1:
@@ -130,6 +132,7 @@ class QueuedResources:
         )
 
     def setup(self, name: str) -> None:
+        """Pull the image on every host, and check that each can write to the bucket."""
         registry, image = self._cluster.image.partition("/")[0], self._cluster.image
         self._patiently(
             name,
@@ -141,6 +144,7 @@ class QueuedResources:
         self._on_all(name, shlex.join(["sudo", "docker", "run", "--rm", image, *tried]))
 
     def launch(self, job: Job) -> None:
+        """Start the job on all hosts or on none."""
         self._remove(job.name)
         try:
             self._on_all(job.name, shlex.join(self._docker_run(job)))
@@ -153,7 +157,9 @@ class QueuedResources:
             started, why = False, str(error)
         if not started:
             self._remove(job.name)
-            raise RunFailed(f"{job.name} did not start on all of its hosts, so on none: {why}")
+            raise RunFailed(
+                f"{job.name} did not start on all of its hosts and was removed from all: {why}"
+            )
 
     def _docker_run(self, job: Job) -> list[str]:
         return [
@@ -165,6 +171,7 @@ class QueuedResources:
         ]
 
     def reset(self, name: str) -> None:
+        """Remove the containers, or delete a request whose TPUs are not active."""
         found = self._describe(name)
         if found is not None and _state_of(found) == "ACTIVE":
             self._remove(name)
@@ -175,10 +182,12 @@ class QueuedResources:
         self._on_all(name, f"sudo docker rm --force {_CONTAINER} >/dev/null 2>&1 || true")
 
     def tail(self, name: str, lines: int) -> str:
+        """Return the last lines that the job printed on its first host."""
         command = f"sudo docker logs --tail={lines} {_CONTAINER} 2>&1"
         return self._calls.change(self._ssh(self._nodes(name)[0], command, worker="0"))
 
     def logs(self, name: str, host: int, lines: int, follow: bool) -> None:
+        """Print the output of the job on one host."""
         command = f"sudo docker logs --tail={lines} {'--follow ' if follow else ''}{_CONTAINER}"
         nodes = self._nodes(name)
         per_node = max(1, self._slice.hosts // len(nodes))
@@ -188,20 +197,23 @@ class QueuedResources:
         self._calls.stream(self._ssh(node, command, worker=str(host % per_node)))
 
     def stop(self, name: str) -> None:
+        """End the job after it has saved, and keep its TPUs."""
         if not self._calls.dry_run and not any(row[1] == "running" for row in self._report(name)):
-            raise UserError(f"nothing runs on {name}: `python -m tpu status {name}` tells")
+            raise UserError(f"nothing is running on {name}: see `python -m tpu status {name}`")
         self._on_all(name, f"sudo docker kill --signal=SIGUSR1 {_CONTAINER} || true")
 
     def delete(self, name: str) -> str:
+        """Delete the request, which ends the job and releases the TPUs."""
         command = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, *self._where]
         try:
             self._calls.change([*command, "--force", "--quiet"])
         except NotFound:
             where = f"{self._cluster.project}, {self._cluster.zone}"
-            return f"there is no such queued resource in {where}, nothing to delete"
-        return "its TPUs are given back"
+            return f"there is no such queued resource in {where}: nothing to delete"
+        return "its TPUs are released"
 
     def hosts(self, name: str) -> list[str]:
+        """Return a line for each host with the state of the job there."""
         found = self._describe(name)
         if not self._calls.dry_run and (found is None or _state_of(found) != "ACTIVE"):
             return []
@@ -212,7 +224,7 @@ class QueuedResources:
         ]
 
     def listing(self) -> list[dict[str, str]]:
-        """A row for each request, and for each TPU VM that belongs to none."""
+        """Return a row for each request, and for each TPU VM that belongs to none."""
         listed = ["list", *self._where, "--format=json"]
         requests = self._calls.ask(["gcloud", "compute", "tpus", "queued-resources", *listed])
         machines = self._calls.ask(["gcloud", "compute", "tpus", "tpu-vm", *listed]) or []
@@ -239,11 +251,11 @@ class QueuedResources:
         return ["gcloud", "compute", "tpus", "tpu-vm", verb, node, *self._where, *more]
 
     def _ssh(self, node: str, command: str, worker: str = "all") -> list[str]:
-        """`command` is read by the shell of the host: what goes into it is quoted for that."""
+        """Return a call that runs `command`, which must be quoted for the shell of the host."""
         return self._vm("ssh", node, f"--worker={worker}", "--quiet", f"--command={command}")
 
     def _on_all(self, name: str, command: str) -> str:
-        """Run a command on every host of every slice; returns what all printed."""
+        """Run a command on every host of every slice and return their output."""
         return "".join(self._calls.change(self._ssh(n, command)) for n in self._nodes(name))
 
     def _patiently(self, name: str, command: str) -> None:
@@ -258,21 +270,23 @@ class QueuedResources:
 
 
 def judge(report: Sequence[tuple[str, ...]], expected: int, job: Job) -> State:
-    """Judge the job by the containers of `expected` hosts, a row for each host that answered.
+    """Return the state of a job by the containers of `expected` hosts.
+
+    The report has a row for each host that responded.
 
     Raises:
-      UserError: another job runs there.
+      UserError: Another job is running there.
     """
     others = [
         name for name, status, _, digest in report if status == "running" and digest != job.digest
     ]
     if others:
         raise UserError(
-            f"{job.name} is running other commands already ({len(others)} hosts)\n"
-            f"`python -m tpu stop {job.name}` ends them; or choose another name"
+            f"{job.name} is already running other commands ({len(others)} hosts)\n"
+            f"end them with `python -m tpu stop {job.name}`, or choose another name"
         )
     if len(report) < expected:
-        return State(Stage.SILENT, f"{len(report)} of {expected} hosts answer")
+        return State(Stage.SILENT, f"{len(report)} of {expected} hosts respond")
     ours = [row for row in report if row[3] == job.digest and row[1] != "created"]
     if len(ours) < expected:
         return State(Stage.READY, f"it is on {len(ours)} of {expected} hosts" if ours else "")
@@ -322,15 +336,15 @@ def _request_row(request: dict[str, Any], machines: list[dict[str, Any]]) -> dic
         "tier": "spot" if "spot" in request else "on demand",
         "user": str(node.get("labels", {}).get("user", "")),
         "folder": str(node.get("description", "")),
-        # It costs from when the machines are there, not from when it was asked for.
+        # The cost begins when the machines exist, not when they are requested.
         "since": min((str(vm.get("createTime", ""))[:16] for vm in machines), default=""),
     }
     if state in ("FAILED", "SUSPENDED"):
-        row["advice"] = f"`python -m tpu delete {name}` clears it; the same job asks again"
+        row["advice"] = f"`python -m tpu delete {name}` removes it; the same job requests it again"
     if state == "ACTIVE" and len(machines) < count:
         row["advice"] = (
-            f"{len(machines)} of its {count} TPUs are there: `python -m tpu delete {name}` clears "
-            "it; one that is followed is asked for again"
+            f"{len(machines)} of its {count} TPUs exist: `python -m tpu delete {name}` removes it; "
+            "a followed job requests it again"
         )
     return row
 
@@ -349,7 +363,7 @@ def _machine_row(machine: dict[str, Any]) -> dict[str, str]:
 
 
 def _accelerator(one: Slice) -> list[str]:
-    """gcloud's flags: by name where Google has one for the shape."""
+    """Return gcloud's flags for a slice, by its name if Google has one for the shape."""
     shape = "x".join(map(str, one.shape))
     if one.shape not in one.chip.shapes:
         return [f"--type={one.kind}", f"--topology={shape}"]
@@ -358,5 +372,5 @@ def _accelerator(one: Slice) -> list[str]:
 
 
 def _label(text: str) -> str:
-    """Turn text into a valid value of a label."""
+    """Convert text to a valid value of a label."""
     return re.sub(r"[^a-z0-9_-]", "_", text.lower())[:63]

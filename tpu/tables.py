@@ -1,4 +1,4 @@
-"""The table of `status`: resources, their age, who pays, and their progress."""
+"""The table of `status`: resources with their age, cost and progress."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _COLUMNS = ("name", "state", "accelerator", "tier", "user", "since", "chip-hours
 
 
 def show(rows: Sequence[dict[str, str]], where: ConfigDict, progress: Callable[[str], str]) -> None:
-    """Print a row for each; `progress` says what the run in a folder has done."""
+    """Print a row for each resource; `progress` returns the progress of the run in a folder."""
     print(f"project {where.project} pays; zone {where.zone}")
     if not rows:
-        print("nothing there")
+        print("nothing found")
         return
     now = datetime.datetime.now(datetime.UTC)
     full = [
@@ -33,7 +33,7 @@ def show(rows: Sequence[dict[str, str]], where: ConfigDict, progress: Callable[[
 
 
 def chip_hours(row: dict[str, str], now: datetime.datetime) -> str:
-    """The time since the TPUs were ready; empty for jobs that still wait."""
+    """Return the chip-hours since the TPUs became ready; empty for jobs that are waiting."""
     if not row.get("since"):
         return ""
     since = datetime.datetime.fromisoformat(row["since"]).replace(tzinfo=datetime.UTC)

@@ -21,7 +21,7 @@ from tpu import grid as grids
 from tpu import image as images
 from tpu.commands import CallFailed, Calls
 from tpu.follow import Follower
-from tpu.job import Job, Place, Stage, check_name
+from tpu.job import Backend, Job, Stage, check_name
 from tpu.local import LocalJobs
 from tpu.queued import QueuedResources
 
@@ -32,29 +32,32 @@ ROOT = images.ROOT
 
 
 def image(arguments: argparse.Namespace) -> None:
+    """Build the image of this commit."""
     where, calls = _where(arguments)
     images.build(images.tagged(where), where, calls)
 
 
 def create(arguments: argparse.Namespace) -> None:
+    """Request TPUs without starting a job."""
     where, calls = _where(arguments)
     _only_queued(where, "create")
     name = check_name(arguments.name)
     _before(where, calls)
-    _place(where, calls).create(Job(name, (), cluster.run_directory(where, name)))
+    _backend(where, calls).create(Job(name, (), cluster.run_directory(where, name)))
 
 
 def setup(arguments: argparse.Namespace) -> None:
+    """Pull the image on every host, and check that each can write to the bucket."""
     where, calls = _where(arguments)
     _only_queued(where, "setup")
     where.image = images.tagged(where)
-    _place(where, calls).setup(check_name(arguments.name))
+    _backend(where, calls).setup(check_name(arguments.name))
 
 
 def _only_queued(where: ConfigDict, verb: str) -> None:
     if where.gke_context:
         raise UserError(
-            f"`{verb}` is for queued resources: on GKE `pretrain` applies the whole job"
+            f"`{verb}` is only for queued resources: on GKE, `pretrain` applies the whole job"
         )
 
 
@@ -70,6 +73,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
 
 
 def training_job(name: str, where: ConfigDict, flags: Sequence[str]) -> Job:
+    """Return the job that trains the run `name`."""
     workdir = cluster.run_directory(where, check_name(name))
     return Job(name, (("fire-lm", "pretrain", f"--workdir={workdir}", *flags),), workdir)
 
@@ -85,14 +89,14 @@ def render(arguments: argparse.Namespace) -> None:
 
 
 def sweep(arguments: argparse.Namespace) -> None:
-    """`fire-lm sweep RUN ...` as a job of its own; a RUN is a name or a path."""
+    """Run `fire-lm sweep RUN ...` as a separate job; a RUN is a name or a path."""
     where, calls = _where(arguments)
     runs = arguments.runs
     paths = [run if "://" in run else cluster.run_directory(where, run) for run in runs]
     folder = f"gs://{where.bucket}/sweeps/{check_name(arguments.name)}"
     output = arguments.output or (folder if len(paths) > 1 else "")
     if output and "://" not in output:
-        raise UserError(f"--output={output} would be lost with the TPUs: give a gs:// path")
+        raise UserError(f"--output={output} would be lost with the TPUs: choose a gs:// path")
     flags = [
         *([f"--output={output}"] if output else []),
         *_gin_flags(arguments),
@@ -106,7 +110,7 @@ def sweep(arguments: argparse.Namespace) -> None:
 
 
 def grid(arguments: argparse.Namespace) -> None:
-    """Run a job for each arm, then make the table and figure of all arms."""
+    """Run a job for each arm, then write the table and figure of all arms."""
     name, flags = check_name(arguments.name), experiment_flags(arguments)
     varied: dict[str, list[str]] = {}
     for binding in arguments.varied:
@@ -121,7 +125,7 @@ def grid(arguments: argparse.Namespace) -> None:
         if arguments.cluster or arguments.overrides:
             raise UserError("--local and --cluster exclude each other")
         if arguments.every is not None or arguments.no_preflight:
-            raise UserError("--every and --no_preflight are for a cluster: --local looks at none")
+            raise UserError("--every and --no_preflight have no effect with --local: omit them")
         folder = str(Path(arguments.output or f"runs/{name}").absolute())
         fire_lm = (sys.executable, "-m", "fire_lm")
         local_grid(
@@ -141,24 +145,25 @@ def grid(arguments: argparse.Namespace) -> None:
 
 
 def _scoring(configs: Sequence[Config], sequences: int | None) -> list[str]:
-    """The verb that scores these experiments, and its flags.
+    """Return the verb that scores these experiments, with its flags.
 
     Raises:
-      UserError: some are trained on text and some on a synthetic task, or a flag has no meaning.
+      UserError: Some train on text and some on a synthetic task, or a flag has no effect.
     """
     from fire_lm.experiment import trains_on_a_task
 
     synthetic = {trains_on_a_task(config) for config in configs}
     if len(synthetic) > 1:
-        raise UserError("some arms are trained on text and some on a synthetic task: two grids")
+        raise UserError("some arms train on text and some on a synthetic task: run two grids")
     if synthetic == {True}:
         return ["evaluate", *([f"--sequences={sequences}"] if sequences else [])]
     if sequences:
-        raise UserError("--sequences is for synthetic tasks, and these arms are trained on text")
+        raise UserError("--sequences is for synthetic tasks, but these arms train on text")
     return ["sweep"]
 
 
 def local_grid(jobs: dict[grids.Arm, Job], folder: Path, arguments: argparse.Namespace) -> None:
+    """Run the jobs of a grid on this machine, or print their commands in a dry run."""
     if arguments.dry_run:
         for job in jobs.values():
             print("\n".join(shlex.join(command) for command in job.commands))
@@ -184,8 +189,9 @@ def cloud_grid(
     calls: Calls,
     flags: Sequence[str],
 ) -> None:
+    """Run the jobs of a grid on a cluster, or print their calls in a dry run."""
     leave = threading.Event()
-    where.image = images.tagged(where)  # once: all arms run the same code
+    where.image = images.tagged(where)  # only once, so that all arms run the same code
 
     def run_arm(arm: grids.Arm) -> None:
         job = jobs[arm]
@@ -201,7 +207,7 @@ def cloud_grid(
     grids.run(
         list(jobs),
         run_arm,
-        is_done=lambda arm: False,  # its follower sees, and gives back what is still there
+        is_done=lambda arm: False,  # the follower checks this, and releases what still exists
         progress=lambda arm: bucket.progress(jobs[arm].folder, calls),
         at_once=arguments.at_once,
         stop=leave.set,
@@ -209,7 +215,7 @@ def cloud_grid(
 
 
 def _combine(scoring: Sequence[str], folder: str, output: str) -> None:
-    """The table and figure of all arms; every row of it is known already."""
+    """Write the table and figure of all arms, whose rows all exist already."""
     command = [sys.executable, "-m", "fire_lm", *scoring, folder, f"--output={output}"]
     if code := subprocess.run(command, check=False).returncode:
         raise RunFailed(f"the combined table failed (exit code {code}): {shlex.join(command)}")
@@ -224,21 +230,23 @@ def _prepared(
     preflight_flags: Sequence[str] | None = None,
     leave: threading.Event | None = None,
 ) -> Follower | None:
-    """Check all that can be checked before TPUs are asked for. In a dry run prints the calls of
-    the job's life, and returns nothing."""
+    """Check everything that can be checked before TPUs are requested, and return the follower.
+
+    In a dry run, print the calls of the job's lifetime and return None.
+    """
     where = where.copy_and_resolve_references()
     where.image = images.tagged(where)
-    place = _place(where, calls)
+    backend = _backend(where, calls)
     if preflight_flags is not None and not arguments.no_preflight:
-        _preflight(place, job, where, preflight_flags, calls, leave)
+        _preflight(backend, job, where, preflight_flags, calls, leave)
     _before(where, calls)
     images.check(where.image, where, calls)
     if calls.dry_run:
-        _print_life(place, job, getattr(arguments, "keep", False))
+        _print_life(backend, job, getattr(arguments, "keep", False))
         return None
     return Follower(
         job,
-        place,
+        backend,
         retries=where.retries,
         progress=lambda: bucket.progress(workdir, calls) if workdir else "",
         every=60.0 if arguments.every is None else arguments.every,
@@ -248,35 +256,36 @@ def _prepared(
     )
 
 
-def _print_life(place: Place, job: Job, keep: bool) -> None:
-    """The calls of a job's life when nothing goes wrong."""
-    print("\n# ask for the TPUs")
-    place.create(job)
-    print("\n# look, again and again")
-    place.look(job)
-    print("\n# when they are there")
-    place.setup(job.name)
-    place.launch(job)
+def _print_life(backend: Backend, job: Job, keep: bool) -> None:
+    """Print the calls of a job's lifetime if nothing goes wrong."""
+    print("\n# request the TPUs")
+    backend.create(job)
+    print("\n# check repeatedly")
+    backend.look(job)
+    print("\n# when they are ready")
+    backend.setup(job.name)
+    backend.launch(job)
     if not keep:
         print("\n# when the job has ended")
-        place.delete(job.name)
+        backend.delete(job.name)
 
 
 def _preflight(
-    place: Place,
+    backend: Backend,
     job: Job,
     where: ConfigDict,
     flags: Sequence[str],
     calls: Calls,
     leave: threading.Event | None,
 ) -> None:
-    """Compile the job here before TPUs are asked for; not again where they are there already.
+    """Compile the job on this machine before TPUs are requested, unless it already has some.
 
     Raises:
-      UserError: the configuration is wrong. RunFailed: it would not work on this slice.
+      UserError: The configuration is wrong.
+      RunFailed: The job would not work on this slice.
     """
     starts = (Stage.ABSENT, Stage.READY, Stage.FAILED)
-    if not calls.dry_run and place.look(job).stage not in starts:
+    if not calls.dry_run and backend.look(job).stage not in starts:
         return
     command = [
         *(sys.executable, "-m", "fire_lm", "preflight", f"--slice={where.accelerator}"),
@@ -289,26 +298,26 @@ def _preflight(
         if leave is not None and leave.is_set():
             raise Preempted(f"{job.name} was not started")
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
-    told = f"{job.name}: preflight ended with exit code {code}, nothing was booked"
+    problem = f"{job.name}: preflight ended with exit code {code}, so no TPUs were requested"
     if code == 2:
-        raise UserError(f"{told}\n--no_preflight goes on without it")
+        raise UserError(f"{problem}\n--no_preflight skips it")
     if code:
-        raise RunFailed(f"{told}\n--no_preflight goes on without it")
+        raise RunFailed(f"{problem}\n--no_preflight skips it")
 
 
 _COMPILING = threading.Lock()
-_SHOW_EVERY = 10.0  # seconds; how far the arms of a local grid are
+_SHOW_EVERY = 10.0  # seconds between lines about the progress of a local grid's arms
 
 
 def experiment_flags(arguments: argparse.Namespace) -> list[str]:
-    """The flags of `fire-lm pretrain`, as they are given to the hosts.
+    """Return the flags of `fire-lm pretrain` as they are passed to the hosts.
 
     Raises:
-      UserError: an unknown flag, or a file that the image does not have.
+      UserError: A flag is unknown, or the image does not contain a file.
     """
     flags = [*_gin_flags(arguments), *arguments.rest]
     if any(flag.partition("=")[0] == "--workdir" for flag in arguments.rest):
-        raise UserError("the run directory follows from NAME and the bucket: leave --workdir out")
+        raise UserError("the run directory follows from NAME and the bucket: omit --workdir")
     cli.parse(["pretrain", *flags])
     return flags
 
@@ -323,82 +332,87 @@ def _gin_flags(arguments: argparse.Namespace) -> list[str]:
 
 
 def _in_image(path: str) -> str:
-    """A gin file's path from the top of the repository, where the hosts' commands run."""
+    """Return a gin file's path relative to the repository's root, where hosts run commands."""
     if "://" in path:
         return path
     full = Path(path).resolve()
     if not full.is_relative_to(ROOT):
         raise UserError(
-            f"--gin_file={path} is outside of {ROOT}, so that the image does not have it\n"
-            "put it under configs/, or on the bucket"
+            f"--gin_file={path} is outside of {ROOT}, so the image does not contain it\n"
+            "put it under configs/, or in the bucket"
         )
     return str(full.relative_to(ROOT))
 
 
 def check_experiment(flags: Sequence[str]) -> Config:
-    """The configuration, read as strictly as the hosts will.
+    """Return the configuration, checked as strictly as on the hosts.
 
     Raises:
-      UserError: a slip in it, or a path that still has the place of a bucket's name.
+      UserError: The configuration is wrong, or a path still has the placeholder of a bucket.
     """
-    from fire_lm.experiment import load_config  # TensorFlow comes with it, 10 s
+    from fire_lm.experiment import load_config  # imports TensorFlow, which takes 10 s
 
     parsed = cli.parse(["pretrain", *flags])
     config = load_config(parsed.gin_file, parsed.bindings, parsed.gin_search_paths, parsed.imports)
     for name, value in config.leaves("pretrain").values():
         if "YOUR_BUCKET" in str(value):
             raise UserError(
-                f"{name} = {value}: YOUR_BUCKET stands for the name of a bucket\n"
-                f"say which with --gin.{name}=gs://..."
+                f"{name} = {value}: YOUR_BUCKET is a placeholder for the name of a bucket\n"
+                f"set --gin.{name}=gs://..."
             )
     return config
 
 
 def status(arguments: argparse.Namespace) -> None:
-    """Print what is in the project and zone, and each host of NAME."""
+    """Print the resources in the project and zone, and each host of NAME."""
     where, calls = _where(arguments)
-    place = _place(where, calls)
-    rows = place.listing()
+    backend = _backend(where, calls)
+    rows = backend.listing()
     if calls.dry_run:
         if arguments.name:
-            place.hosts(check_name(arguments.name))
+            backend.hosts(check_name(arguments.name))
         return
     tables.show(rows, where, lambda folder: bucket.progress(folder, calls))
     if arguments.name:
-        for line in place.hosts(check_name(arguments.name)):
+        for line in backend.hosts(check_name(arguments.name)):
             print(line)
 
 
 def logs(arguments: argparse.Namespace) -> None:
+    """Print the output of a job on one host."""
     where, calls = _where(arguments)
     name = check_name(arguments.name)
-    _place(where, calls).logs(name, arguments.host, arguments.lines, arguments.follow)
+    _backend(where, calls).logs(name, arguments.host, arguments.lines, arguments.follow)
 
 
 def stop(arguments: argparse.Namespace) -> None:
+    """End a job after it has saved, and keep its TPUs."""
     where, calls = _where(arguments)
     name = check_name(arguments.name)
-    _place(where, calls).stop(name)
+    _backend(where, calls).stop(name)
     if not calls.dry_run:
-        print(f"{name} saves and ends; `python -m tpu delete {name}` then gives its TPUs back")
+        print(
+            f"{name} is saving and will end; `python -m tpu delete {name}` then releases its TPUs"
+        )
 
 
 def delete(arguments: argparse.Namespace) -> None:
+    """End a job and release its TPUs."""
     where, calls = _where(arguments)
     name = check_name(arguments.name)
-    told = _place(where, calls).delete(name)
+    outcome = _backend(where, calls).delete(name)
     if not calls.dry_run:
-        print(f"{name}: {told}")
+        print(f"{name}: {outcome}")
 
 
 def _where(arguments: argparse.Namespace) -> tuple[ConfigDict, Calls]:
     if not arguments.cluster:
-        raise UserError(f"{arguments.verb} needs --cluster=NAME, a file of tpu/clusters")
+        raise UserError(f"{arguments.verb} needs --cluster=NAME, a file in tpu/clusters")
     where = cluster.load(arguments.cluster, arguments.overrides)
     return where, Calls(arguments.dry_run)
 
 
-def _place(where: ConfigDict, calls: Calls) -> Place:
+def _backend(where: ConfigDict, calls: Calls) -> Backend:
     return (gke.GKE if where.gke_context else QueuedResources)(where, calls)
 
 
@@ -410,6 +424,6 @@ def _before(where: ConfigDict, calls: Calls) -> None:
             calls.read(["ssh-add", "-l"])
         except CallFailed as error:
             raise UserError(
-                "ssh-agent holds no key, and gcloud reaches several hosts with one only\n"
+                "ssh-agent holds no key, which gcloud needs to reach several hosts\n"
                 "eval $(ssh-agent) && ssh-add ~/.ssh/google_compute_engine"
             ) from error

@@ -1,7 +1,7 @@
-"""Side-by-side benchmarks; those of the model need jax, flax and optax, no gin or TensorFlow.
+"""Side-by-side benchmarks; those of the model need JAX, Flax and Optax, but no gin or TensorFlow.
 
-Nothing heavy is imported here: on a CPU the libraries must find one core when they start, so that
-they are compared at equal means and a busy machine disturbs them little.
+Nothing heavy is imported here: on a CPU the libraries must see a single core when they start, so
+that the comparison is fair and a busy machine disturbs it little.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fire_lm.errors import UserError
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """`fire-lm bench SUBJECT`: as a table and as JSON."""
+    """Run `fire-lm bench SUBJECT`, which prints a table and can write JSON."""
     with signs_of_life(f"bench {arguments.subject}"):
         SUBJECTS[arguments.subject](arguments)
 
 
 def run_data(arguments: argparse.Namespace) -> None:
-    """`fire-lm bench data`: tokens per second of each way to read; TensorFlow is needed here."""
+    """Run `fire-lm bench data`: tokens per second of each way to read; it needs TensorFlow."""
     from fire_lm.bench import data
 
     data.bench(arguments)
 
 
 def run_attention(arguments: argparse.Namespace) -> None:
-    """`fire-lm bench attention`: times and memory of the encodings."""
+    """Run `fire-lm bench attention`: times and memory of the encodings."""
     if arguments.tpu:
         compile_for_tpu(arguments)
         return
@@ -45,7 +45,7 @@ def run_attention(arguments: argparse.Namespace) -> None:
 
 
 def run_model(arguments: argparse.Namespace) -> None:
-    """`fire-lm bench model`: forward and training step of the whole model, for each encoding."""
+    """Run `fire-lm bench model`: forward pass and training step of the model, by encoding."""
     with one_core():
         from fire_lm.bench import model
 
@@ -53,7 +53,7 @@ def run_model(arguments: argparse.Namespace) -> None:
 
 
 def run_generate(arguments: argparse.Namespace) -> None:
-    """`fire-lm bench generate`: prompts read and continued, for each encoding."""
+    """Run `fire-lm bench generate`: prompts read and continued, by encoding."""
     with one_core():
         from fire_lm.bench import generation
 
@@ -61,7 +61,7 @@ def run_generate(arguments: argparse.Namespace) -> None:
 
 
 def compile_for_tpu(arguments: argparse.Namespace) -> None:
-    """Run `--tpu`: the compiler's estimates of the kernels, on any machine with libtpu."""
+    """Run `--tpu`: print the compiler's estimates of the kernels, on any machine with libtpu."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     if importlib.util.find_spec("libtpu") is None:
         raise UserError("--tpu needs the TPU's compiler: `pip install 'jax[tpu]'`")
@@ -84,10 +84,10 @@ SUBJECTS = {
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Inside, JAX has started, and on a CPU has one core."""
+    """Start JAX with a single core on a CPU, or with all cores otherwise, until the block ends."""
     cores = usable_cores()
     ask_for_one_thread()
-    # The last of the cores that we may use (`taskset` chooses): the first serves interrupts.
+    # The last of the usable cores (`taskset` chooses them), because the first serves interrupts.
     bind(set(sorted(cores)[-1:]))
     try:
         from fire_lm.bench import machine
@@ -100,7 +100,7 @@ def one_core() -> Iterator[None]:
 
 
 def usable_cores() -> set[int]:
-    """The cores that this process may use; empty where the system does not say (not Linux)."""
+    """Return the cores that this process may use, or an empty set if unknown (not Linux)."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
@@ -110,7 +110,7 @@ def ask_for_one_thread() -> None:
         os.environ[name] = "1"
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
-    # On a GPU, JAX would otherwise take most of the memory at once and leave none to a peer.
+    # By default, JAX would take most of a GPU's memory at once and leave none to a peer.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
@@ -121,12 +121,12 @@ def bind(cores: set[int]) -> None:
     for thread in os.listdir("/proc/self/task"):
         try:
             os.sched_setaffinity(int(thread), cores)
-        except ProcessLookupError:  # it has ended meanwhile
+        except ProcessLookupError:  # the thread has ended in the meantime
             pass
 
 
 def load_peer(name: str | None, module: str = "torch_peer") -> ModuleType | None:
-    """The module that builds the same model with another library."""
+    """Import the module that builds the same model with another library."""
     if name is None:
         return None
     try:
@@ -136,6 +136,6 @@ def load_peer(name: str | None, module: str = "torch_peer") -> ModuleType | None
             raise
         library = {"torch": "PyTorch"}.get(error.name, error.name)
         raise UserError(
-            f"--peer torch: {library} is not installed here: `pip install {error.name}`, or leave "
-            "--peer out"
+            f"--peer torch: {library} is not installed here: run `pip install {error.name}`, or "
+            "omit --peer"
         ) from error

@@ -1,4 +1,4 @@
-"""The arguments of benchmarks, checked before anything is measured, and their JSON output."""
+"""Checks the arguments of benchmarks before anything is measured, and writes their JSON output."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def check_json(file: str | None) -> None:
 
 
 def write_json(file: str | None, report: Any) -> None:
-    """A report, which is a dataclass; nothing if no file was asked for."""
+    """Write a report, which is a dataclass, as JSON, if a file was requested."""
     if file:
         Path(file).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n")

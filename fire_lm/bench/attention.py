@@ -1,10 +1,10 @@
 """The cost of each encoding: time and memory of two transformer blocks, side by side.
 
 The model is the real one (`models.Decoder`; two layers of `size_125m`, a vocabulary of 256), in
-float32, batch 1; training is forward, backward and plain SGD. All contestants, those of another
-library too, take turns in one process and the best of their rounds counts: whatever else a machine
-does only adds time, and a slow minute hits everyone. On a CPU the seconds are those that the
-process spent computing on its one core; on an accelerator they are wall time.
+float32 with batch size 1; training is forward, backward and plain SGD. All contestants, including
+those of another library, take turns in one process, and the best of their rounds counts: other
+activity on the machine only adds time, and a slow minute affects all of them. On a CPU the seconds
+are those that the process computed on its single core; on an accelerator they are wall time.
 
 Shapes: B batch, T positions, N heads, H head dim.
 """
@@ -45,13 +45,13 @@ DESCRIPTION = (
 
 @dataclasses.dataclass(frozen=True)
 class Contestant(Entry):
-    """Something to measure; its calls return when the work is done.
+    """A model to measure; its calls return when the work is done.
 
     Attributes:
-      logits: `[1, T, V]` of `tokens(T)`.
-      forward: the work of `logits`, which stay where they are.
-      train: one step of forward, backward and SGD.
-      temp_bytes: of forward and train, what the compiler sets aside, if it says.
+      logits: Returns the logits `[1, T, V]` of `tokens(T)`.
+      forward: Does the work of `logits`, but leaves them on the device.
+      train: Does one step of forward, backward and SGD.
+      temp_bytes: The memory that the compiler reserves for forward and train, if it reports it.
     """
 
     logits: Callable[[], np.ndarray]
@@ -61,7 +61,7 @@ class Contestant(Entry):
 
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSize = SIZE) -> Report:
-    """Measure what the command line asks for, print it, and write the JSON."""
+    """Measure what the command line requests, print it, and write the JSON."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_names(arguments.implementations, list(get_args(Implementation)), "--implementations")
     check_json(arguments.json)
@@ -75,7 +75,7 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSiz
     contestants: list[Contestant] = []
     for name in dict.fromkeys(["nope", *arguments.encodings]):
         contestants += build(name, lengths, implementations, peer, size)
-    logits = {c.key: c.logits() for c in contestants}  # before anyone trains
+    logits = {c.key: c.logits() for c in contestants}  # before any of them trains
 
     matmuls = matmul_calls(peer)
     times = race({**matmuls, **calls(contestants)}, arguments.rounds, say)
@@ -142,7 +142,7 @@ def decoder(name: str, implementation: Implementation, size: ModelSize) -> Decod
 
 
 def tokens(length: int) -> np.ndarray:
-    """Random text `[1, T]` int32, without padding (0)."""
+    """Return random text `[1, T]` int32, without padding (0)."""
     return np.random.default_rng(length).integers(1, VOCAB_SIZE, (1, length), np.int32)
 
 
@@ -152,7 +152,7 @@ def forward_logits(model: Decoder, params: Any, tokens_BT: jax.Array) -> jax.Arr
 
 
 def sgd_step(model: Decoder, params: Any, targets_BT: jax.Array) -> tuple[Any, jax.Array]:
-    """New parameters, and the mean loss in nats."""
+    """Return new parameters, and the mean loss in nats."""
     batch_size, length = targets_BT.shape
     pos_BT = model.resampling.training_positions(jax.random.key(0), batch_size, length)
 
@@ -164,9 +164,9 @@ def sgd_step(model: Decoder, params: Any, targets_BT: jax.Array) -> tuple[Any, j
 
 
 def ours(name: str, model: Decoder, state: dict[str, Any], length: int) -> Contestant:
-    """`state["params"]` are those of the encoding at every length, and trained on."""
+    """Build our contestant; `state["params"]` serve every length, and training changes them."""
     text = jnp.asarray(tokens(length))
-    # As in training, the step writes over the parameters that it was given.
+    # As in training, the step overwrites the parameters that it receives.
     jitted = (
         jax.jit(functools.partial(forward_logits, model)),
         jax.jit(functools.partial(sgd_step, model), donate_argnums=0),
@@ -187,7 +187,7 @@ def ours(name: str, model: Decoder, state: dict[str, Any], length: int) -> Conte
 
 
 def matmul_calls(peer: ModuleType | None) -> dict[str, Callable[[], object]]:
-    """A product of two square float32 matrices by each library."""
+    """Return, for each library, a call that multiplies two square float32 matrices."""
     square = jax.random.normal(jax.random.key(0), (MATMUL_SIZE, MATMUL_SIZE), jnp.float32)
     product = jax.jit(jnp.matmul)
     found: dict[str, Callable[[], object]] = {
@@ -217,7 +217,7 @@ def row_of(contestant: Contestant, times: dict[str, Times], clock: Clock) -> Row
 
 
 def against(peer: str, rows: Sequence[Row], logits: dict[str, np.ndarray]) -> Iterator[PeerRow]:
-    """Our rows that the peer has a counterpart to, divided by it."""
+    """Divide those of our rows that have a counterpart in the peer by it."""
     theirs = {(row.encoding, row.length): row for row in rows if row.library == peer}
     for row in rows:
         other = theirs.get((row.encoding, row.length))

@@ -1,8 +1,8 @@
-"""The cost of reading text, on the fly and from blocks, beside the shortest seqio pipeline.
+"""The cost of reading text, on the fly and from blocks, compared with the shortest seqio pipeline.
 
-All of them give endless shuffled batches of the same text in the same process, in turns; every turn
-opens its own and lets it fill its buffers before the clock starts, so that nobody works ahead on
-another's time. CPU seconds are those of all threads together.
+All of them yield endless shuffled batches of the same text in the same process, in turns. Each turn
+opens its own reader and lets it fill its buffers before the clock starts, so that no reader works
+ahead on another's time. CPU seconds are the sum over all threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fire_lm.data import Blocks, TextData, train_iterator, write_blocks
 
 PLAIN, ON_THE_FLY, BLOCKS = "plain seqio", "on the fly", "blocks"
 BATCH_SIZE = 16
-_WARM_UP_ROWS = 2  # shuffle buffers
+_WARM_UP_ROWS = 2  # in shuffle buffers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +36,11 @@ class Row:
     """The times of one way of reading.
 
     Attributes:
-      tokens_per_cpu_s, tokens_per_wall_s: medians of the rounds; in the best one, much
-        may have been read before the clock started.
-      x_on_the_fly: `tokens_per_cpu_s` over that of reading on the fly.
-      position_bytes, save_s: of the saved place in the data; None where there is none.
+      tokens_per_cpu_s, tokens_per_wall_s: The medians of the rounds; in the best round, much of the
+        text may have been read before the clock started.
+      x_on_the_fly: `tokens_per_cpu_s` divided by that of reading on the fly.
+      position_bytes, save_s: The size of the saved position in the data and the time to save it;
+        None for a reader that cannot save it.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Report:
 
 
 def bench(arguments: argparse.Namespace) -> Report:
-    """`fire-lm bench data`."""
+    """Run `fire-lm bench data`, and return its report."""
     from fire_lm.data.on_the_fly import tasks
 
     data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
@@ -101,7 +102,7 @@ def bench(arguments: argparse.Namespace) -> Report:
 def contestants(
     data: TextData, blocks: Blocks, length: int
 ) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
-    """Return a function for each way of reading that opens it."""
+    """Return, for each way of reading, a function that opens it."""
     from fire_lm.data.on_the_fly.seqio_baseline import plain_batches
 
     settings = {"length": length, "batch_size": BATCH_SIZE, "seed": 0}
@@ -118,7 +119,7 @@ def race(
     data: TextData,
     rounds: int,
 ) -> tuple[dict[str, Times], dict[str, tuple[int, float]]]:
-    """Times of `batches` batches, round by round, and (bytes, seconds) of saving the position."""
+    """Time `batches` batches, round by round; return also (bytes, seconds) of saving positions."""
     found = {name: Times() for name in openers}
     positions = {}
     for index in range(rounds):
@@ -138,7 +139,7 @@ def race(
                 began = time.perf_counter()
                 positions[name] = (len(opened.get_state()), time.perf_counter() - began)
             del opened, take
-            gc.collect()  # ends its threads
+            gc.collect()  # ends the reader's threads
     return found, positions
 
 
@@ -163,7 +164,7 @@ def text(report: Report) -> str:
     """Format the report: what was measured, and the table."""
     head = (
         f"{report.date}, {report.cores} cores; vocabulary {report.vocabulary}, "
-        f"{report.bytes_per_token:.2f} bytes a token; batches of {BATCH_SIZE} x {report.length}; "
+        f"{report.bytes_per_token:.2f} bytes per token; batches of {BATCH_SIZE} x {report.length}; "
         f"median of {report.rounds} rounds of {report.tokens:,} tokens"
     )
     header = ["", "Mtok/CPU s", "Mtok/wall s", "x on the fly", "position bytes", "save s"]

@@ -16,9 +16,9 @@ from fire_lm.positions.sandwich import Sandwich
 from fire_lm.positions.sinusoidal import Sinusoidal
 from fire_lm.positions.t5 import T5
 
-TRAIN_LENGTH = 2048  # the paper's; FIRE's threshold comes from it, whatever length is measured
+TRAIN_LENGTH = 2048  # the paper's; FIRE's threshold derives from it at every measured length
 
-# The encoding, and whether the layers share its parameters.
+# Each encoding, and whether the layers share its parameters.
 ENCODINGS: dict[str, tuple[Callable[..., PositionalEncoding], bool]] = {
     "nope": (NoPE, False),
     "fire": (FIRE, False),

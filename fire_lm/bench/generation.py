@@ -1,8 +1,8 @@
 """The cost of generation with each encoding, relative to NoPE: the prompt and each new token.
 
-The programs are those of `fire-lm generate` on the terminal: prefill with the first token, and a
-loop over the others, which takes over the cache of the call before. Contestants take turns in one
-process and the best round counts (rounds.py). Nothing ends a continuation.
+The programs are those of `fire-lm generate` in a terminal: prefill with the first token, and a loop
+over the others, which reuses the memory of the previous call's cache. Contestants take turns in one
+process, and the best round counts (rounds.py). No stop token ends a continuation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import optax
 from fire_lm.bench.arguments import check_json, check_names, write_json
 from fire_lm.bench.encodings import ENCODINGS
 from fire_lm.bench.machine import clock, load, machine, say
-from fire_lm.bench.model import Setting, decoder, setting_for
+from fire_lm.bench.model import Workload, decoder, workload_for
 from fire_lm.bench.one_attention import temp_bytes
 from fire_lm.bench.rounds import Times, cost, race
 from fire_lm.bench.shared_states import States
@@ -34,7 +34,7 @@ from fire_lm.results.bench_times import Cost, Machine
 
 
 class Asked(NamedTuple):
-    """Prompts that are read and continued together, and tokens of each after the first."""
+    """The number of prompts that are read and continued together, and of new tokens for each."""
 
     batch: int
     new_tokens: int
@@ -45,9 +45,9 @@ class Row:
     """The times of one encoding after a prompt of `length` tokens.
 
     Attributes:
-      prefill: reading all prompts, and the first token of each.
-      token: one further token of each.
-      cache_bytes: keys and values of prompts and new tokens.
+      prefill: The cost of reading all prompts and generating the first token of each.
+      token: The cost of one further token of each prompt.
+      cache_bytes: The bytes of keys and values of prompts and new tokens.
     """
 
     encoding: str
@@ -59,8 +59,8 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class PeerRow:
-    """Our seconds over the peer's, of prefill and of a further token; and how many of its greedy
-    tokens are ours, of all that were generated."""
+    """A comparison with the peer: our seconds divided by its seconds, for prefill and for a further
+    token, and how many of all its greedy tokens equal ours."""
 
     encoding: str
     length: int
@@ -75,10 +75,10 @@ class GenerationTimes:
     """The results of `fire-lm bench generate`.
 
     Attributes:
-      model: size, dtype and what is measured, in words.
-      left_out: encodings and lengths that could not be measured, each with the reason.
-      peer: the other library, with its version; empty if there was none.
-      peers: ours beside it, on a CPU.
+      model: A description of the size, the dtype and what is measured.
+      left_out: The encodings and lengths that could not be measured, each with the reason.
+      peer: The other library with its version; "" if there was none.
+      peers: The comparisons with the peer, on a CPU.
     """
 
     machine: Machine
@@ -96,9 +96,9 @@ class Contestant:
     """An encoding to measure; its calls return when the work is done.
 
     Attributes:
-      temp_bytes: of prefill and tokens.
-      generated: the ids of all new tokens, `[B, T]`.
-      peer: calls of the peer: prefill with one token, and with all of them.
+      temp_bytes: The temporary memory of prefill and of the loop over tokens.
+      generated: Returns the ids of all new tokens, `[B, T]`.
+      peer: The calls of the peer: prefill with one token, and with all tokens.
     """
 
     encoding: str
@@ -122,27 +122,28 @@ class Contestant:
 
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> GenerationTimes:
-    """Measure what the command line asks for, print it, and write the JSON."""
+    """Measure what the command line requests, print it, and write the JSON."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:
         raise UserError("--lengths: name at least one, such as 2048")
     if arguments.new_tokens < 2:
-        raise UserError("--new_tokens: the first comes with the prompt, name 2 or more")
+        raise UserError("--new_tokens: the first one comes with the prompt, so name 2 or more")
     load_before = load()
-    setting = setting_for(arguments.size, None)
+    workload = workload_for(arguments.size, None)
+    size = workload.size
     asked = Asked(arguments.batch_size, arguments.new_tokens)
     left_out: list[str] = []
     contestants = list(
-        build(arguments.encodings, arguments.lengths, setting, asked, left_out, peer)
+        build(arguments.encodings, arguments.lengths, workload, asked, left_out, peer)
     )
     calls = {name: call for each in contestants for name, call in each.calls().items()}
     times = race(calls, arguments.rounds, say)
     report = GenerationTimes(
         machine=machine(load_before, {}),
         model=(
-            f"{arguments.size}: {setting.size.num_layers} layers, {setting.size.hidden_size} wide, "
-            f"{setting.size.num_heads} heads, vocabulary of {setting.vocab_size:,}; {setting.dtype}"
+            f"{arguments.size}: {size.num_layers} layers, {size.hidden_size} wide, "
+            f"{size.num_heads} heads, vocabulary of {workload.vocab_size:,}; {workload.dtype}"
         ),
         batch=asked.batch,
         new_tokens=asked.new_tokens,
@@ -159,16 +160,16 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> Gene
 def build(
     encodings: list[str],
     lengths: list[int],
-    setting: Setting,
+    workload: Workload,
     asked: Asked,
     left_out: list[str],
     peer: ModuleType | None,
 ) -> Iterator[Contestant]:
-    """Length by length, NoPE first; what a length is too long for goes to `left_out`."""
-    states = States(optax.identity(), setting.mesh)  # without moments: parameters alone
+    """Build contestants by length, NoPE first; what a length is too long for goes to `left_out`."""
+    states = States(optax.identity(), workload.mesh)  # no optimizer moments, only parameters
     for length in dict.fromkeys(lengths):
         for name in dict.fromkeys(["nope", *encodings]):
-            model = decoder(name, setting)
+            model = decoder(name, workload)
             context = length + asked.new_tokens
             try:
                 check_context(model, context, context)
@@ -177,23 +178,23 @@ def build(
                 continue
             say(f"compiling {name} {length}")
             states.add(name, model)
-            yield contestant(name, states.of(name).params, length, setting, asked, peer)
+            yield contestant(name, states.of(name).params, length, workload, asked, peer)
 
 
 def contestant(
     name: str,
     params: Any,
     length: int,
-    setting: Setting,
+    workload: Workload,
     asked: Asked,
     peer: ModuleType | None,
 ) -> Contestant:
-    model, (batch, new_tokens) = decoder(name, setting), asked
+    model, (batch, new_tokens) = decoder(name, workload), asked
     context = length + new_tokens
     call = call_for(model, Greedy(), new_tokens, (), context, None)
     rng = np.random.default_rng(length)
     inputs = Inputs(
-        jnp.asarray(rng.integers(1, setting.vocab_size, (batch, length), np.int32)),
+        jnp.asarray(rng.integers(1, workload.vocab_size, (batch, length), np.int32)),
         jnp.full(batch, length, jnp.int32),
         jax.random.key_data(jax.random.split(jax.random.key(0), batch)),
         model.resampling.evaluation_positions(context)[0],
@@ -205,7 +206,7 @@ def contestant(
 
     def tokens() -> None:
         nonlocal state
-        again = state._replace(step=jnp.int32(0))  # what was written is not seen, and overwritten
+        again = state._replace(step=jnp.int32(0))  # old tokens are not seen, and are overwritten
         state = jax.block_until_ready(loop(params, inputs, again, new_tokens))
 
     twin = None
@@ -239,7 +240,7 @@ def row_of(entry: Contestant, times: dict[str, Times], new_tokens: int) -> Row:
 
 
 def beside(entry: Contestant, times: dict[str, Times], new_tokens: int) -> PeerRow:
-    """Compare with the peer, whose time of a token is that of all tokens after the first."""
+    """Compare with the peer, whose time per token is that of all tokens after the first."""
     assert entry.peer is not None
     prefill, tokens, first, all_of_them = (
         min(times[f"{entry.encoding} {entry.length} {what}"].of(clock()))
@@ -268,10 +269,10 @@ def text(report: GenerationTimes) -> str:
     ]
     notes = [
         f"Milliseconds of {report.machine.clock} time on one device, least of "
-        f"{len(report.rows[0].token.rounds_s)} interleaved rounds; max/min: their spread of a "
-        f"token; {report.batch} at a time, {report.new_tokens} new tokens; temp: of the loop over "
-        "new tokens, beside the cache.",
-        *(f"left out: {reason}" for reason in report.left_out),
+        f"{len(report.rows[0].token.rounds_s)} interleaved rounds; max/min: their spread for a "
+        f"token; {report.batch} at a time, {report.new_tokens} new tokens; temp: temporary memory "
+        "of the loop over new tokens, besides the cache.",
+        *(f"skipped: {reason}" for reason in report.left_out),
     ]
     parts = [machine_text(report.machine), report.model, columns(header, cells, 1)]
     if report.peers:

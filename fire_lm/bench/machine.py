@@ -1,4 +1,4 @@
-"""The description of the machine that a benchmark runs on. Starts JAX."""
+"""Describes the machine on which a benchmark runs; starts JAX."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def on_cpu() -> bool:
 
 
 def clock() -> Clock:
-    """The clock: on a CPU, the seconds that the process computed; elsewhere, wall time."""
+    """Return the clock: on a CPU, the seconds that the process computed; elsewhere, wall time."""
     return "CPU" if jax.default_backend() == "cpu" else "wall"
 
 
 def say(text: str) -> None:
-    """Progress, apart from the table."""
+    """Print progress to stderr, separate from the table."""
     print(text, file=sys.stderr, flush=True)
 
 
 def load() -> float:
-    """Before the start, since what is measured is load too."""
+    """Return the load before the start, because the benchmark itself is load too."""
     return os.getloadavg()[0]
 
 
 def machine(load: float, versions: Mapping[str, str]) -> Machine:
-    """`versions`: of libraries beside Python and JAX."""
+    """Return the description; `versions` are those of libraries other than Python and JAX."""
     device = jax.devices()[0]
     return Machine(
         date=datetime.date.today().isoformat(),
@@ -51,7 +51,7 @@ def machine(load: float, versions: Mapping[str, str]) -> Machine:
 
 
 def cpu_model() -> str:
-    """The CPU's name by Linux, else by Python."""
+    """Return the CPU's name from Linux, or otherwise from Python."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,10 +1,11 @@
 """The cost of each encoding in the whole model: forward pass and training step (Fig. 5).
 
-The programs are the ones that run elsewhere: what a length sweep scores a batch with, logits and
-the loss of each token, and the step of `pretrain`, forward, backward and AdamW, both on one device.
-Every length has as many tokens in its batch, as long as a sequence fits into it. Contestants take
-turns in one process and the best round counts (rounds.py). Fig. 5 of the paper is forward alone,
-the base model at length 2048, as a mean of 10 runs on 4 TPUv2 chips: `--protocol=paper`.
+The programs are those used elsewhere: scoring a batch in a length sweep (logits and the loss of
+each token), and the step of `pretrain` (forward, backward and AdamW), both on one device. Every
+length has the same number of tokens in its batch, as long as a sequence fits into it. Contestants
+take turns in one process, and the best round counts (rounds.py). Fig. 5 of the paper measures only
+the forward pass, of the base model at length 2048, as a mean of 10 runs on 4 TPUv2 chips:
+`--protocol=paper`.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from fire_lm.models import Decoder, ModelSize, build_decoder, size_125m, size_35
 from fire_lm.results.bench_times import MODEL, ModelRow, ModelTimes
 from fire_lm.training import AdamW, Spikes, compile_training, model_flops_per_token
 
-# With the vocabularies of configs/data: bytes, and that of C4.
+# With the vocabularies of configs/data: bytes, and C4's.
 SIZES: dict[str, tuple[Callable[[], ModelSize], int]] = {
     "tiny": (size_tiny, 384),
     "125m": (size_125m, 32_128),
     "350m": (size_350m, 32_128),
 }
-TRAIN_STEPS = 600_000  # of the paper; the learning rate stays near zero
+TRAIN_STEPS = 600_000  # the paper's; the learning rate stays near zero
 TOKENS, TOKENS_ON_CPU = 8192, 2048
 DESCRIPTION = (
     "{name}: {size.num_layers} layers in a loop, {size.hidden_size} wide, {size.num_heads} heads "
@@ -49,8 +50,8 @@ DESCRIPTION = (
 )
 
 
-class Setting(NamedTuple):
-    """The settings that all contestants share."""
+class Workload(NamedTuple):
+    """What all contestants share."""
 
     size: ModelSize
     vocab_size: int
@@ -65,8 +66,8 @@ class Contestant:
     """An encoding at a length; its calls return when the work is done.
 
     Attributes:
-      flops_per_token: of training, by the convention.
-      temp_bytes: of forward and train, what the compiler sets aside, if it says.
+      flops_per_token: The FLOPs of training, by the convention.
+      temp_bytes: The memory that the compiler reserves for forward and train, if it reports it.
     """
 
     encoding: str
@@ -80,53 +81,53 @@ class Contestant:
 
 
 def bench(arguments: argparse.Namespace) -> ModelTimes:
-    """Measure what the command line asks for, print it, and write the JSON."""
+    """Measure what the command line requests, print it, and write the JSON."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:
         raise UserError("--lengths: name at least one, such as 2048")
     load_before = load()
-    setting = setting_for(arguments.size, arguments.tokens_per_batch, arguments.protocol)
+    workload = workload_for(arguments.size, arguments.tokens_per_batch, arguments.protocol)
     left_out: list[str] = []
     try:
-        contestants = list(build(arguments.encodings, arguments.lengths, setting, left_out))
+        contestants = list(build(arguments.encodings, arguments.lengths, workload, left_out))
         times = race(calls(contestants), arguments.rounds, say)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise RunFailed(
             "the memory of the device is too small for this: lower --tokens_per_batch "
-            f"({setting.tokens_per_batch}), or the longest of --lengths"
+            f"({workload.tokens_per_batch}), or the longest of --lengths"
         ) from error
     report = ModelTimes(
         benchmark=MODEL,
         machine=machine(load_before, {}),
         size=arguments.size,
-        vocab_size=setting.vocab_size,
-        dtype=setting.dtype,
-        tokens_per_batch=setting.tokens_per_batch,
-        model=DESCRIPTION.format(name=arguments.size, **setting._asdict()),
+        vocab_size=workload.vocab_size,
+        dtype=workload.dtype,
+        tokens_per_batch=workload.tokens_per_batch,
+        model=DESCRIPTION.format(name=arguments.size, **workload._asdict()),
         flops_convention=FLOPS_CONVENTION,
-        rows=[row_of(contestant, times, setting) for contestant in contestants],
+        rows=[row_of(contestant, times, workload) for contestant in contestants],
         left_out=left_out,
-        protocol=setting.protocol,
-        devices=setting.mesh.size,
+        protocol=workload.protocol,
+        devices=workload.mesh.size,
     )
     print(tables.model_text(report))
     write_json(arguments.json, report)
     return report
 
 
-def setting_for(name: str, tokens_per_batch: int | None, protocol: Protocol = "best") -> Setting:
-    """`tokens_per_batch` are of each device."""
+def workload_for(name: str, tokens_per_batch: int | None, protocol: Protocol = "best") -> Workload:
+    """Return what all contestants share; `tokens_per_batch` are per device."""
     on_cpu = jax.default_backend() == "cpu"
     size, vocab_size = SIZES[name]
     devices = jax.local_devices() if protocol == "paper" else jax.local_devices()[:1]
     tokens = tokens_per_batch or (TOKENS_ON_CPU if on_cpu else TOKENS)
-    return Setting(
+    return Workload(
         size(),
         vocab_size,
-        "float32" if on_cpu else "bfloat16",  # CPUs have no quick bfloat16
+        "float32" if on_cpu else "bfloat16",  # CPUs have no fast bfloat16
         tokens * len(devices),
         sharding.mesh_of((len(devices), 1, 1), devices),
         protocol,
@@ -134,14 +135,14 @@ def setting_for(name: str, tokens_per_batch: int | None, protocol: Protocol = "b
 
 
 def build(
-    encodings: Sequence[str], lengths: Sequence[int], setting: Setting, left_out: list[str]
+    encodings: Sequence[str], lengths: Sequence[int], workload: Workload, left_out: list[str]
 ) -> Iterator[Contestant]:
-    """Length by length, NoPE first; what a length is too long for goes to `left_out`."""
+    """Build contestants by length, NoPE first; what a length is too long for goes to `left_out`."""
     optimizer = AdamW().build(TRAIN_STEPS)
-    states = States(optimizer, setting.mesh)
+    states = States(optimizer, workload.mesh)
     for length in dict.fromkeys(lengths):
         for name in dict.fromkeys(["nope", *encodings]):
-            model = decoder(name, setting)
+            model = decoder(name, workload)
             try:
                 model.encodings[0].check_length(length, length)
             except UserError as error:
@@ -149,25 +150,25 @@ def build(
                 continue
             say(f"compiling {name} {length}")
             states.add(name, model)
-            yield contestant(name, model, length, setting, states)
+            yield contestant(name, model, length, workload, states)
 
 
-def decoder(name: str, setting: Setting) -> Decoder:
+def decoder(name: str, workload: Workload) -> Decoder:
     encoding, shared = ENCODINGS[name]
     return build_decoder(
-        setting.size,
+        workload.size,
         encoding,
-        setting.vocab_size,
+        workload.vocab_size,
         TRAIN_LENGTH,
-        dtype=setting.dtype,
+        dtype=workload.dtype,
         share_position=shared,
     )
 
 
 def contestant(
-    name: str, model: Decoder, length: int, setting: Setting, states: States
+    name: str, model: Decoder, length: int, workload: Workload, states: States
 ) -> Contestant:
-    mesh, tokens = setting.mesh, setting.tokens_per_batch
+    mesh, tokens = workload.mesh, workload.tokens_per_batch
     batch_size = sequences_at_a_time(length, tokens, mesh)
     forward = compile_scoring(model, mesh, packed=False, length=length, tokens_per_batch=tokens)
     train = compile_training(
@@ -181,7 +182,7 @@ def contestant(
         spikes=Spikes(),
     )
     shape = (batch_size, length)
-    text = np.random.default_rng(length).integers(1, setting.vocab_size, shape, np.int32)
+    text = np.random.default_rng(length).integers(1, workload.vocab_size, shape, np.int32)
     batch = sharding.put_batch({"targets": text, "weights": np.ones(shape, np.int8)}, mesh)
 
     def update() -> None:
@@ -208,14 +209,14 @@ def calls(contestants: Sequence[Contestant]) -> dict[str, Callable[[], object]]:
     }
 
 
-def row_of(entry: Contestant, times: dict[str, Times], setting: Setting) -> ModelRow:
+def row_of(entry: Contestant, times: dict[str, Times], workload: Workload) -> ModelRow:
     forward, train = (
         cost(
             times[f"{entry.encoding} {entry.length} {what}"],
             times[f"nope {entry.length} {what}"],
             clock(),
             temp_bytes,
-            setting.protocol,
+            workload.protocol,
         )
         for what, temp_bytes in zip(("forward", "train"), entry.temp_bytes, strict=True)
     )
@@ -226,12 +227,12 @@ def row_of(entry: Contestant, times: dict[str, Times], setting: Setting) -> Mode
         train=train,
         tokens_per_second=rate,
         mfu=utilisation(
-            rate / setting.mesh.size, entry.flops_per_token, jax.devices()[0].device_kind
+            rate / workload.mesh.size, entry.flops_per_token, jax.devices()[0].device_kind
         ),
     )
 
 
 def utilisation(tokens_per_second: float, flops_per_token: float, device_kind: str) -> float | None:
-    """MFU of one device, or None where its peak is not known."""
+    """Return the MFU of one device, or None if its peak is unknown."""
     peak = peak_flops(device_kind)
     return None if peak is None else tokens_per_second * flops_per_token / peak

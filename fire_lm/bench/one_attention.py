@@ -1,4 +1,4 @@
-"""Memory and accuracy of a single attention with FIRE's bias, against `dense`.
+"""Memory and accuracy of a single attention with FIRE's bias, compared with `dense`.
 
 Shapes: B batch, T positions, N heads, H head dim.
 """
@@ -20,7 +20,7 @@ from fire_lm.positions.base import Params
 from fire_lm.positions.fire import FIRE
 from fire_lm.positions.resampling import Resampling
 
-# Where accuracy is measured: positions on both sides of the threshold, and `dense` still fits.
+# Accuracy is measured here: positions lie on both sides of the threshold, and `dense` still fits.
 ACCURACY_LENGTH = 1024
 
 Call = Callable[..., Any]
@@ -32,7 +32,7 @@ def memory(
     size: ModelSize,
     say: Callable[[str], None],
 ) -> Iterator[MemoryRow]:
-    """Measure the compiled memory of forward and gradient; nothing is run."""
+    """Measure the compiled memory of forward and gradient without running them."""
     last: tuple[int | None, int | None] = (None, None)
     for length in sorted(set(lengths)):
         say(f"compiling one FIRE attention {implementation} {length}")
@@ -50,7 +50,7 @@ def memory(
 
 
 def accuracy(implementation: Implementation, size: ModelSize) -> AccuracyRow:
-    """Compare an implementation with `dense` on the same random inputs, float32."""
+    """Compare an implementation with `dense` on the same random inputs in float32."""
     inputs = _inputs(ACCURACY_LENGTH, size)
     (out, gradients), (dense_out, dense_gradients) = (
         tuple(jax.jit(call)(*inputs) for call in _calls(ACCURACY_LENGTH, name, size))
@@ -60,19 +60,19 @@ def accuracy(implementation: Implementation, size: ModelSize) -> AccuracyRow:
         implementation,
         ACCURACY_LENGTH,
         output_error=_relative_error(out, dense_out),
-        # Not Python's `max`, which would lose a NaN.
+        # Python's own `max` would lose a NaN.
         gradient_error=float(np.max(list(map(_relative_error, gradients, dense_gradients)))),
     )
 
 
 def temp_bytes(compiled: jax.stages.Compiled) -> int | None:
-    """Memory that a call takes beside its arguments and results."""
+    """Return the memory that a call takes besides its arguments and results."""
     memory = compiled.memory_analysis()
     return None if memory is None else memory.temp_size_in_bytes
 
 
 def _relative_error(found: Any, expected: Any) -> float:
-    """Length of the difference over that of what is expected, a tree taken as one vector."""
+    """Return |difference| / |expected|, where each tree counts as one vector."""
 
     def length(tree: Any) -> float:
         return float(jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree))))
@@ -85,7 +85,7 @@ def _fire(size: ModelSize) -> FIRE:
 
 
 def _inputs(length: int, size: ModelSize) -> tuple[Any, ...]:
-    """A gradient `[1, T, N, H]` of the output, FIRE's parameters, and q, k, v."""
+    """Return a gradient `[1, T, N, H]` of the output, FIRE's parameters, and q, k, v."""
     rng, *rngs = jax.random.split(jax.random.key(0), 5)
     shape = (1, length, size.num_heads, size.head_dim)
     d_out, *qkv = (jax.random.normal(key, shape) for key in rngs)
@@ -93,7 +93,7 @@ def _inputs(length: int, size: ModelSize) -> tuple[Any, ...]:
 
 
 def _calls(length: int, implementation: Implementation, size: ModelSize) -> tuple[Call, Call]:
-    """The output for `_inputs`; its gradients to FIRE's parameters, queries, keys and values."""
+    """Return the output for `_inputs`, and its gradients by FIRE's parameters, q, k and v."""
     fire = _fire(size)
 
     def forward(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Calls timed in turns, so that whatever else the machine does hits all of them alike."""
+"""Times calls in turns, so that other activity on the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fire_lm.results.bench_times import Cost
 
 Clock = Literal["CPU", "wall"]
 Protocol = Literal["best", "paper"]  # the least of the rounds, or their mean
-# A shorter call is repeated within its turn: clocks tick, and interrupts cost the same.
+# A shorter call is repeated within its turn: clocks are coarse, and interrupts have a fixed cost.
 SHORTEST_SECONDS = 0.2
 
 
 @dataclasses.dataclass
 class Times:
-    """Seconds per call, one entry a round: of computing by the whole process, and by the wall."""
+    """Seconds per call, one entry per round: CPU time of the whole process, and wall time."""
 
     cpu_s: list[float] = dataclasses.field(default_factory=list)
     wall_s: list[float] = dataclasses.field(default_factory=list)
@@ -29,16 +29,16 @@ class Times:
         return self.cpu_s if clock == "CPU" else self.wall_s
 
     def per(self, count: int) -> Times:
-        """The times of one of `count` equal parts of a call."""
+        """Return the times of one of `count` equal parts of a call."""
         return Times([s / count for s in self.cpu_s], [s / count for s in self.wall_s])
 
 
 def race(
     calls: dict[str, Callable[[], object]], rounds: int, say: Callable[[str], None]
 ) -> dict[str, Times]:
-    """Time every call once a round, after one turn that does not count.
+    """Time every call once per round, after one turn that does not count.
 
-    Every other round goes backwards, so that a machine that slowly warms up favours nobody.
+    Every other round runs in reverse order, so that a slowly warming machine favours no call.
     """
     repeats, rounds_s = {}, 0.0
     for name, call in calls.items():
@@ -58,7 +58,7 @@ def race(
 
 
 def timed(call: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """CPU and wall seconds per call."""
+    """Return CPU and wall seconds per call."""
     cpu, wall = time.process_time(), time.perf_counter()
     for _ in range(repeats):
         call()
@@ -68,7 +68,7 @@ def timed(call: Callable[[], object], repeats: int) -> tuple[float, float]:
 def cost(
     own: Times, nope: Times, clock: Clock, temp_bytes: int | None, protocol: Protocol = "best"
 ) -> Cost:
-    """The best round counts, because whatever else a machine does only adds time; or the mean."""
+    """Return the cost by the best round, as other activity only adds time, or by the mean."""
     rounds_s = own.of(clock)
     of_rounds = fmean if protocol == "paper" else min
     return Cost(

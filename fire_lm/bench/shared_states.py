@@ -1,7 +1,7 @@
-"""Training states of many encodings in the memory of little more than one.
+"""Training states of many encodings in little more memory than one needs.
 
-They differ in what the encoding learns alone, which is small. Of all other arrays, which would be
-gigabytes for each, there is one copy, which the next contestant trains on.
+They differ only in what the encoding learns, which is small. All other arrays, which would take
+gigabytes for each, exist in a single copy, on which the next contestant continues to train.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fire_lm.training.step import TrainState, init_state
 
 
 class States:
-    """Training states by the name of the encoding, in which alone the models differ."""
+    """Training states by the name of the encoding, the only part in which the models differ."""
 
     def __init__(self, optimizer: optax.GradientTransformation, mesh: Mesh):
         self.optimizer = optimizer
@@ -29,7 +29,7 @@ class States:
         self._layouts: dict[str, tuple[list[str], Any]] = {}
 
     def add(self, name: str, model: Decoder) -> None:
-        """A fresh state, as far as no other has its arrays; nothing if `name` has one."""
+        """Add fresh arrays where no other state has them; do nothing if `name` is present."""
         if name in self._layouts:
             return
         like = sharding.with_shardings(abstract_state(model, self.optimizer), self._mesh)
@@ -54,7 +54,7 @@ class States:
         return state
 
     def replace(self, name: str, state: TrainState) -> None:
-        """After a step, which took the memory of the old one."""
+        """Store the state after a step, which reused the memory of the old one."""
         keys, _ = self._layouts[name]
         self._arrays.update(zip(keys, jax.tree.leaves(state), strict=True))
 

@@ -1,4 +1,4 @@
-"""The results of benchmarks as values and as plain text. Only units are computed here."""
+"""The results of benchmarks as values and as plain text; only units are converted here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fire_lm.results.bench_times import (
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Who is measured, at how many tokens; `implementation` is that of attention."""
+    """What is measured, at how many tokens; `implementation` is that of attention."""
 
     library: str
     encoding: str
@@ -36,7 +36,7 @@ class Row(Entry):
 
 @dataclasses.dataclass(frozen=True)
 class PeerRow:
-    """Ours over the peer's seconds; their logits' largest difference shows that both are right."""
+    """Our seconds over the peer's; the logits' largest difference shows that the models agree."""
 
     peer: str
     encoding: str
@@ -49,7 +49,7 @@ class PeerRow:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryRow:
-    """Temporary bytes of one FIRE attention; growth against the row before, if there is one."""
+    """Temporary bytes of one FIRE attention, and their growth over the previous row, if any."""
 
     implementation: str
     length: int
@@ -61,8 +61,8 @@ class MemoryRow:
 
 @dataclasses.dataclass(frozen=True)
 class AccuracyRow:
-    """One FIRE attention against `dense`, relative: its output, and the worst of the gradients by
-    queries, keys, values and FIRE's parameters."""
+    """The relative errors of one FIRE attention against `dense`: that of its output, and the worst
+    among the gradients by queries, keys, values and FIRE's parameters."""
 
     implementation: str
     length: int
@@ -75,7 +75,8 @@ class Report:
     """The results of `fire-lm bench attention`.
 
     Attributes:
-      matmul_gflops: speed of each library's float32 product of square matrices of `matmul_size`.
+      matmul_gflops: The speed of each library's float32 product of square matrices of
+        `matmul_size`.
     """
 
     description: str
@@ -89,7 +90,7 @@ class Report:
 
 
 def text(report: Report) -> str:
-    """The whole report, tables in columns."""
+    """Format the whole report, with tables in columns."""
     speeds = ", ".join(f"{name} {speed:.0f}" for name, speed in report.matmul_gflops.items())
     matmul = " x ".join([str(report.matmul_size)] * 3)
     parts = [f"{machine_text(report.machine)}\nfloat32 matmul {matmul}, GFLOP/s: {speeds}"]
@@ -105,18 +106,18 @@ def text(report: Report) -> str:
 
 
 def model_text(report: ModelTimes) -> str:
-    """A table a length, and what the numbers are."""
+    """Format one table per length, and a description of the numbers."""
     parts = [machine_text(report.machine), report.model]
     for length, rows in itertools.groupby(report.rows, key=lambda row: row.length):
         parts.append(_model_times(length, list(rows)))
     devices = "one device" if report.devices == 1 else f"{report.devices} devices"
     notes = [
         f"Milliseconds of {report.machine.clock} time on {devices}, {report.statistic}, "
-        "interleaved; max/min: their spread in training; tokens/s: of training."
+        "interleaved; max/min: their spread in training; tokens/s: those of training."
     ]
     if any(row.mfu is not None for row in report.rows):
-        notes.append(f"MFU: FLOPs of a token = {report.flops_convention}.")
-    notes += [f"left out: {reason}" for reason in report.left_out]
+        notes.append(f"MFU: FLOPs per token = {report.flops_convention}.")
+    notes += [f"skipped: {reason}" for reason in report.left_out]
     return "\n\n".join([*parts, "\n".join(notes)])
 
 
@@ -208,7 +209,7 @@ def _growth(factor: float | None) -> str:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """The first `words` columns are words and start at the left, the others are numbers."""
+    """Format columns: the first `words` are left-aligned text, the others are numbers."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [
         "  ".join(

@@ -1,9 +1,9 @@
-"""The same two blocks in PyTorch, as its users would write them: what ours stands against.
+"""The same two blocks in PyTorch, as its users would write them, for comparison with ours.
 
-Pre-norm blocks with queries, keys and values from one product, and PyTorch's own fused attention
-(scaled_dot_product_attention): told that it is causal where there is no bias, and given the bias
-as its float mask for FIRE. FIRE is written from the formula (Eq. 4 of the paper) as Appendix E
-writes it, for all pairs of positions at once, with one hidden layer or two, in each layer anew.
+They are pre-norm blocks with queries, keys and values from one product, and PyTorch's own fused
+attention (scaled_dot_product_attention): in its causal mode where there is no bias, and with the
+bias as its float mask for FIRE. FIRE follows the formula (Eq. 4 of the paper) as Appendix E writes
+it, for all pairs of positions at once, with one or two hidden layers, computed in every layer.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def start(backend: str) -> None:
     if backend != "cpu":
         if not torch.cuda.is_available():
             raise UserError(
-                f"--peer torch: PyTorch has no device here beside JAX's {backend}: leave --peer "
-                "out, or set JAX_PLATFORMS=cpu to compare on the CPU"
+                f"--peer torch: PyTorch has no device here to match JAX's {backend}: omit --peer, "
+                "or set JAX_PLATFORMS=cpu to compare on the CPU"
             )
         torch.set_default_device("cuda")
 
 
 def finish() -> None:
-    """Wait for the device."""
+    """Wait until the device has finished."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -73,12 +73,12 @@ class Attention(nn.Module):
         return self.out(self.mix(q, k, v).transpose(1, 2).flatten(2))
 
     def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """All `[B, N, T, H]`."""
+        """Attend; all arrays are `[B, N, T, H]`."""
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class RotaryAttention(Attention):
-    """Attention with RoPE, whose pairs are made of the two halves of a head; the base is 10,000."""
+    """Attention with RoPE, whose pairs join the two halves of a head; the base is 10,000."""
 
     def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         length, width = q.shape[-2:]
@@ -114,7 +114,7 @@ class FireAttention(Attention):
         self.init_L, self.epsilon = init_L, epsilon
 
     def bias(self, length: int) -> torch.Tensor:
-        """`[1, N, T, T]`; a key after the query gets the bias of its mirror image."""
+        """Return the bias `[1, N, T, T]`; a key after the query gets that of its mirror image."""
         position = torch.arange(length, dtype=torch.float32)
         threshold = (self.L_multiplier * self.init_L).abs()
         scale = (self.c * torch.maximum(position, threshold)).abs().log1p() + self.epsilon
@@ -129,7 +129,7 @@ class FireAttention(Attention):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-# By the names of `attention.ENCODINGS`.
+# Keyed by the names of `attention.ENCODINGS`.
 ATTENTIONS: dict[str, Callable[[ModelSize], Attention]] = {
     "nope": Attention,
     "rope": RotaryAttention,
@@ -156,7 +156,7 @@ class Block(nn.Module):
 
 
 class TorchDecoder(nn.Module):
-    """Tokens `[B, T]` to logits `[B, T, V]`; the head is the embedding."""
+    """A decoder from tokens `[B, T]` to logits `[B, T, V]`; the head is the embedding."""
 
     def __init__(self, name: str, size: ModelSize, vocab_size: int):
         super().__init__()
@@ -178,7 +178,7 @@ class Peer:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
 
     def load(self, params: dict[str, Any]) -> None:
-        """Take the weights of our decoder: numpy arrays, the layers stacked."""
+        """Load the weights of our decoder: NumPy arrays with stacked layers."""
         state = {
             name: torch.tensor(array, dtype=torch.float32)
             for name, array in torch_state(params).items()

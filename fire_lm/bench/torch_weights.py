@@ -1,4 +1,4 @@
-"""Our weights under the names and in the shapes of the peer in PyTorch; needs no PyTorch."""
+"""Our weights under the names and in the shapes of the PyTorch peer; needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 
 def torch_state(params: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Our decoder's tree of parameters as a state dict of `torch_peer.TorchDecoder`.
+    """Return our decoder's tree of parameters as a state dict of `torch_peer.TorchDecoder`.
 
-    Ours has kernels with the inputs first, and the heads and layers as axes of their own.
+    Our kernels have the inputs first, and the heads and layers as separate axes.
     """
     layers = params["layers"]
     state = {
@@ -32,7 +32,7 @@ def torch_state(params: dict[str, Any]) -> dict[str, np.ndarray]:
         }
         position = layers.get("position", {})
         for name, dense in position.get("mlp", {}).items():
-            place = 2 * int(name.removeprefix("dense_"))  # the activations count too
+            place = 2 * int(name.removeprefix("dense_"))  # the activations are numbered too
             linears[f"attention.mlp.{place}"] = _linear(dense, index)
         for name, (weight, bias) in linears.items():
             state |= {f"{block}.{name}.weight": weight, f"{block}.{name}.bias": bias}
@@ -43,6 +43,6 @@ def torch_state(params: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _linear(layer: dict[str, Any], index: int) -> tuple[np.ndarray, np.ndarray]:
-    """Weight `[outputs, inputs]` and bias `[outputs]` of a layer in our stack."""
+    """Return the weight `[outputs, inputs]` and bias `[outputs]` of a layer in our stack."""
     kernel, bias = np.asarray(layer["kernel"][index]), np.asarray(layer["bias"][index])
     return kernel.reshape(-1, bias.size).T, bias.reshape(-1)

@@ -1,9 +1,10 @@
-"""The compiler's estimates of the attention kernels. Nothing is run; no TPU is needed.
+"""The compiler's estimates of the attention kernels; nothing is run, and no TPU is needed.
 
-Bundles of the final schedule (`bench/bundles.py`) times how often each is run over the whole causal
-grid, for one head: once for each step of the grid, each sequence of a block, and each number of
-kinks that a part of a tile can meet, counted from FIRE's parameters. Forward and backward pass of
-one attention with 12 heads of 64, bfloat16. Work of XLA around the kernels is not in it.
+The estimate is the bundles of the final schedule (`preflight/bundles.py`) times how often each runs
+over the whole causal grid, for one head: once for each step of the grid, each sequence of a block,
+and each number of kinks that a part of a tile can meet, counted from FIRE's parameters. It covers
+the forward and backward pass of one attention with 12 heads of 64 in bfloat16, without XLA's work
+around the kernels.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from fire_lm.preflight.bundles import Stretch
 from fire_lm.preflight.kernels import cycles, live_segments
 
 HEADS, WIDTH, TRAIN_LENGTH = 12, 64, 2048
-SETTINGS = ((8, 2048), (8, 8192), (2, 2048))
+SHAPES = ((8, 2048), (8, 8192), (2, 2048))
 MEMORY_LENGTHS = (8192, 32768)
 KERNELS: tuple[tuple[str, Order], ...] = (("forward", "by_query"), ("backward", "by_key"))
-# Draws of FIRE's MLP, of which the one with the most kinks stands for a trained one.
+# The number of draws of FIRE's MLP; the draw with the most kinks stands for a trained one.
 DRAWS = 100
 TRAINED_L = 1400.0  # Appendix B of the paper: 1200 to 1600 at a training length of 2048
 
@@ -52,15 +53,15 @@ class Report:
     measures: dict[str, str]
 
 
-class Setting(NamedTuple):
-    """A comparison, in the order of its columns."""
+class Shape(NamedTuple):
+    """The batch size and sequence length of one comparison."""
 
     batch: int
     length: int
 
 
 def bench(slice_name: str, folder: Path, json: str | None) -> list[tuple[str, str]]:
-    """Print measures and figures, and return them; `folder` is where the compiler writes."""
+    """Print measures and figures, and return them; the compiler writes to `folder`."""
     check_json(json)
     compiler = Compiler(slice_name, folder)
     version = importlib.metadata.version("libtpu")
@@ -73,27 +74,27 @@ def bench(slice_name: str, folder: Path, json: str | None) -> list[tuple[str, st
 
 
 def compare(compiler: Compiler) -> Iterator[tuple[str, str]]:
-    for batch, length in SETTINGS:
+    for batch, length in SHAPES:
         label = f"B={batch} n={length}"
-        nope = compiler.count(NoPE, Setting(batch, length), None)
-        yield f"NoPE, {label}, bundles a tile and sequence", _both(_per_tile(nope, batch, length))
+        nope = compiler.count(NoPE, Shape(batch, length), None)
+        yield f"NoPE, {label}, bundles per tile and sequence", _both(_per_tile(nope, batch, length))
         for name, params in (
             ("FIRE at initialisation", initial_fire()),
             (f"FIRE, L = {TRAINED_L:.0f}, most kinks of {DRAWS} draws", trained_like_fire()),
         ):
-            found = compiler.count(FIRE, Setting(batch, length), params)
+            found = compiler.count(FIRE, Shape(batch, length), params)
             yield f"{name} / NoPE, {label}", _ratio(found, nope)
-        kerple = compiler.count(KERPLELog, Setting(batch, length), None)
+        kerple = compiler.count(KERPLELog, Shape(batch, length), None)
         yield f"KERPLE-log / NoPE, {label}", _ratio(kerple, nope)
-        if (batch, length) == SETTINGS[0]:
+        if (batch, length) == SHAPES[0]:
             stock = compiler.stock(length)
             ours = _per_tile(nope, batch, length)
-            yield "JAX's flash attention, bundles a tile", _both(stock)
+            yield "JAX's flash attention, bundles per tile", _both(stock)
             yield "NoPE / JAX's flash attention", _ratio(ours, stock)
     for length in MEMORY_LENGTHS:
-        nope_bytes = compiler.temp_bytes(NoPE, Setting(1, length))
+        nope_bytes = compiler.temp_bytes(NoPE, Shape(1, length))
         for name, kind in (("FIRE", FIRE), ("KERPLE-log", KERPLELog)):
-            extra = (compiler.temp_bytes(kind, Setting(1, length)) - nope_bytes) / 2**20
+            extra = (compiler.temp_bytes(kind, Shape(1, length)) - nope_bytes) / 2**20
             yield f"{name}'s temporary memory beyond NoPE's, B=1 n={length}", f"{extra:.1f} MiB"
 
 
@@ -129,14 +130,14 @@ def _encoding(kind: Any) -> PositionalEncoding:
 
 
 class Compiler:
-    """Compiles one attention for a TPU, and reads what the compiler wrote down of it."""
+    """Compiles one attention for a TPU, and reads the schedules that the compiler wrote."""
 
     def __init__(self, name: str, folder: Path):
         self.device = parse_slice(name).devices()[0]
         self.folder = folder
 
     def compile(self, function: Callable[..., Any], *arguments: Any) -> jax.stages.Compiled:
-        """Leave the schedules of this program alone in the folder."""
+        """Compile, leaving only the schedules of this program in the folder."""
         for path in self.folder.iterdir():
             path.unlink()
         sharding = SingleDeviceSharding(self.device)
@@ -145,47 +146,47 @@ class Compiler:
         )
         return jax.jit(function).lower(*placed).compile()
 
-    @functools.cache  # noqa: B019  (one compiler a run)
-    def schedules(self, kind: Any, setting: Setting) -> dict[str, list[Stretch]]:
-        self.attention(kind, setting)
+    @functools.cache  # noqa: B019  (there is one compiler per run)
+    def schedules(self, kind: Any, shape: Shape) -> dict[str, list[Stretch]]:
+        self.attention(kind, shape)
         return {name: bundles.read(self.folder, f"fire_lm_attention_{name}") for name, _ in KERNELS}
 
-    def attention(self, kind: Any, setting: Setting) -> jax.stages.Compiled:
-        """Forward and backward pass."""
-        say(f"compiling {kind.__name__} B={setting.batch} n={setting.length}")
+    def attention(self, kind: Any, shape: Shape) -> jax.stages.Compiled:
+        """Compile the forward and backward pass."""
+        say(f"compiling {kind.__name__} B={shape.batch} n={shape.length}")
         encoding = _encoding(kind)
 
         def attended(params: Params, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            tables = encoding.common_bias(params, setting.length, setting.length)
+            tables = encoding.common_bias(params, shape.length, shape.length)
             return tpu_attention(q, k, v, bias=tables)
 
         def both(d_out: jax.Array, *inputs: Any) -> Any:
             out, gradient = jax.vjp(attended, *inputs)
             return out, gradient(d_out)
 
-        x = _array(setting.batch, setting.length, HEADS, WIDTH)
+        x = _array(shape.batch, shape.length, HEADS, WIDTH)
         return self.compile(both, x, jax.eval_shape(encoding.init, jax.random.key(0)), x, x, x)
 
-    def temp_bytes(self, kind: Any, setting: Setting) -> int:
-        memory = self.attention(kind, setting).memory_analysis()
+    def temp_bytes(self, kind: Any, shape: Shape) -> int:
+        memory = self.attention(kind, shape).memory_analysis()
         assert memory is not None
         return memory.temp_size_in_bytes
 
-    def count(self, kind: Any, setting: Setting, params: Params | None) -> dict[str, float]:
-        """Bundles of each kernel, for one head and all sequences."""
+    def count(self, kind: Any, shape: Shape, params: Params | None) -> dict[str, float]:
+        """Return the bundles of each kernel, for one head and all sequences."""
         dtype = jnp.dtype(jnp.bfloat16)
-        blocks = choose_blocks(setting.length, setting.batch, WIDTH, dtype, None)
+        blocks = choose_blocks(shape.length, shape.batch, WIDTH, dtype, None)
         found = {}
         for name, order in KERNELS:
             live = None
             if params is not None:
-                live = live_segments(_encoding(kind), params, setting.length, blocks, order)
-            groups = setting.batch // blocks.batch
-            found[name] = groups * cycles(self.schedules(kind, setting)[name], blocks, order, live)
+                live = live_segments(_encoding(kind), params, shape.length, blocks, order)
+            groups = shape.batch // blocks.batch
+            found[name] = groups * cycles(self.schedules(kind, shape)[name], blocks, order, live)
         return found
 
     def stock(self, length: int) -> dict[str, float]:
-        """Bundles of a tile in the bodies of JAX's own kernels, of 512 tokens as ours."""
+        """Return the bundles per tile of JAX's own kernels, with tiles of 512 tokens as in ours."""
         from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes, flash_attention
 
         say("compiling JAX's flash attention")
@@ -210,7 +211,7 @@ class Compiler:
 
 
 def say(text: str) -> None:
-    """Progress, apart from the table."""
+    """Print progress to stderr, separate from the table."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The same model opened by transformers: its `generate` is what ours stands against."""
+"""The same model loaded by transformers, whose `generate` is compared with ours."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Peer:
                 folder, trust_remote_code=True
             ).eval()
         # Ours continues after the end of a document, so that all write the same number of tokens.
-        # (A least number of new tokens would make transformers never write that token.)
+        # (With a minimum number of new tokens, transformers would never write that token.)
         self._model.generation_config.eos_token_id = None
         self._prompts = torch.tensor(prompts_BP, dtype=torch.long)
 
     def call(self, new_tokens: int) -> Callable[[], np.ndarray]:
-        """Read the prompts and write `new_tokens`, greedily, never token 0."""
+        """Return a call that continues the prompts greedily by `new_tokens`, never by token 0."""
         config = transformers.GenerationConfig(
             max_new_tokens=new_tokens, do_sample=False, suppress_tokens=[0], pad_token_id=0
         )

@@ -1,8 +1,8 @@
-"""Checkpoints of a run, a layer over Orbax (v0 API): state, place in the data, and facts.
+"""Checkpoints of a run, a layer over Orbax (v0 API): state, position in the data, and facts.
 
 `<workdir>/checkpoints/<step>/` holds `state/` (arrays, written asynchronously and sharded),
-`position/` (one opaque file per process: where it is in the data), `info/` (a small JSON) and, once
-all of it is on disk, `manifest.sha256`, which makes it whole.
+`position/` (one opaque file per process: its position in the data), `info/` (a small JSON file)
+and, once all of these are on disk, `manifest.sha256`, which marks the checkpoint as complete.
 """
 
 from fire_lm.checkpoints.layout import (

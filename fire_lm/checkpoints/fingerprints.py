@@ -1,10 +1,10 @@
-"""Fingerprints of arrays, computed where the arrays are, that change with every bit of them.
+"""Fingerprints of arrays, computed on the arrays' own devices, that change with every bit.
 
-In a bucket a checkpoint is not read back to make its manifest: that would download all of it at
-every save. What was written is known from the arrays themselves, and after a restore the same
-numbers are computed again, of what has arrived. They do not depend on how an array is sharded:
-a fingerprint is a sum, modulo 2^32, over the array's elements, each mixed with its index (the
-finaliser of MurmurHash3, a bijection of 32 bits), twice with different constants.
+A checkpoint in a bucket is not read back to make its manifest, because that would download all of
+it at every save. Instead, fingerprints are computed from the arrays that are written, and again
+from the arrays that a restore has read. They do not depend on the sharding of an array: a
+fingerprint is a sum, modulo 2^32, over the array's elements, each mixed with its index (by the
+finaliser of MurmurHash3, a bijection of 32 bits), computed twice with different constants.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SEEDS = (0x9E3779B9, 0x7F4A7C15)
 
 
 def fingerprints(tree: Any) -> dict[str, jax.Array]:
-    """Two uint32 numbers for each leaf, by its path; not waited for."""
+    """Return two uint32 numbers for each leaf, by its path, without waiting for them."""
     leaves = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves.values()]
     mesh = next((one.mesh for one in shardings if isinstance(one, NamedSharding)), None)
@@ -33,18 +33,18 @@ def fingerprints(tree: Any) -> dict[str, jax.Array]:
 
 
 def in_words(found: Mapping[str, jax.Array]) -> dict[str, str]:
-    """16 hexadecimal digits for each array; waits for them."""
+    """Wait for the fingerprints and return them as 16 hexadecimal digits each."""
     host = jax.device_get(dict(found))
     return {name: "".join(f"{int(part):08x}" for part in parts) for name, parts in host.items()}
 
 
 def changed_arrays(step: epath.Path, tree: Any) -> list[str]:
-    """Paths of the arrays of `tree`, just read from a checkpoint, that are not what was saved.
+    """Return the paths of arrays in `tree`, read from a checkpoint, that differ from the save.
 
-    Empty where the checkpoint has no fingerprints: there the files have been checked.
+    The list is empty if the checkpoint has no fingerprints, since then its files have been checked.
 
     Raises:
-      RunFailed: the manifest is damaged, or cannot be read.
+      RunFailed: The manifest is damaged or cannot be read.
     """
     saved = array_fingerprints(step)
     if not saved:
@@ -55,8 +55,10 @@ def changed_arrays(step: epath.Path, tree: Any) -> list[str]:
 
 @functools.cache
 def _program(mesh: Any) -> Any:
-    """The fingerprint of one array, compiled once for each shape. The result is replicated, so
-    that every process of a job has the same numbers."""
+    """Return the program that computes an array's fingerprint, compiled once for each shape.
+
+    The result is replicated, so that every process of a job has the same numbers.
+    """
     sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     return jax.jit(_fingerprint, out_shardings=sharding)
 
@@ -74,7 +76,7 @@ def _fingerprint(array: jax.Array) -> jax.Array:
 
 
 def _linear_index(shape: tuple[int, ...]) -> jax.Array:
-    """The index of each element in the whole array, modulo 2^32."""
+    """Return the index of each element in the whole array, modulo 2^32."""
     index = jnp.zeros(shape, jnp.uint32)
     stride = 1
     for axis in reversed(range(len(shape))):
@@ -85,7 +87,7 @@ def _linear_index(shape: tuple[int, ...]) -> jax.Array:
 
 
 def _mixed(word: jax.Array) -> jax.Array:
-    """MurmurHash3's finaliser."""
+    """Apply MurmurHash3's finaliser."""
     word = (word ^ (word >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
     word = (word ^ (word >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
     return word ^ (word >> jnp.uint32(16))

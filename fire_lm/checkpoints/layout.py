@@ -15,30 +15,31 @@ from fire_lm.storage import children, present
 
 
 def split_run(run: str) -> tuple[str, int | None]:
-    """`RUN[@STEP]` -> (run, step); a run whose name holds an @ needs an explicit step."""
+    """Split `RUN[@STEP]` into (run, step); a run with an @ in its name needs an explicit step."""
     name, at, step = run.rpartition("@")
     if not at:
         return run, None
     if not re.fullmatch("[0-9]{1,18}", step):
-        raise UserError(f"'{run}': after @ comes a step number, as in {name}@1000")
+        raise UserError(f"'{run}': a step number must follow the @, as in {name}@1000")
     return name, int(step)
 
 
 def checkpoint_directory(workdir: str | epath.Path) -> epath.Path:
-    path = epath.Path(workdir)  # absolute() would take gs:// for a local folder
+    """Return the folder of a run's checkpoints."""
+    path = epath.Path(workdir)  # absolute() would treat gs:// as a local folder
     return (path if "://" in path.as_posix() else path.absolute()) / "checkpoints"
 
 
 def available_steps(workdir: str | epath.Path) -> list[int]:
-    """Steps of a run whose save has ended, ascending."""
+    """Return the steps of a run whose save has ended, ascending."""
     return [step for step, ended in written_steps(workdir).items() if ended]
 
 
 def written_steps(workdir: str | epath.Path) -> dict[int, bool]:
-    """The existing steps, ascending, and whether the save of each has ended.
+    """Return the existing steps, ascending, and whether the save of each has ended.
 
     Raises:
-      RunFailed: the storage does not say, which must never look like a run without checkpoints.
+      RunFailed: The storage fails, which must never look like a run without checkpoints.
     """
     paths = {
         int(path.name): path
@@ -55,15 +56,15 @@ def has_ended(path: epath.Path) -> bool:
 
 
 def is_checkpoint(path: epath.Path) -> bool:
-    """Return whether Orbax or fire_lm wrote it; users may put other files beside checkpoints."""
+    """Return whether Orbax or fire_lm wrote this folder; users may add other files beside it."""
     return any(present(path / name) for name in (MANIFEST, "_CHECKPOINT_METADATA", "state"))
 
 
 def candidates(workdir: str | epath.Path, step: int | None) -> list[int]:
-    """`step` alone, or for None all that the run has, the newest first; not verified.
+    """Return `step` alone, or for None all steps of the run, newest first, without verifying them.
 
     Raises:
-      UserError: no such step; lists the existing ones.
+      UserError: There is no such step; the message lists the existing ones.
     """
     steps = available_steps(workdir)
     if not steps:
@@ -76,39 +77,43 @@ def candidates(workdir: str | epath.Path, step: int | None) -> list[int]:
 
 
 def choose_step(workdir: str | epath.Path, step: int | None) -> int:
-    """`step` if the run has it, its newest for None; verified: what is damaged is told and, where
-    none is asked for, left out.
+    """Return `step` after verifying it, or for None the newest intact step.
+
+    With None, damaged checkpoints are reported and skipped.
 
     Raises:
-      UserError: no such step; lists the existing ones. RunFailed: `step`, or each, is damaged.
+      UserError: There is no such step; the message lists the existing ones.
+      RunFailed: `step`, or with None every checkpoint, is damaged.
     """
     steps = available_steps(workdir)
     for candidate in candidates(workdir, step):
         problem = checkpoint_damage(workdir, candidate)
         if problem is None:
             return candidate
-        told = f"checkpoint {candidate} of {workdir} is damaged: {problem}"
+        damaged = f"checkpoint {candidate} of {workdir} is damaged: {problem}"
         if step is not None:
-            raise RunFailed(f"{told}\nthe run has {[other for other in steps if other != step]}")
-        print(f"{told}: skipped", file=sys.stderr)
+            others = [other for other in steps if other != step]
+            raise RunFailed(f"{damaged}\nother checkpoints of the run: {others}")
+        print(f"{damaged}: skipped", file=sys.stderr)
     raise RunFailed(f"every checkpoint of {workdir} is damaged: {steps}")
 
 
 def checkpoint_damage(workdir: str | epath.Path, step: int) -> str | None:
-    """Describe the damage of an existing checkpoint; None if it is intact."""
+    """Return a description of an existing checkpoint's damage, or None if it is intact."""
     return damage(checkpoint_directory(workdir) / str(step))
 
 
 def unreadable(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
+    """Return the error for a checkpoint that cannot be read."""
     hush_abandoned_work()
     return RunFailed(
         f"checkpoint {step} of {workdir} cannot be read: {first_line(error)}\nif it is damaged, "
-        f"move {checkpoint_directory(workdir) / str(step)} away to use the one before it"
+        f"move {checkpoint_directory(workdir) / str(step)} away to use the previous one"
     )
 
 
 def misfit(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
-    """The error for an intact checkpoint that does not fit."""
+    """Return the error for an intact checkpoint that does not fit the model."""
     hush_abandoned_work()
     return RunFailed(
         f"checkpoint {step} of {workdir} does not fit this model: {first_line(error)}\n"
@@ -118,8 +123,10 @@ def misfit(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
 
 @functools.cache
 def hush_abandoned_work() -> None:
-    """After an error Orbax abandons its other reads and writes, whose ends would print tracebacks
-    over our message, for as long as the process lives."""
+    """Silence the operations that Orbax abandons after an error, for the rest of the process.
+
+    When these reads and writes end, they would print tracebacks over our message.
+    """
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     before = sys.unraisablehook
     sys.unraisablehook = lambda found: (

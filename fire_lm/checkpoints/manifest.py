@@ -1,14 +1,15 @@
-"""The last file of a checkpoint: SHA-256 and size of every other one.
+"""The last file of a checkpoint, with the SHA-256 and size of every other file.
 
-Orbax keeps no checksum of arrays, so a bit that flips on disk is restored in silence. And as the
-manifest is written last, so a step without one is a save that never ended. On a
-local disk all of it outlives a power cut from then on: the step before may be removed.
+Orbax keeps no checksum of arrays, so a bit that flips on disk would be restored silently. The
+manifest is written last, so a step without one is a save that never ended. On a local disk, once
+the manifest is written, the whole checkpoint survives a power failure, and the previous step may be
+removed.
 
-In a bucket the files of arrays are not read back for this. The manifest names them, and holds a
-fingerprint of each array as it was in memory, which a restore compares with what has arrived.
+In a bucket the files of arrays are not read back to compute a checksum. The manifest lists them,
+and holds a fingerprint of each array in memory, which a restore compares with the array it reads.
 
-Its lines are `sha256 bytes name`, `- - name` of a file that is only named, and
-`fingerprint path array`; the last line is the SHA-256 of all above.
+Its lines are `sha256 bytes name`, `- - name` for a file that is only listed, and
+`fingerprint digits array`; the last line is the SHA-256 of all lines above.
 """
 
 from __future__ import annotations
@@ -29,49 +30,49 @@ NEVER_ENDED = "its save never finished"
 _CHUNK_BYTES = 2**24
 _NOT_READ = "- -"
 _ARRAY = "fingerprint"
-_ARRAYS_OF = "state/"  # files below hold arrays
+_ARRAYS_OF = "state/"  # the folder whose files hold arrays
 _METADATA = "_CHECKPOINT_METADATA"  # Orbax's first file
-_READERS = 16  # at a time, of a bucket
+_READERS = 16  # concurrent reads from a bucket
 
 
 def write_manifest(step: epath.Path, arrays: Mapping[str, str] | None = None) -> None:
-    """Complete the checkpoint in the folder `step`: it is intact from now on.
+    """Complete the checkpoint in the folder `step`, which counts as intact from then on.
 
     Args:
-      arrays: for a bucket, the fingerprint of each array, by its path.
+      step: The folder of the checkpoint.
+      arrays: For a bucket, the fingerprint of each array, by its path.
 
     Raises:
-      RunFailed: the folder holds no checkpoint, because another process has removed it, or one that
-        another process has finished.
+      RunFailed: Another process has removed or completed the checkpoint.
     """
     if in_bucket(step):
         names = sorted(objects.names_below(step))
         if MANIFEST in names or _METADATA not in names or not _holds_arrays(names):
-            raise RunFailed(f"another process has changed {step} meanwhile")
+            raise RunFailed(f"another process has changed {step} in the meantime")
         read = [name for name in names if not name.startswith(_ARRAYS_OF)]
         with ThreadPoolExecutor(_READERS) as pool:
             known = dict(zip(read, pool.map(lambda name: _digest(step / name), read), strict=True))
         lines = "".join(f"{known.get(name, _NOT_READ)} {name}\n" for name in names)
         lines += "".join(f"{_ARRAY} {value} {path}\n" for path, value in (arrays or {}).items())
         if not create_text(step / MANIFEST, f"{lines}{_sha256(lines)}\n"):
-            raise RunFailed(f"another process has finished {step} meanwhile")
+            raise RunFailed(f"another process has completed {step} in the meantime")
         return
     lines = "".join(f"{_digest(step / name)} {name}\n" for name in sorted(_files(step)))
     _flush_tree(step)
-    # At once: a torn manifest would look like damage.
+    # Written atomically, because a partial manifest would look like damage.
     replace_text(step / MANIFEST, f"{lines}{_sha256(lines)}\n", durable=True)
     _flush_folder(step)
     _flush_folder(step.parent)
 
 
 def damage(step: epath.Path, part: int = 0, parts: int = 1) -> str | None:
-    """Describe the damage of a checkpoint's files in a few words; None if there is none.
+    """Return a short description of the damage of a checkpoint's files, or None if there is none.
 
-    Of every `parts` files one is read, that of number `part`, so that processes can share the
-    work. Files that are not in the manifest are nobody's.
+    Of every `parts` files, only the one with number `part` is read, so that processes can share the
+    work. Files that are not in the manifest are ignored.
 
     Raises:
-      RunFailed: a bucket refuses, which is no damage.
+      RunFailed: The bucket fails, which is not damage.
     """
     try:
         written = read_bytes(step / MANIFEST)
@@ -82,23 +83,23 @@ def damage(step: epath.Path, part: int = 0, parts: int = 1) -> str | None:
             return f"{MANIFEST} has changed since it was written"
         files = [line.split(" ", 2) for line in lines if not line.startswith(f"{_ARRAY} ")]
         if not _holds_arrays(name for _, _, name in files):
-            return f"{MANIFEST} names no arrays"
+            return f"{MANIFEST} lists no arrays"
         there = set(objects.names_below(step)) if in_bucket(step) else None
         for digest, size, name in files[part::parts]:
             if not (name in there if there is not None else present(step / name)):
                 return f"{name} is missing"
             if f"{digest} {size}" not in (_NOT_READ, _digest(step / name)):
                 return f"{name} has changed since it was written"
-    except OSError as error:  # as of a bad block
+    except OSError as error:  # such as a bad block
         return f"it cannot be read: {error}"
     return None
 
 
 def array_fingerprints(step: epath.Path) -> dict[str, str]:
-    """The fingerprints of arrays, by path; empty where the files themselves are checked.
+    """Return the fingerprints of arrays by path; none if the files themselves have checksums.
 
     Raises:
-      RunFailed: the manifest is damaged, or cannot be read.
+      RunFailed: The manifest is damaged or cannot be read.
     """
     lines = _checked_lines(read_bytes(step / MANIFEST) or b"")
     if lines is None:
@@ -112,7 +113,7 @@ def _holds_arrays(names: Iterable[str]) -> bool:
 
 
 def _checked_lines(written: bytes) -> list[str] | None:
-    """The lines above the last, which is their SHA-256; None if it is not."""
+    """Return the lines above the last one, or None if the last one is not their SHA-256."""
     *lines, last = written.decode(errors="replace").splitlines(keepends=True) or [""]
     if last != f"{_sha256(''.join(lines))}\n":
         return None
@@ -120,7 +121,7 @@ def _checked_lines(written: bytes) -> list[str] | None:
 
 
 def _flush_tree(top: epath.Path) -> None:
-    """Orbax flushes its arrays alone."""
+    """Flush all files and folders to the disk; Orbax flushes only its arrays."""
     for folder, _, names in os.walk(top):
         for name in names:
             with open(os.path.join(folder, name), "rb") as file:
@@ -129,7 +130,10 @@ def _flush_tree(top: epath.Path) -> None:
 
 
 def _flush_folder(folder: str | epath.Path) -> None:
-    """The names in it. Some file systems, as of a mounted bucket, refuse this and need none."""
+    """Flush the names in a folder, unless the file system does not support or need it.
+
+    A mounted bucket, for example, does not.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

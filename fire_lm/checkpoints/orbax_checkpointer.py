@@ -1,4 +1,4 @@
-"""Orbax's checkpointer as `Checkpoints` uses it."""
+"""Orbax's checkpointer, adapted for `Checkpoints`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from etils import epath
 
 from fire_lm.storage import in_bucket
 
-WRITING_SECONDS = 900  # after which a process that has not written its part has failed
+WRITING_SECONDS = 900  # after which a process that has not written its part counts as failed
 
 
 class _Checkpointer(ocp.AsyncCheckpointer):
-    """Writes into a folder that exists (`Checkpoints._make_folder` makes it)."""
+    """A checkpointer that writes into an existing folder (made by `Checkpoints._make_folder`)."""
 
     async def create_temporary_path(self, temporary_path: Any) -> None:
         pass
 
 
 class _NoFolder(ocp.path.atomicity.CommitFileTemporaryPath):
-    """An item of a checkpoint in a bucket, which has no folders to be made."""
+    """The path of a checkpoint's item in a bucket, where no folder needs to be created."""
 
     async def create(self) -> epath.Path:
         return self.get()
 
 
 def orbax_checkpointer(directory: epath.Path) -> ocp.AsyncCheckpointer:
-    """A checkpointer that leaves making folders to `Checkpoints`, except those of items on a disk.
+    """Return a checkpointer that creates no folders except those of items on a disk.
 
-    Orbax would wait minutes for folders that a bucket refuses.
+    `Checkpoints` creates the others, because Orbax would wait minutes for a bucket that fails.
     """
     options = ocp.options.AsyncOptions(
         timeout_secs=WRITING_SECONDS, create_directories_asynchronously=False

@@ -1,6 +1,6 @@
-"""Parameters alone of a checkpoint, for evaluation and INIT_FROM; strict about their names.
+"""Restoring only the parameters of a checkpoint, with strict names, for evaluation and INIT_FROM.
 
-And whether a checkpoint would fit, without reading it.
+This module also checks whether a checkpoint fits a model without reading its arrays.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ def restore_params(
     allow_unused: Sequence[str] = (),
     foreign: Callable[[str], bool] = lambda path: False,
 ) -> tuple[Any, list[str]]:
-    """Parameters alone of a run's step, whatever its optimizer was.
+    """Restore only the parameters of a run's step, whatever its optimizer was.
 
-    Leaves that the checkpoint lacks, or has left over, are errors unless a pattern (as in
-    `layers/position/*`) lists them. `like` holds the shapes and shardings wanted. Paths that are
-    `foreign` mean something else in the checkpoint, even under the same name: never read.
+    Leaves that are missing or unused in the checkpoint are errors unless a pattern (such as
+    `layers/position/*`) matches them. `like` holds the requested shapes and shardings. Paths that
+    are `foreign` have another meaning in the checkpoint, even with the same name, and are never
+    read.
 
     Returns:
-      The parameters (missing leaves as they are in `like`), and the paths that were missing.
+      The parameters (with the leaves of `like` for missing ones), and the missing paths.
     """
     have, missing = check_params(
         workdir,
@@ -77,10 +78,10 @@ def check_params(
     allow_unused: Sequence[str] = (),
     foreign: Callable[[str], bool] = lambda path: False,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Refuse what `restore_params` refuses, without reading an array.
+    """Refuse what `restore_params` refuses, without reading any array.
 
     Returns:
-      What there is to read, by path, and the paths that are missing.
+      The metadata of the arrays to read, by path, and the missing paths.
     """
     directory = checkpoint_directory(workdir) / str(step) / "state"
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
@@ -103,10 +104,11 @@ def check_params(
 
 
 def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:
-    """Compares a checkpoint's arrays with those of the state `like`, without reading them.
+    """Compare a checkpoint's arrays with those of the state `like`, without reading them.
 
     Raises:
-      RunFailed: that names the first array of another shape or type, or on one side alone.
+      RunFailed: An array has another shape or type, or exists on one side only; the message names
+        the first such array.
     """
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
@@ -117,12 +119,14 @@ def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:
     for path in [*want, *have]:
         stored, ours = (_described(leaves.get(path)) for leaves in (have, want))
         if stored != ours:
-            difference = ValueError(f"'{path}' is {stored} in it, {ours} in the model")
+            difference = ValueError(
+                f"'{path}' is {stored} in the checkpoint, but {ours} in the model"
+            )
             raise misfit(workdir, step, difference)
 
 
 def _metadata(reader: ocp.Checkpointer, directory: epath.Path) -> Any:
-    """The tree of arrays, as shapes and types."""
+    """Return the tree of the arrays' shapes and types."""
     return reader.metadata(directory).item_metadata.tree
 
 
@@ -137,11 +141,11 @@ def _refuse(
     allow_missing: Sequence[str],
     allow_unused: Sequence[str],
 ) -> None:
-    """UserError with the whole command that allows what is missing and left over."""
+    """Raise UserError for missing and unused paths that are not allowed; suggest flags for them."""
     problems, flags = [], []
     for paths, allowed, problem, setting in (
         (missing, allow_missing, "lacks", "init_allow_missing"),
-        (unused, allow_unused, "has left over", "init_allow_unused"),
+        (unused, allow_unused, "has unused", "init_allow_unused"),
     ):
         refused = [p for p in paths if not any(fnmatch.fnmatch(p, a) for a in allowed)]
         if refused:
@@ -152,12 +156,12 @@ def _refuse(
     if problems:
         raise UserError(
             f"checkpoint {checkpoint} {' and '.join(problems)}\n"
-            f"if that is meant, add {' '.join(flags)}"
+            f"if that is intended, add {' '.join(flags)}"
         )
 
 
 def _folder(path: str) -> str:
-    """The pattern of an encoding's parameters, which come and go together; else the path."""
+    """Return a pattern for all of an encoding's parameters, or the path of another parameter."""
     match = re.match(r"(.*/)?position(_\d+)?/", path)
     return f"{match[0]}*" if match else path
 
@@ -175,7 +179,7 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 
 def _subtree(tree: Mapping[str, Any], paths: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The nested dict reduced to the leaves that `paths` names."""
+    """Return the nested dict reduced to the leaves that `paths` names."""
     kept = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"

@@ -10,14 +10,15 @@ from fire_lm.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Checkpointing:
-    """The schedule of saves and what is kept; the last step of a run is always saved.
+    """The schedule of saves and of what is kept; the last step of a run is always saved.
 
     Attributes:
-      save_every: steps between checkpoints.
-      keep_last: newest checkpoints kept.
-      keep_every: checkpoints at multiples of this step are kept for good; None keeps none extra.
-      keep_best: the number of checkpoints with the best sweep results so far that are also kept.
-      failures_allowed: saves that may fail in a row while training continues; one more ends it.
+      save_every: The number of steps between checkpoints.
+      keep_last: The number of newest checkpoints to keep.
+      keep_every: Checkpoints at multiples of this step are kept permanently; None adds none.
+      keep_best: The number of checkpoints to keep that have the best sweep results so far.
+      failures_allowed: The number of consecutive saves that may fail while training continues; one
+        more failure ends the run.
     """
 
     save_every: int = 1000
@@ -36,10 +37,11 @@ class Checkpointing:
                 raise UserError(f"Checkpointing.{name} is negative: it must be 0 or more")
 
     def kept(self, steps: Sequence[int], ranked: Callable[[], Sequence[int]]) -> set[int]:
-        """The steps to keep of `steps` (ascending); never without the newest.
+        """Return which of `steps` (ascending) to keep; the newest is always among them.
 
         Args:
-          ranked: gives the steps that have been evaluated, the best first; called if needed.
+          steps: The existing steps, ascending.
+          ranked: Returns the evaluated steps, best first; it is called only if needed.
         """
         found = set(steps[-self.keep_last :])
         if self.keep_every is not None:

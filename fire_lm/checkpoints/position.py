@@ -1,7 +1,7 @@
-"""The place in the data as an item of a checkpoint: opaque bytes.
+"""The position in the data as an item of a checkpoint: opaque bytes.
 
-One file per process, which only as many processes can take up again; or, where the place is the
-same for all processes, one file for any number of them.
+There is one file per process, which only the same number of processes can restore, or, if the
+position is the same for all processes, one file for any number of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SHARED_FILE = "all_processes"
 
 
 class _PositionHandler(ocp.CheckpointHandler):
-    """Writes this process's bytes into the step directory, before the step becomes visible."""
+    """A handler that writes this process's bytes before the step becomes visible."""
 
     def save(self, directory: epath.Path, args: PositionSave) -> None:
         if not args.shared:
@@ -31,12 +31,15 @@ class _PositionHandler(ocp.CheckpointHandler):
 
 
 def process_file() -> str:
+    """Return the name of this process's file."""
     return f"process_{jax.process_index():04d}_of_{jax.process_count():04d}"
 
 
 @ocp.args.register_with_handler(_PositionHandler, for_save=True)
 @dataclasses.dataclass
 class PositionSave(ocp.args.CheckpointArgs):
+    """The position to save, and whether it is the same for all processes."""
+
     item: bytes
     shared: bool
 
@@ -44,4 +47,4 @@ class PositionSave(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(_PositionHandler, for_restore=True)
 @dataclasses.dataclass
 class PositionRestore(ocp.args.CheckpointArgs):
-    pass
+    """The arguments to restore a position; there are none."""

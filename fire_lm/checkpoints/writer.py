@@ -43,13 +43,15 @@ from fire_lm.storage import LeaseLost, children, in_bucket, present
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _REMOVING = ".removing"
 _LEFTOVER = re.compile(f"[0-9]+({re.escape(_UNFINISHED)}.*|{re.escape(_REMOVING)})")
-_ASIDE = re.compile(r"[0-9]+\.unfinished(_[0-9]+)?")  # of no use once a later save has ended
-_round = itertools.count()  # of what the processes tell each other; they all count alike
+_ASIDE = re.compile(r"[0-9]+\.unfinished(_[0-9]+)?")  # useless once a later save has ended
+_round = itertools.count()  # numbers the exchanges between processes, equally on all of them
 
 
 class Checkpoints:
-    """Of several processes, all call each method; process 0 alone writes the manifest, removes
-    what is not kept, and speaks. A save that fails in one of them has failed in all.
+    """The checkpoints of a run that is being trained.
+
+    All processes of a job call each method. Only process 0 writes the manifest, removes what is not
+    kept, and prints messages. A save that fails in one process has failed in all.
     """
 
     def __init__(
@@ -59,32 +61,36 @@ class Checkpoints:
         ranked: Callable[[], Sequence[int]] = lambda: (),
         still_ours: Callable[[], None] = lambda: None,
     ):
-        """
+        """Open the checkpoints of a run directory.
+
         Args:
-          ranked: gives the steps that have been evaluated, the best first.
-          still_ours: raises LeaseLost if another process has taken over the run directory.
+          workdir: The run directory.
+          policy: When to save and what to keep.
+          ranked: Returns the evaluated steps, best first.
+          still_ours: Raises LeaseLost if another process has taken over the run directory.
         """
         self.workdir, self._policy, self._ranked = workdir, policy, ranked
         self._still_ours, self._directory = still_ours, checkpoint_directory(workdir)
         self._leads = jax.process_index() == 0
         self._orbax = orbax_checkpointer(self._directory)
         self._finishing: threading.Thread | None = None
-        self._failures = 0  # since the last save that succeeded
-        self._failure = ""  # the message of the last of them
-        self._damaged: dict[int, str] = {}  # steps that only their restore has shown to be damaged
+        self._failures = 0  # failed saves since the last successful one
+        self._failure = ""  # the message of the last failure
+        self._damaged: dict[int, str] = {}  # steps whose damage was found only by restoring them
 
     def recover(self) -> int:
-        """The newest whole step, verified; 0 if none has ever been saved.
+        """Return the newest intact step after verifying it, or 0 if none has ever been saved.
 
-        Later steps are reported and set aside, so that they can be saved again: damaged
-        steps as `<step>.damaged`, those whose save never ended as `<step>.unfinished`, which a
-        bucket, where this would copy object by object, does not keep. What a kill left of a save
-        or a removal under way is removed.
+        Later steps are reported and set aside, so that they can be saved again: damaged steps as
+        `<step>.damaged`, and steps whose save never ended as `<step>.unfinished`. In a bucket the
+        latter are removed, because renaming them would copy object by object. The remains of saves
+        and removals that were interrupted by a kill are removed.
 
-        To be called once the run directory is ours: process 0 lists the steps for all.
+        This must be called after the run directory has been locked; process 0 lists the steps for
+        all processes.
 
         Raises:
-          RunFailed: there are steps, but none is whole; or the storage cannot be read.
+          RunFailed: There are steps, but none is intact, or the storage cannot be read.
         """
         written: list[tuple[int, bool]] = agreed(
             list(written_steps(self.workdir).items()) if self._leads else []
@@ -101,9 +107,9 @@ class Checkpoints:
         else:
             step = 0
         if not step and problems and list(problems.values()) != [NEVER_ENDED]:
-            told = "; ".join(f"{number}: {problem}" for number, problem in problems.items())
+            found = "; ".join(f"{number}: {problem}" for number, problem in problems.items())
             raise RunFailed(
-                f"{self.workdir} has no intact checkpoint ({told})\n"
+                f"{self.workdir} has no intact checkpoint ({found})\n"
                 f"to start over, move {self._directory} away"
             )
         self._damaged.clear()
@@ -124,7 +130,7 @@ class Checkpoints:
             for number, ended in written:
                 path = self._directory / str(number)
                 if number < step and not ended and damage(path) == NEVER_ENDED:
-                    _remove(path)  # the rest of a removal, or of a save, that was cut short
+                    _remove(path)  # the remains of an interrupted removal or save
             self._remove_leftovers()
         return step
 
@@ -139,21 +145,21 @@ class Checkpoints:
     ) -> None:
         """Start an asynchronous save; `state` may be donated once this returns.
 
-        With `shared_position`, all processes give the same position, and it is restored on any
-        number of them.
+        With `shared_position`, all processes pass the same position, and it can be restored on any
+        number of processes.
 
         A failed save is reported and training may continue; the newest intact checkpoint stays. If
-        no more may fail, this waits for the end of the save.
+        no further failure is allowed, this method waits for the end of the save.
 
         Raises:
-          RunFailed: more saves in a row have failed than are allowed.
-          LeaseLost: another process has taken over the run directory.
+          RunFailed: More consecutive saves have failed than are allowed.
+          LeaseLost: Another process has taken over the run directory.
         """
         self.settle()
         arrays: dict[str, jax.Array] = {}
         try:
             self._make_folder(step)
-            if in_bucket(self._directory):  # on their way before the state is donated
+            if in_bucket(self._directory):  # started before the state is donated
                 arrays = fingerprints(state)
             self._orbax.save(
                 self._directory / str(step),
@@ -166,7 +172,7 @@ class Checkpoints:
             error: Exception | None = None
         except LeaseLost:
             raise
-        except Exception as found:  # a bucket's errors are of many classes
+        except Exception as found:  # a bucket's errors have many classes
             error = found
         last_chance = self._failures == self._policy.failures_allowed
         self._finishing = threading.Thread(
@@ -179,13 +185,15 @@ class Checkpoints:
                 raise RunFailed(self._failure)
 
     def restore(self, step: int, like: Any) -> tuple[Any, bytes, dict[str, Any]] | None:
-        """(state, position, info) of a step; `like` has the shapes and shardings of the state.
+        """Restore the (state, position, info) of a step, with the shapes and shardings of `like`.
 
         Returns:
-          None if an array is not what was saved: `recover` then sets the step aside.
+          The three items, or None if an array differs from what was saved; `recover` then sets the
+          step aside.
 
         Raises:
-          RunFailed: it cannot be read, or is of another model.
+          RunFailed: The checkpoint cannot be read, or belongs to another model.
+          UserError: It was written by another number of processes.
         """
         written = [
             path.name
@@ -195,7 +203,7 @@ class Checkpoints:
         if written and process_file() not in written:
             raise UserError(
                 f"checkpoint {step} of {self.workdir} was written by another number of processes: "
-                f"their places in the data do not fit this job's {jax.process_count()}"
+                f"its data positions do not fit this job's {jax.process_count()} processes"
             )
         try:
             restored = self._orbax.restore(
@@ -207,7 +215,7 @@ class Checkpoints:
                 ),
             )
         except Exception as error:  # Orbax raises bare Exceptions
-            # The files are intact, so either the arrays do not fit, or they could not be read.
+            # The files are intact, so the arrays either do not fit or could not be read.
             check_arrays(self.workdir, step, like)
             raise unreadable(self.workdir, step, error) from error
         if changed := changed_arrays(self._directory / str(step), restored.state):
@@ -220,21 +228,21 @@ class Checkpoints:
         return jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step)
 
     def newest(self) -> int:
-        """The newest whole step, once the save under way has ended; 0 if there is none."""
+        """Wait for the save in progress, then return the newest complete step, or 0 without one."""
         self.settle()
         return max(available_steps(self.workdir), default=0)
 
     def settle(self) -> None:
-        """Wait for the save under way."""
+        """Wait for the save in progress."""
         if self._finishing is not None:
             self._finishing.join()
             self._finishing = None
 
     def close(self) -> None:
-        """Return once every started save is on disk.
+        """Wait until every started save is on disk.
 
         Raises:
-          RunFailed: the last one is not, and this is not the end of another failure.
+          RunFailed: The last save failed, unless another exception is already being raised.
         """
         self.settle()
         self._orbax.close()
@@ -242,11 +250,12 @@ class Checkpoints:
             raise RunFailed(self._failure)
 
     def _make_folder(self, step: int) -> None:
-        """Process 0 makes the folder of a save, before Orbax has all wait for each other: of an
-        error in this, Orbax would tell process 0 alone, and the others would wait for ever.
+        """Create the folder of a save on process 0, before Orbax synchronises the processes.
+
+        Orbax would report an error here to process 0 only, and the others would wait forever.
 
         Raises:
-          RunFailed: on all processes, if it exists or cannot be made.
+          RunFailed: On all processes: the folder exists or cannot be created.
         """
         problem = None
         if self._leads:
@@ -260,8 +269,8 @@ class Checkpoints:
                 raise
             except Exception as error:
                 problem = first_line(error)
-        if told := _problem_of_any(next(_round), problem):
-            raise RunFailed(told)
+        if found := _problem_of_any(next(_round), problem):
+            raise RunFailed(found)
 
     def _finish(
         self, step: int, number: int, error: Exception | None, arrays: Mapping[str, jax.Array]
@@ -278,7 +287,7 @@ class Checkpoints:
             error = found
         try:
             problem = _problem_of_any(number, None if error is None else first_line(error))
-        except jax.errors.JaxRuntimeError as found:  # a process did not answer in time
+        except jax.errors.JaxRuntimeError as found:  # a process did not respond in time
             problem = first_line(found)
         if problem:
             self._fail(step, problem, began, isinstance(error, LeaseLost))
@@ -291,8 +300,15 @@ class Checkpoints:
                 print(f"no checkpoint removed: {first_line(found)}", file=sys.stderr)
 
     def _fail(self, step: int, problem: str, began: bool, lost: bool) -> None:
-        """`began`: whether the existing files of the step were written by this save; `lost`: the
-        run directory is another's, which ends the run at its next save."""
+        """Report a failed save and remove its files.
+
+        Args:
+          step: The step of the save.
+          problem: Why the save failed.
+          began: Whether this save wrote the existing files of the step.
+          lost: Whether another process has taken over the run directory, which ends the run at its
+            next save.
+        """
         self._failures += 1
         self._failure = f"checkpoint {step} of {self.workdir} could not be saved: {problem}"
         hush_abandoned_work()
@@ -301,7 +317,7 @@ class Checkpoints:
         self._orbax = orbax_checkpointer(self._directory)
         if not self._leads:
             return
-        with contextlib.suppress(Exception):  # the storage may refuse this as well
+        with contextlib.suppress(Exception):  # the storage may fail here as well
             self._failure += (
                 "\nthe newest intact checkpoint is "
                 f"{max(available_steps(self.workdir), default='none')}"
@@ -329,7 +345,7 @@ class Checkpoints:
             path.rmtree()
 
     def _set_aside(self, step: int, problem: str) -> str:
-        """Set a damaged checkpoint aside; returns what was done."""
+        """Set a damaged checkpoint aside and return what was done."""
         path, name = self._directory / str(step), f"{step}.damaged"
         if problem == NEVER_ENDED:
             if in_bucket(path):
@@ -351,8 +367,11 @@ class Checkpoints:
 
 
 def _remove(step: epath.Path) -> None:
-    """What a kill leaves is no whole checkpoint. It goes by another name, so that the next start
-    removes the rest; a bucket, which would rename file by file, loses the manifest first."""
+    """Remove a checkpoint such that a kill in between leaves nothing that counts as complete.
+
+    The folder is renamed first, so that the next start removes the remains. In a bucket, where
+    renaming works file by file, the manifest is removed first.
+    """
     if in_bucket(step):
         (step / MANIFEST).unlink(missing_ok=True)
         step.rmtree()
@@ -364,9 +383,9 @@ def _remove(step: epath.Path) -> None:
 
 
 def _problem_of_any(number: int, problem: str | None) -> str:
-    """The problem of this process and of the others, the same text on all; empty without any."""
+    """Return the problems of all processes, as the same text on each; empty if there are none."""
     found = exchanged(problem or "", key=f"checkpoints/{number}")
     problems = {index: words for index, words in enumerate(found) if words}
-    if len(set(problems.values())) > 1:  # one may fail, and others by waiting for it
+    if len(set(problems.values())) > 1:  # one process may fail, and others while waiting for it
         return "; ".join(f"process {index}: {words}" for index, words in problems.items())
     return next(iter(problems.values()), "")

@@ -1,4 +1,4 @@
-"""The command line: verbs to functions. Nothing heavy is imported before a verb is chosen."""
+"""The command line, from verbs to functions; nothing heavy is imported before a verb is chosen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fire_lm.errors import (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a verb; returns its exit code (docs/pretraining.md lists them)."""
+    """Run a verb and return its exit code (docs/pretraining.md lists them)."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         parsed = parse(arguments)
@@ -49,8 +49,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def leave_job(code: int) -> int:
-    """After an error: leaving a job of several processes in order would wait 5 minutes for the
-    others, which wait for this one, and abort."""
+    """Leave a job of several processes after an error, and return the exit code.
+
+    An orderly exit would wait 5 minutes for the other processes, which wait for this one, and then
+    abort.
+    """
     if in_job():
         sys.stdout.flush()
         sys.stderr.flush()
@@ -64,7 +67,7 @@ def in_job() -> bool:
 
 
 def perform(parsed: argparse.Namespace) -> None:
-    """Imports the module of the verb, and no other: benchmarks run where there is JAX alone."""
+    """Import only the verb's module, so that benchmarks run where only JAX is installed."""
     if not getattr(parsed, "dry_run", False) and parsed.verb not in ("bench", "preflight"):
         require_buckets(parsed)
     if parsed.verb == "bench":
@@ -76,7 +79,7 @@ def perform(parsed: argparse.Namespace) -> None:
 
 
 def require_buckets(parsed: argparse.Namespace) -> None:
-    """Refuse the first argument that names a bucket which does not exist."""
+    """Refuse the first argument that names a bucket that does not exist."""
     for name, value in vars(parsed).items():
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, str) and path.startswith("gs://"):
@@ -87,7 +90,7 @@ def require_buckets(parsed: argparse.Namespace) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """argparse, with T5X's `--gin.NAME=VALUE` collected as `bindings`."""
+    """Parse arguments with argparse, collecting T5X's `--gin.NAME=VALUE` as `bindings`."""
     bindings = [a.removeprefix("--gin.") for a in arguments if a.startswith("--gin.")]
     parser = build_parser()
     rest = [a for a in arguments if not a.startswith("--gin.")]
@@ -104,7 +107,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             if name not in ("verb", "part", "runs", "subject")
         ]
         near = nearest(flag, known)
-        hint = f": did you mean {near}?" if near else f"; `fire-lm {parsed.verb} --help`"
+        hint = f": did you mean {near}?" if near else f"; see `fire-lm {parsed.verb} --help`"
         raise UserError(f"unknown argument {flag}{hint}")
     if getattr(parsed, "part", None):
         _check_before(parsed.part, rest)
@@ -115,7 +118,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def tell_given_twice(bindings: list[str]) -> None:
-    """Report which bindings win over others of the same name: scripts append to a command."""
+    """Report which bindings override others of the same name, as when a script appends to them."""
     values: dict[str, list[str]] = {}
     for binding in bindings:
         name, _, value = binding.partition("=")
@@ -131,7 +134,7 @@ _REPEATED = ("--gin_file", "--import", "--also", "--runner_options", "--stop")
 
 
 def _check_once(given: list[str]) -> None:
-    """Raises UserError for a flag that is given twice: one of them would be ignored."""
+    """Raise UserError if a flag is given twice, because one value would be ignored."""
     flags = [one.partition("=")[0] for one in given]
     for flag in flags:
         if flags.count(flag) > 1 and flag not in _REPEATED:
@@ -139,11 +142,11 @@ def _check_once(given: list[str]) -> None:
 
 
 def _check_before(part: str, arguments: list[str]) -> None:
-    """Raises UserError for what `corpus` was given and its part would not see."""
+    """Raise UserError for flags of `corpus` in front of a part, which would not see them."""
     for argument in arguments[: arguments.index(part)]:
         flag = argument.partition("=")[0]
         if flag.startswith("--") and flag != "--debug":
             raise UserError(
-                f"{flag} before `{part}` has no effect: what `corpus {part}` takes comes after it\n"
+                f"{flag} before `{part}` has no effect: put the flags of `corpus {part}` after it\n"
                 f"`fire-lm corpus {part} --help` lists its arguments"
             )

@@ -19,19 +19,19 @@ class Parser(argparse.ArgumentParser):
             known = [name.strip(" '") for name in wrong[3].split(",")]
             if near := nearest(wrong[2], known):
                 raise UserError(f"there is no {wrong[1]} {wrong[2]!r}: did you mean {near}?")
-        raise UserError(f"{message}\n`{self.prog} --help` lists them all")
+        raise UserError(f"{message}\n`{self.prog} --help` lists all arguments")
 
 
 def number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"'{text:.20}' is not a whole number of 1 or more")
-    if len(text) > 18 or int(text) >= 2**31:  # as settings are, in int32
+    if len(text) > 18 or int(text) >= 2**31:  # settings are int32
         raise argparse.ArgumentTypeError(f"{text[:20]} is too large: it must be less than {2**31}")
     return int(text)
 
 
 def ranges(text: str) -> tuple[int, ...]:
-    """Numbers and ranges with both ends, ascending, each once."""
+    """Parse numbers and inclusive ranges; return them in ascending order without duplicates."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -62,5 +62,5 @@ def numbers(text: str) -> list[int]:
 
 
 def names(text: str) -> list[str]:
-    """Comma-separated."""
+    """Parse comma-separated names."""
     return [part.strip() for part in text.split(",")] if text.strip() else []

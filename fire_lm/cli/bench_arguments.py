@@ -4,82 +4,105 @@ from __future__ import annotations
 
 from fire_lm.cli.argument_types import Parser, names, number, numbers
 
-# Of bench/encodings.py, which is not imported for --help.
+# The encodings of bench/encodings.py, which --help must not import.
 _BENCH_ENCODINGS = "nope,fire,fire_s,fire_g,fire_appendix_e,alibi,t5,kerple_log,sandwich,rope"
-_BESIDE_NOPE = "beside nope, which the others are divided by"
+_BESIDE_NOPE = "encodings to compare with nope"
 
 
 def add_benches(benches: Parser, debug: Parser) -> None:
     subjects = benches.add_subparsers(dest="subject", required=True, parser_class=Parser)
     rounds = Parser(add_help=False)
-    rounds.add_argument("--rounds", type=number, default=3, help="of each, in turns")
-    rounds.add_argument("--json", metavar="FILE", help="the results for programs")
+    rounds.add_argument(
+        "--rounds", type=number, default=3, help="rounds of each contestant (default: %(default)s)"
+    )
+    rounds.add_argument("--json", metavar="FILE", help="also write the results to FILE as JSON")
 
     reading = subjects.add_parser(
         "data", parents=[debug, rounds], help="tokens per second on the fly and from blocks"
     )
     reading.add_argument("--data_dir", required=True, help="a TFDS data set with a train split")
-    reading.add_argument("--tfds_name", help="data set in it, where there are several")
+    reading.add_argument("--tfds_name", help="the data set, if the directory has several")
     reading.add_argument(
-        "--vocabulary", default="bytes", help="or a SentencePiece model's path, or hf:DIR"
+        "--vocabulary",
+        default="bytes",
+        help="bytes, the path of a SentencePiece model, or hf:DIR (default: %(default)s)",
     )
-    reading.add_argument("--length", type=number, default=2048, help="tokens of a row")
-    reading.add_argument("--tokens", type=number, default=2**24, help="of a round")
+    reading.add_argument(
+        "--length", type=number, default=2048, help="tokens per row (default: %(default)s)"
+    )
+    reading.add_argument(
+        "--tokens", type=number, default=2**24, help="tokens per round (default: %(default)s)"
+    )
 
     model = subjects.add_parser(
-        "model", parents=[debug, rounds], help="what an encoding costs in the whole model"
+        "model", parents=[debug, rounds], help="the cost of each encoding in the whole model"
     )
     model.add_argument("--size", choices=["tiny", "125m", "350m"], default="125m")
     add_lists(
         model,
-        ("lengths", "512,1024,2048,4096,8192", "tokens of a sequence"),
+        ("lengths", "512,1024,2048,4096,8192", "tokens per sequence"),
         ("encodings", "fire,fire_s,alibi,t5,kerple_log,sandwich,rope", _BESIDE_NOPE),
     )
     model.add_argument(
-        "--tokens_per_batch", type=number, help="at each length (8192; on a CPU 2048)"
+        "--tokens_per_batch",
+        type=number,
+        help="tokens per batch at each length (default: 8192; on a CPU 2048)",
     )
 
     model.add_argument(
         "--protocol",
         choices=["best", "paper"],
         default="best",
-        help="the least of the rounds on one device; or Fig. 5's, their mean on all devices of the "
-        "host, with --rounds=10",
+        help="best: the best round on one device; paper: the mean of the rounds on all devices of "
+        "the host, as in Fig. 5, with --rounds=10 (default: %(default)s)",
     )
 
     generate = subjects.add_parser(
-        "generate", parents=[debug, rounds], help="what an encoding costs in generation"
+        "generate", parents=[debug, rounds], help="the cost of each encoding in generation"
     )
     generate.add_argument("--size", choices=["tiny", "125m", "350m"], default="125m")
     add_lists(
         generate,
-        ("lengths", "2048", "tokens of a prompt"),
+        ("lengths", "2048", "tokens per prompt"),
         ("encodings", "fire,fire_s,alibi,t5,kerple_log,sandwich,rope", _BESIDE_NOPE),
     )
-    generate.add_argument("--new_tokens", type=number, default=32, help="(%(default)s)")
-    generate.add_argument("--batch_size", type=number, default=1, help="prompts (%(default)s)")
-    generate.add_argument("--peer", choices=["torch"], help="the same models in transformers")
-
-    bench = subjects.add_parser(
-        "attention", parents=[debug, rounds], help="what an encoding costs in two blocks"
+    generate.add_argument(
+        "--new_tokens", type=number, default=32, help="tokens to generate (default: %(default)s)"
     )
+    generate.add_argument(
+        "--batch_size", type=number, default=1, help="prompts at a time (default: %(default)s)"
+    )
+    generate.add_argument(
+        "--peer", choices=["torch"], help="compare with the same models in transformers"
+    )
+
+    _add_attention(
+        subjects.add_parser(
+            "attention", parents=[debug, rounds], help="the cost of each encoding in two blocks"
+        )
+    )
+
+
+def _add_attention(bench: Parser) -> None:
     add_lists(
         bench,
-        ("lengths", "2048", "tokens of the two blocks"),
+        ("lengths", "2048", "tokens per sequence in the two blocks"),
         ("encodings", _BENCH_ENCODINGS, _BESIDE_NOPE),
-        ("implementations", "blockwise", "of attention"),
-        ("memory", "8192,16384", "tokens of one FIRE attention"),
+        ("implementations", "blockwise", "implementations of attention"),
+        ("memory", "8192,16384", "tokens per sequence when measuring one FIRE attention's memory"),
     )
-    bench.add_argument("--peer", choices=["torch"], help="the same model in another library")
+    bench.add_argument(
+        "--peer", choices=["torch"], help="compare with the same model in another library"
+    )
     bench.add_argument(
         "--tpu",
         choices=["v4-8"],
-        help="no times: the kernels as compiled for this slice, on a machine without a TPU",
+        help="print estimates of the kernels compiled for this slice; needs no TPU",
     )
 
 
 def add_lists(verb: Parser, *lists: tuple[str, str, str]) -> None:
-    """Comma-separated (name, default, help)."""
+    """Add comma-separated arguments, each given as (name, default, help)."""
     for name, default, help in lists:
         kind = names if name in ("encodings", "implementations") else numbers
         verb.add_argument(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
+from fire_lm.cli.corpus_tasks import write_tasks
 from fire_lm.console import Progress
 from fire_lm.data import (
     CONSTRUCTIONS,
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> None:
     if not arguments.data_dir:
         raise UserError("corpus needs --data_dir=DIR, the folder of the data set")
-    parts = {None: write, "vocab": vocab, "check": check, "blocks": blocks}
+    parts = {None: write, "vocab": vocab, "check": check, "blocks": blocks, "tasks": write_tasks}
     parts[arguments.part](arguments)
 
 
 def write(arguments: argparse.Namespace) -> None:
-    """`fire-lm corpus`: the bundled text, or the documents of --from, as a TFDS data set."""
+    """Write the bundled text, or the documents of --from, as a TFDS data set."""
     if arguments.source is not None:
         write_from_files(arguments)
         return
@@ -49,7 +50,7 @@ def write(arguments: argparse.Namespace) -> None:
     summary = write_embedded_corpus(arguments.data_dir, lambda text: print(text, flush=True))
     for split, documents in summary.documents.items():
         print(f"{split}: {documents:,} documents, {summary.bytes[split] / 1e6:.1f} MB")
-    print(f"{summary.skipped:,} files left out (too short, too long or not UTF-8)")
+    print(f"{summary.skipped:,} files skipped (too short, too long or not UTF-8)")
     print(f"read it with --gin.DATA_DIR={arguments.data_dir}")
 
 
@@ -57,7 +58,7 @@ def write_from_files(arguments: argparse.Namespace) -> None:
     from fire_lm.data.corpora.text_corpus import write_text_corpus
 
     if not arguments.name:
-        raise UserError("--from needs --name=NAME, what the data set is called: arxiv, github, ...")
+        raise UserError("--from needs --name=NAME, the name of the data set: arxiv, github, ...")
     percent = arguments.validation_percent
     with Bar("MB read", 10**6) as on_bytes:
         written = write_text_corpus(
@@ -75,7 +76,7 @@ def write_from_files(arguments: argparse.Namespace) -> None:
     for split, documents in written.documents.items():
         print(f"{split}: {documents:,} documents, {written.bytes[split] / 1e6:.1f} MB")
     left_out = (f"{count:,} {why}" for why, count in sorted(written.left_out.items()))
-    print(f"documents left out: {', '.join(left_out) or 'none'}")
+    print(f"documents skipped: {', '.join(left_out) or 'none'}")
     print(
         f"read it with --gin.DATA_DIR={arguments.data_dir} "
         f"--gin.TextData.tfds_name={written.tfds_name}"
@@ -86,17 +87,17 @@ def beam_workers(arguments: argparse.Namespace) -> BeamWorkers | None:
     if arguments.runner:
         return BeamWorkers(arguments.runner, tuple(arguments.runner_options or ()))
     if arguments.runner_options:
-        raise UserError("--runner_options are for Beam: say which --runner, such as DirectRunner")
+        raise UserError("--runner_options are for Beam: add --runner, such as DirectRunner")
     return None
 
 
 def vocab(arguments: argparse.Namespace) -> None:
-    """`fire-lm corpus vocab`: trains a vocabulary that loses nothing."""
+    """Run `fire-lm corpus vocab`: train a lossless vocabulary."""
     from fire_lm.data.corpora.vocabulary_training import train_vocabulary
     from fire_lm.data.on_the_fly import tasks
 
     data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
-    with Bar("MB read; the training that follows takes minutes", 10**6) as on_bytes:
+    with Bar("MB read; the training after that takes minutes", 10**6) as on_bytes:
         trained = train_vocabulary(
             data,
             arguments.output,
@@ -119,13 +120,15 @@ def chosen_text(arguments: argparse.Namespace) -> TextData:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """`fire-lm corpus check`: what the splits hold, and what a sweep would read of them."""
+    """Run `fire-lm corpus check`: report the splits' contents and what a sweep would read."""
     from fire_lm.data.on_the_fly import survey, tasks
 
     data = chosen_text(arguments)
     lengths = sorted(set(arguments.lengths))
     if not lengths or lengths[0] < 2 or any(lengths[-1] % length for length in lengths):
-        raise UserError(f"--lengths {lengths}: 2 or more, and each divides the longest (a sweep)")
+        raise UserError(
+            f"--lengths {lengths}: corpus check needs lengths of 2 or more that divide the longest"
+        )
     picture = epath.Path(arguments.output)
     make_place(picture)
     splits = {}
@@ -137,7 +140,10 @@ def check(arguments: argparse.Namespace) -> None:
     tokens = {split: contents.tokens for split, contents in splits.items()}
     print(f"\n{length_table(tokens)}")
     for split in [split for split in splits if split != "train"] or ["train"]:
-        print(f"\nwhat a sweep of the {split} split can read, in rows of {lengths[-1]} and parts")
+        print(
+            f"\nwhat a sweep of the {split} split can read, in rows of {lengths[-1]} and parts "
+            "of rows"
+        )
         rows = [
             row
             for construction in CONSTRUCTIONS
@@ -152,7 +158,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def make_place(file: epath.Path) -> None:
-    """Make the output's folder before hours of reading, not after."""
+    """Create the output's folder before hours of reading, not after them."""
     try:
         make_folder(file.parent)
     except OSError as error:
@@ -163,7 +169,7 @@ def make_place(file: epath.Path) -> None:
 
 def contents_table(splits: Mapping[str, Contents]) -> str:
     lines = [
-        f"{'':>12}{'documents':>12}{'left out':>10}{'duplicates':>12}{'tokens':>15}{'bytes':>15}"
+        f"{'':>12}{'documents':>12}{'skipped':>10}{'duplicates':>12}{'tokens':>15}{'bytes':>15}"
         f"{'bytes/token':>13}{'unknown':>9}"
     ]
     for split, found in splits.items():
@@ -171,7 +177,7 @@ def contents_table(splits: Mapping[str, Contents]) -> str:
         lines.append(
             f"{split:>12}{documents:>12,}{found.skipped:>10,}{found.duplicates:>12,}{tokens:>15,}"
             f"{found.text_bytes:>15,}{found.text_bytes / max(1, tokens):>13.2f}"
-            f"{found.unknown_share:>9.2%}" + ("" if found.whole else "  (its first documents only)")
+            f"{found.unknown_share:>9.2%}" + ("" if found.whole else "  (only its first documents)")
         )
     for one, other in itertools.combinations(splits, 2):
         both = len(splits[one].digests & splits[other].digests)
@@ -195,7 +201,7 @@ def sweep_table(rows: Sequence[Sweep]) -> str:
 
 
 def blocks(arguments: argparse.Namespace) -> None:
-    """`fire-lm corpus blocks`: a data set tokenised once, for `configs/data/blocks.gin`."""
+    """Run `fire-lm corpus blocks`: tokenise a data set once, for `configs/data/blocks.gin`."""
     workers = beam_workers(arguments)
     data = chosen_text(arguments)
     with Bar("documents") as bar:
@@ -222,7 +228,7 @@ def blocks(arguments: argparse.Namespace) -> None:
 
 
 class Bar:
-    """A progress bar for functions that report what is done and how much there is in all."""
+    """A progress bar for functions that report how much is done and how much there is in total."""
 
     def __init__(self, text: str, unit: int = 1):
         self._text, self._unit = text, unit

@@ -2,57 +2,138 @@
 
 from __future__ import annotations
 
-from fire_lm.cli.argument_types import Parser, names, number, numbers, split_rule
+from fire_lm.cli.argument_types import Parser, names, number, numbers, seed, split_rule
 
 
 def add_corpus(corpus: Parser, debug: Parser) -> None:
-    """The bundled text, or --from files, as a data set; parts of their own below."""
-    corpus.description = "Without --from: the text that every machine has."
-    corpus.add_argument("--data_dir", help="folder to write, for DATA_DIR")
-    corpus.add_argument("--from", dest="source", help="text, .jsonl, .parquet; also .gz, .zst")
-    corpus.add_argument("--name", help="of the data set: arxiv, github, ...")
-    corpus.add_argument("--text_field", help="of JSON and Parquet (text)")
+    """Add the arguments of `corpus`, which writes a data set, and those of its parts."""
+    corpus.description = "Without --from, writes the text that every installation includes."
+    corpus.add_argument("--data_dir", help="folder to write, to be used as DATA_DIR")
     corpus.add_argument(
-        "--whole_files", action="store_true", default=None, help="each file is a document"
+        "--from",
+        dest="source",
+        help="file or folder of documents: text, .jsonl or .parquet, also as .gz or .zst",
+    )
+    corpus.add_argument("--name", help="name of the data set, such as arxiv or github")
+    corpus.add_argument(
+        "--text_field",
+        help="field of JSON and Parquet records that holds the text (default: text)",
+    )
+    corpus.add_argument(
+        "--whole_files", action="store_true", default=None, help="make each file one document"
     )
     corpus.add_argument(
         "--split_on",
         type=split_rule,
         metavar="blank_lines|BYTES",
-        help="a text file is many documents: between blank lines, or pieces of so many bytes",
+        help="split each text file into documents at blank lines, or into pieces of BYTES bytes",
     )
-    corpus.add_argument("--validation_percent", type=float, help="of the documents (6)")
+    corpus.add_argument(
+        "--validation_percent",
+        type=float,
+        help="percentage of documents in the validation split (default: 6)",
+    )
     add_beam(corpus)
+    _add_parts(corpus, debug)
+
+
+def _add_parts(corpus: Parser, debug: Parser) -> None:
+    """Add `corpus vocab`, `corpus blocks` and `corpus check`."""
     parts = corpus.add_subparsers(dest="part", metavar="PART", parser_class=Parser)
     written = Parser(add_help=False)
     written.add_argument("--data_dir", required=True, help="TFDS data directory")
-    written.add_argument("--tfds_name", help="data set in it, where there are several")
+    written.add_argument("--tfds_name", help="the data set, if the directory has several")
 
     vocab = parts.add_parser("vocab", parents=[written, debug], help="train a vocabulary")
-    vocab.add_argument("--size", type=number, default=32_000, help="pieces (%(default)s)")
-    vocab.add_argument("--output", required=True, metavar="FILE", help="for VOCABULARY")
-    vocab.add_argument("--megabytes", type=number, default=64, help="of text (%(default)s)")
+    vocab.add_argument(
+        "--size", type=number, default=32_000, help="number of pieces (default: %(default)s)"
+    )
+    vocab.add_argument(
+        "--output", required=True, metavar="FILE", help="file to write, to be used as VOCABULARY"
+    )
+    vocab.add_argument(
+        "--megabytes",
+        type=number,
+        default=64,
+        help="megabytes of text to train on (default: %(default)s)",
+    )
 
-    blocks = parts.add_parser("blocks", parents=[written, debug], help="tokenise it once")
+    blocks = parts.add_parser("blocks", parents=[written, debug], help="tokenise a data set once")
     blocks.add_argument("--output", required=True, help="directory of the blocks, local or gs://")
     blocks.add_argument(
-        "--vocabulary", default="bytes", help="or a SentencePiece model's path, or hf:DIR"
+        "--vocabulary",
+        default="bytes",
+        help="bytes, the path of a SentencePiece model, or hf:DIR (default: %(default)s)",
     )
-    blocks.add_argument("--splits", type=names, default=[], metavar="A,B", help="all by default")
-    blocks.add_argument("--parts", type=number, help="of each split (one a gigabyte of text)")
+    blocks.add_argument(
+        "--splits", type=names, default=[], metavar="A,B", help="splits to tokenise (default: all)"
+    )
+    blocks.add_argument(
+        "--parts", type=number, help="parts of each split (default: one per gigabyte of text)"
+    )
     add_beam(blocks)
 
-    check = parts.add_parser("check", parents=[written, debug], help="what a data set holds")
-    check.add_argument("--vocabulary", default="bytes", help="as VOCABULARY (%(default)s)")
+    check = parts.add_parser(
+        "check", parents=[written, debug], help="report what a data set contains"
+    )
+    check.add_argument(
+        "--vocabulary", default="bytes", help="value of VOCABULARY (default: %(default)s)"
+    )
     lengths = "512,1024,2048,4096,8192"
     check.add_argument(
-        "--lengths", type=numbers, default=lengths, metavar="A,B", help="(%(default)s)"
+        "--lengths",
+        type=numbers,
+        default=lengths,
+        metavar="A,B",
+        help="lengths of a sweep (default: %(default)s)",
     )
-    check.add_argument("--documents", type=number, default=100_000, help="a split (%(default)s)")
-    check.add_argument("--output", default="corpus_check.png", help="the picture (%(default)s)")
+    check.add_argument(
+        "--documents",
+        type=number,
+        default=100_000,
+        help="documents to read of each split (default: %(default)s)",
+    )
+    check.add_argument(
+        "--output",
+        default="corpus_check.png",
+        help="figure of the document lengths (default: %(default)s)",
+    )
+
+    add_tasks(
+        parts.add_parser("tasks", parents=[debug], help="write data sets of downstream tasks")
+    )
+
+
+def add_tasks(tasks: Parser) -> None:
+    """Add the arguments of `corpus tasks`: official data sets, or exercises made from a seed."""
+    tasks.add_argument("--suite", required=True, help="name of the suite, such as scrolls")
+    tasks.add_argument("--data_dir", required=True, help="TFDS data directory to write")
+    tasks.add_argument("--source", metavar="FOLDER", help="folder of JSON lines, zip files or TFDS")
+    tasks.add_argument(
+        "--tasks", type=names, default=[], metavar="A,B", help="tasks (default: all)"
+    )
+    tasks.add_argument(
+        "--sizes",
+        type=numbers,
+        metavar="A,B",
+        help="sizes of generated tests (default: the benchmark's)",
+    )
+    tasks.add_argument(
+        "--train_size", type=number, help="largest size in training (default: the least of --sizes)"
+    )
+    tasks.add_argument("--rows", type=number, help="training rows (default: 10000)")
+    tasks.add_argument("--examples", type=number, help="test rows per size (default: 50)")
+    tasks.add_argument("--seed", type=seed, help="seed of exercises (default: 0)")
 
 
 def add_beam(verb: Parser) -> None:
-    """Work for Apache Beam."""
-    verb.add_argument("--runner", help="of Apache Beam, such as DirectRunner or DataflowRunner")
-    verb.add_argument("--runner_options", action="append", metavar="--NAME=VALUE", help="for it")
+    """Add the arguments of verbs that can run on Apache Beam."""
+    verb.add_argument(
+        "--runner", help="runner of Apache Beam, such as DirectRunner or DataflowRunner"
+    )
+    verb.add_argument(
+        "--runner_options",
+        action="append",
+        metavar="--NAME=VALUE",
+        help="an option for the runner (repeatable)",
+    )

@@ -1,4 +1,4 @@
-"""`fire-lm evaluate`."""
+"""`fire-lm evaluate`: the accuracy of runs on their synthetic task, by length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fire-lm export`: a trained run as a folder of Hugging Face transformers."""
+"""`fire-lm export`: writes a trained run as a folder for Hugging Face transformers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def about_run(run: Run, step: int, variant: str) -> str:
     ]
     rows = [row for row in run.rows().losses if (row.step, row.variant) == (step, variant)]
     if rows:
-        lines += ["", "| text | protocol | tokens | nats a token |", "|---|---|---|---|"]
+        lines += ["", "| text | protocol | tokens | nats per token |", "|---|---|---|---|"]
         lines += [
             f"| {row.dataset} | {row.protocol} | {row.length} | {row.nll:.4f} |" for row in rows
         ]

@@ -1,4 +1,4 @@
-"""`fire-lm generate`: what a trained model writes after a prompt, or after each of a file."""
+"""`fire-lm generate`: continues a prompt, or each prompt of a file, with a trained model."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def run(arguments: argparse.Namespace) -> None:
 def prompts_of(arguments: argparse.Namespace) -> list[Prompt]:
     """Return the prompts of --prompts, or the one of --prompt, on every process."""
     if arguments.prompt is not None:
-        return [Prompt("--prompt", arguments.prompt, 0)]  # number 0: from no file
+        return [Prompt("--prompt", arguments.prompt, 0)]  # number 0: not from a file
     return [Prompt(*fields) for fields in by_first(lambda: _fields(arguments.prompts))]
 
 
 def method_of(arguments: argparse.Namespace) -> Method:
-    """Greedy, unless settings of another method are given.
+    """Return the decoding method: greedy, unless settings of another method are given.
 
     Raises:
-      UserError: they are of two methods, or have no meaning.
+      UserError: The settings are of two methods, or are invalid.
     """
     drawn = {
         name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "samples")
@@ -76,10 +76,10 @@ def method_of(arguments: argparse.Namespace) -> Method:
     drawn = {name: value for name, value in drawn.items() if value is not None}
     if arguments.beams is None:
         if arguments.alpha is not None:
-            raise UserError("--alpha is the length penalty of beam search: give --beams, too")
+            raise UserError("--alpha is the length penalty of beam search: also give --beams")
         return Sample(**drawn) if drawn else Greedy()
     if drawn:
-        raise UserError(f"--beams searches and --{next(iter(drawn))} draws: give one of the two")
+        raise UserError(f"--beams searches and --{next(iter(drawn))} samples: give only one")
     return Beam(arguments.beams, **({} if arguments.alpha is None else {"alpha": arguments.alpha}))
 
 
@@ -88,8 +88,11 @@ class Opened:
     """A run with the settings of the command.
 
     Attributes:
-      writer: without parameters: wrong settings and prompts are refused before they are read.
-      about: what results say of the settings.
+      writer: The writer without parameters, so that wrong settings and prompts are refused before
+        the parameters are read.
+      folder: The run directory.
+      step: The step of the checkpoint.
+      about: The settings that are recorded with the results.
     """
 
     writer: Writer
@@ -130,7 +133,7 @@ def opened_by(arguments: argparse.Namespace, method: Method) -> Opened:
 
 
 def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:
-    """Print one continuation as it is written; several ones when all are complete."""
+    """Print one continuation while it is written, or several when all are complete."""
     terminal = _Terminal(writer.stop)
     alone = writer.method.continuations == 1 and not isinstance(writer.method, Beam)
     start = time.monotonic()
@@ -146,11 +149,11 @@ def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:
             print(one.text)
     seconds, tokens = time.monotonic() - start, sum(len(one.tokens) for one in found)
     ended = f", ended by {found[0].ended}" if alone else ""
-    print(f"{tokens} tokens{ended}, {seconds:.1f} s with compiling", file=sys.stderr)
+    print(f"{tokens} tokens{ended}, {seconds:.1f} s including compilation", file=sys.stderr)
 
 
 class _Terminal:
-    """Prints a text that grows, without what may still be changed by its next token."""
+    """Prints a growing text, except for the end that its next token may still change."""
 
     def __init__(self, stop: Sequence[str]):
         self._shown, self._held = "", max((len(one) - 1 for one in stop), default=0)
@@ -197,7 +200,7 @@ def continue_all(
 
 
 def _fields(name: str) -> list[list[Any]]:
-    """The fields of the prompts, as JSON."""
+    """Read the fields of the prompts, as JSON."""
     if name == "-":
         found = read_prompts(sys.stdin.buffer.read(), "standard input")
     else:

@@ -1,4 +1,4 @@
-"""`fire-lm import`: a folder of Hugging Face as a run directory."""
+"""`fire-lm import`: writes a Hugging Face model as a run directory."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ def run(arguments: argparse.Namespace) -> None:
     write_run(found, arguments.output)
     told = f"; {found.told}" if found.told else ""
     print(f"{arguments.output}: {label_in(found.config)} at step 0 of {arguments.source}{told}")
-    print(f"train on from it with --gin.INIT_FROM={arguments.output} in another --workdir")
+    print(f"continue training with --gin.INIT_FROM={arguments.output} in another --workdir")

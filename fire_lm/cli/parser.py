@@ -1,4 +1,4 @@
-"""The arguments of every verb, and what they are for."""
+"""The arguments of every verb, and their help texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fire_lm.cli.argument_types import Parser, number, ranges, seed, three_numbe
 from fire_lm.cli.bench_arguments import add_benches
 from fire_lm.cli.corpus_arguments import add_corpus
 
-_CONFIG_HELP = "later files win; configs/ in the repository has them"
+_CONFIG_HELP = "a configuration file, such as those in configs/; later files win (repeatable)"
 
 
 _PRETRAIN: dict[str, Any] = {
@@ -23,15 +23,15 @@ _PRETRAIN: dict[str, Any] = {
     "SIGTERM or one Ctrl-C, after saving; 130 ended by Ctrl-C, without saving",
 }
 _SWEEP: dict[str, Any] = {
-    "description": "Scores trained models at several lengths, the same text at each. Leaves\n"
-    "length_sweep.csv and .png beside each run and for all of them; what is in the table\n"
-    "already is not computed again.",
+    "description": "Scores trained models at several lengths, on the same text at each. Writes\n"
+    "length_sweep.csv and .png beside each run, and a table and figure of all of them. Rows that\n"
+    "are already in the table are not computed again.",
     "epilog": "examples:\n"
     "  fire-lm sweep runs/quickstart\n"
     "  fire-lm sweep runs/quickstart/rope --also='--gin.RoPE.scaling=@YaRN()'",
 }
 _REPORT: dict[str, Any] = {
-    "description": "Draws what runs have left (sweeps, metrics, what the encodings learned) as\n"
+    "description": "Draws the results of runs (sweeps, metrics, what the encodings learned) as\n"
     "one page, RUN/report/index.html. It changes no run.",
     "epilog": "examples:\n"
     "  fire-lm report runs/quickstart\n"
@@ -39,14 +39,15 @@ _REPORT: dict[str, Any] = {
 }
 _EVALUATE: dict[str, Any] = {
     "description": "Measures the accuracy of runs on the synthetic task that they were trained on\n"
-    "(configs/synthetic/), at each length. Leaves length_accuracy.csv and .png beside each run\n"
-    "and for all of them; what is in the table already is not computed again.",
+    "(configs/synthetic/), at each length. Writes length_accuracy.csv and .png beside each run,\n"
+    "and a table and figure of all of them. Rows that are already in the table are not computed\n"
+    "again.",
     "epilog": "example:\n  fire-lm evaluate runs/reverse --lengths=1-40,50,100,200,500",
 }
 _IMPORT: dict[str, Any] = {
-    "description": "Writes a model of Hugging Face as a run directory with a checkpoint at step\n"
-    "0, which sweep, generate and INIT_FROM read as they read others: GPT-2 of any size, or a\n"
-    "folder of `fire-lm export`.",
+    "description": "Writes a Hugging Face model as a run directory with a checkpoint at step 0,\n"
+    "which sweep, generate and INIT_FROM read like any other: GPT-2 of any size, or a folder\n"
+    "that `fire-lm export` wrote.",
     "epilog": "example:\n"
     "  fire-lm import --from=gpt2 --output=runs/gpt2\n"
     "  fire-lm pretrain --gin_file=configs/runs/gpt2_new_positions.gin \\\n"
@@ -58,8 +59,8 @@ _GENERATE: dict[str, Any] = {
     "epilog": "examples:\n"
     "  fire-lm generate runs/quickstart/fire --prompt='def main(' --new_tokens=200\n"
     "  fire-lm generate runs/fire@1000 --prompts=prompts.jsonl --output=out.jsonl --beams=4\n\n"
-    'A line of --prompts is {"prompt": "TEXT"}, with "id" if you like. The same command resumes:\n'
-    "prompts whose results are in --output are not computed again.",
+    'Each line of --prompts is {"prompt": "TEXT"}, with an optional "id". Run the same command to\n'
+    "resume: prompts whose results are in --output are not computed again.",
 }
 
 
@@ -68,41 +69,45 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(dest="verb", required=True, parser_class=Parser)
     debug = Parser(add_help=False)
-    debug.add_argument("--debug", action="store_true", help="show a traceback with an error")
+    debug.add_argument("--debug", action="store_true", help="show the traceback of an error")
     configured = [gin_arguments(), debug]
 
     def verb(name: str, *parents: Parser, **texts: Any) -> Parser:
         added: Parser = verbs.add_parser(name, parents=parents, **texts)
         return added
 
-    add_pretrain(verb("pretrain", *configured, help="train, or resume, a model", **_PRETRAIN))
+    add_pretrain(verb("pretrain", *configured, help="train or resume a model", **_PRETRAIN))
     told = "compile a run for a TPU slice, without a TPU"
     add_preflight(verb("preflight", *configured, help=told))
-    add_sweep(verb("sweep", *configured, help="loss against sequence length", **_SWEEP))
-    told = "accuracy of a run on its synthetic task, by length"
+    add_sweep(verb("sweep", *configured, help="score loss against length", **_SWEEP))
+    told = "measure a run's accuracy on its synthetic task, by length"
     add_evaluate(verb("evaluate", *configured, help=told, **_EVALUATE))
     add_generate(verb("generate", *configured, help="text", **_GENERATE))
-    add_export(verb("export", *configured, help="a run as a folder of Hugging Face transformers"))
-    add_import(verb("import", *configured, help="a folder of transformers as a run", **_IMPORT))
-    add_report(verb("report", debug, help="a page of tables and figures", **_REPORT))
+    add_export(verb("export", *configured, help="write a run in the format of transformers"))
+    add_import(verb("import", *configured, help="write a Hugging Face model as a run", **_IMPORT))
+    add_report(verb("report", debug, help="draw a page of tables and figures", **_REPORT))
     add_corpus(verb("corpus", debug, help="write and check text"), debug)
-    add_benches(verb("bench", help="time and memory, side by side"), debug)
+    add_benches(verb("bench", help="compare time and memory side by side"), debug)
     return parser
 
 
 def gin_arguments() -> Parser:
     gin = Parser(add_help=False)
     gin.add_argument("--gin_file", action="append", default=[], help=_CONFIG_HELP)
-    gin.add_argument("--gin_search_paths", default="", help="comma-separated folders")
+    gin.add_argument(
+        "--gin_search_paths",
+        default="",
+        help="comma-separated folders in which configuration files are looked up",
+    )
     gin.add_argument(
         "--import",
         action="append",
         default=[],
         dest="imports",
         metavar="MODULE",
-        help="a module of your own, whose dataclasses gin files may name (repeat)",
+        help="your own module, whose dataclasses gin files may name (repeatable)",
     )
-    gin.add_argument("--gin.NAME", metavar="VALUE", help="binds a macro or a parameter (repeat)")
+    gin.add_argument("--gin.NAME", metavar="VALUE", help="bind a macro or parameter (repeatable)")
     return gin
 
 
@@ -117,107 +122,168 @@ def add_pretrain(pretrain: Parser) -> None:
 
 
 def add_preflight(preflight: Parser) -> None:
-    preflight.add_argument("--slice", required=True, help="v4-256; v4:128, v4:4x4x8; 2xv4-128")
-    preflight.add_argument("--workdir", help="run directory to try, local or gs://")
-    preflight.add_argument("--all_lengths", action="store_true", help="not the longest alone")
+    preflight.add_argument(
+        "--slice", required=True, help="TPU slice, such as v4-256, v4:128, v4:4x4x8 or 2xv4-128"
+    )
+    preflight.add_argument("--workdir", help="run directory to check, local or gs://")
+    preflight.add_argument(
+        "--all_lengths",
+        action="store_true",
+        help="compile every sweep length, not only the longest",
+    )
     preflight.add_argument(
         "--generate",
         type=three_numbers,
         metavar="BATCHxPROMPTxNEW",
-        help="compile generation, too: prompts, tokens of each, new tokens, as 8x8192x128",
+        help="also compile generation for BATCH prompts of PROMPT tokens and NEW tokens each",
     )
-    preflight.add_argument("--beams", type=number, help="of that generation (greedy)")
-    preflight.add_argument("--json", metavar="FILE", help="the results for programs")
+    preflight.add_argument(
+        "--beams", type=number, help="beams for --generate (default: greedy decoding)"
+    )
+    preflight.add_argument("--json", metavar="FILE", help="also write the results to FILE as JSON")
 
 
 def add_sweep(sweep: Parser) -> None:
     sweep.add_argument(
-        "runs", metavar="RUN[@STEPS]", nargs="+", help="run, or folder; @1000,2000; @all"
+        "runs",
+        metavar="RUN[@STEPS]",
+        nargs="+",
+        help="a run or a folder of runs; RUN@1000,2000 or RUN@all selects checkpoints",
     )
     sweep.add_argument(
-        "--follow", action="store_true", help="score each checkpoint until training has ended"
+        "--follow", action="store_true", help="score each new checkpoint until training has ended"
     )
     sweep.add_argument(
         "--also",
         action="append",
         default=[],
         metavar="'FLAGS'",
-        help="--gin_file= and --gin. flags of one more setting to score beside the plain (repeat)",
+        help="--gin_file= and --gin. flags of another setting to score as well (repeatable)",
     )
-    sweep.add_argument("--output", help="folder of the combined table and figure")
-    sweep.add_argument("--dry_run", action="store_true", help="say what would be scored and stop")
+    sweep.add_argument("--output", help="folder for the combined table and figure")
+    sweep.add_argument(
+        "--dry_run", action="store_true", help="print what would be scored, and stop"
+    )
 
 
 def add_export(export: Parser) -> None:
     export.add_argument("run", metavar="RUN[@STEP]")
-    export.add_argument("--output", required=True, metavar="DIR", help="a new local folder")
+    export.add_argument("--output", required=True, metavar="DIR", help="new local folder to write")
     export.add_argument(
         "--context_length",
         type=number,
-        help="tokens to reach, where an encoding depends on it (16 times those of training)",
+        help="largest input in tokens, for encodings that depend on it (default: 16 times the "
+        "training length)",
     )
 
 
 def add_import(imported: Parser) -> None:
     imported.add_argument(
-        "--from", required=True, dest="source", metavar="DIR", help="GPT-2, or of `fire-lm export`"
+        "--from",
+        required=True,
+        dest="source",
+        metavar="DIR",
+        help="folder with GPT-2, or a folder that `fire-lm export` wrote",
     )
-    imported.add_argument("--output", required=True, metavar="RUN", help="a new run directory")
+    imported.add_argument(
+        "--output", required=True, metavar="RUN", help="new run directory to write"
+    )
 
 
 def add_report(report: Parser) -> None:
-    report.add_argument("runs", metavar="RUN", nargs="*", help="run, folder of runs or of results")
-    report.add_argument("--output", help="folder of the page (RUN/report)")
     report.add_argument(
-        "--against", default="paper", metavar="paper|RUN", help="beside which losses (paper)"
+        "runs", metavar="RUN", nargs="*", help="a run, or a folder of runs or of results"
     )
-    report.add_argument("--bench", metavar="FILE", help="times, of `bench model --json`")
+    report.add_argument("--output", help="folder for the page (default: RUN/report)")
     report.add_argument(
-        "--list", action="store_true", help="configs/paper/ as a table, and what was run of it"
+        "--against",
+        default="paper",
+        metavar="paper|RUN",
+        help="whose losses to compare with (default: %(default)s)",
+    )
+    report.add_argument("--bench", metavar="FILE", help="times from `bench model --json=FILE`")
+    report.add_argument(
+        "--list",
+        action="store_true",
+        help="print the rows of configs/paper/ and which of them have been run",
     )
 
 
 def add_evaluate(evaluate: Parser) -> None:
     evaluate.add_argument(
-        "runs", metavar="RUN[@STEPS]", nargs="+", help="run, or folder; @1000,2000; @all"
+        "runs",
+        metavar="RUN[@STEPS]",
+        nargs="+",
+        help="a run or a folder of runs; RUN@1000,2000 or RUN@all selects checkpoints",
     )
     evaluate.add_argument(
-        "--lengths", type=ranges, metavar="A-B,C", help="of the exercises (EVAL_LENGTHS)"
+        "--lengths",
+        type=ranges,
+        metavar="A-B,C",
+        help="lengths of the exercises (default: EVAL_LENGTHS)",
     )
     evaluate.add_argument(
         "--positions",
         choices=("plain", "even", "random"),
-        help="where tokens stand, of a model trained at randomized positions (as it says itself)",
+        help="positions of the tokens, for a model trained at randomized positions (default: as "
+        "configured)",
     )
     evaluate.add_argument(
-        "--sequences", type=number, default=128, help="of each length (%(default)s)"
+        "--sequences",
+        type=number,
+        default=128,
+        help="exercises of each length (default: %(default)s)",
     )
-    evaluate.add_argument("--output", help="folder of the combined table and figure")
+    evaluate.add_argument("--output", help="folder for the combined table and figure")
     evaluate.add_argument(
-        "--dry_run", action="store_true", help="say what would be measured and stop"
+        "--dry_run", action="store_true", help="print what would be measured, and stop"
     )
 
 
 def add_generate(generate: Parser) -> None:
     generate.add_argument("run", metavar="RUN[@STEP]")
     prompts = generate.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("--prompt", metavar="TEXT", help="the answer is printed as it is written")
-    prompts.add_argument("--prompts", metavar="FILE", help="JSON lines; - is standard input")
-    generate.add_argument("--output", metavar="FILE", help="JSON lines of results (printed)")
-    generate.add_argument("--new_tokens", type=number, default=64, help="at most (%(default)s)")
-    generate.add_argument("--temperature", type=float, help="divides the logits (1)")
-    generate.add_argument("--top_k", type=number, help="draw from the likeliest K tokens")
-    generate.add_argument("--top_p", type=float, help="from the likeliest with this probability")
-    generate.add_argument("--samples", type=number, help="drawn for each prompt (1)")
-    generate.add_argument("--beams", type=number, help="search with so many hypotheses")
-    generate.add_argument("--alpha", type=float, help="length penalty of beam search (0.6)")
-    generate.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="ends a continuation (repeat)"
+    prompts.add_argument(
+        "--prompt", metavar="TEXT", help="prompt whose continuation is printed as it is written"
     )
-    generate.add_argument("--seed", type=seed, default=0, help="of sampling (%(default)s)")
-    generate.add_argument("--batch_size", type=number, default=8, help="prompts (%(default)s)")
+    prompts.add_argument(
+        "--prompts", metavar="FILE", help="JSON lines of prompts; - reads standard input"
+    )
+    generate.add_argument(
+        "--output", metavar="FILE", help="JSON lines of results (default: standard output)"
+    )
+    generate.add_argument(
+        "--new_tokens",
+        type=number,
+        default=64,
+        help="largest number of tokens to generate (default: %(default)s)",
+    )
+    generate.add_argument("--temperature", type=float, help="divisor of the logits (default: 1)")
+    generate.add_argument("--top_k", type=number, help="sample from the K likeliest tokens")
+    generate.add_argument(
+        "--top_p", type=float, help="sample from the likeliest tokens of this total probability"
+    )
+    generate.add_argument("--samples", type=number, help="samples for each prompt (default: 1)")
+    generate.add_argument("--beams", type=number, help="number of hypotheses in beam search")
+    generate.add_argument(
+        "--alpha", type=float, help="length penalty of beam search (default: 0.6)"
+    )
+    generate.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text that ends a continuation (repeatable)",
+    )
+    generate.add_argument(
+        "--seed", type=seed, default=0, help="seed of sampling (default: %(default)s)"
+    )
+    generate.add_argument(
+        "--batch_size", type=number, default=8, help="prompts at a time (default: %(default)s)"
+    )
     generate.add_argument(
         "--context_length",
         type=number,
-        help="tokens of prompt and answer, where an encoding depends on it (of the longest prompt)",
+        help="tokens of prompt and answer, for encodings that depend on it (default: those of the "
+        "longest prompt)",
     )

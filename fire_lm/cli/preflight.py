@@ -1,4 +1,4 @@
-"""`fire-lm preflight`: read the configuration, compile it, print the report."""
+"""`fire-lm preflight`: reads the configuration, compiles it, and prints the report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fire_lm.training import Pretraining, check_start, ensure_writable
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """`fire-lm preflight`: the programs of a run compiled for `--slice`, and what it reads."""
+    """Run `fire-lm preflight`: compile a run's programs for `--slice`, and check what it reads."""
     where = parse_slice(arguments.slice)
     quiet_libraries()
     workdir = str(place(arguments.workdir)) if arguments.workdir else ""
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.gin_file, arguments.bindings, arguments.gin_search_paths, arguments.imports
     )
     check_blocks(config)
-    with contextlib.suppress(UserError, RunFailed):  # reported below, as a check of what is saved
+    with contextlib.suppress(UserError, RunFailed):  # reported below, in the check of saved files
         config = with_kept_lengths(config, workdir, allow_change=False)
     train: Pretraining = config.call("pretrain")
     score: LengthSweep = config.call("length_sweep")
@@ -61,10 +61,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def prompts_of(arguments: argparse.Namespace) -> Prompts | None:
-    """The prompts of `--generate`, if it was given."""
+    """Return the prompts of `--generate`, if it was given."""
     if arguments.generate is None:
         if arguments.beams is not None:
-            raise UserError("--beams is for --generate=BATCHxPROMPTxNEW: give it, too")
+            raise UserError("--beams needs --generate=BATCHxPROMPTxNEW: give both")
         return None
     method = Greedy() if arguments.beams is None else Beam(arguments.beams)
     batch, length, new_tokens = arguments.generate
@@ -72,7 +72,7 @@ def prompts_of(arguments: argparse.Namespace) -> Prompts | None:
 
 
 def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str, Callable[[], str]]:
-    """Check what the run would resume or start from."""
+    """Return the checks of what the run would resume or start from."""
 
     def checkpoint() -> str:
         check_same_experiment(config, workdir, allow_change=False)
@@ -99,12 +99,12 @@ def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str,
 
 
 def check_place_of(file: str) -> None:
-    """Before minutes of compiling."""
+    """Check where the JSON will be written, before minutes of compilation."""
     path = place(file)
     require_bucket(path, "--json")
-    with contextlib.suppress(RunFailed):  # who may write to a bucket need not be allowed to read
+    with contextlib.suppress(RunFailed):  # permission to write to a bucket may not include reading
         if is_folder(path):
             raise UserError(f"--json={file} is a folder: name a file")
     if not in_bucket(path) and not path.parent.is_dir():
-        raise UserError(f"--json={file}: there is no folder {path.parent}: make it")
+        raise UserError(f"--json={file}: there is no folder {path.parent}: create it")
     ensure_writable(path.parent, "--json")

@@ -1,4 +1,4 @@
-"""`fire-lm pretrain`."""
+"""`fire-lm pretrain`: trains or resumes a run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import argparse
 import jax
 from etils import epath
 
+import fire_lm
 from fire_lm import training
 from fire_lm.checkpoints import available_steps, split_run
 from fire_lm.cli.startup import quiet_libraries
-from fire_lm.config import Config, save
+from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import check_blocks, check_settings, label_in, load_config
 from fire_lm.processes import initialize_distributed
@@ -20,11 +21,11 @@ from fire_lm.runs.resuming import (
     compare_with_source,
     with_kept_lengths,
 )
-from fire_lm.runs.saved import model_of_run, newest_config, ranked
+from fire_lm.runs.saved import model_of_run, newest_config, ranked, save_config
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """`fire-lm pretrain`: trains, or resumes, the run in `--workdir`."""
+    """Run `fire-lm pretrain`: train or resume the run in `--workdir`."""
     quiet_libraries()
     if not arguments.workdir and not arguments.dry_run:
         raise UserError("pretrain needs --workdir=DIR, the run directory (or --dry_run)")
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
             config = with_kept_lengths(config, arguments.workdir, arguments.allow_config_change)
         except (UserError, RunFailed) as error:
             told = str(error).partition("\n")[0]
-            print(f"{told}; shown as if nothing were kept of the length that it was trained with")
+            print(f"{told}; shown as if no length that it was trained with were kept")
         if speaks:
             print(config.text())
         plan = training.describe(config.call("pretrain"))
@@ -58,11 +59,15 @@ def run(arguments: argparse.Namespace) -> None:
 def start_run(
     config: Config, arguments: argparse.Namespace, speaks: bool, kept: bool = False
 ) -> None:
-    """`kept`: whether `config` has lengths of the model that it continues."""
+    """Start or resume the run.
+
+    Args:
+      kept: Whether `config` has taken lengths from the model that INIT_FROM names.
+    """
     check_not_imported(arguments.workdir)
     check_same_experiment(config, arguments.workdir, arguments.allow_config_change)
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
-    if source and not available_steps(arguments.workdir):  # else the run resumes without it
+    if source and not available_steps(arguments.workdir):  # otherwise the run resumes without it
         trained = model_of_run(source)
         if speaks:
             print(compare_with_source(config.call("build_decoder"), trained, source, kept))
@@ -70,12 +75,13 @@ def start_run(
         config.call("pretrain"),
         arguments.workdir,
         source=lambda: model_of_run(source),
-        # Again: a run that was still writing may have begun after the first look.
+        # Check again: a run that was still writing may have started after the first check.
         once_held=lambda: check_same_experiment(
             config, arguments.workdir, arguments.allow_config_change
         ),
-        before_first_step=lambda: save(config, arguments.workdir) if speaks else None,
+        before_first_step=lambda: save_config(config, arguments.workdir) if speaks else None,
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
+        since=fire_lm.STARTED,
     )
-    if speaks and newest_config(arguments.workdir) is None:  # of a finished run, moved away
-        save(config, arguments.workdir)
+    if speaks and newest_config(arguments.workdir) is None:  # a finished run lost it
+        save_config(config, arguments.workdir)

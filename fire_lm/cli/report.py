@@ -1,4 +1,4 @@
-"""`fire-lm report`: a page of some runs; with `--list`, the paper's rows and which were run."""
+"""`fire-lm report`: a page on some runs; with `--list`, the paper's rows and which were run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> None:
         other = arguments.against if arguments.against != "paper" else None
         asked = {"--output": arguments.output, "--bench": arguments.bench, "--against": other}
         if given := [name for name, value in asked.items() if value]:
-            raise UserError(f"--list prints a table: {given[0]} has no effect beside it")
+            raise UserError(f"--list prints a table: {given[0]} has no effect with it")
         print(listing(arguments.runs))
         return
     if not arguments.runs:

@@ -9,7 +9,7 @@ from fire_lm.hardware.absent_tpu import skip_absent_tpu
 
 
 def quiet_libraries() -> None:
-    """Orbax and TensorFlow log internals through absl and C++; what users need, we say."""
+    """Silence absl and C++, through which Orbax and TensorFlow log details of no use to users."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     skip_absent_tpu()

@@ -1,4 +1,4 @@
-"""`fire-lm sweep`."""
+"""`fire-lm sweep`: scores runs at several lengths."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""gin values made to fit the annotation of the parameter that takes them.
+"""gin values, converted to the annotation of the parameter that takes them.
 
-`Fitter.fit` turns a value tree into Python values:
-6e5 fits int, 1 fits float, [1, 2] and 3 fit tuple[int, ...]; a str takes whatever was written,
-so a path needs no quotes; True is no int. References stay in the result as `Ref`.
+6e5 fits int, 1 fits float, [1, 2] and 3 fit tuple[int, ...]. A str takes whatever was written, so
+that a path needs no quotes. True is no int. References stay in the result as `Ref`.
 
 Annotations may be bool, int, float, str, None, Any, Literal, tuple, list, Sequence, Callable, any
 class (which takes `@Name()`), and unions of these.
@@ -19,8 +18,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from fire_lm.config.configurables import Configurable, Parameter, class_of_result
-from fire_lm.config.syntax import Group, Node, Ref, Scalar, shown
+from fire_lm.config.configurables import Configurable, class_of_result
+from fire_lm.config.syntax import Node, Ref, Scalar, mapped, shown
 from fire_lm.errors import nearest
 
 _SCALARS = (bool, int, float, str, type(None))
@@ -30,14 +29,12 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 class Misfit(Exception):
-    """The value does not fit. The message says what would: 'int, got ...'."""
+    """The value does not fit. The message says what would, and what was given."""
 
 
 def plain(node: Node) -> Any:
-    """The value as gin has it, with `Ref`s left in."""
-    if isinstance(node, Group):
-        return node.kind(plain(item) for item in node.items)
-    return node.value if isinstance(node, Scalar) else node
+    """Return the value as gin has it, with references left in."""
+    return mapped(node, lambda leaf: leaf.value if isinstance(leaf, Scalar) else leaf)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -49,13 +46,13 @@ def same(a: Any, b: Any) -> bool:
 
 
 class Fitter:
-    """Fits values to annotations; knows the configurables, to judge what a reference gives."""
+    """Converts values to annotations; knows the configurables, to judge what a reference gives."""
 
     def __init__(self, configurables: Mapping[str, Configurable]) -> None:
         self._configurables = configurables
 
-    def fit(self, node: Node, parameter: Parameter) -> Any:
-        """The value for `parameter`. Misfit if it cannot be one."""
+    def fit(self, node: Node, parameter: inspect.Parameter) -> Any:
+        """Return the value for `parameter`, or raise Misfit."""
         is_none = isinstance(node, Scalar) and node.value is None
         if is_none and parameter.default is None:  # `x: int = None`
             return None
@@ -69,44 +66,47 @@ class Fitter:
         if kind in (Any, object):
             return plain(node)
         if kind in _UNIONS:
-            return self._fit_union(node, args)
+            return self._fit_first(node, args)
         if isinstance(node, Ref):
             return self._fit_reference(node, kind, args)
         if kind is typing.Literal:
-            return _fit_literal(node, args)
+            return self._fit_first(node, args, literal=True)
         if kind in _SEQUENCES:
             return self._fit_sequence(node, kind, args)
         if kind in _SCALARS:
             return _fit_scalar(node, kind)
         raise Misfit
 
-    def _fit_union(self, node: Node, members: tuple[Any, ...]) -> Any:
-        """The member of exactly this type first, str last (it takes everything)."""
+    def _fit_first(self, node: Node, choices: tuple[Any, ...], literal: bool = False) -> Any:
+        """Try the type of exactly this value first, and str last: it takes everything."""
         exact = type(node.value) if isinstance(node, Scalar) else None
-        for member in sorted(members, key=lambda m: (m is not exact, m is str)):
+        for choice in sorted(choices, key=lambda c: (c is not exact, c is str)):
             try:
-                return self._fit(node, member)
+                value = self._fit(node, type(choice) if literal else choice)
             except Misfit:
                 continue
+            if not literal or value == choice:
+                return value
         raise Misfit
 
     def _fit_sequence(self, node: Node, kind: type, args: tuple[Any, ...]) -> Any:
         fixed = kind is tuple and args and args[-1] is not Ellipsis
         if isinstance(node, Scalar) and node.value is not None and not fixed:
-            node = _listed(node, args)  # one length is a list of lengths
-        if not isinstance(node, Group) or (fixed and len(args) != len(node.items)):
+            words = node.value.split(",") if args[:1] == (str,) and type(node.value) is str else ()
+            node = [Scalar(word.strip(), word.strip()) for word in words] or [node]
+        if not isinstance(node, list | tuple) or (fixed and len(args) != len(node)):
             raise Misfit
-        hints = args if fixed else (args[0] if args else Any,) * len(node.items)
-        values = [self._fit(item, hint) for item, hint in zip(node.items, hints, strict=True)]
+        hints = args if fixed else (args[0] if args else Any,) * len(node)
+        values = [self._fit(item, hint) for item, hint in zip(node, hints, strict=True)]
         return values if kind is list else tuple(values)
 
     def _fit_reference(self, node: Ref, kind: Any, args: tuple[Any, ...]) -> Ref:
-        """`@Name` is a callable, and `@Name()` what it gives; only a known wrong class misfits."""
+        """`@Name` is a callable, and `@Name()` its result; only a known wrong class misfits."""
         target = self._configurables.get(node.name)
         given = class_of_result(target) if target else None
         if kind not in _CALLABLES:
             fits = node.call and _is_a(given, kind)
-        elif node.call:  # @FIRE() where @FIRE was meant, unless what it gives can be called
+        elif node.call:  # @FIRE() where @FIRE was meant, unless its result can be called
             fits = given is None or "__call__" in dir(given)
         else:
             fits = not args or _is_a(given, args[-1])
@@ -116,11 +116,11 @@ class Fitter:
 
     def _explain(self, node: Node, hint: Any) -> str:
         text = f"{describe(hint)}, got {shown(node)}"
-        words = _choices(hint)
-        if isinstance(node, Scalar) and words and (near := nearest(node.text, words)):
-            return f"{text}. Did you mean {near}?"
-        if isinstance(node, Scalar) and type(node.value) is str:
-            name = node.value.strip().lstrip("@")
+        if isinstance(node, Scalar):
+            words = _choices(hint)
+            if words and (near := nearest(node.text, words)):
+                return f"{text}. Did you mean {near}?"
+            name = node.text.strip().lstrip("@")
             if name.removesuffix("()") in self._configurables:
                 return f"{text}. A reference is written @{name}"
         if isinstance(node, Ref):
@@ -135,18 +135,11 @@ class Fitter:
 
 def _is_a(given: type | None, kind: Any) -> bool:
     """Return whether a `given` may stand for a `kind`, as far as the classes are known."""
-    if kind is Any or getattr(kind, "_is_protocol", False):  # most protocols cannot be asked
+    if kind is Any or getattr(kind, "_is_protocol", False):  # most protocols cannot be tested
         return True
     if given is None or not inspect.isclass(kind):
         return inspect.isclass(kind)
     return issubclass(given, kind) or (given, kind) == (int, float)
-
-
-def _listed(node: Scalar, args: tuple[Any, ...]) -> Group:
-    """A value where a list is expected; words such as full,last256 become separate items."""
-    if args[:1] == (str,) and isinstance(node.value, str):
-        return Group(tuple, tuple(Scalar(w.strip(), w.strip()) for w in node.value.split(",")))
-    return Group(tuple, (node,))
 
 
 def _fit_scalar(node: Node, kind: type) -> Any:
@@ -162,34 +155,24 @@ def _fit_scalar(node: Node, kind: type) -> Any:
     return value
 
 
-def _fit_literal(node: Node, choices: tuple[Any, ...]) -> Any:
-    for choice in choices:
-        try:
-            if _fit_scalar(node, type(choice)) == choice:
-                return choice
-        except Misfit:
-            continue
-    raise Misfit
-
-
 def _choices(hint: Any) -> list[str]:
-    """The words of a Literal or bool, also inside a union."""
+    """Return the words of a Literal or bool, also inside a union."""
     if hint is bool:
         return ["True", "False"]
+    args = typing.get_args(hint)
     if typing.get_origin(hint) is typing.Literal:
-        return [str(choice) for choice in typing.get_args(hint)]
-    if typing.get_origin(hint) in _UNIONS:
-        return [word for member in typing.get_args(hint) for word in _choices(member)]
-    return []
+        return list(map(str, args))
+    is_union = typing.get_origin(hint) in _UNIONS
+    return [word for arg in args for word in _choices(arg)] if is_union else []
 
 
 def describe(hint: Any) -> str:
-    """`hint` in words: 'int or None', "one of 'dense', 'blockwise'", 'a list of int, [1, 2]'."""
+    """Return `hint` in words: "int or None", "one of 'dense', 'blockwise'", "a list of int"."""
     kind, args = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind in _UNIONS:
-        return " or ".join(describe(member) for member in args)
+        return " or ".join(map(describe, args))
     if kind is typing.Literal:
-        return "one of " + ", ".join(repr(choice) for choice in args)
+        return "one of " + ", ".join(map(repr, args))
     if kind in _CALLABLES:
         known = args and inspect.isclass(args[-1]) and args[-1] is not Any
         return f"a reference{f' to a {args[-1].__name__}, ' if known else ' '}like @Name"

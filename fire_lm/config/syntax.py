@@ -1,9 +1,9 @@
-"""gin's grammar, read into plain statements. The only import of gin in fire_lm.
+"""gin's grammar, read into statements.
 
-gin-config 0.5.0 keeps one global registry and one global configuration, converts nothing and
-forgets how a value was written. So only its parser is used here: a statement keeps its place and
-its value as a small tree (`Scalar`, `Group`, `Ref`, `Macro`), and the rest of this package gives
-the tree its meaning. Source: github.com/google/gin-config, gin/config_parser.py.
+gin-config 0.5.0 keeps one global configuration, converts no value, and forgets how a value was
+written. So only its parser is used here (github.com/google/gin-config, gin/config_parser.py): a
+statement keeps its origin, and its value as a tree of lists and tuples with the leaves `Scalar`,
+`Ref` and `Macro`. `repr` gives the tree as gin text.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from gin import config_parser
+from gin.config_parser import BindingStatement, ImportStatement, IncludeStatement
 
 from fire_lm.errors import UserError
 
@@ -23,59 +24,46 @@ REQUIRED = "gin.REQUIRED"  # the one macro that gin itself defines
 NO_DICTS = "a value cannot be a dict here; write pairs: (('a', 1), ('b', 2))"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scalar:
     """A number, bool, None or string; `text` is how it was written, without quotes."""
 
     value: Any
     text: str
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return repr(self.value) if isinstance(self.value, str | bytes) else self.text
 
 
-@dataclass(frozen=True)
-class Group:
-    """A list or a tuple."""
-
-    kind: type
-    items: tuple[Node, ...]
-
-    def __str__(self) -> str:
-        items = [str(item) for item in self.items]
-        if self.kind is list:
-            return "[" + ", ".join(items) + "]"
-        return "(" + ", ".join(items) + (",)" if len(items) == 1 else ")")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ref:
-    """`@scope/name`, or with `call` `@scope/name()`: what the call returns."""
+    """`@scope/name`, or with `call` `@scope/name()`: the result of the call."""
 
     name: str
     scope: tuple[str, ...]
     call: bool
 
-    def __str__(self) -> str:
-        return "@" + "/".join((*self.scope, self.name)) + ("()" if self.call else "")
+    def __repr__(self) -> str:
+        return "@" + "/".join((*self.scope, self.name)) + "()" * self.call
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Macro:
     """`%NAME`."""
 
     name: str
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "%" + self.name
 
 
-Node = Scalar | Group | Ref | Macro
+Leaf = Scalar | Ref | Macro
+Node = Leaf | list["Node"] | tuple["Node", ...]
 
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """The target of a statement; a macro has no configurable, and its scope is part of its name."""
+    """The target of a statement. A macro has no configurable; its scope is part of its name."""
 
     scope: tuple[str, ...]
     configurable: str
@@ -96,25 +84,24 @@ class Statement:
     from_command_line: bool
 
 
-@dataclass(frozen=True)
-class Directive:
-    """`include 'file.gin'`, or `import package.module`, whose dataclasses any file may name."""
+def leaves(node: Node) -> Iterator[Leaf]:
+    """Iterate over the leaves of a tree, in reading order."""
+    if isinstance(node, list | tuple):
+        for item in node:
+            yield from leaves(item)
+    else:
+        yield node
 
-    keyword: Literal["include", "import"]
-    name: str
-    where: str
 
-
-def children(node: Node) -> Iterator[Node]:
-    """`node` and every node inside it."""
-    yield node
-    if isinstance(node, Group):
-        for item in node.items:
-            yield from children(item)
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a fresh copy of `value` in which `change` has replaced each leaf."""
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(item, change) for item in value)
+    return change(value)
 
 
 def shown(value: Any) -> str:
-    """`value` on one line of at most 80 characters."""
+    """Return `value` on one line of at most 80 characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -129,7 +116,7 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 class _Parser(config_parser.ConfigParser):
-    """gin's parser, giving nodes instead of Python values."""
+    """gin's parser, with trees of leaves instead of Python values."""
 
     def __init__(self, text: str) -> None:
         self._seen: list[str] = []
@@ -147,16 +134,13 @@ class _Parser(config_parser.ConfigParser):
         written = [token for token in self._seen[start:] if token.strip()]
         if isinstance(value, Ref | Macro) and written[0] == "-":
             self._raise_syntax_error("A minus needs a number.")  # gin itself drops it from `-%X`
-        if isinstance(value, list | tuple):
-            return Group(type(value), tuple(value))
-        if isinstance(value, Node):
+        if isinstance(value, Leaf | list | tuple):
             return value
-        if isinstance(value, str):
-            return Scalar(value, value)
-        return Scalar(value, "".join(written[: 2 if written[0] == "-" else 1]))
+        number = "".join(written[: 1 + (written[0] == "-")])
+        return Scalar(value, value if isinstance(value, str) else number)
 
-    def value_alone(self) -> Node | None:
-        """The value if it is all there is, and no comment is skipped (a path may hold a '#')."""
+    def only_value(self) -> Node | None:
+        """Return the value if nothing else follows, not even a comment: a path may hold a '#'."""
         node = self.parse_value()
         while self._current_token.type in (tokenize.NEWLINE, tokenize.NL):
             self._advance_one_token()
@@ -165,48 +149,45 @@ class _Parser(config_parser.ConfigParser):
 
 
 def read_value(text: str) -> Node | None:
-    """The value that the whole of `text` is in gin; None if it is none."""
+    """Return the gin value that `text` is as a whole, or None if it is not one."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # an invalid escape in a string is an error
-            return _Parser(text).value_alone()
-    except Exception:  # whatever tokenize, literal_eval and gin raise of it
+        with warnings.catch_warnings(action="error"):  # such as an invalid escape in a string
+            return _Parser(text).only_value()
+    except Exception:  # whatever tokenize, literal_eval and gin raise
         return None
 
 
-def parse_file(text: str, name: str) -> list[Statement | Directive]:
-    """The statements of one gin file, in order. UserError with `name:line` if it is unreadable."""
+def parse_file(text: str, name: str) -> list[Statement | IncludeStatement | ImportStatement]:
+    """Return the statements of a gin file, in order; `where` is `name:line`.
+
+    Raises:
+      UserError: with `name:line`, if the file cannot be read.
+    """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with warnings.catch_warnings(action="error"):
             found = list(_Parser(text))
     except Exception as error:
         raise UserError(_unreadable(error, text, name)) from None
+    for one in found:
+        if isinstance(one, ImportStatement) and (one.alias or one.module.startswith("__gin__")):
+            raise UserError(
+                f"{name}:{one.location.line_num}: names have no module path here, remove `as` and "
+                "`from __gin__`; `import my_package.my_encoding` makes its dataclasses known."
+            )
     return [
-        _statement(one, f"{name}:{one.location.line_num}")
+        Statement(_key(one.scope, one.selector, one.arg_name), one.value, where, False)
+        if isinstance(one, BindingStatement)
+        else one
         for one in found
-        if not isinstance(one, config_parser.BlockDeclaration)  # its bindings come one by one
+        if (where := f"{name}:{one.location.line_num}")
+        and not isinstance(one, config_parser.BlockDeclaration)  # its bindings come one by one
     ]
 
 
-def _statement(found: Any, where: str) -> Statement | Directive:
-    if isinstance(found, config_parser.BindingStatement):
-        key = _key(found.scope, found.selector, found.arg_name)
-        return Statement(key, found.value, where, False)
-    if isinstance(found, config_parser.IncludeStatement):
-        return Directive("include", found.filename, where)
-    if found.alias or found.module.startswith("__gin__"):
-        raise UserError(
-            f"{where}: names have no module path here, remove `as` and `from __gin__`; `import "
-            "my_package.my_encoding` makes the dataclasses of a module known."
-        )
-    return Directive("import", found.module, where)
-
-
 def parse_binding(text: str) -> Statement:
-    """A command-line binding `NAME=VALUE`.
+    """Read a command-line binding `NAME=VALUE`.
 
-    VALUE is a gin value if it reads as one; else, so that paths need no quotes, a plain string.
+    VALUE is a gin value if it reads as one, else a plain string: paths need no quotes.
     """
     where = "--gin." + shown(text)
     name, equals, raw = text.partition("=")
@@ -217,26 +198,18 @@ def parse_binding(text: str) -> Statement:
         raise UserError(f"{where}: {shown(name)!r} is not a name; a binding is --gin.NAME=VALUE.")
     if not raw:
         raise UserError(f"{where}: no value after '='; write '' for an empty string.")
-    key = _key(*config_parser.parse_binding_key(name))
-    return Statement(key, _command_line_value(raw, where), where, True)
-
-
-_NUMBERS = re.compile(r"[-\d][-+\w.]*(\s*,\s*[-\d][-+\w.]*)+")
-
-
-def _command_line_value(raw: str, where: str) -> Node:
-    if _NUMBERS.fullmatch(raw):  # 512,1024: a shell would trip over brackets
+    if re.fullmatch(r"[-\d][-+\w.]*(\s*,\s*[-\d][-+\w.]*)+", raw):  # 512,1024 needs no brackets
         raw = f"({raw})"
-    if (node := read_value(raw)) is not None:
-        return node
-    if raw[0] == "{":
+    node = read_value(raw)
+    if node is None and raw[0] == "{":
         raise UserError(f"{where}: {NO_DICTS}.")
-    if raw[0] in "@%([{'\"" or raw[-1] in "'\"":
+    if node is None and (raw[0] in "@%([{'\"" or raw[-1] in "'\""):
         raise UserError(
             f"{where}: cannot read the value; check its quotes and brackets "
-            f"(a string that has such characters at its ends goes in quotes)."
+            "(quote a string that begins or ends with such a character)."
         )
-    return Scalar(raw, raw)
+    key = _key(*config_parser.parse_binding_key(name))
+    return Statement(key, Scalar(raw, raw) if node is None else node, where, True)
 
 
 def _key(scope: str, configurable: str, parameter: str) -> Key:
@@ -245,17 +218,15 @@ def _key(scope: str, configurable: str, parameter: str) -> Key:
     return Key(tuple(scope.split("/")) if scope else (), configurable, parameter)
 
 
-def _unreadable(error: BaseException, text: str, name: str) -> str:
+def _unreadable(error: Exception, text: str, name: str) -> str:
     line, reason = 0, str(error)
     if isinstance(error, SyntaxError):
         line, reason = error.lineno or 0, error.msg or ""
     elif isinstance(error, tokenize.TokenError) and len(error.args) == 2:
         reason, (line, _) = error.args
-    lines = text.splitlines()
-    content = lines[line - 1] if 0 < line <= len(lines) else ""
+    content = "".join(text.splitlines()[line - 1 : line])
     reason = shown(reason).split(" Failed to parse")[0].split(" (<")[0].rstrip(".")
-    if "malformed node" in reason:
-        reason = "not a value"
+    reason = "not a value" if "malformed node" in reason else reason
     return (
         f"{name}:{line}: cannot read {shown(content)!r}: {reason}.\n"
         "A statement is NAME = VALUE; a string goes in quotes, a reference is @Name, a macro %NAME."

@@ -1,9 +1,8 @@
-"""Text for training and scoring: on the fly through seqio, or from blocks that were tokenised once.
+"""Text for training and scoring, read on the fly through seqio or from previously written blocks.
 
-`TextData` and `Blocks` say which; the functions here take either, and for training also
-`Synthetic`, the exercises of a task. The only package that imports
-TensorFlow, and only once `TextData` needs it (10 s): importing this module is light, and `Blocks`
-is read without it.
+The functions here take a `TextData` (or `SeqioTask`) or a `Blocks`, and for training also a
+`Synthetic`, the exercises of a task. Importing this module is cheap: TensorFlow is imported only
+when `TextData` needs it (10 s), and `Blocks` is read without it.
 """
 
 from __future__ import annotations
@@ -67,35 +66,37 @@ def train_iterator(
     shard_index: int = 0,
     shard_count: int = 1,
 ) -> TrainIterator:
-    """Endless training batches of one shard; the same arguments give the same batches.
+    """Return endless training batches of one shard; the same arguments give the same batches.
 
     Args:
-        data: which text.
-        length: tokens in a row, at least 2.
-        batch_size: rows in a batch of this shard.
-        seed: 0 or more; decides the order of files and rows.
-        shard_index: which of `shard_count` disjoint parts of the text (of blocks: of every batch)
+        data: The text to read.
+        length: The number of tokens in a row, at least 2.
+        batch_size: The number of rows in a batch of this shard.
+        seed: 0 or more; determines the order of files and rows.
+        shard_index: Which of `shard_count` disjoint parts of the text (for blocks: of every batch)
             to read.
-        shard_count: usually the number of processes.
+        shard_count: The number of shards, usually the number of processes.
 
     Returns:
         An iterator over dicts of numpy arrays [batch_size, length]: `targets`, int32 (0 is
-        padding); `weights`, int8: what each target counts in the loss; and, where rows are packed,
-        `segment_ids`, int32. Of `Synthetic` also `inputs`, int32: what is read, which is else
-        `targets` shifted by one; and `tokens`, int32 [batch_size, 1]: those of a row before its
-        padding. `get_state()` gives bytes, and `set_state(bytes)` resumes exactly
-        there; with `shared_state` they are the same on all shards, and serve any number of shards.
+        padding); `weights`, int8, the weight of each target in the loss; and, if rows are packed,
+        `segment_ids`, int32. `Synthetic` adds `inputs`, int32, which the model reads in place of
+        `targets` shifted by one, and `tokens`, int32 [batch_size, 1], the number of tokens in a row
+        before its padding. `get_state()` returns bytes, and `set_state(bytes)` resumes exactly at
+        that position; with `shared_state`, the bytes are the same on all shards and serve any
+        number of shards.
 
     Raises:
-        UserError: data set or vocabulary missing or unfit, or less text than shards.
-        RunFailed: the text is damaged, or cannot be read.
+        UserError: The data set or the vocabulary is missing or unsuitable, or there is too little
+            text for the number of shards.
+        RunFailed: The text is damaged or cannot be read.
     """
     if batch_size < 1 or not 0 <= shard_index < shard_count:
         raise UserError(
             f"Cannot read shard {shard_index} of {shard_count} in batches of {batch_size}."
         )
     if seed < 0:
-        raise UserError(f"The seed is 0 or more, not {seed}.")
+        raise UserError(f"The seed must be 0 or more, not {seed}.")
     return _reader(data).train_iterator(
         data,
         length=length,
@@ -109,60 +110,61 @@ def train_iterator(
 def scoring_text(
     data: Data, *, length: int, num_sequences: int, split: str = "validation"
 ) -> ScoringText:
-    """Fixed, unshuffled text: up to `num_sequences` rows, evenly from the beginning of a split.
+    """Return fixed, unshuffled text: up to `num_sequences` rows, spread over a split's beginning.
 
     Raises:
-        NoText: the split does not fill one row. UserError: as `train_iterator`.
+        NoText: The split does not fill one row.
+        UserError: See `train_iterator`.
     """
     return _reader(data).scoring_text(data, length=length, num_sequences=num_sequences, split=split)
 
 
 def vocabulary_name(data: TrainingData) -> str:
-    """The name of the vocabulary in messages."""
+    """Return the name of the vocabulary, for messages."""
     return _reader(data).vocabulary_name(data)
 
 
 def vocabulary_size(data: TrainingData) -> int:
-    """Ids that the vocabulary can emit, padding included.
+    """Return the number of ids that the vocabulary can emit, including padding.
 
     Raises:
-        UserError: vocabulary file missing or unfit.
+        UserError: The vocabulary file is missing or unsuitable.
     """
     return _reader(data).vocabulary_size(data)
 
 
 def unknown_share(data: TrainingData, split: str) -> float:
-    """Share of the tokens that the vocabulary does not know; of `TextData`'s first documents only.
+    """Return the share of unknown tokens; for `TextData`, only the first documents are counted.
 
     Raises:
-        UserError: as `train_iterator`.
+        UserError: See `train_iterator`.
     """
     return _reader(data).unknown_share(data, split)
 
 
 def unknown_warning(share: float, split: str, data: TrainingData) -> str:
-    """A warning about unknown tokens; empty if there are few."""
+    """Return a warning about unknown tokens, or an empty string if there are few."""
     if share <= UNKNOWN_SHARE:
         return ""
     return (
         f"warning: {share:.1%} of the {split} tokens of {data.title} are unknown to the vocabulary "
-        f"{vocabulary_name(data)}: the loss leaves out what they say\n"
-        "`fire-lm corpus vocab` trains a vocabulary that knows all text"
+        f"{vocabulary_name(data)}: the loss does not reflect that text\n"
+        "`fire-lm corpus vocab` trains a vocabulary that can represent all text"
     )
 
 
 def dataset_label(data: Data) -> str:
-    """The name of the text in results: 'embedded' for our corpus, else the TFDS name ('c4')."""
+    """Return the name of the text in results: 'embedded', or else the TFDS name such as 'c4'."""
     return _reader(data).label(data)
 
 
 def quick_splits(data: Data) -> list[str] | None:
-    """The splits that there are; None where that is not quickly told, or needs TensorFlow."""
+    """Return the existing splits, or None if finding them would be slow or need TensorFlow."""
     return _reader(data).quick_splits(data)
 
 
 def _reader(data: TrainingData) -> ModuleType:
-    """The package that reads it: each has the functions above, for its own kind."""
+    """Return the module that reads this kind of data; each has the functions above."""
     if isinstance(data, Synthetic):
         return exercises
     return blocks if isinstance(data, Blocks) else on_the_fly
@@ -172,10 +174,10 @@ def register_task(name: str, data: TextData) -> str:
     """Register text with seqio as fire_lm:NAME, for other code and for `SeqioTask`.
 
     Returns:
-        Its full name.
+        The full name.
 
     Raises:
-        UserError: data set or vocabulary missing or unfit, or the name is taken.
+        UserError: The data set or the vocabulary is missing or unsuitable, or the name is taken.
     """
     from fire_lm.data.on_the_fly import tasks
 
@@ -191,10 +193,10 @@ def write_blocks(
     progress: Callable[[int, int], None] = lambda done, total: None,
     workers: BeamWorkers | None = None,
 ) -> Manifest:
-    """Tokenise a data set once, into blocks; see `fire_lm.data.blocks.writer.write_blocks`.
+    """Tokenise a data set into blocks; see `fire_lm.data.blocks.writer.write_blocks`.
 
-    Args:
-        workers: of Beam, which write the parts; else they are written here, one by one.
+    `workers` are the Beam workers that write the parts; without them, this process writes the
+    parts one by one.
     """
     from fire_lm.data.blocks import writer
 

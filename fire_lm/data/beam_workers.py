@@ -1,7 +1,7 @@
-"""Apache Beam: its options as a user gives them, and its failures as a user can read them.
+"""Apache Beam workers: their options as the user passes them, and readable failures.
 
-Needs the extra `cache`, or `dataflow` (`pip install 'fire-lm[dataflow]'`), and on the workers this
-package.
+This needs the extra `cache` or `dataflow` (`pip install 'fire-lm[dataflow]'`), and this package
+installed on the workers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class BeamWorkers:
     """The workers that run Beam pipelines.
 
     Attributes:
-        runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...
-        flags: options of Beam and of the runner, `--NAME=VALUE` each.
+        runner: The name of a runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...
+        flags: Options of Beam and of the runner, each as `--NAME=VALUE`.
 
     Raises:
         UserError: Beam is not installed, or has no such runner.
@@ -36,14 +36,14 @@ class BeamWorkers:
         try:
             from apache_beam.runners.runner import create_runner
 
-            if dataflow:  # which the runner itself imports only once all has been read and counted
+            if dataflow:  # the runner itself imports this only after everything has been counted
                 from apache_beam.runners.dataflow.internal import apiclient  # noqa: F401
         except ImportError as error:
             raise UserError(
                 f"--runner={self.runner} needs Apache Beam, which is not installed "
                 f"({error.name}).\n"
                 f"pip install 'fire-lm[{'dataflow' if dataflow else 'cache'}]', "
-                "or leave --runner out to write in this process."
+                "or omit --runner to write in this process."
             ) from error
         try:
             create_runner(self.runner)
@@ -52,8 +52,8 @@ class BeamWorkers:
         self._check_flags()
 
     def _check_flags(self) -> None:
-        """Check Beam's flags: it prints all of its usage for a wrong one, and logs unknown ones."""
-        options = self.options()  # before the redirection: it gives the log its stderr
+        """Check the flags: Beam prints its whole usage for a bad one and logs unknown ones."""
+        options = self.options()  # before the redirection, because it connects the log to stderr
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):
@@ -61,12 +61,12 @@ class BeamWorkers:
         except SystemExit as error:
             problem = said.getvalue().rpartition("error: ")[2].strip()
             raise UserError(f"--runner_options: {problem}") from error
-        if self.runner.lower() in ("direct", "directrunner"):  # others hand on the unknown
+        if self.runner.lower() in ("direct", "directrunner"):  # other runners forward unknown flags
             if unknown := sorted(given.keys() - options.get_all_options().keys()):
                 raise UserError(f"--runner_options: DirectRunner has no option --{unknown[0]}")
 
     def options(self) -> Any:
-        """A new `PipelineOptions`."""
+        """Return new `PipelineOptions`."""
         from apache_beam.options.pipeline_options import PipelineOptions
 
         given = (f"--{flag.lstrip('-')}" for flag in self.flags)
@@ -74,17 +74,17 @@ class BeamWorkers:
 
     @contextlib.contextmanager
     def failures(self) -> Iterator[None]:
-        """Raises RunFailed in place of what Beam raises, with the worker's own words."""
+        """Convert Beam's exceptions within the block to RunFailed, with the worker's message."""
         try:
             yield
         except FireLMError as error:
             raise type(error)(_plain(str(error))) from error
-        except Exception as error:  # Beam wraps what a worker raises in errors of its own
+        except Exception as error:  # Beam wraps a worker's exception in its own classes
             raise RunFailed(f"Beam's {self.runner} failed: {_reason(error)}") from error
 
     @contextlib.contextmanager
     def pipeline(self) -> Iterator[Any]:
-        """A `Pipeline`, which runs at the end of the block."""
+        """Yield a `Pipeline`, which runs at the end of the block."""
         import apache_beam as beam
 
         with self.failures(), beam.Pipeline(options=self.options()) as pipeline:
@@ -92,9 +92,9 @@ class BeamWorkers:
 
 
 def _reason(error: Exception) -> str:
-    """The message of our own error that a worker's traceback ends in, else the first line.
+    """Return the message of the fire_lm error in a worker's traceback, or else the first line.
 
-    A line that ends in a colon is none without those after it.
+    If the first line ends in a colon, the lines after it are included.
     """
     text = str(error).strip()
     if ours := re.search(r"^fire_lm\.errors\.\w+: (.*)$", text, re.MULTILINE):
@@ -104,5 +104,5 @@ def _reason(error: Exception) -> str:
 
 
 def _plain(message: str) -> str:
-    """Remove the step that Beam adds to messages, which names the inside of our pipelines."""
+    """Remove the internal name of the pipeline step, which Beam appends to messages."""
     return re.sub(r"\s*\[while running '.*'\]$", "", message)

@@ -1,6 +1,6 @@
-"""Batches of synthetic tasks: functions of seed and step, so the place in the data is one number.
+"""Training batches of synthetic tasks, with the interface of `fire_lm.data` for `Synthetic`.
 
-The functions are those of `fire_lm.data` for training, for `Synthetic`.
+A batch is a function of the seed and the step, so the position in the data is one number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fire_lm.tasks.synthetic.layouts import vocabulary_size as task_vocabulary_s
 
 
 class TrainIterator:
-    """Endless batches, each of exercises of one length; see `fire_lm.data`."""
+    """Endless batches, each with exercises of one length; see `fire_lm.data`."""
 
     shared_state = True
     skipped = 0
@@ -38,7 +38,7 @@ class TrainIterator:
         needed = longest_row(data.task, data.layout, data.max_length)
         if needed > length:
             raise UserError(
-                f"{data.title} to length {data.max_length} takes {needed} tokens a row: "
+                f"{data.title} up to length {data.max_length} needs {needed} tokens per row: "
                 f"set --gin.TRAIN_LENGTH={needed} or more, or a smaller Synthetic.max_length"
             )
         self._data, self._width, self._seed = data, length, seed
@@ -53,17 +53,18 @@ class TrainIterator:
 
     @property
     def description(self) -> str:
+        """A description of the task for messages."""
         data = self._data
         return (
-            f"{data.title}, lengths {data.task.shortest} to {data.max_length}, one for each batch, "
-            f"layout {data.layout}"
+            f"{data.title}, lengths {data.task.shortest} to {data.max_length}, one length per "
+            f"batch, layout {data.layout}"
         )
 
     def __iter__(self) -> TrainIterator:
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        """See `fire_lm.data.train_iterator`."""
+        """Return the next batch; see `fire_lm.data.train_iterator`."""
         data = self._data
         rows = training_rows(
             data.task,
@@ -78,27 +79,27 @@ class TrainIterator:
         return {field.name: getattr(rows, field.name) for field in dataclasses.fields(rows)}
 
     def get_state(self) -> bytes:
-        """The number of the next batch, the same on every process."""
+        """Return the number of the next batch, which is the same on every process."""
         return json.dumps({"step": self._step, **self._identity}).encode()
 
     def set_state(self, state: bytes) -> None:
         """Continue with the batch that was next when `state` was taken.
 
         Raises:
-            UserError: the state is of another task, seed or size, or unreadable.
+            UserError: The state has another task, seed or size, or is unreadable.
         """
         try:
             saved = json.loads(state)
             step = int(saved.pop("step"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                "The saved data position is damaged, or not one of a synthetic task."
+                "The saved data position is damaged, or does not belong to a synthetic task."
             ) from error
         for key, now in self._identity.items():
             if saved.get(key) != now:
                 raise UserError(
                     f"The data position was saved with {key} {saved.get(key)}, now it is {now}.\n"
-                    "A position can only be continued with the same task, batch and seed."
+                    "Training can only resume with the same task, batch size and seed."
                 )
         self._step = step
 

@@ -1,6 +1,6 @@
-"""Vocabularies `hf:FOLDER`: the `tokenizer.json` of a model of Hugging Face, such as GPT-2's.
+"""Vocabularies `hf:FOLDER`: the `tokenizer.json` of a Hugging Face model, such as GPT-2's.
 
-Id 0 is padding here, and a piece of text there, so all ids stand one higher than the folder's.
+Id 0 is padding here but a piece of text there, so every id is one higher than in the folder.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
 
 PREFIX = "hf:"
-SHIFT = 1  # our id of their id 0
-# The field of config.json with the lines of the run's configuration: of `fire-lm export`, whose ids
-# are ours. A model that transformers has loaded and saved again still has it.
+SHIFT = 1  # our id for their id 0
+# The field of config.json in which `fire-lm export` stores the run's configuration; such a folder
+# already has our ids. It is still there after transformers has loaded and saved the model.
 EXPORTED = "fire_lm_configuration"
 
 
 class HubVocabulary:
-    """Attributes:
-    size: ids, padding included.
-    end_of_document, end_token: the id that ends a document, and how it is spelled.
-    unknown_id: of text that it cannot express; None if it can express all.
+    """A Hugging Face tokenizer whose ids are shifted by one.
+
+    Attributes:
+      size: The number of ids, including padding.
+      end_of_document: The id that ends a document.
+      end_token: The text of that token.
+      unknown_id: The id of text that the vocabulary cannot express, or None if it has none.
     """
 
     def __init__(self, tokenizer: Any, end: int, unknown: int | None):
@@ -37,7 +40,7 @@ class HubVocabulary:
         self.unknown_id = None if unknown is None else unknown + SHIFT
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids int32 `[T]`. Text that spells a special token stays text."""
+        """Return the ids of `text`, int32 `[T]`; the text of a special token is plain text."""
         found = self._tokenizer.encode(text, add_special_tokens=False)
         return np.array(found.ids, np.int32) + np.int32(SHIFT)
 
@@ -47,7 +50,7 @@ class HubVocabulary:
         return str(self._tokenizer.decode(kept, skip_special_tokens=True))
 
     def unknown(self, text: str) -> str:
-        """The first part of `text` that it cannot express; empty if there is none."""
+        """Return the first part of `text` that cannot be expressed, or "" if there is none."""
         if self.unknown_id is None:
             return ""
         found = self._tokenizer.encode(text, add_special_tokens=False)
@@ -57,10 +60,11 @@ class HubVocabulary:
         return text[start:end]
 
     def encode_documents(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids and bytes of all tokens, and tokens of each text: int32, int32, int64.
+        """Return the id and byte count of every token, and each text's number of tokens.
 
-        A token stands for everything from its start to the next one's, the first also for what is
-        before it: the bytes of a text's tokens sum to its own.
+        The arrays are int32, int32 and int64. A token stands for everything from its start to the
+        start of the next one, and the first token also for everything before it, so the byte counts
+        of a text sum to its size.
         """
         decoded = [text.decode() for text in texts]
         ids, counts, lengths = [], [], []
@@ -80,24 +84,24 @@ class HubVocabulary:
 
 @functools.lru_cache(maxsize=8)
 def load_hub(name: str) -> HubVocabulary:
-    """The vocabulary of `hf:FOLDER`.
+    """Load the vocabulary `hf:FOLDER`.
 
     Raises:
-      UserError: a file is missing or damaged, no token ends a document, the folder is of
-        `fire-lm export`, or tokenizers is not installed.
+      UserError: A file is missing or damaged, no token ends a document, the folder was written by
+        `fire-lm export`, or the package tokenizers is not installed.
     """
     folder = name.removeprefix(PREFIX)
     tokenizer_json = read_tokenizer(name)
     config = _json(folder, "config.json") or {}
     if EXPORTED in config:
         raise UserError(
-            f"vocabulary {name}: the folder is of `fire-lm export`: use the vocabulary of its run"
+            f"vocabulary {name}: `fire-lm export` wrote this folder: use the vocabulary of its run"
         )
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:
         raise UserError("tokenizers is not installed: pip install 'fire-lm[hf]'") from error
-    # Without what is added to texts, cut off them, and taken from the offsets of their tokens.
+    # Remove the steps that add tokens, truncate texts, pad them, or trim the tokens' offsets.
     plain = tokenizer_json | dict.fromkeys(("post_processor", "truncation", "padding"))
     try:
         tokenizer = Tokenizer.from_str(json.dumps(plain))
@@ -110,15 +114,18 @@ def load_hub(name: str) -> HubVocabulary:
         end = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token or "")
     if end is None:
         raise UserError(f"vocabulary {name}: config.json has no eos_token_id to end documents with")
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    return HubVocabulary(tokenizer, end, tokenizer.token_to_id(unknown) if unknown else None)
+    model = tokenizer_json["model"]  # unigram models name the unknown piece by its id
+    unknown = model.get("unk_id")
+    if unknown is None and model.get("unk_token"):
+        unknown = tokenizer.token_to_id(model["unk_token"])
+    return HubVocabulary(tokenizer, end, unknown)
 
 
 def read_tokenizer(name: str) -> dict[str, Any]:
     """Read the folder's `tokenizer.json`.
 
     Raises:
-      UserError: it is missing, or is not a JSON object.
+      UserError: The file is missing or is not a JSON object.
     """
     folder = name.removeprefix(PREFIX)
     found = _json(folder, "tokenizer.json")
@@ -128,7 +135,7 @@ def read_tokenizer(name: str) -> dict[str, Any]:
 
 
 def _json(folder: str, file: str) -> dict[str, Any] | None:
-    """The object in a file, None if there is no such file."""
+    """Return the JSON object in a file, or None if there is no such file."""
     content = read_bytes(f"{folder}/{file}")
     if content is None:
         return None
@@ -142,7 +149,7 @@ def _json(folder: str, file: str) -> dict[str, Any] | None:
 
 
 def _byte_places(text: str) -> np.ndarray:
-    """The byte offsets of all characters in UTF-8, and the end of the last one."""
+    """Return the byte offsets of all characters in UTF-8, followed by the end of the last one."""
     code = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000)
     return np.concatenate([[0], np.cumsum(widths)])

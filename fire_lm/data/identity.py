@@ -1,4 +1,4 @@
-"""Fingerprints of what determines the tokens besides the text: preprocessing and vocabulary."""
+"""Fingerprints of everything but the text that determines tokens: preprocessing and vocabulary."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from fire_lm.data.hub_vocabulary import PREFIX
 from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import UserError
 
-# Another name whenever the same documents become other tokens or byte counts, so that older sets
-# are refused. tests/data/test_blocks_writing.py holds what this one gives.
+# Change this name whenever the same documents become other tokens or byte counts, so that older
+# sets are refused. tests/data/test_blocks_writing.py stores the result of the current version.
 PREPROCESSING = (
     f"skip documents that are empty, undecodable or over {LONGEST_DOCUMENT:,} bytes, "
     "append end of document; 1"
@@ -16,10 +16,10 @@ PREPROCESSING = (
 
 
 def vocabulary_fingerprint(vocabulary: str) -> str:
-    """SHA-256 of the vocabulary's file, or 'bytes'.
+    """Return the SHA-256 of the vocabulary's file, or 'bytes'.
 
     Raises:
-        UserError: there is no such file.
+        UserError: There is no such file.
     """
     if vocabulary == "bytes":
         return vocabulary
@@ -30,7 +30,7 @@ def vocabulary_fingerprint(vocabulary: str) -> str:
     if found is None:
         raise UserError(
             f"Vocabulary file not found: {file}\n"
-            "It is 'bytes', the path of the SentencePiece model, or the hf:FOLDER that made the "
-            "blocks."
+            "Pass what the blocks were made with: 'bytes', the path of a SentencePiece model, or "
+            "hf:FOLDER."
         )
     return found

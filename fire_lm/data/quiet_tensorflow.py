@@ -1,6 +1,6 @@
 """TensorFlow, seqio and TFDS, imported quietly and without taking the accelerators from JAX.
 
-See `storage.quiet` for what is done about its log lines.
+`storage.quiet` describes how TensorFlow's log lines are suppressed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fire_lm.storage.quiet import load_tensorflow, without_log_lines
 def without_their_warnings() -> Iterator[None]:
     """Mute the deprecation warnings of TFDS and SentencePiece.
 
-    They are not ours to fix, and where warnings are errors SentencePiece's wrapper crashes the
-    process instead of raising. TFDS also logs: of an ordered data set that it is shuffled.
+    They are not ours to fix, and if warnings are errors, SentencePiece's wrapper crashes the
+    process instead of raising. TFDS also logs that an ordered data set is shuffled.
     """
     log = logging.getLogger("absl")
     level = log.level
@@ -26,7 +26,7 @@ def without_their_warnings() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            # TFDS passes `deterministic` to its interleave, which needs it only in parallel.
+            # TFDS passes `deterministic` to its interleave, where it matters only in parallel.
             warnings.filterwarnings("ignore", message="The `deterministic` argument")
             yield
     finally:

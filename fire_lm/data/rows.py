@@ -1,8 +1,8 @@
-"""Rows by number: which tokens of the stream of documents each row of a construction holds.
+"""Rows by number: which tokens of the document stream each row of a construction holds.
 
-Every row of every construction is one stretch of the stream, so that a table of rows is an array of
-places, or none at all. Places are int64 offsets into the stream, R rows, D documents (the skipped
-ones, which have no tokens, left out), n tokens in a row.
+Every row of every construction is one contiguous span of the stream, so a table of rows is an array
+of positions, or not needed at all. Positions are int64 offsets into the stream. There are R rows of
+n tokens and D documents (skipped documents have no tokens and are not counted).
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from fire_lm.data.spec import Construction
 
 
 class Rows(abc.ABC):
-    """Rows of `length` tokens over a stream of `tokens` tokens.
+    """The rows of `length` tokens over a stream of `tokens` tokens.
 
-    `ends` gives, stretch by stretch of the stream, where its documents end: int64 [d], not empty.
+    `ends` yields the ends of the documents in consecutive parts of the stream, as int64 [d] arrays
+    that are not empty.
 
     Attributes:
-        count: R.
-        memory: bytes of the table.
-        segmented: whether rows hold several documents that do not see each other.
+        count: The number of rows, R.
+        memory: The size of the table in bytes.
+        segmented: Whether rows hold several documents that do not attend to each other.
     """
 
     count: int
@@ -36,21 +37,23 @@ class Rows(abc.ABC):
 
     @abc.abstractmethod
     def spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(start, stop) of the rows with these numbers, each int64 [k]."""
+        """Return the (start, stop) of the rows with these numbers, each int64 [k]."""
 
     @abc.abstractmethod
     def complete_at(self, places: np.ndarray) -> np.ndarray:
-        """How many rows a reader has given out that has read the stream up to each place, and
-        does not know yet whether there is more."""
+        """Return how many rows are complete once the stream has been read up to each position.
+
+        The reader does not know at that point whether the stream continues.
+        """
 
     def segment_starts(self, start: int, stop: int) -> np.ndarray:
-        """The starts of segments within a row from start to stop, counted from its start."""
+        """Return the starts of the segments within a row, relative to the start of the row."""
         del start, stop
         return np.zeros(0, np.int64)
 
 
 class Concat(Rows):
-    """The stream chopped into full rows: arithmetic. The tail shorter than a row is lost."""
+    """The stream split into full rows, by arithmetic; a tail shorter than a row is dropped."""
 
     def __init__(self, length: int, tokens: int, ends: Iterable[np.ndarray]):
         del ends
@@ -64,7 +67,7 @@ class Concat(Rows):
 
 
 class Cut(Rows):
-    """Each document in rows of its own. 8 bytes a row, 16 while the table is made."""
+    """Every document in its own rows. The table takes 8 bytes per row, 16 while it is built."""
 
     def __init__(self, length: int, tokens: int, ends: Iterable[np.ndarray]):
         starts, begin = [], 0
@@ -82,10 +85,11 @@ class Cut(Rows):
 
 
 class Packed(Rows):
-    """Parts of documents laid into a row while they fit (next-fit). 8 bytes a row and a document.
+    """Parts of documents that are placed into a row while they fit (next-fit).
 
-    A row begins with a part. A part that continues a document follows one of n tokens, which fills
-    a row, so that within a row segments begin where documents do.
+    The table takes 8 bytes per row and per document. A row begins with a part. A part that
+    continues a document follows a part of n tokens, which fills a row, so the segments within a row
+    begin where documents begin.
     """
 
     segmented = True
@@ -107,7 +111,7 @@ class Packed(Rows):
         return self._edges[rows], self._edges[rows + 1]
 
     def complete_at(self, places: np.ndarray) -> np.ndarray:
-        """A row is given out when the part after it has come; the last one never by this."""
+        """See `Rows`: a row is complete when the next part has arrived; the last row never is."""
         return np.searchsorted(self._edges[1:-1], places, "left")
 
     def segment_starts(self, start: int, stop: int) -> np.ndarray:
@@ -116,7 +120,7 @@ class Packed(Rows):
 
 
 class LongDocuments(Rows):
-    """The first n tokens of documents with n or more. 16 bytes a row."""
+    """The first n tokens of every document with at least n. The table takes 16 bytes per row."""
 
     def __init__(self, length: int, tokens: int, ends: Iterable[np.ndarray]):
         del tokens
@@ -147,7 +151,7 @@ ROWS: dict[Construction, type[Rows]] = {
 
 
 def _cut(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """(starts, stops) of the parts of at most `length` tokens of the documents between offsets."""
+    """Return the (starts, stops) of the parts, of at most `length` tokens, of these documents."""
     counts = -(-np.diff(offsets) // length)
     first = np.cumsum(counts) - counts  # the number of each document's first part
     within = np.arange(counts.sum()) - np.repeat(first, counts)
@@ -156,10 +160,10 @@ def _cut(offsets: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _next_fit(edges: array.array[int], starts: np.ndarray, stops: np.ndarray, length: int) -> None:
-    """Append where new rows begin among these parts; the last of `edges` is that of the open row.
+    """Append the starts of new rows among these parts; the last edge is the start of the open row.
 
-    For every part, the first one that does not fit into a row begun by it is found at once; only
-    the walk from row to row is one by one.
+    For all parts at once, the first part that does not fit into a row begun by that part is looked
+    up; only the walk from row to row is sequential.
     """
     if not len(starts):
         return

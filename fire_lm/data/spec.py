@@ -13,12 +13,12 @@ from fire_lm.errors import UserError
 from fire_lm.tasks.synthetic import Task
 from fire_lm.tasks.synthetic.layouts import Layout
 
-# Longer ones are left out: SentencePiece needs up to 230 bytes of memory for each byte (measured).
+# Longer documents are skipped: SentencePiece needs up to 230 bytes of memory per byte (measured).
 LONGEST_DOCUMENT = 2**24  # bytes
 # The file that marks a data directory as holding the embedded text (`corpora.embedded`).
 EMBEDDED_MANIFEST = "fire_lm_corpus.json"
-# Rows read for each row scored: taken evenly from them, so that a few rows of a small set do not
-# all come from one or two documents.
+# The number of rows read per scored row. The scored rows are spread evenly over them, so that a few
+# rows of a small set do not all come from one or two documents.
 SCORING_SPREAD = 8
 
 Construction = Literal["concat", "cut", "packed", "long_documents"]
@@ -27,24 +27,24 @@ CONSTRUCTIONS: tuple[Construction, ...] = get_args(Construction)
 
 @dataclasses.dataclass(frozen=True)
 class TextData:
-    """The place of the text and how documents become rows; gin fills the fields.
+    """Where the text is and how documents become rows; gin fills the fields.
 
     Attributes:
-        data_dir: TFDS data directory, local or gs://.
-        tfds_name: TFDS name with config and version; any set with a `text` feature.
+        data_dir: The TFDS data directory, local or gs://.
+        tfds_name: A TFDS name with config and version; any data set with a `text` feature.
         vocabulary: 'bytes' (seqio.ByteVocabulary: padding 0, end of document 1, unknown 2, byte b
             is id b + 3), the path of a SentencePiece model, local or gs://, or hf:FOLDER, the
-            `tokenizer.json` of a model of Hugging Face (to write blocks and to score).
-        construction: how documents, each with its end-of-document token, become rows of n tokens.
-            'concat' joins them and chops the stream into full rows; 'cut' splits each into rows
-            of its own, the last one padded; 'packed' lays these parts into rows side by side
-            (next-fit), each a segment with positions and attention of its own; 'long_documents'
-            takes the first n tokens of documents that have n.
-        shuffle_buffer: rows that are shuffled together, per shard. The saved position does not
-            grow with it; the time to the first batch does.
-        mixture: instead of `tfds_name`, data sets of `data_dir` and the rates at which their rows
+            `tokenizer.json` of a Hugging Face model (to write blocks and to score).
+        construction: How documents, each with its end-of-document token, become rows of n tokens.
+            'concat' joins them and splits the stream into full rows; 'cut' splits each document
+            into its own rows and pads the last one; 'packed' places these parts side by side in
+            rows (next-fit), each a segment with its own positions and attention; 'long_documents'
+            takes the first n tokens of documents that have at least n.
+        shuffle_buffer: The number of rows that are shuffled together, per shard. A larger buffer
+            delays the first batch, but does not enlarge the saved position.
+        mixture: Instead of `tfds_name`, data sets of `data_dir` and the rates at which their rows
             are drawn: (('c4/en:3.1.0', 3), ('arxiv:1.0.0', 1)) gives arXiv a quarter of the rows.
-            For training; a sweep scores each data set separately.
+            A mixture is for training; a sweep scores each data set separately.
     """
 
     data_dir: str
@@ -53,26 +53,30 @@ class TextData:
     construction: Construction = "concat"
     shuffle_buffer: int = 1000
     mixture: tuple[tuple[str, float], ...] = ()
-    unshifted: ClassVar[bool] = False  # what is read is the targets shifted by one
+    unshifted: ClassVar[bool] = False  # the inputs are the targets shifted by one
 
     def __post_init__(self) -> None:
-        """Refuse settings that no machine could read, wherever they are first used."""
+        """Refuse settings that are invalid on every machine, wherever they are first used."""
         if self.shuffle_buffer < 1:
-            raise UserError(f"TextData.shuffle_buffer is at least 1, not {self.shuffle_buffer}.")
+            raise UserError(
+                f"TextData.shuffle_buffer must be at least 1, not {self.shuffle_buffer}."
+            )
         for name, rate in self.mixture:
             if not 0 < rate < math.inf:
-                raise UserError(f"TextData.mixture: the rate of {name} is {rate}, not above 0.")
+                raise UserError(
+                    f"TextData.mixture: the rate of {name} must be positive and finite, not {rate}."
+                )
             if [other for other, _ in self.mixture].count(name) > 1:
                 raise UserError(f"TextData.mixture names {name} twice: give it one rate.")
 
     @property
     def packed(self) -> bool:
-        """Whether a row holds several documents, distinguished by `segment_ids`."""
+        """Whether a row holds several documents, which `segment_ids` distinguishes."""
         return self.construction == "packed"
 
     @property
     def parts(self) -> tuple[TextData, ...]:
-        """The data sets of the mixture, or this one."""
+        """The data sets of the mixture, or this data set alone."""
         if not self.mixture:
             return (self,)
         return tuple(
@@ -81,12 +85,12 @@ class TextData:
 
     @property
     def title(self) -> str:
-        """The name in messages: the TFDS name, or those of the mixture with their rates."""
+        """The name in messages: the TFDS name, or the names of the mixture with their rates."""
         return " + ".join(f"{rate:g} {name}" for name, rate in self.mixture) or self.tfds_name
 
     @property
     def where(self) -> str:
-        """The text and its place, for messages."""
+        """The text and its location, for messages."""
         return f"{self.title} in {self.data_dir}"
 
 
@@ -94,18 +98,19 @@ class TextData:
 class SeqioTask:
     """A Task or Mixture that is registered with seqio; gin fills the fields.
 
-    Its own preprocessors make the tokens, end-of-document tokens included; here they become rows.
+    Its own preprocessors produce the tokens, including end-of-document tokens; fire_lm arranges
+    them in rows.
 
     Attributes:
-        name: of the Task or Mixture. The module that registers it is named by `--import`.
-        vocabulary: that of the task's feature, by the name that it has here: 'bytes' or the path
-            of a SentencePiece model. The model of generation and export is read from there.
-        feature: the output feature that is modelled.
-        construction: how examples become rows, as `TextData.construction`; each counts as a
-            document.
-        shuffle_buffer: as `TextData.shuffle_buffer`; seqio's own shuffles files only.
-        use_cached: whether to read what `seqio_cache_tasks` has written.
-        cache_dirs: where that is, besides the directories that are known to seqio.
+        name: The name of the Task or Mixture; `--import` names the module that registers it.
+        vocabulary: The vocabulary of the task's feature, named as in `TextData`: 'bytes' or the
+            path of a SentencePiece model, which generation and export read.
+        feature: The output feature to model.
+        construction: How examples become rows, see `TextData.construction`; each example counts as
+            a document.
+        shuffle_buffer: See `TextData.shuffle_buffer`; seqio itself shuffles only files.
+        use_cached: Whether to read the output of `seqio_cache_tasks`.
+        cache_dirs: Directories with that output, besides those that seqio already knows.
     """
 
     name: str
@@ -115,12 +120,14 @@ class SeqioTask:
     shuffle_buffer: int = 1000
     use_cached: bool = False
     cache_dirs: tuple[str, ...] = ()
-    mixture: ClassVar[tuple[tuple[str, float], ...]] = ()  # its rates are seqio's
+    mixture: ClassVar[tuple[tuple[str, float], ...]] = ()  # seqio applies the rates
     unshifted: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.shuffle_buffer < 1:
-            raise UserError(f"SeqioTask.shuffle_buffer is at least 1, not {self.shuffle_buffer}.")
+            raise UserError(
+                f"SeqioTask.shuffle_buffer must be at least 1, not {self.shuffle_buffer}."
+            )
         if self.cache_dirs and not self.use_cached:
             raise UserError("SeqioTask.cache_dirs has no effect without SeqioTask.use_cached=True.")
 
@@ -131,7 +138,7 @@ class SeqioTask:
 
     @property
     def parts(self) -> tuple[SeqioTask, ...]:
-        """A mixture is scored as one text, at its rates."""
+        """The parts that are scored separately: a mixture is scored as one text, at its rates."""
         return (self,)
 
     @property
@@ -141,19 +148,20 @@ class SeqioTask:
 
     @property
     def where(self) -> str:
-        """The text and its place, for messages."""
+        """The text and its location, for messages."""
         return f"the registered {self.name}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """The place of blocks and how documents become rows; gin fills the fields.
+    """Where the blocks are and how documents become rows; gin fills the fields.
 
     Attributes:
-        path: the --output of `fire-lm corpus blocks`, local, gs:// or s3://.
-        vocabulary: what they must have been made with: 'bytes' or the path of the SentencePiece
-            model. Empty takes them as they are, for machines that have no copy of the model.
-        construction: as `TextData.construction`.
+        path: The --output of `fire-lm corpus blocks`: local, gs:// or s3://.
+        vocabulary: The vocabulary with which the blocks must have been made: 'bytes' or the path of
+            the SentencePiece model. An empty string accepts any blocks, for machines that have no
+            copy of the model.
+        construction: See `TextData.construction`.
     """
 
     path: str
@@ -173,7 +181,7 @@ class Blocks:
 
     @property
     def parts(self) -> tuple[Blocks, ...]:
-        """The parts that are scored separately: blocks are of one data set."""
+        """The parts that are scored separately: blocks hold one data set."""
         return (self,)
 
 
@@ -182,11 +190,11 @@ class Synthetic:
     """Exercises of a synthetic task; gin fills the fields.
 
     Attributes:
-        task: a rule that makes exercises (`fire_lm.tasks.synthetic`).
-        max_length: of exercises in training; each batch has one length, uniform from the task's
-            shortest to this.
-        layout: where the answer stands: 'slots' behind the input, read in one pass;
-            'autoregressive' as text that follows, generated symbol by symbol.
+        task: A rule that makes exercises (`fire_lm.tasks.synthetic`).
+        max_length: The maximum length of training exercises; the length of each batch is drawn
+            uniformly from the task's shortest length to this one.
+        layout: Where the answer is: 'slots' puts it in slots after the input, filled in one pass;
+            'autoregressive' appends it as text, generated symbol by symbol.
     """
 
     task: Task
@@ -206,21 +214,21 @@ class Synthetic:
 
 
 ReadBySeqio = TextData | SeqioTask
-Data = ReadBySeqio | Blocks  # text, which can be scored as well
+Data = ReadBySeqio | Blocks  # text, which can also be scored
 TrainingData = Data | Synthetic
 
 
 class NoText(UserError):
-    """A split has no row of the length asked for."""
+    """A split without a row of the requested length."""
 
 
 def text_weights(targets: np.ndarray) -> np.ndarray:
-    """The weights of targets, int8, in the shape of `targets`: 1, and 0 for padding."""
+    """Return the weights of targets, int8, in the shape of `targets`: 1, or 0 for padding."""
     return (targets != 0).astype(np.int8)
 
 
 def share_unknown(targets: np.ndarray, unknown_id: int | None) -> float:
-    """The share of unknown tokens in `targets` (int, any shape; 0 is padding)."""
+    """Return the share of unknown tokens in `targets` (int, any shape; 0 is padding)."""
     if unknown_id is None:
         return 0.0
     return float(np.sum(targets == unknown_id)) / max(1, int(np.count_nonzero(targets)))
@@ -230,9 +238,10 @@ class TrainIterator(Protocol):
     """Endless training batches of one shard; see `fire_lm.data.train_iterator`.
 
     Attributes:
-        shared_state: whether the position is the same on all shards.
-        skipped: documents left out as empty, undecodable or huge on the way to the newest batch.
-        on_rows: receives how many rows of how many are read before the first batch.
+        shared_state: Whether the position is the same on all shards.
+        skipped: The number of documents skipped since the previous batch as empty, undecodable or
+            huge.
+        on_rows: Called with the rows read and the rows to read before the first batch.
     """
 
     shared_state: bool
@@ -252,12 +261,13 @@ class ScoringText:
     """Fixed text to score.
 
     Attributes:
-        targets: int32 [n, length]; 0 is padding, never scored.
-        byte_counts: int32 [n, length]; bytes of the original text that each target stands for
-            (0 for the end of a document and for padding).
-        skipped: documents met while reading that were empty, undecodable or huge.
-        unknown: share of the scored tokens that the vocabulary does not know.
-        segment_ids: int32 [n, length] as in training, or None where rows are not packed.
+        targets: The tokens, int32 [n, length]; 0 is padding, which is never scored.
+        byte_counts: The number of bytes of the original text that each target stands for, int32
+            [n, length]; 0 for the end of a document and for padding.
+        skipped: The number of documents skipped while reading as empty, undecodable or huge.
+        unknown: The share of the scored tokens that are unknown to the vocabulary.
+        segment_ids: The segments of packed rows, int32 [n, length], as in training; None if rows
+            are not packed.
     """
 
     targets: np.ndarray
@@ -268,5 +278,5 @@ class ScoringText:
 
     @property
     def weights(self) -> np.ndarray:
-        """int8 [n, length]: what each target counts."""
+        """The weight of each target, int8 [n, length]."""
         return text_weights(self.targets)

@@ -1,8 +1,8 @@
-"""Arrays and small files on a disk or in a bucket, through tensorstore alone.
+"""Arrays and small files on a disk or in a bucket, accessed through tensorstore alone.
 
-Arrays are one-dimensional zarr version 3. A file ("shard" in zarr) holds many chunks that are read
-one by one, by byte range; each chunk and each file's index ends with its CRC-32C, so that a flipped
-bit or a cut file is an error and never other text.
+Arrays are one-dimensional zarr version 3. A file ("shard" in zarr) holds many chunks, which are
+read individually by byte range. Each chunk and each file's index ends with its CRC-32C, so a
+flipped bit or a truncated file is an error and never yields wrong text.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import tensorstore as ts
 
 from fire_lm.errors import RunFailed
 
-CHUNK = 2**13  # elements; what is read for a row at random, at least
+CHUNK = 2**13  # elements; the least that is read for a random row
 FILE = 2**24  # elements
-_CACHE_BYTES = 2**28  # of file indices (16 bytes a chunk) and of chunks read last
-# For half a minute; tensorstore's own default is a quarter of an hour.
+_CACHE_BYTES = 2**28  # for file indices (16 bytes per chunk) and recently read chunks
+# About half a minute in all; tensorstore's default is a quarter of an hour.
 _RETRIES = {"max_retries": 6, "initial_delay": "1s", "max_delay": "8s"}
 
 _INDEX_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
@@ -28,7 +28,7 @@ _PLAIN = [*_INDEX_CODECS]
 _SMALL = [_INDEX_CODECS[0], {"name": "zstd", "configuration": {"level": 3}}, _INDEX_CODECS[1]]
 
 
-# What TensorStore raises for its status codes: invalid or missing, denied, late, no such scheme.
+# tensorstore's exceptions for status codes: invalid or missing, denied, timed out, unknown scheme.
 _REFUSALS = (ValueError, OSError, TimeoutError, NotImplementedError)
 
 
@@ -37,10 +37,10 @@ def join(path: str, *names: str) -> str:
 
 
 def read_bytes(path: str) -> bytes | None:
-    """A small file; None if there is none.
+    """Return the content of a small file, or None if there is no such file.
 
     Raises:
-        RunFailed: it cannot be read.
+        RunFailed: The file cannot be read.
     """
     folder, _, name = _absolute(path).rpartition("/")
     try:
@@ -51,7 +51,11 @@ def read_bytes(path: str) -> bytes | None:
 
 
 def write_bytes(path: str, content: bytes) -> None:
-    """Replace a small file; it appears whole or not at all."""
+    """Replace a small file atomically.
+
+    Raises:
+        RunFailed: The file cannot be written.
+    """
     folder, _, name = _absolute(path).rpartition("/")
     try:
         ts.KvStore.open(_store(folder), context=_context()).result().write(name, content).result()
@@ -60,13 +64,13 @@ def write_bytes(path: str, content: bytes) -> None:
 
 
 def sha256(path: str) -> str | None:
-    """Hex digest of a small file, such as a vocabulary; None if there is none."""
+    """Return the hex digest of a small file, such as a vocabulary, or None if it does not exist."""
     content = read_bytes(path)
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 
 class ArrayWriter:
-    """Appends to a new array, a whole file at a time; what was there is replaced."""
+    """A writer that extends a new array by one whole file at a time; an old array is replaced."""
 
     def __init__(self, path: str, dtype: np.dtype, *, compress: bool):
         self._dtype, self._waiting, self.size = dtype, [np.zeros(0, dtype)], 0
@@ -95,7 +99,7 @@ class ArrayWriter:
 
 
 def open_array(path: str, dtype: np.dtype, size: int, *, compress: bool) -> ts.TensorStore:
-    """An array to read. Nothing is read yet: what it looks like is known from the manifest."""
+    """Open an array for reading without any request; its shape and type come from the manifest."""
     spec = _spec(path, dtype, size, compress) | {
         "recheck_cached_data": False,
         "recheck_cached_metadata": False,
@@ -125,7 +129,7 @@ def _spec(path: str, dtype: np.dtype, size: int, compress: bool) -> dict[str, An
             "codecs": [{"name": "sharding_indexed", "configuration": inner}],
             "fill_value": 0,
         },
-        # What is missing is an error, not zeros; so zeros must be written too.
+        # Missing data must be an error and not read as zeros, so zeros must be written too.
         "fill_missing_data_reads": False,
         "store_data_equal_to_fill_value": True,
     }
@@ -136,10 +140,13 @@ def _absolute(path: str) -> str:
 
 
 def _store(folder: str) -> str | dict[str, str]:
-    """The store for tensorstore; a local name is not a URL, in which %, # and ? have a meaning."""
+    """Return a folder as a tensorstore store.
+
+    A local path must not be passed as a URL, in which %, # and ? have a meaning.
+    """
     return f"{folder}/" if "://" in folder else {"driver": "file", "path": f"{folder}/"}
 
 
 def brief(error: Exception) -> str:
-    """The first sentence of tensorstore's, without its source locations."""
+    """Return the first sentence of a tensorstore error, without its source locations."""
     return str(error).split("\n")[0].split(" [")[0]

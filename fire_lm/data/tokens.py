@@ -1,4 +1,4 @@
-"""Text to token ids and back with a run's own vocabulary, without TensorFlow."""
+"""Conversion between text and token ids with a run's vocabulary, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fire_lm.data.spec import Data
 from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
 
-_END_OF_DOCUMENT = 1  # of bytes
+_END_OF_DOCUMENT = 1  # in the byte vocabulary
 _FIRST_BYTE = 3  # seqio.ByteVocabulary: padding 0, end of document 1, unknown 2, byte b is b + 3
 
 
 def encode(data: Data, text: str) -> np.ndarray:
-    """The ids of `text`, int32 `[T]`, without an end-of-document token.
+    """Return the ids of `text`, int32 `[T]`, without an end-of-document token.
 
     Raises:
-      UserError: the vocabulary is missing, or is neither a SentencePiece model nor `hf:FOLDER`.
+      UserError: The vocabulary is missing, or is neither a SentencePiece model nor `hf:FOLDER`.
     """
     if data.vocabulary == "bytes":
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32) + _FIRST_BYTE
@@ -31,10 +31,10 @@ def encode(data: Data, text: str) -> np.ndarray:
 
 
 def decode(data: Data, tokens: Iterable[int]) -> str:
-    """The text of token ids. Ids that stand for no text, such as padding, are left out.
+    """Return the text of token ids; ids that stand for no text, such as padding, are skipped.
 
     Raises:
-      UserError: as `encode`.
+      UserError: See `encode`.
     """
     ids = [int(token) for token in tokens]
     if data.vocabulary == "bytes":
@@ -47,10 +47,10 @@ def decode(data: Data, tokens: Iterable[int]) -> str:
 
 
 def end_of_document(data: Data) -> int:
-    """The id that ends each document.
+    """Return the id that ends each document.
 
     Raises:
-      UserError: as `encode`.
+      UserError: See `encode`.
     """
     if data.vocabulary == "bytes":
         return _END_OF_DOCUMENT
@@ -60,10 +60,10 @@ def end_of_document(data: Data) -> int:
 
 
 def unknown(data: Data, text: str) -> str:
-    """The first piece of `text` that the vocabulary cannot express; empty if there is none.
+    """Return the first piece of `text` that the vocabulary cannot express, or "" if there is none.
 
     Raises:
-      UserError: as `encode`.
+      UserError: See `encode`.
     """
     if data.vocabulary == "bytes":
         return ""
@@ -80,7 +80,7 @@ def _sentencepiece(path: str) -> Any:
     from sentencepiece import SentencePieceProcessor
 
     if not path:
-        raise UserError("the blocks are read without a vocabulary: set Blocks.vocabulary")
+        raise UserError("the blocks were opened without a vocabulary: set Blocks.vocabulary")
     content = read_bytes(path)
     if content is None:
         raise UserError(f"there is no vocabulary file {path}")

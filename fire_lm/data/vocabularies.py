@@ -1,4 +1,4 @@
-"""Vocabularies of seqio, checked, and tokenisation that knows how many bytes a token stands for."""
+"""Checked seqio vocabularies, and tokenisation that counts the bytes behind each token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Tokenize = Callable[[tf.Tensor], tuple[tf.RaggedTensor, tf.RaggedTensor]]
 
 
 class HubSeqioVocabulary(seqio.Vocabulary):
-    """`hf:FOLDER` for seqio. TensorFlow calls Python for it: slower than other vocabularies."""
+    """The vocabulary `hf:FOLDER` for seqio.
+
+    It is slower than other vocabularies, because TensorFlow has to call Python.
+    """
 
     def __init__(self, of: HubVocabulary):
         super().__init__()
@@ -51,10 +54,10 @@ class HubSeqioVocabulary(seqio.Vocabulary):
 
 @functools.lru_cache(maxsize=8)
 def load(name: str) -> seqio.Vocabulary:
-    """The vocabulary that `TextData.vocabulary` names.
+    """Load the vocabulary that `TextData.vocabulary` names.
 
     Raises:
-        UserError: the file is missing, is no SentencePiece model, has no end-of-document piece,
+        UserError: The file is missing, is not a SentencePiece model, has no end-of-document piece,
             or could emit id 0, which is padding here.
     """
     if name == "bytes":
@@ -68,7 +71,7 @@ def load(name: str) -> seqio.Vocabulary:
     if not found:
         raise UserError(
             f"Vocabulary file not found: {name}\n"
-            "TextData.vocabulary is 'bytes', the path of a SentencePiece model, or hf:FOLDER."
+            "TextData.vocabulary must be 'bytes', the path of a SentencePiece model, or hf:FOLDER."
         )
     vocabulary = seqio.SentencePieceVocabulary(name)
     try:
@@ -99,18 +102,21 @@ def _check_special_pieces(name: str, processor) -> None:
 
 
 def unknown_id(name: str) -> int | None:
-    """The id of text that the vocabulary does not know; None if it can emit none."""
+    """Return the id that the vocabulary gives to unknown text, or None if it has no such id."""
     vocabulary = load(name)
     if isinstance(vocabulary, seqio.ByteVocabulary):
         return None
     if isinstance(vocabulary, HubSeqioVocabulary):
         return vocabulary.unk_id
-    # Where it is 0, which is padding here, bytes stand for such text (`load` checks it).
+    # If it is 0, which is padding here, such text becomes byte pieces instead (`load` checks this).
     return vocabulary.tokenizer.unk_id() or None
 
 
 def tokenizer(vocabulary: seqio.Vocabulary) -> Callable[[tf.Tensor], tf.RaggedTensor]:
-    """[documents] strings -> ragged int32 [documents, tokens], without end-of-document."""
+    """Return a function from strings [documents] to ragged int32 [documents, tokens].
+
+    The tokens do not include the end of the document.
+    """
     if isinstance(vocabulary, seqio.ByteVocabulary):
         return lambda text: _bytes(text)[0]
     if isinstance(vocabulary, HubSeqioVocabulary):
@@ -119,7 +125,10 @@ def tokenizer(vocabulary: seqio.Vocabulary) -> Callable[[tf.Tensor], tf.RaggedTe
 
 
 def tokenizer_with_byte_counts(vocabulary: seqio.Vocabulary) -> Tokenize:
-    """Like `tokenizer`, and the bytes of text behind each token; they sum to the document's."""
+    """Return a function like that of `tokenizer` that also returns each token's number of bytes.
+
+    The numbers sum to the size of the document.
+    """
     if isinstance(vocabulary, seqio.ByteVocabulary):
         return _bytes
     if isinstance(vocabulary, HubSeqioVocabulary):
@@ -128,13 +137,13 @@ def tokenizer_with_byte_counts(vocabulary: seqio.Vocabulary) -> Tokenize:
 
     def tokenize(text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
         tokens, starts, _ = sentencepiece.tokenize_with_offsets(text)
-        # A token stands for everything from its start to the next one's, the first one also for
-        # what comes before it: so whitespace that the model drops is counted too.
+        # A token stands for everything from its start to the start of the next one, and the first
+        # token also for everything before it, so whitespace that the model drops is counted too.
         starts = tf.cast(starts, tf.int32)
         lengths = tf.expand_dims(tf.strings.length(text), 1)
         first = tf.zeros_like(lengths)
         edges = tf.concat([first, starts[:, 1:], lengths], axis=1)
-        # Without a token there is no `first` to open, so nothing may be counted.
+        # A document without tokens has no first token, so nothing may be counted for it.
         edges = tf.ragged.boolean_mask(edges, _keep(tokens, edges))
         return tokens, edges[:, 1:] - edges[:, :-1]
 
@@ -142,7 +151,7 @@ def tokenizer_with_byte_counts(vocabulary: seqio.Vocabulary) -> Tokenize:
 
 
 def _keep(tokens: tf.RaggedTensor, edges: tf.RaggedTensor) -> tf.RaggedTensor:
-    """True for the edges of documents with a token; of the others only the first edge."""
+    """Return True for all edges of documents with tokens, and for the first edge of the others."""
     has_token = tf.cast(tokens.row_lengths() > 0, tf.bool)
     index = tf.ragged.range(edges.row_lengths())
     return tf.logical_or(tf.expand_dims(has_token, 1), index == 0)
@@ -156,7 +165,7 @@ def _bytes(text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
 
 
 def _hub_tokens(of: HubVocabulary, text: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
-    """The id of every token and the bytes behind it."""
+    """Return the id of every token and the number of bytes behind it."""
     kinds = (tf.int32, tf.int32, tf.int64)
     ids, counts, lengths = tf.numpy_function(of.encode_documents, [text], kinds)
     for flat in (ids, counts, lengths):

@@ -1,4 +1,4 @@
-"""Everything that computes a number for a report."""
+"""The computation of every number in a report."""
 
 from fire_lm.evaluation.length_sweep import (
     CHECKED,

@@ -1,8 +1,8 @@
-"""Log-likelihoods of continuations, each after a context of its own.
+"""Log-likelihoods of continuations, each after its own context.
 
-Rows of several lengths share programs: they are padded to the right, and the padding is a segment
-that no token sees. Where an encoding or the positions depend on the length of the input, rows of
-one length are scored together, without padding.
+Rows of several lengths share programs: they are padded on the right, and the padding is a segment
+that no token attends to. If an encoding or the positions depend on the length of the input, rows of
+equal length are scored together without padding.
 
 Shapes: B batch, T tokens.
 """
@@ -23,7 +23,7 @@ from fire_lm.sharding import BATCH
 
 _SHORTEST = 32
 
-# Ids of a context, and of what continues it; both have one or more.
+# The ids of a context and of its continuation, each with at least one id.
 Row = tuple[Sequence[int], Sequence[int]]
 
 
@@ -34,10 +34,11 @@ def continuation_scores(
     mesh: Mesh,
     tokens_per_batch: int = 2**14,
 ) -> Iterator[tuple[int, float, bool]]:
-    """Yield for each row (its index, the natural logarithm of the continuation's probability after
-    the context, whether greedy decoding would write it), the longest rows first.
+    """Yield the scores of each row, longest rows first.
 
-    The model reads the context and all but the last token of the continuation.
+    A score consists of the row's index, the natural logarithm of the continuation's probability
+    after the context, and whether greedy decoding would generate the continuation. The model reads
+    the context and all but the last token of the continuation.
     """
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     for width, group in _of_one_width(model, rows):
@@ -55,7 +56,7 @@ def continuation_scores(
 
 
 def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, list[int]]]:
-    """The indices of rows that are read at one width, widest first."""
+    """Yield each width, widest first, with the indices of the rows that are read at that width."""
     counts = [len(context) + len(continuation) - 1 for context, continuation in rows]
     exact = any(encoding.uses_context_length for encoding in model.encodings)
     exact |= not _prefixes(model, max(counts, default=1))
@@ -67,14 +68,14 @@ def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, li
 
 
 def _prefixes(model: Decoder, length: int) -> bool:
-    """Return whether a shorter input has the positions of the beginning of a longer one."""
+    """Return whether a shorter input has the same positions as the beginning of a longer one."""
     positions = model.resampling.evaluation_positions
     half = max(1, length // 2)
     return bool(np.array_equal(positions(length)[0, :half], positions(half)[0]))
 
 
 def _laid_out(rows: Sequence[Row], width: int, batch_size: int) -> list[np.ndarray]:
-    """(read, targets, weights, segments), int32 `[B, T]`; rows that are missing are empty."""
+    """Return (read, targets, weights, segments), int32 `[B, T]`; missing rows are empty."""
     read, targets, weights, segments = np.zeros((4, batch_size, width), np.int32)
     for number, (context, continuation) in enumerate(rows):
         ids = [*context, *continuation]
@@ -87,7 +88,7 @@ def _laid_out(rows: Sequence[Row], width: int, batch_size: int) -> list[np.ndarr
 
 @functools.lru_cache(maxsize=4)
 def _scorer(model: Decoder, mesh: Mesh) -> jax.stages.Wrapped:
-    """Jitted: (logprob, greedy), each `[B]`, of what `_laid_out` returns."""
+    """Return a jitted function from the arrays of `_laid_out` to (logprob, greedy), each `[B]`."""
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
     def scores(

@@ -1,8 +1,8 @@
-"""Accuracy on a synthetic task, length by length, and answers in the layout `slots`.
+"""Accuracy on a synthetic task by length, and answers in the layout `slots`.
 
-Such an exercise is answered by one forward pass. Rows are padded to few widths, so that few
-programs are compiled; padding is a segment of its own, which no token sees, so that the accuracy of
-a length depends neither on the width nor on the batch. Where an encoding uses the length of the
+Exercises in this layout are answered in one forward pass. Rows are padded to a few widths, so that
+few programs are compiled; padding is a separate segment, which no token attends to, so the accuracy
+at a length depends neither on the width nor on the batch. If an encoding uses the length of the
 whole input, rows are not padded.
 
 Shapes: B exercises, m symbols of an answer.
@@ -29,7 +29,7 @@ from fire_lm.tasks.synthetic.scoring import Tally, tally
 
 TestPositions = Literal["plain", "even", "random"]
 
-# Answers of a model, int [B, m], to exercises of one length.
+# A function that returns a model's answers, int [B, m], to exercises of one length.
 Answering = Callable[[Sequence[Sample], int], np.ndarray]
 
 
@@ -42,10 +42,10 @@ def length_accuracies(
     seed: int = 0,
     batch_size: int = 64,
 ) -> Iterator[tuple[int, Tally]]:
-    """Yield each length with what the answers to its `sequences` test exercises are worth.
+    """Yield each length with the tally of the answers to its `sequences` test exercises.
 
     Raises:
-        UserError: the task has no exercise of a length.
+        UserError: The task has no exercises of one of the lengths.
     """
     batch_size = min(batch_size, sequences)
     for length in lengths:
@@ -60,7 +60,7 @@ def length_accuracies(
 
 
 def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
-    """Answers in the layout `slots`, at the model's positions of evaluation."""
+    """Return a function that answers in the layout `slots`, at the model's evaluation positions."""
     exact = any(encoding.uses_context_length for encoding in model.encodings)
 
     def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
@@ -77,12 +77,14 @@ def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
 
 
 def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampling:
-    """The positions of test inputs: at 0, 1, 2, ... (`plain`); or, of a model that was trained at
-    randomized positions, spread evenly over these (`even`), or at one draw of them (`random`). The
-    default is the model's own positions of evaluation.
+    """Return the positions of test inputs.
+
+    `plain` means 0, 1, 2, ...; for a model that was trained at randomized positions, `even` spreads
+    them evenly over the range of these, and `random` draws them once. The default is the model's
+    own positions of evaluation.
 
     Raises:
-        UserError: the model was not trained at randomized positions.
+        UserError: The model was not trained at randomized positions.
     """
     if positions is None:
         return resampling
@@ -90,7 +92,7 @@ def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampli
         return Resampling()
     if not isinstance(resampling, RandomizedPositions):
         raise UserError(
-            f"positions '{positions}' are for models trained at RandomizedPositions, not at "
+            f"positions '{positions}' need a model trained at RandomizedPositions, not at "
             f"{type(resampling).__name__}: use 'plain'"
         )
     return dataclasses.replace(resampling, evaluation=positions)
@@ -98,7 +100,7 @@ def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampli
 
 @functools.lru_cache(maxsize=4)
 def predicted(model: Decoder) -> jax.stages.Wrapped:
-    """Jitted: the likeliest id at each place, int32 `[B, T]`, of what is read, `[B, T]`."""
+    """Return a jitted function from inputs `[B, T]` to the likeliest id at each, int32 `[B, T]`."""
 
     @jax.jit
     def ids(params: Any, read_BT: Any, pos_1T: Any, segment_1T: Any) -> jax.Array:

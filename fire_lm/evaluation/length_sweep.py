@@ -1,16 +1,17 @@
-"""Loss against sequence length: the paper's evaluation of length generalisation (section 4.1).
+"""Loss as a function of sequence length, the paper's evaluation of length generalisation (4.1).
 
-Every length scores the same tokens: the text is read once, in rows whose length follows from the
-budget alone (text_choice.py), which protocols.py lays windows over (by default equal parts, each
-seen in one forward pass; in packed rows, segments and positions start anew in each window). So the
-numbers differ by context alone, not by text or budget, and a length that is scored later is of the
-same text as those before it. What the text was is recorded with each row, and rows of another text
-are refused. The standard error is over those rows of text, which are the independent pieces at
-every length.
+Every length scores the same tokens: the text is read once, in rows whose length depends only on the
+budget (text_choice.py), and protocols.py divides these rows into windows (by default equal parts,
+each read in one forward pass; in packed rows, segments and positions start again in each window).
+So the results differ only in the context, not in the text or the budget, and a length that is
+scored later uses the same text as the lengths before it. The text's identity is recorded with each
+row, and rows of another text are refused. The standard error is over the rows of text, which are
+the independent units at every length.
 
-A length that the model cannot read is left out, and the text stays. One that the text has no row of
-gets a row without numbers. Of one that does not divide a row of text, the last part of each row is
-shorter; a result of older versions, which left that part out, says how much that was.
+A length that the model cannot read is skipped, and the text stays the same. A length for which the
+text has no row gets a row without numbers. If a length does not divide a row of text, the last part
+of each row is shorter. For results of older versions, which did not score that part, a message
+reports how many tokens it had.
 """
 
 from __future__ import annotations
@@ -48,14 +49,17 @@ from fire_lm.results import (
 )
 from fire_lm.results.estimators import mean_and_error
 
-# What a row has where there is no text.
+# The results in a row without text.
 NO_NUMBERS = (math.nan, math.nan, math.nan, math.nan)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """What a row is, with what belongs to it. Written in this order, so that a kill between two
-    files leaves no row that lacks the others: text, positions (where there are any), row."""
+    """A new row with its text and its losses by position, if any.
+
+    They are written in the order of the fields, so that a kill between two files leaves no row that
+    lacks the other two.
+    """
 
     text: ScoredText | None
     positions: list[PositionLoss]
@@ -67,22 +71,24 @@ class LengthSweep:
     """The settings of a length sweep, without the runs that it scores: gin's `length_sweep`.
 
     Attributes:
-      model, data: as the run was trained, but for what a variant does otherwise.
-      encoding: its name in the table.
-      lengths: tokens per sequence. All of them score the same tokens; where one does not divide a
-        row of text, a power of two, the last part of each row is shorter.
-      tokens: budget at each length. It alone chooses the text, in rows of which 32 (where rows are
-        parts of a joined stream) or 128 make a budget; a length is at most such a row.
-      tokens_per_batch: bounds the memory of a forward pass; at least one sequence per device.
-      split: of the data set.
-      protocols: which tokens are scored, and what they see: full, last256, sliding (protocols.py).
-      stride: tokens between the windows of `sliding`.
-      position_bins: into how many equal parts of the longest length `full` divides the losses by
-        position, at most; 0 for none.
-      mesh: the devices to use, all by default.
+      model: The model as it was trained, except for the changes of a variant.
+      encoding: The name of the encoding in the table.
+      data: The data that the run was trained on, except for the changes of a variant.
+      lengths: The numbers of tokens per sequence. All lengths score the same tokens; if a length
+        does not divide a row of text, a power of two, the last part of each row is shorter.
+      tokens: The budget at each length. It alone determines the text, which is read in 32 rows (if
+        rows are parts of a joined stream) or 128 rows; a length is at most as long as a row.
+      tokens_per_batch: Limits the memory of a forward pass, which reads at least one sequence per
+        device.
+      split: The split of the data set.
+      protocols: Which tokens are scored with which context: full, last256, sliding (protocols.py).
+      stride: The number of tokens between the windows of `sliding`.
+      position_bins: The maximum number of equal parts of the longest length into which `full`
+        divides the losses by position; 0 for none.
+      mesh: The devices to use, by default all.
 
     Raises:
-      UserError: settings that no model and no text could be scored under.
+      UserError: The settings are invalid for every model and text.
     """
 
     model: Decoder
@@ -102,11 +108,11 @@ class LengthSweep:
 
     @property
     def in_order(self) -> tuple[int, ...]:
-        """Each length once, the shortest first."""
+        """Each length once, shortest first."""
         return tuple(sorted(set(self.lengths)))
 
     def lengths_taken(self, run: str) -> tuple[int, ...]:
-        """The lengths that this model can read; refuses what cannot be before text is read."""
+        """Return the lengths that this model can read; refuse invalid ones before reading text."""
         check_reach(self.in_order, self.tokens, self.data)
         taken = lengths_taken(self.model, self.in_order, run)
         for protocol in self.protocols:
@@ -115,7 +121,7 @@ class LengthSweep:
         return taken
 
 
-# The settings that `check_scoring` judges.
+# The settings that `check_scoring` checks.
 CHECKED = ("lengths", "tokens", "tokens_per_batch", "protocols", "stride", "position_bins")
 
 
@@ -132,11 +138,14 @@ def score_checkpoint(
     """Score one checkpoint at each length.
 
     Args:
-      workdir, step, run: the run directory, the checkpoint, and the run's name in the table.
-      variant: what the model does otherwise than in training, in a word; empty if nothing.
-      finished: rows that exist; their keys are not computed again.
-      on_scored: called with each new row as soon as it is known; its losses by position are new,
-        too, or none.
+      sweep: The settings.
+      workdir: The run directory.
+      step: The step of the checkpoint.
+      run: The run's name in the table.
+      variant: The name of the model's changes from training; empty if there are none.
+      finished: The existing rows, which are not computed again.
+      on_scored: Called with each new row as soon as it is known, with its losses by position if
+        these are also new.
     """
     data, lengths = sweep.data, sweep.in_order
     taken = sweep.lengths_taken(run)
@@ -150,8 +159,8 @@ def score_checkpoint(
         where = (run, sweep.encoding, variant, step, label, sweep.split, data.construction)
         if count := unrecorded(where, finished):
             say_once(
-                f"{count} rows in length_sweep.csv of {run} do not say which text they are of (an "
-                "older version scored them): they are kept, and shown separately in tables\n"
+                f"{count} rows in length_sweep.csv of {run} do not record which text was scored "
+                "(an older version wrote them): they are kept, and shown separately in tables\n"
                 "to score them again, move that file and position_losses.csv away"
             )
         text = read_text(part, label, lengths, sweep.tokens, sweep.split)
@@ -160,14 +169,14 @@ def score_checkpoint(
         )
         say_what_was_left_out(wanted, finished)
         due.append((text, where, list(missing(wanted, finished))))
-    for text, where, of_text in due:  # once all of it is known to fit the existing rows
+    for text, where, of_text in due:  # only after all of it has been checked against existing rows
         for measurement in of_text:
             if measurement.laid is None:
                 on_scored(Scored(None, [], measurement.row(NO_NUMBERS)))
                 continue
             if measurement.place in finished.rows:
                 say(
-                    f"{run}@{step} at length {measurement.length} is scored again, for "
+                    f"{run}@{step} at length {measurement.length} is scored again to write "
                     "position_losses.csv"
                 )
             bins, batch = measurement.bins or 1, sweep.tokens_per_batch
@@ -178,10 +187,10 @@ def score_checkpoint(
 def scored(
     measurement: Measurement, where: tuple[str | int, ...], text: ScoringText, nll_RP: np.ndarray
 ) -> Scored:
-    """Build a row from the summed nats of each row of text, in bins of positions.
+    """Build a row from the summed nats of each row of text in bins of positions.
 
     Raises:
-      RunFailed: the loss is not finite.
+      RunFailed: The loss is not finite.
     """
     assert measurement.laid is not None
     nll_R, tokens_R = nll_RP.sum(axis=1), scored_tokens(text, measurement.laid)
@@ -198,21 +207,21 @@ def scored(
 
 
 def say_what_was_left_out(wanted: Sequence[Measurement], finished: Known) -> None:
-    """Older versions scored no part of a row that was shorter than the length."""
+    """Report tokens that older versions did not score, in parts shorter than the length."""
     for measurement in wanted:
         row = finished.rows.get(measurement.place)
         if row is None or not finished.texts.get(measurement.place):
             continue
         if left := measurement.counts[1] - row.tokens:
             say_once(
-                f"{row.run}@{row.step}: {row.protocol} at length {row.length} leaves out {left:,} "
-                f"of {measurement.counts[1]:,} tokens, as an older version scored it\n"
-                "to score it whole, delete its line in length_sweep.csv"
+                f"{row.run}@{row.step}: {row.protocol} at length {row.length} omits {left:,} of "
+                f"{measurement.counts[1]:,} tokens, because an older version scored it\n"
+                "to score all of them, delete its line in length_sweep.csv"
             )
 
 
 def say(words: str) -> None:
-    """Once for all processes of a job."""
+    """Print a message once for all processes of a job."""
     if jax.process_index() == 0:
         print(words, flush=True)
 
@@ -223,28 +232,28 @@ say_once = functools.cache(say)
 def read_text(
     data: Data, label: str, lengths: Sequence[int], tokens: int, split: str
 ) -> ScoringText:
-    """The text of a budget; says which of the lengths it has no row of, and what is amiss.
+    """Return the text of a budget; report lengths without a row, and other problems.
 
     Raises:
-      UserError: there is no text for the shortest length.
+      UserError: There is no text for the shortest length.
     """
     text = choose_text(data, tokens, split)
     there = text.targets.shape[1]
     if longer := [length for length in lengths if length > there]:
-        told = ", ".join(map(str, longer))
+        listed = ", ".join(map(str, longer))
         if len(longer) == len(lengths):
             raise UserError(
-                f"the {split} split of {label} has too little text for length {told}: it gives "
+                f"the {split} split of {label} has too little text for length {listed}: it yields "
                 f"rows of {there:,} tokens ({data.construction})\nlower EVAL_LENGTHS"
             )
-        say(f"the {split} split of {label} has too little text for length {told}: left blank")
+        say(f"the {split} split of {label} has too little text for length {listed}: left blank")
     scored = text.targets.size
     if scored < tokens // there * there:
-        say(f"the {split} split of {label} has less text: {scored:,} tokens instead of {tokens:,}")
+        say(f"the {split} split of {label} has only {scored:,} tokens instead of {tokens:,}")
     if padding := scored - np.count_nonzero(text.weights):
         say(
-            f"{padding:,} of the {scored:,} places in the rows of {label} are padding "
-            f"({padding / scored:.1%}), which weighs nothing"
+            f"{padding:,} of the {scored:,} positions in the rows of {label} are padding "
+            f"({padding / scored:.1%}), which is not scored"
         )
     if text.skipped:
         say(f"{text.skipped:,} empty or undecodable documents of {label} were skipped")
@@ -261,9 +270,9 @@ def check_scoring(
     stride: int,
     position_bins: int,
 ) -> None:
-    """Refuse settings that no model and no text could be scored under."""
+    """Refuse settings that are invalid for every model and text."""
     if not lengths or min(lengths) < 2:
-        raise UserError(f"EVAL_LENGTHS = {lengths}: give lengths of 2 tokens or more")
+        raise UserError(f"EVAL_LENGTHS = {lengths}: set lengths of 2 tokens or more")
     for name, value, least in (
         ("tokens", tokens, 1),
         ("tokens_per_batch", tokens_per_batch, 1),
@@ -276,16 +285,18 @@ def check_scoring(
 
 
 def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int, ...]:
-    """The lengths that the model can read; reports the others. The text does not depend on them.
+    """Return the lengths that the model can read, and report the others.
+
+    The choice of the text does not depend on them.
 
     Raises:
-      UserError: it can read none of them.
+      UserError: The model can read none of the lengths.
     """
     refused = lengths_refused(model, lengths)
     if len(refused) == len(lengths):
         raise UserError(
             f"{run} at length {lengths[0]}: {refused[lengths[0]]}\n"
-            "or lower EVAL_LENGTHS, or leave this run out of the sweep"
+            "or lower EVAL_LENGTHS, or exclude this run from the sweep"
         )
     if refused:
         why = next(iter(refused.values())).partition("\n")[0]
@@ -294,7 +305,10 @@ def lengths_taken(model: Decoder, lengths: Sequence[int], run: str) -> tuple[int
 
 
 def lengths_refused(model: Decoder, lengths: Sequence[int]) -> dict[int, str]:
-    """Why, by length: a table of positions has an end. Before anything is computed."""
+    """Return the lengths that the model cannot read, with the reasons, before any computation.
+
+    A table of positions, for example, has a last position.
+    """
     refused = {}
     for length in lengths:
         try:
@@ -309,8 +323,10 @@ def lengths_refused(model: Decoder, lengths: Sequence[int]) -> dict[int, str]:
 def summarize(
     nll_R: np.ndarray, tokens_R: np.ndarray, counts: tuple[int, int, int]
 ) -> tuple[float, float, float, float]:
-    """(nll, its standard error, perplexity, bits per byte) from summed nats and tokens of each
-    row."""
+    """Return (nll, its standard error, perplexity, bits per byte).
+
+    They are computed from the summed nats and the tokens of each row.
+    """
     mean, stderr = mean_and_error(nll_R, tokens_R)
     bits_per_byte = float(nll_R.sum() / math.log(2) / max(1, counts[2]))
     return mean, stderr, math.exp(min(mean, 700.0)), bits_per_byte

@@ -25,12 +25,13 @@ class Measurement:
     """A measurement at one length under one protocol.
 
     Attributes:
-      place: the key of its row.
-      laid: over the rows of text; None where the text has no row of the length.
-      text: the identity of what is scored.
-      counts: sequences, tokens and bytes.
-      bins: of the losses by position; 0 where none are wanted.
-      has_positions: whether these are known. Its row is computed by the same program all the same.
+      place: The key of the result's row.
+      laid: The windows over the rows of text; None if the text has no row of the length.
+      text: The identity of the scored text.
+      counts: The numbers of sequences, tokens and bytes.
+      bins: The number of bins for losses by position; 0 if none are requested.
+      has_positions: Whether the losses by position are known. The row is nevertheless computed by
+        the same program.
     """
 
     place: tuple[Any, ...]
@@ -42,11 +43,12 @@ class Measurement:
 
     @property
     def length(self) -> int:
+        """The number of tokens in a sequence."""
         length: int = self.place[-1]
         return length
 
     def row(self, result: tuple[float, float, float, float]) -> SweepRow:
-        """The row of a result: mean loss, error, perplexity and bits per byte."""
+        """Return the row of a result: mean loss, error, perplexity and bits per byte."""
         fields: tuple[Any, ...] = (*self.place, *self.counts, *result)
         return SweepRow(*fields)
 
@@ -59,10 +61,10 @@ def measurements(
     stride: int,
     position_bins: int,
 ) -> Iterator[Measurement]:
-    """All of a text. `where` is the rows' key without protocol and length.
+    """Yield all measurements of a text; `where` is the rows' key without protocol and length.
 
     Raises:
-      UserError: a protocol scores nothing but padding.
+      UserError: A protocol scores nothing but padding.
     """
     there, name = text.targets.shape[1], identity(text)
     longest = max((length for length in lengths if length <= there), default=0)
@@ -77,7 +79,7 @@ def measurements(
             raise UserError(
                 f"{place[-2]} scores no token of {place[4]} at length {length}: there is only "
                 "padding there\n"
-                "rows without it: --gin.CONSTRUCTION=concat, or other EVAL_LENGTHS"
+                "for rows without padding: --gin.CONSTRUCTION=concat, or other EVAL_LENGTHS"
             )
         by_position = (protocol, length) == ("full", longest) and position_bins
         bins = number_of_bins(length, position_bins) if by_position else 0
@@ -89,9 +91,9 @@ class Known:
     """The finished rows.
 
     Attributes:
-      rows: by their key.
-      texts: of rows, by key; empty where it is not recorded.
-      positions: texts of losses by position, by their key, in the same way.
+      rows: The rows by key.
+      texts: The texts of the rows by key; empty strings for unrecorded texts.
+      positions: The texts of the losses by position, likewise by key.
     """
 
     rows: Mapping[tuple[str | int, ...], SweepRow]
@@ -103,7 +105,7 @@ def missing(wanted: Iterable[Measurement], known: Known) -> Iterator[Measurement
     """Yield the measurements without a row or without losses by position.
 
     Raises:
-      UserError: the existing rows are of another text.
+      UserError: The existing rows have another text.
     """
     for measurement in wanted:
         check_same_text(measurement, known)
@@ -116,11 +118,12 @@ def missing(wanted: Iterable[Measurement], known: Known) -> Iterator[Measurement
 
 
 def check_same_text(measurement: Measurement, known: Known) -> None:
-    """All rows of a run that are of one name (data set, split, construction) and protocol are of
-    one text: its lengths, steps and variants are there to be compared.
+    """Check that a run's rows of one data set, split, construction and protocol have one text.
+
+    Their lengths, steps and variants are meant to be compared.
 
     Raises:
-      UserError: one of them is of another.
+      UserError: An existing row has another text.
     """
     run, named_so = measurement.place[0], measurement.place[4:8]
     for key, found in known.texts.items():
@@ -145,8 +148,10 @@ def _another_text(there: str, found: str, measurement: Measurement) -> str:
 
 
 def unrecorded(where: tuple[str | int, ...], known: Known) -> int:
-    """How many finished rows of a run and data set do not say what text they are of. `where` is the
-    rows' key up to the construction."""
+    """Return how many finished rows of a run and data set do not record their text.
+
+    `where` is the rows' key up to the construction.
+    """
     return sum(
         not found and (key[0], key[4:7]) == (where[0], where[4:7]) and known.rows[key].tokens > 0
         for key, found in known.texts.items()
@@ -154,7 +159,7 @@ def unrecorded(where: tuple[str | int, ...], known: Known) -> int:
 
 
 def count(text: ScoringText, laid: Windows) -> tuple[int, int, int]:
-    """(sequences, tokens, bytes) scored; sequences of which nothing is scored do not count."""
+    """Return the scored (sequences, tokens, bytes), ignoring sequences without a scored token."""
     scored = laid.of(text.weights) * laid.scored(len(text.targets))
     places_T = laid.scored_places(text.targets.shape[1])
     tokens = int(scored_tokens(text, laid).sum())
@@ -163,6 +168,6 @@ def count(text: ScoringText, laid: Windows) -> tuple[int, int, int]:
 
 
 def scored_tokens(text: ScoringText, laid: Windows) -> np.ndarray:
-    """The number of scored tokens in each row, `[R]`."""
+    """Return the number of scored tokens in each row, `[R]`."""
     places_T = laid.scored_places(text.targets.shape[1])
     return text.weights[:, places_T].sum(axis=1, dtype=np.int64)

@@ -1,6 +1,6 @@
-"""Loss against the position of a token in its sequence, in equal bins of positions.
+"""Loss as a function of a token's position in its sequence, in equal bins of positions.
 
-The forward pass is the length sweep's own. Shapes: R rows of text, P bins.
+The losses come from the length sweep's forward pass. Shapes: R rows of text, P bins.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from fire_lm.results.estimators import mean_and_error
 
 
 def number_of_bins(length: int, most: int) -> int:
-    """The largest number up to `most` that divides the length."""
+    """Return the largest number up to `most` that divides the length."""
     return max(bins for bins in range(1, min(most, length) + 1) if length % bins == 0)
 
 
 def tokens_in_bins(text: ScoringText, laid: Windows, bins: int) -> np.ndarray:
-    """How many tokens of each row are scored in each bin, `[R, P]`; every bin is of a window, in
-    packed rows of each document in it."""
+    """Return how many tokens of each row are scored in each bin, `[R, P]`.
+
+    Positions count from the start of the window or, in packed rows, of the document in it.
+    """
     weights = laid.of(text.weights)
     place = np.broadcast_to(np.arange(laid.length), weights.shape)
     if text.segment_ids is not None:
@@ -40,7 +42,7 @@ def tokens_in_bins(text: ScoringText, laid: Windows, bins: int) -> np.ndarray:
 def position_losses(
     place: tuple[Any, ...], nll_RP: np.ndarray, tokens_RP: np.ndarray
 ) -> list[PositionLoss]:
-    """A row for each bin that has tokens. `place` is the rows' key, which ends with the length."""
+    """Return a row for each bin with tokens; `place` is the rows' key, ending with the length."""
     width = place[-1] // nll_RP.shape[1]
     rows = []
     for first, nll_R, tokens_R in zip(

@@ -22,7 +22,7 @@ from fire_lm.results.tables import AttentionScore, BiasValue
 
 
 def interpolated(model: Decoder) -> Decoder | None:
-    """The same model, its encodings with position interpolation; None if none of them knows it."""
+    """Return the model with position interpolation, or None if no encoding supports it."""
     changed = tuple(encoding.interpolated() or encoding for encoding in model.encodings)
     return None if changed == model.encodings else model.clone(encodings=changed)
 
@@ -37,16 +37,20 @@ def learned_biases(
     queries: Sequence[int] = (128, 8192),
     points: int = 64,
 ) -> list[BiasValue]:
-    """The biases of some queries by layer, query, head and key.
+    """Return the biases of some queries by layer, query, head and key.
 
-    Layers that share their parameters, or have none, are there once, as the first of them; layers
-    without a bias are not. The input ends at the query.
+    Layers that share their parameters, or have none, are represented once, by the first of them;
+    layers without a bias are omitted. The input ends at the query.
 
     Args:
-      run, encoding, step: for the rows.
-      queries: as the paper counts them, from 1: its query 128 and keys 1 .. 128 are in the rows,
-        which count from 0, query 127 and keys 0 .. 127.
-      points: about how many keys of a query are taken.
+      model: The model.
+      params: Its parameters.
+      run: The run's name in the rows.
+      encoding: The encoding's name in the rows.
+      step: The step in the rows.
+      queries: The queries, counted from 1 as in the paper: its query 128 with keys 1 .. 128 becomes
+        query 127 with keys 0 .. 127 in the rows, which count from 0.
+      points: The approximate number of keys per query.
     """
     rows = []
     for layer, positions, own in position_layers(model, params):
@@ -62,9 +66,10 @@ def learned_biases(
 
 
 def sampled_keys(query: int, points: int) -> np.ndarray:
-    """Keys that `query` sees, ascending: all, or about `points` evenly in the log of distance + 1.
+    """Return keys that `query` attends to, ascending.
 
-    Its own and the oldest are among them.
+    These are all keys, or about `points` of them, spaced evenly in the logarithm of distance + 1.
+    The query's own key and the oldest key are among them.
     """
     if query < points:
         return np.arange(query + 1, dtype=np.int32)
@@ -74,7 +79,7 @@ def sampled_keys(query: int, points: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _bias(params: Any, key_S: jax.Array, encoding: Any, log_n: Any, query: int) -> jax.Array | None:
-    """`[N, S]`; compiled once for all layers of an encoding."""
+    """Return the biases `[N, S]`; the program is compiled once for all layers of an encoding."""
     q_pos_BT = jnp.full((1, 1), query, jnp.int32)
     bias_BNTS = encoding.bias(params, q_pos_BT, key_S[None], query + 1)
     if bias_BNTS is None:
@@ -98,16 +103,21 @@ def attention_scores(
     query: int | None = None,
     bins: int = 128,
 ) -> list[AttentionScore]:
-    """The scores of one head for a query and its keys before the softmax, oldest keys first.
+    """Return the scores of one head for a query and its keys before the softmax, oldest keys first.
 
     Args:
-      tokens_T: a text of the length that is of interest, as the model takes it: all of it counts
-        as context for encodings that are defined by its length.
-      run, encoding, variant, step: for the rows; `variant` says what `model` does otherwise than
-        in training.
-      layer, head: from 0; negative ones from the last.
-      query: position in the text; None: its last token.
-      bins: rows, each of as many neighbouring keys as the others, or of one more.
+      model: The model.
+      params: Its parameters.
+      tokens_T: The model's input, of the length of interest: all of it counts as context for
+        encodings that depend on the length.
+      run: The run's name in the rows.
+      encoding: The encoding's name in the rows.
+      variant: The name, in the rows, of the changes of `model` from training.
+      step: The step in the rows.
+      layer: The layer, from 0; negative numbers count from the last one.
+      head: The head, likewise.
+      query: The query's position in the text; None means the last token.
+      bins: The number of rows, among which the keys are divided evenly.
     """
     layer, head = layer % model.size.num_layers, head % model.size.num_heads
     query = len(tokens_T) - 1 if query is None else query

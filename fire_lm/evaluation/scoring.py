@@ -1,4 +1,4 @@
-"""Summed losses of rows of text, batch by batch, on the devices of a mesh.
+"""The summed losses of rows of text, computed batch by batch on the devices of a mesh.
 
 Shapes: B batch, T tokens in a sequence, R rows of text, P bins of positions.
 """
@@ -21,32 +21,29 @@ from fire_lm.data import ScoringText
 from fire_lm.errors import RunFailed
 from fire_lm.evaluation.protocols import Windows
 from fire_lm.models import Decoder, segment_positions, token_losses
-from fire_lm.processes import exchanged
+from fire_lm.processes import failing_together
 
 
 def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh) -> Any:
-    """The checkpoint's parameters on `mesh`; verified first. What fails on one process of a job
-    (the checkpoint may be removed under its reader) fails on all."""
-    params, problem = None, ""
-    try:
+    """Verify the checkpoint and return its parameters on `mesh`.
+
+    A failure on one process of a job (the checkpoint may be removed while it is read) is raised on
+    all processes.
+    """
+    with failing_together():
         if jax.process_index() == 0 and (found := checkpoint_damage(workdir, step)):
             raise RunFailed(f"checkpoint {step} of {workdir} is damaged: {found}")
-        params = restore_params(workdir, step, abstract_params(model, mesh))[0]
-    except RunFailed as error:
-        problem = str(error)
-    if problems := [told for told in exchanged(problem) if told]:
-        raise RunFailed(problems[0])
-    return params
+        return restore_params(workdir, step, abstract_params(model, mesh))[0]
 
 
 def parameter_shapes(model: Decoder) -> Any:
-    """Shapes and dtypes of the parameters."""
+    """Return the shapes and dtypes of the parameters."""
     tokens_BT = jax.ShapeDtypeStruct((1, 1), np.int32)
     return jax.eval_shape(model.init, jax.random.key(0), tokens_BT, tokens_BT)["params"]
 
 
 def abstract_params(model: Decoder, mesh: jax.sharding.Mesh) -> Any:
-    """Shapes, dtypes and layout of the parameters."""
+    """Return the shapes, dtypes and layouts of the parameters."""
     return sharding.with_shardings(parameter_shapes(model), mesh)
 
 
@@ -60,11 +57,11 @@ def score(
     name: str,
     bins: int = 1,
 ) -> np.ndarray:
-    """Summed nats `[R, P]` of the rows `[R, longest]`, seen through `laid`, in `bins` equal parts
-    of a window's positions.
+    """Return the summed nats `[R, P]` of rows `[R, longest]`, read in the windows `laid`.
 
-    Where a batch is too much for the memory there is, it is tried again with half of it (not in a
-    job of several processes, which would have to agree in the middle of a program).
+    The nats are summed in `bins` equal parts of a window's positions. If a batch does not fit into
+    memory, half of it is tried (except in a job of several processes, which would have to agree in
+    the middle of a program).
     """
     rows = len(text.targets)
     arrays = [laid.of(text.targets), laid.of(text.weights) * laid.scored(rows)]
@@ -81,13 +78,13 @@ def score(
             if "RESOURCE_EXHAUSTED" not in str(error) or smaller == batch_size or not alone:
                 raise
             print(
-                f"{batch_size} sequences of {laid.length} tokens are too many for the memory "
-                f"there is: {smaller} at a time (length_sweep.tokens_per_batch)"
+                f"{batch_size} sequences of {laid.length} tokens do not fit into memory: trying "
+                f"{smaller} at a time (length_sweep.tokens_per_batch)"
             )
             batch_size = _fitting[laid.length, mesh] = smaller
 
 
-# How many sequences of a length fitted into a mesh's memory, where fewer than asked for did.
+# How many sequences of a length fit into a mesh's memory, if fewer than requested.
 _fitting: dict[tuple[int, jax.sharding.Mesh], int] = {}
 
 
@@ -101,7 +98,7 @@ def run_batches(
     name: str,
     bins: int = 1,
 ) -> np.ndarray:
-    """Summed nats `[B, P]` of all sequences of `arrays`, which are what `scorer` takes."""
+    """Return the summed nats `[B, P]` of all sequences in `arrays`, the arguments of `scorer`."""
     batch_sharding = NamedSharding(mesh, sharding.BATCH)
     sequences = len(arrays[0])
     summed_nll = scorer(model, length, mesh, bins)
@@ -119,6 +116,7 @@ def run_batches(
 
 
 def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.Mesh) -> int:
+    """Return the number of sequences in a batch, a multiple of the ways that a mesh splits it."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     return ways * max(1, tokens_per_batch // (length * ways))
 
@@ -127,12 +125,13 @@ def sequences_at_a_time(length: int, tokens_per_batch: int, mesh: jax.sharding.M
 def scorer(
     model: Decoder, length: int, mesh: jax.sharding.Mesh, bins: int = 1
 ) -> jax.stages.Wrapped:
-    """Jitted: summed nats `[B, P]` of targets, weights and, where there are any, segments `[B, T]`.
+    """Return a jitted function from targets, weights and optional segments `[B, T]` to summed nats.
 
-    A token's bin is that of its place in the sequence, in packed rows in its own document. One for
-    all checkpoints of a run, so that it is compiled once.
+    The nats `[B, P]` are summed in bins of a token's position in its sequence or, in packed rows,
+    in its document. All checkpoints of a run share the function, so that it is compiled once.
     """
-    # Nothing is kept for a backward pass, so a loop costs nothing, and is compiled for each length.
+    # Without a backward pass nothing is kept, so a loop over layers costs nothing at run time, and
+    # it shortens the compilation, which happens for each length.
     model = model.clone(scan_layers=True)
 
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
@@ -159,7 +158,7 @@ def compile_scoring(
     length: int,
     tokens_per_batch: int,
 ) -> jax.stages.Compiled:
-    """Compile the program of `score` for the devices of `mesh`, which may be of another job."""
+    """Compile the program of `score` for the devices of `mesh`, which may belong to another job."""
     model = model.clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
     batch_size = sequences_at_a_time(length, tokens_per_batch, mesh)
     rows = sharding.batch_like((batch_size, length), mesh, packed=packed).values()
@@ -167,9 +166,9 @@ def compile_scoring(
 
 
 def batches(sequences: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
-    """Batches of equal shape; the last is filled up with padding, which scores nothing.
+    """Yield batches of equal shape; the last is filled with padding, which is not scored.
 
-    Every process goes through the same batches and places its part of each.
+    Every process iterates over the same batches and places its part of each.
     """
     for start in range(0, len(sequences), batch_size):
         batch = sequences[start : start + batch_size]

@@ -1,8 +1,8 @@
-"""The text of a length sweep, chosen once by the budget, never by the lengths.
+"""The text of a length sweep, which depends on the budget and never on the lengths.
 
-The budget is read as rows of equal length, so that any set of lengths scores the same text: each
-length lays its windows over the same rows (protocols.py). A row is a power of two, so lengths that
-are powers of two, up to the row's, divide it. A hash of its token ids identifies the text.
+The budget is read as rows of equal length, so that any set of lengths scores the same text: the
+windows of every length are in the same rows (protocols.py). The length of a row is a power of two,
+so every shorter power of two divides it. A hash of the token ids identifies the text.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ import numpy as np
 from fire_lm.data import Data, NoText, ScoringText, scoring_text
 from fire_lm.errors import UserError
 
-# Rows in a budget. A row of a joined stream (concat, packed) is as good as any other, so a few long
-# ones leave room for long lengths; where a row is a document or a part of one, many are better.
+# The number of rows in a budget. Any row of a joined stream (concat, packed) is as good as another,
+# so a few long ones make room for long lengths; if rows are documents or parts of one, many are
+# better.
 _ROWS = {"concat": 32, "packed": 32, "cut": 128, "long_documents": 128}
-# With fewer rows there is hardly an error to state, so shorter ones are read where they give more.
+# With fewer rows there is hardly an error to report, so shorter rows are read if there are more.
 _FEWEST_ROWS, _SHORTEST_ROW = 8, 64
 
 
 def row_length(tokens: int, construction: str) -> int:
-    """Tokens in a row of text under a budget: a power of two."""
+    """Return the number of tokens in a row of text under a budget, a power of two."""
     return _power_of_two(max(2, tokens // _ROWS[construction]))
 
 
 def check_reach(lengths: Sequence[int], tokens: int, data: Data) -> None:
-    """Raises UserError if a length is longer than the rows in which the budget is read."""
+    """Raise UserError if a length is longer than the rows in which the budget is read."""
     longest = max(lengths)
     for part in data.parts:
         if longest > (row := row_length(tokens, part.construction)):
@@ -37,22 +38,24 @@ def check_reach(lengths: Sequence[int], tokens: int, data: Data) -> None:
             raise UserError(
                 f"evaluation length {longest} is longer than a row of text: a budget of {tokens:,} "
                 f"tokens is read in rows of {row:,} ({part.construction})\n"
-                f"set --gin.length_sweep.tokens={needed} or more (which is another text), or "
+                f"set --gin.length_sweep.tokens={needed} or more (which selects another text), or "
                 "change EVAL_LENGTHS"
             )
 
 
 def _power_of_two(number: int) -> int:
-    """The largest up to `number`."""
+    """Return the largest power of two up to `number`."""
     return 1 << (number.bit_length() - 1)
 
 
 def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
-    """About `tokens` tokens of a data set. A text that is too short for rows of the budget's length
-    gives shorter ones: the longest of which there are some, or the most tokens.
+    """Return about `tokens` tokens of a data set.
+
+    If the text is too short for rows of the budget's length, shorter rows are used: the longest
+    ones of which there are enough, or else those with the most tokens.
 
     Raises:
-      UserError: there is no text.
+      UserError: There is no text.
     """
     length = row_length(tokens, data.construction)
     best: ScoringText | None = None
@@ -67,7 +70,7 @@ def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
             if best is None or amount > np.count_nonzero(best.weights):
                 best = found
             if data.construction != "long_documents":
-                # All text there is: only in rows as short as these could there be enough of them.
+                # All text has been read, so only such short rows could be numerous enough.
                 shorter = min(shorter, int(amount) // _FEWEST_ROWS)
         if shorter < (_SHORTEST_ROW if best else 2):
             break
@@ -82,7 +85,7 @@ def choose_text(data: Data, tokens: int, split: str) -> ScoringText:
 def read_scoring_text(
     data: Data, *, length: int, num_sequences: int, split: str
 ) -> ScoringText | NoText:
-    """Once for all checkpoints, also that there is none."""
+    """Return the text, or the error that there is none, read once for all checkpoints."""
     try:
         return scoring_text(data, length=length, num_sequences=num_sequences, split=split)
     except NoText as error:
@@ -90,8 +93,10 @@ def read_scoring_text(
 
 
 def identity(text: ScoringText) -> str:
-    """A hash of a text: equal for the same token ids in the same rows and segments. Padding, which
-    never counts, is part of the ids."""
+    """Return a hash of a text, which is equal for the same token ids in the same rows and segments.
+
+    The ids include padding, although it is never scored.
+    """
     digest = hashlib.sha256(str(text.targets.shape).encode())
     for ids in (text.targets, text.segment_ids):
         if ids is not None:

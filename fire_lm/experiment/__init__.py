@@ -1,4 +1,4 @@
-"""The names that gin knows, and the configuration of an experiment."""
+"""The names available in gin, and the configuration of an experiment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
 from fire_lm.tasks import synthetic
 
-# The experiments by their names in gin, which are those of the functions that they once were.
+# The experiments by their names in gin.
 EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "pretrain": training.Pretraining,
     "length_sweep": evaluation.LengthSweep,
 }
 
-# What a configuration can be asked for: experiments, and the model, to compare two of them.
+# The roots of a configuration: the experiments, and the model, so that two models can be compared.
 ROOTS = (*EXPERIMENTS, "build_decoder")
 
 
@@ -31,8 +31,11 @@ def load_config(
     search_paths: str = "",
     imports: Sequence[str] = (),
 ) -> Config:
-    """The experiment. Every verb knows all configurables, so that one set of files serves them
-    all, and a binding is unused only if no verb could use it."""
+    """Load the configuration of an experiment.
+
+    All commands know all configurables, so that one set of files serves them all, and a binding
+    counts as unused only if no command could use it.
+    """
     configurables: list[Callable[..., Any]] = [
         models.build_decoder,
         models.size_tiny,
@@ -77,23 +80,23 @@ def load_config(
 
 
 def trains_on_a_task(config: Config) -> bool:
-    """Return whether the run trains on exercises of a synthetic task, not on text."""
+    """Return whether the run trains on exercises of a synthetic task and not on text."""
     return isinstance(config.call("pretrain").data, Synthetic)
 
 
 def label_in(config: Config) -> str:
-    """The name of a run's encoding in tables."""
+    """Return the name of a run's encoding in tables."""
     return str(config.macro("ENCODING"))
 
 
 def check_blocks(config: Config) -> None:
-    """Refuse bindings of `TextData` where blocks are read, which would ignore them."""
+    """Refuse bindings of `TextData` that have no effect because blocks are read."""
     idle = config.idle("TextData")
     where, mixture = idle.get("mixture", ("", ()))
     if mixture:
         raise UserError(
-            f"{where}: TextData.mixture has no effect here, blocks hold one data set\n"
-            "remove it, or read on the fly: without configs/data/blocks.gin"
+            f"{where}: TextData.mixture has no effect here, because blocks hold one data set\n"
+            "remove it, or read on the fly, without configs/data/blocks.gin"
         )
     macro = config.macro("CONSTRUCTION")
     where, construction = idle.get("construction", ("", macro))
@@ -105,9 +108,9 @@ def check_blocks(config: Config) -> None:
 
 
 def check_settings(config: Config) -> None:
-    """Refuse settings that no run and no sweep could use, also in a dry run."""
+    """Refuse settings that are invalid for every run and sweep, also in a dry run."""
     if config.macro("DATA_DIR") == "":
-        raise UserError("DATA_DIR is empty: give the folder of the data set")
+        raise UserError("DATA_DIR is empty: set it to the folder of the data set")
     split_run(str(config.macro("INIT_FROM") or ""))
     asked = config.values("length_sweep")
     if set(evaluation.CHECKED) <= set(asked):

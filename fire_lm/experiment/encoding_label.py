@@ -1,18 +1,18 @@
-"""The name of a run in tables: the macro ENCODING, which follows from the encoding.
+"""The name of a run in tables: the macro ENCODING, which is derived from the encoding.
 
-A file of configs/positions/ sets POSITION and ENCODING together. If a later file or the command
-line sets another POSITION and no ENCODING, the name of that file would be wrong, so one is derived.
+A file in configs/positions/ sets POSITION and ENCODING together. If a later file or the command
+line sets another POSITION but no ENCODING, the name from that file would be wrong, so a name is
+derived.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
+from fire_lm.config.bindings import Bindings, Scoped
 from fire_lm.config.coercion import plain
 from fire_lm.config.files import SHIPPED
-from fire_lm.config.program import Place, Program
-from fire_lm.config.syntax import Group, Key, Node, Ref, Scalar, Statement, children, parse_file
+from fire_lm.config.syntax import Key, Node, Ref, Scalar, Statement, leaves, parse_file
 from fire_lm.errors import UserError
 
 POSITIONS = SHIPPED / "configs" / "positions"
@@ -24,11 +24,11 @@ _SHARED = Key((), "build_decoder", "share_position")
 
 
 def check_label(label: object) -> None:
-    """Raises UserError for a name that no row of a table could carry."""
+    """Raise UserError for a name that cannot be used in tables."""
     fits = isinstance(label, str) and label.isprintable() and 0 < len(label.strip()) == len(label)
     if label is not None and not (fits and len(str(label)) <= _LONGEST):
         raise UserError(
-            f"ENCODING is {label!r}: it names the run in tables, so give it 1 to {_LONGEST} "
+            f"ENCODING is {label!r}: it names the run in tables, so it must have 1 to {_LONGEST} "
             "printable characters, without blanks around them"
         )
 
@@ -36,44 +36,47 @@ def check_label(label: object) -> None:
 _LONGEST = 250
 
 
-def derived_label(program: Program) -> list[Statement]:
-    """The binding of ENCODING that POSITION asks for; none if ENCODING was set with it."""
-    if _MODEL_POSITION not in program.bindings:
+def derived_label(bindings: Bindings) -> list[Statement]:
+    """Return the binding of ENCODING that POSITION implies, or none if both were set together."""
+    if _MODEL_POSITION not in bindings.winning:
         return []
-    position = program.source(program.bindings[_MODEL_POSITION])
-    if not _refs(position.node) or _named_on_purpose(program, position):
+    position = bindings.source(bindings.winning[_MODEL_POSITION])
+    if not _refs(position.node) or _named_on_purpose(bindings, position):
         return []
-    label = label_of(program, position.node)
+    label = label_of(bindings, position.node)
     return [Statement(_ENCODING, Scalar(label, label), position.where, False)]
 
 
-def _named_on_purpose(program: Program, position: Statement) -> bool:
-    name = program.macros.get(_ENCODING.parameter)
+def _named_on_purpose(bindings: Bindings, position: Statement) -> bool:
+    name = bindings.macros.get(_ENCODING.parameter)
     if name is None:
         return False
-    order = program.statements.index
+    order = bindings.statements.index
     if _file(name) == _file(position) or order(name) > order(position):
         return True
     beside = [
         statement.node
-        for statement in program.statements
+        for statement in bindings.statements
         if statement.key in (_POSITION, _MODEL_POSITION) and _file(statement) == _file(name)
     ]
     return bool(beside) and str(beside[-1]) == str(position.node)
 
 
 def _file(statement: Statement) -> str:
-    """The file of a statement; all arguments of the command line count as one."""
+    """Return the file of a statement; all arguments of the command line count as one file."""
     return "" if statement.from_command_line else statement.where.rpartition(":")[0]
 
 
-def label_of(program: Program, position: Node) -> str:
-    """The file of configs/positions/ that describes it, or those of the encodings that take turns:
-    "rope", "fire_g+nope", "3xrope+nope"."""
-    if label := _matching_file(program, position):
+def label_of(bindings: Bindings, position: Node) -> str:
+    """Return the name of a POSITION, such as "rope", "fire_g+nope" or "3xrope+nope".
+
+    It is the name of the file in configs/positions/ that describes POSITION, or the names of the
+    files for the encodings that take turns.
+    """
+    if label := _matching_file(bindings, position):
         return label
     turns = [
-        _matching_file(program, ref) or ref.name  # the class, where no file describes it
+        _matching_file(bindings, ref) or ref.name  # the class, if no file describes it
         for ref in _refs(position)
     ]
     runs = [(name, len(list(same))) for name, same in itertools.groupby(turns)]
@@ -81,12 +84,11 @@ def label_of(program: Program, position: Node) -> str:
 
 
 def _refs(node: Node) -> list[Ref]:
-    items: Sequence[Node] = node.items if isinstance(node, Group) else (node,)
-    return [item for item in items if isinstance(item, Ref)]
+    return [leaf for leaf in leaves(node) if isinstance(leaf, Ref)]
 
 
-def _matching_file(program: Program, position: Node) -> str | None:
-    """The file with this POSITION whose settings all hold; of several, the one with the most."""
+def _matching_file(bindings: Bindings, position: Node) -> str | None:
+    """Return the file with this POSITION whose settings all hold; of several, the most specific."""
     settings: dict[str, int] = {}
     for path in sorted(POSITIONS.glob("*.gin")):
         found = {
@@ -98,7 +100,7 @@ def _matching_file(program: Program, position: Node) -> str | None:
         found.pop(_ENCODING, None)
         if theirs is None or _refs(theirs.node) != [_plain(ref) for ref in _refs(position)]:
             continue
-        if all(_holds(program, position, statement) for statement in found.values()):
+        if all(_holds(bindings, position, statement) for statement in found.values()):
             settings[path.stem] = len(found)
     return max(settings, key=lambda name: settings[name]) if settings else None
 
@@ -107,12 +109,9 @@ def _plain(ref: Ref) -> Ref:
     return Ref(ref.name, (), False)
 
 
-def _holds(program: Program, position: Node, setting: Statement) -> bool:
+def _holds(bindings: Bindings, position: Node, setting: Statement) -> bool:
     """Return whether the configuration has this setting of a file, wherever it was bound."""
-    scopes = [node.scope for node in children(position) if isinstance(node, Ref)] or [()]
-    return all(
-        (bound := program.bound(Place(scope, setting.key.configurable)).get(setting.key.parameter))
-        is not None
-        and plain(program.expand(bound)) == plain(setting.node)
-        for scope in ([()] if setting.key == _SHARED else scopes)
-    )
+    key = setting.key
+    scopes = [()] if key == _SHARED else [ref.scope for ref in _refs(position)] or [()]
+    bound = [bindings.bound(Scoped(s, key.configurable)).get(key.parameter) for s in scopes]
+    return all(one and plain(bindings.expand(one)) == plain(setting.node) for one in bound)

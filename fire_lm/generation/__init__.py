@@ -1,4 +1,4 @@
-"""Text from a model: greedy, sampled, or by beam search; loads with jax and flax alone."""
+"""Text generation: greedy, by sampling or by beam search; importing it needs JAX and Flax alone."""
 
 from fire_lm.generation.generate import Generated, generate
 from fire_lm.generation.methods import Beam, Greedy, Method, Sample

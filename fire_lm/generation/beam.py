@@ -1,4 +1,4 @@
-"""Beam search (Wu et al., 2016), with enough candidates to keep K live hypotheses.
+"""Beam search (Wu et al., 2016), with enough candidates to maintain K live hypotheses.
 
 Shapes: B examples, K beams, C candidates, T new tokens, V vocabulary.
 """
@@ -16,7 +16,7 @@ from fire_lm.generation.sampling import TOKENS, Continued, Read, allowed, is_sto
 
 
 class _Beams(NamedTuple):
-    """Hypotheses of each example; `score` is -inf where there is none."""
+    """The hypotheses of each example; `score` is -inf for an empty entry."""
 
     score_BK: jax.Array
     tokens_BKT: jax.Array
@@ -32,7 +32,7 @@ class _State(NamedTuple):
 
 
 def _best(beams: _Beams, count: int) -> tuple[_Beams, jax.Array]:
-    """The `count` of the highest scores, best first, and where they were."""
+    """Return the `count` beams of the highest scores, best first, and their former indices."""
     _, place_BK = jax.lax.top_k(beams.score_BK, count)
     return _taken(beams, place_BK), place_BK
 
@@ -47,10 +47,9 @@ def _taken(beams: _Beams, place_BK: jax.Array) -> _Beams:
 def _candidates(
     live: _Beams, logits_BKV: jax.Array, index: jax.Array, stops: int
 ) -> tuple[_Beams, jax.Array]:
-    """The likeliest extensions of the live beams by one token, and the beam that each extends.
+    """Return the likeliest one-token extensions of the live beams, and the beam that each extends.
 
-    Each beam has at most `stops` extensions that end it. With K more candidates than that, K of
-    them stay live.
+    At most `stops` extensions of a beam end it. With K candidates more than that, K remain live.
     """
     batch, count, size = logits_BKV.shape
     logprobs_BKV = jax.nn.log_softmax(logits_BKV, axis=-1)
@@ -78,9 +77,9 @@ def beam_search(
     new_tokens: int,
     stop_ids: tuple[int, ...],
 ) -> Continued:
-    """The K best finished hypotheses, best first; the live ones if none has finished.
+    """Return the K best finished hypotheses, best first, or the live ones if none has finished.
 
-    It ends when no live beam can pass the worst of K finished ones. A hypothesis that is not there
+    The search ends when no live beam can exceed the worst of K finished ones. A missing hypothesis
     has the score -inf and no tokens.
     """
     batch, count = logits_BV.shape[0], method.beams
@@ -118,7 +117,7 @@ def beam_search(
     shape = (batch, count, new_tokens)
     nothing = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
     no_score_BK = jnp.full(shape[:2], -jnp.inf)
-    first = _Beams(no_score_BK.at[:, 0].set(0.0), *nothing)  # all others would be its copies
+    first = _Beams(no_score_BK.at[:, 0].set(0.0), *nothing)  # the other beams would duplicate it
     logits_BKV = jnp.broadcast_to(logits_BV[:, None], (*shape[:2], logits_BV.shape[-1]))
     state = _State(jnp.int32(0), logits_BKV, cache, first, _Beams(no_score_BK, *nothing))
     with jax.named_scope(TOKENS):

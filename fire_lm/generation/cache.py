@@ -1,11 +1,11 @@
 """The keys and values that decoding keeps, in two caches.
 
-The prompt's is written once and shared by the K continuations of an example; the generated one is
-small. Layers only read them: what a step adds is written once for all layers, after them, since a
-cache that a loop over layers hands on is copied.
+The cache of the prompt is written once and shared by the K continuations of an example; the cache
+of generated tokens is small. Layers only read them: what a step adds is written once for all
+layers, after they have run, because a cache carried through a loop over layers is copied.
 
 Shapes: B examples, K continuations, P prompt, T new tokens, C context, N heads, H head dim, L
-layers (of one encoding of several that take turns), V vocabulary.
+layers (of one of several alternating encodings), V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fire_lm.models.decoder_layer import Past, Reading
 
 
 class Cache(NamedTuple):
-    """All that is kept of what was read.
+    """Everything that decoding keeps of the tokens read so far.
 
     Attributes:
-      turns: for each encoding that takes turns, the keys of its layers `[L, ...]`.
-      pos_BS: positions of the prompt's keys, then of the generated ones; padding stands beyond
-        every token.
+      turns: For each of the alternating encodings, the keys of its layers `[L, ...]`.
+      pos_BS: The positions of the prompt's keys, then of the generated ones; padding has positions
+        beyond every token.
     """
 
     turns: tuple[Past, ...]
@@ -43,9 +43,9 @@ def prefill(
     continuations: int,
     context_length: int,
 ) -> tuple[jax.Array, Cache]:
-    """Read the prompts by the forward pass of training: (logits `[B, V]`, cache).
+    """Read the prompts with the forward pass of training, and return (logits `[B, V]`, cache).
 
-    `pos_C` int32 are the positions of a text of prompt and answer, repeated at its end.
+    `pos_C` int32 holds the positions of prompt and answer as one text; the last one is repeated.
     """
     batch, prompt = prompts_BP.shape
     out: Any = model.apply(
@@ -76,7 +76,7 @@ def read_token(
     index: jax.Array,
     context_length: int,
 ) -> tuple[jax.Array, Cache]:
-    """Read generated token `index` (from 0) of every continuation: (logits `[B, K, V]`, cache)."""
+    """Read generated token `index` (from 0) of each continuation: (logits `[B, K, V]`, cache)."""
     place_B = lengths_B + index
     pos_BK, seen_BK = (
         jnp.broadcast_to(x_B[:, None], tokens_BK.shape) for x_B in (pos_C[place_B], place_B + 1)
@@ -98,7 +98,7 @@ def read_token(
 
 
 def of_parents(cache: Cache, parent_BK: jax.Array) -> Cache:
-    """Reorder the cache: each continuation takes over from another one of its example."""
+    """Reorder the cache so that each continuation takes over another one of its example."""
 
     def taken(x_LBKTNH: jax.Array) -> jax.Array:
         return jnp.take_along_axis(x_LBKTNH, parent_BK[None, :, :, None, None, None], axis=2)

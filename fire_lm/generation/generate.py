@@ -1,4 +1,4 @@
-"""Prompts to continuations, from arrays on the host to arrays on the host.
+"""Generates continuations of prompts, from arrays on the host to arrays on the host.
 
 Shapes: B examples, K continuations, P prompt, T new tokens, C context.
 """
@@ -30,15 +30,17 @@ _LONGEST = 2**24
 
 
 class Generated(NamedTuple):
-    """Continuations of prompts, on the host.
+    """The continuations of prompts, on the host.
 
     Attributes:
-      tokens_BKT: int32, the stop token included; 0 after the end.
-      lengths_BK: int32, tokens generated.
-      logprobs_BKT: float32, of each token under the model, before temperature and filters.
-      scores_BK: their sum; of a beam divided by the length penalty.
-      stopped_BK: whether a stop token ended it, rather than the number of new tokens.
-      context_length: of the call, for encodings that are defined by the length of the input.
+      tokens_BKT: The generated tokens, int32, including the stop token; 0 after the end.
+      lengths_BK: The number of tokens generated, int32.
+      logprobs_BKT: The log-probability of each token under the model, float32, before temperature
+        and filters.
+      scores_BK: The sum of the log-probabilities; for a beam, divided by the length penalty.
+      stopped_BK: Whether a stop token ended the continuation, rather than the limit of new tokens.
+      context_length: The context length of the call, for encodings that are defined by the length
+        of the input.
     """
 
     tokens_BKT: np.ndarray
@@ -63,27 +65,27 @@ def generate(
     mesh: Mesh | None = None,
     on_tokens: Callable[[np.ndarray], None] | None = None,
 ) -> Generated:
-    """Continue each prompt by `new_tokens` tokens at most.
+    """Continue each prompt by at most `new_tokens` tokens.
 
-    A continuation does not depend on the other prompts or on padding, given `context_length`: by
-    default it is the longest prompt and `new_tokens`, which matters to encodings that are defined
-    by the length of the input, and to positions that are drawn for it.
+    Given `context_length`, a continuation does not depend on the other prompts or on padding. The
+    default is the length of the longest prompt plus `new_tokens`; it matters to encodings that are
+    defined by the length of the input, and to positions that are drawn for that length.
 
     Args:
-      prompts_BP: int32, padded to the right; each begins with 0, as rows of training do.
-      lengths_B: int32, tokens of each prompt.
+      prompts_BP: The prompts, int32, padded on the right; each begins with 0, as training rows do.
+      lengths_B: The number of tokens of each prompt, int32.
       method: `Greedy`, `Sample` or `Beam`.
-      stop_ids: tokens that end a continuation.
-      keys_B: a random key for each example; by default of seed 0 and the example's number.
-      context_length: tokens of the whole input, one for the call.
-      mesh: devices that share the prompts (data, fsdp) and heads (tensor), where `params` lie as
-        `decoding_layout` has them. All processes of a job call together with the same prompts.
-      on_tokens: called with the tokens `[B, K, T]` so far, every 8 tokens; never by beam search,
-        whose best hypothesis changes until the end.
+      stop_ids: The tokens that end a continuation.
+      keys_B: A random key for each example; by default, from seed 0 and the example's index.
+      context_length: The number of tokens of the whole input, one for all prompts of the call.
+      mesh: The devices that share the prompts (data, fsdp) and heads (tensor), where `params` have
+        the layout of `decoding_layout`. All processes of a job must call with the same prompts.
+      on_tokens: Called with the tokens `[B, K, T]` so far, every 8 tokens; beam search never calls
+        it, because its best hypothesis can change until the end.
 
     Raises:
-      UserError: a prompt is empty or too long, or the model knows too few positions.
-      RunFailed: the model gives NaN.
+      UserError: A prompt is empty or too long, or the model has too few positions.
+      RunFailed: The model returns NaN.
     """
     prompts, lengths = np.asarray(prompts_BP, np.int32), np.asarray(lengths_B, np.int32)
     context = check_prompts(model, prompts, lengths, new_tokens, context_length)
@@ -93,7 +95,7 @@ def generate(
     padded = prompts.shape[1] + new_tokens
     pos_C = np.asarray(model.resampling.evaluation_positions(context)[0][:padded])
     pos_C = np.pad(pos_C, (0, padded - pos_C.size), mode="edge")
-    # Others are compiled once for all lengths of a bucket.
+    # Otherwise one program is compiled for all lengths of a bucket.
     exact = any(encoding.uses_context_length for encoding in model.encodings)
     call = call_for(model, method, new_tokens, stop_ids, context if exact else padded, mesh)
     rows = _laid_out((prompts, lengths, np.asarray(jax.random.key_data(keys_B))), mesh)
@@ -105,12 +107,12 @@ def generate(
         found = continue_in_chunks(call, params, inputs, lambda x: on_tokens(np.asarray(x)[:count]))
     tokens, logprobs, scores, stopped = (np.asarray(x)[:count] for x in found)
     if np.isnan(logprobs).any():
-        raise RunFailed("the model gives NaN: the checkpoint is of a run that diverged")
+        raise RunFailed("the model returns NaN: the checkpoint is from a run that diverged")
     return Generated(tokens, (tokens != 0).sum(-1), logprobs, scores, stopped, context)
 
 
 def _laid_out(rows: tuple[np.ndarray, ...], mesh: Mesh | None) -> tuple[Any, ...]:
-    """Arrays `[B, ...]` on the devices; the last row is repeated until they share them evenly."""
+    """Put arrays `[B, ...]` on the devices, repeating the last row until it divides evenly."""
     if mesh is None:
         return rows
     missing = -len(rows[0]) % ways(mesh)
@@ -126,7 +128,7 @@ def check_prompts(
     new_tokens: int,
     context_length: int | None,
 ) -> int:
-    """The context length of the call; raises UserError where something does not fit."""
+    """Return the context length of the call, and raise UserError if something does not fit."""
     if new_tokens < 1:
         raise UserError(f"new_tokens is {new_tokens}: it must be 1 or more")
     if prompts_BP.ndim != 2 or lengths_B.shape != prompts_BP.shape[:1] or not lengths_B.size:
@@ -136,24 +138,24 @@ def check_prompts(
         )
     if lengths_B.min() < 1 or lengths_B.max() > prompts_BP.shape[1]:
         raise UserError(
-            f"lengths of prompts are from 1 (the first token, 0) to {prompts_BP.shape[1]}, got "
+            f"prompts have from 1 token (the first token, 0) to {prompts_BP.shape[1]}, got "
             f"{lengths_B.min()} to {lengths_B.max()}"
         )
     if prompts_BP.min() < 0 or prompts_BP.max() >= model.vocab_size:
         raise UserError(
-            f"tokens of prompts are from 0 to {model.vocab_size - 1}, got "
+            f"tokens of prompts range from 0 to {model.vocab_size - 1}, got "
             f"{prompts_BP.min() if prompts_BP.min() < 0 else prompts_BP.max()}"
         )
     needed = int(lengths_B.max()) + new_tokens
     context = needed if context_length is None else context_length
     if context < needed:
-        raise UserError(f"context_length is {context}: prompt and new tokens have {needed}")
+        raise UserError(f"context_length is {context}, but prompt and new tokens take {needed}")
     check_context(model, needed, context)
     return context
 
 
 def check_context(model: Decoder, needed: int, context_length: int) -> None:
-    """Raises UserError if the model cannot read `needed` tokens of an input of `context_length`."""
+    """Raise UserError if the model cannot read `needed` tokens of `context_length` in total."""
     if context_length > _LONGEST:
         raise UserError(
             f"the input has {context_length:,} tokens: positions are computed in float32, which "

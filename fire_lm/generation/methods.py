@@ -1,4 +1,4 @@
-"""Methods to choose the next token: greedy, sampling, beam search.
+"""Methods of choosing the next token: greedy, sampling, beam search.
 
 Shapes: B examples, K continuations of each, V vocabulary.
 """
@@ -16,7 +16,7 @@ from fire_lm.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """The likeliest token."""
+    """Chooses the likeliest token."""
 
     @property
     def label(self) -> str:
@@ -28,22 +28,23 @@ class Greedy:
         return 1
 
     def choose(self, logits_BKV: jax.Array, keys_BK: jax.Array) -> jax.Array:
-        """Token ids `[B, K]` int32. `keys_BK`: random keys, one a continuation."""
+        """Return token ids `[B, K]` int32; `keys_BK` holds one random key per continuation."""
         del keys_BK
         return jnp.argmax(logits_BKV, axis=-1).astype(jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A token drawn from the model's distribution, changed by temperature, then top-k, then top-p
-    (the order of Hugging Face).
+    """Samples from the model's distribution after temperature, top-k and top-p, in this order.
+
+    Hugging Face applies them in the same order.
 
     Attributes:
-      temperature: divides the logits; above 0.
-      top_k: the number of likeliest tokens to draw from; None for all.
-      top_p: only the likeliest tokens whose probabilities sum to this, the one that crosses it
-        included; 1 for all.
-      samples: continuations of each prompt.
+      temperature: The divisor of the logits; above 0.
+      top_k: The number of likeliest tokens to draw from; None means all.
+      top_p: The total probability of the likeliest tokens to draw from, including the token that
+        crosses it; 1 means all.
+      samples: The number of continuations of each prompt.
     """
 
     temperature: float = 1.0
@@ -52,7 +53,7 @@ class Sample:
     samples: int = 1
 
     def __post_init__(self) -> None:
-        if not 1e-6 <= self.temperature < math.inf:  # below it logits overflow float32
+        if not 1e-6 <= self.temperature < math.inf:  # below 1e-6, logits overflow float32
             raise UserError(
                 f"temperature is {self.temperature:g}: it must be 1e-6 or more (or Greedy)"
             )
@@ -74,7 +75,7 @@ class Sample:
         return self.samples
 
     def choose(self, logits_BKV: jax.Array, keys_BK: jax.Array) -> jax.Array:
-        """Token ids `[B, K]` int32, each drawn with its own key."""
+        """Return token ids `[B, K]` int32, each drawn with its own key."""
         draw = jax.vmap(jax.vmap(jax.random.categorical))
         logits_BKV = logits_BKV / self.temperature
         if self.top_k is None and self.top_p == 1:
@@ -93,10 +94,10 @@ class Beam:
     """Beam search with the length penalty of Wu et al. (2016), Eq. 14, without coverage.
 
     Attributes:
-      beams: K, hypotheses that are kept.
-      alpha: of the penalty ((5 + n) / 6)^alpha that divides the log-probability of n generated
-        tokens, the stop token included. The prompt does not count: behind a long one the penalty
-        would be constant.
+      beams: K, the number of hypotheses kept.
+      alpha: The exponent of the penalty ((5 + n) / 6)^alpha that divides the log-probability of n
+        generated tokens, including the stop token. The prompt does not count: after a long prompt,
+        the penalty would be constant.
     """
 
     beams: int = 4
@@ -117,7 +118,7 @@ class Beam:
         return self.beams
 
     def penalty(self, length: jax.Array | int) -> jax.Array:
-        """Divide the log-probability of `length` generated tokens; float32."""
+        """Return the divisor of the log-probability of `length` generated tokens, float32."""
         return ((5.0 + jnp.asarray(length, jnp.float32)) / 6.0) ** self.alpha
 
 

@@ -1,4 +1,4 @@
-"""The compiled programs of generation: prefill and a loop over new tokens, whole or in chunks.
+"""The compiled programs of generation: prefill and a loop over new tokens, at once or in chunks.
 
 Shapes: B examples, K continuations, P prompt, T new tokens, C context, V vocabulary, U words of a
 random key.
@@ -24,7 +24,7 @@ from fire_lm.models import Decoder
 from fire_lm.models.layouts import replicate
 from fire_lm.sharding import ACTIVATIONS, BATCH
 
-# Tokens between two calls of `on_tokens`.
+# The number of tokens between two calls of `on_tokens`.
 _CHUNK = 8
 
 
@@ -57,10 +57,10 @@ class Inputs(NamedTuple):
     """The inputs of a program besides the parameters.
 
     Attributes:
-      prompts_BP: int32, padded to the right.
-      lengths_B: int32, tokens of each prompt.
-      keys_BU: uint32, the data of a random key for each.
-      pos_C: positions of a text of prompt and answer, int32 or (resampled) float32.
+      prompts_BP: The prompts, int32, padded on the right.
+      lengths_B: The number of tokens of each prompt, int32.
+      keys_BU: The data of a random key for each prompt, uint32.
+      pos_C: The positions of prompt and answer as one text, int32 or (if resampled) float32.
     """
 
     prompts_BP: Any
@@ -77,7 +77,7 @@ def call_for(
     context_length: int,
     mesh: Mesh | None,
 ) -> Call:
-    """Layers in a loop, which compiles sooner; nothing is kept for a backward pass."""
+    """Return the call with layers in a loop, which compiles sooner, and without remat."""
     layout = None if mesh is None else NamedSharding(mesh, ACTIVATIONS)
     model = model.clone(scan_layers=True, remat="none", activation_sharding=layout)
     return Call(model, method, new_tokens, tuple(sorted(set(stop_ids))), context_length)
@@ -85,7 +85,7 @@ def call_for(
 
 @functools.partial(jax.jit, static_argnums=0)
 def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
-    """`generate` on the devices."""
+    """Run `generate` on the devices as one program."""
     read = call.reader(params, inputs)
     if isinstance(call.method, Beam):
         logits_BV, cache = call.prefill(params, inputs)
@@ -100,7 +100,7 @@ def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
 def continue_in_chunks(
     call: Call, params: Any, inputs: Inputs, on_tokens: Callable[[jax.Array], None]
 ) -> Continued:
-    """`continue_prompts` by sampling: a program for the first token, and one for some more.
+    """Run `continue_prompts` for sampling in two programs: the first token, and some more tokens.
 
     `on_tokens` is called with the tokens so far, every 8 tokens.
     """
@@ -118,7 +118,7 @@ def continue_in_chunks(
 
 @functools.partial(jax.jit, static_argnums=0)
 def start(call: Call, params: Any, inputs: Inputs) -> Drawing:
-    """Prefill, and the first token of every continuation."""
+    """Read the prompts and choose the first token of every continuation."""
     assert not isinstance(call.method, Beam)
     logits_BV, cache = call.prefill(params, inputs)
     keys_B = jax.random.wrap_key_data(inputs.keys_BU)
@@ -126,7 +126,7 @@ def start(call: Call, params: Any, inputs: Inputs) -> Drawing:
 
 
 def go_on(call: Call, params: Any, inputs: Inputs, state: Drawing, until: int) -> Drawing:
-    """More tokens, until each continuation has `until` or has stopped."""
+    """Choose more tokens, until each continuation has `until` tokens or has stopped."""
     assert not isinstance(call.method, Beam)
     read = call.reader(params, inputs)
     return more_tokens(read, call.method, state, until, call.stop_ids)
@@ -136,7 +136,7 @@ _go_on = jax.jit(go_on, static_argnums=0, donate_argnames="state")
 
 
 def _on_all(call: Call, found: Continued) -> Continued:
-    """Results on every device, so that each process of a job has all of them."""
+    """Replicate the results on every device, so that each process of a job has all of them."""
     layout = call.model.activation_sharding
     return jax.tree.map(lambda x: replicate(x, layout), found)
 
@@ -147,7 +147,7 @@ _on_all_devices = jax.jit(_on_all, static_argnums=0)
 def abstract_inputs(
     model: Decoder, batch: int, prompt: int, new_tokens: int, mesh: Mesh | None = None
 ) -> Inputs:
-    """`Inputs` without data, of as many prompts as `mesh` shares evenly, at least `batch`."""
+    """Return `Inputs` without data, of at least `batch` prompts that `mesh` divides evenly."""
     layout = None
     if mesh is not None:
         batch += -batch % ways(mesh)
@@ -167,12 +167,12 @@ def abstract_inputs(
 
 
 def ways(mesh: Mesh) -> int:
-    """Parts of a batch."""
+    """Return the number of parts into which `mesh` splits a batch."""
     return int(mesh.shape["data"] * mesh.shape["fsdp"])
 
 
 def cache_bytes(call: Call, params: Any, inputs: Inputs, mesh: Mesh | None = None) -> int:
-    """The bytes of keys and values on a device, for its prompts and heads."""
+    """Return the bytes of keys and values on one device, for its prompts and heads."""
     _, cache = jax.eval_shape(call.prefill, params, inputs)
     share = 1 if mesh is None else ways(mesh) * mesh.shape["tensor"]
     arrays = [array for past in cache.turns for array in past.keys]

@@ -1,4 +1,4 @@
-"""Continuations that do not compete: greedy, or drawn one by one.
+"""Continuations that do not compete with each other: greedy, or drawn independently.
 
 Shapes: B examples, K continuations, T new tokens, V vocabulary.
 """
@@ -18,7 +18,7 @@ from fire_lm.generation.methods import Greedy, Sample
 Read = Callable[[Cache, jax.Array, jax.Array], tuple[jax.Array, Cache]]
 
 
-# The name of the loop over new tokens in compiled programs, for those who read them.
+# The name of the loop over new tokens in compiled programs, for code that reads the programs.
 TOKENS = "new_tokens"
 
 
@@ -32,7 +32,7 @@ class Continued(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """The state of sampling: tokens up to `step` are chosen; the newest is not read yet."""
+    """The state of sampling: tokens up to `step` are chosen; the newest has not been read yet."""
 
     step: jax.Array
     logits_BKV: jax.Array
@@ -44,7 +44,7 @@ class Drawing(NamedTuple):
 
 
 def allowed(logits: jax.Array) -> jax.Array:
-    """`[..., V]` without token 0: it is padding, which the model is not trained to predict."""
+    """Mask token 0 in `[..., V]`: it is padding, which the model is not trained to predict."""
     return jnp.where(jnp.arange(logits.shape[-1]) == 0, -jnp.inf, logits)  # type: ignore[no-any-return]
 
 
@@ -64,9 +64,9 @@ def first_tokens(
     new_tokens: int,
     stop_ids: tuple[int, ...],
 ) -> Drawing:
-    """The first token of every continuation, from the logits after the prompt.
+    """Choose the first token of every continuation, from the logits after the prompt.
 
-    The key of a token depends on its example, its continuation and its index alone.
+    The key of a token depends only on its example, its continuation and its index.
     """
     batch, count = logits_BV.shape[0], method.continuations
     fold = jax.random.fold_in
@@ -85,7 +85,7 @@ def more_tokens(
     until: jax.Array | int,
     stop_ids: tuple[int, ...],
 ) -> Drawing:
-    """Goes on until each continuation has `until` tokens or has stopped."""
+    """Choose tokens until each continuation has `until` tokens or has stopped."""
 
     def one_more(state: Drawing) -> Drawing:
         last_BK = state.tokens_BKT[:, :, state.step]
@@ -100,7 +100,7 @@ def more_tokens(
 
 
 def _chosen(method: Greedy | Sample, state: Drawing, stop_ids: tuple[int, ...]) -> Drawing:
-    """The state with the token of index `step`."""
+    """Return the state with the token at index `step` chosen."""
     fold = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, state.step)))
     tokens_BK = method.choose(allowed(state.logits_BKV), fold(state.keys_BK))
     logprobs_BKV = jax.nn.log_softmax(state.logits_BKV, axis=-1)
@@ -115,6 +115,6 @@ def _chosen(method: Greedy | Sample, state: Drawing, stop_ids: tuple[int, ...]) 
 
 
 def drawn(state: Drawing) -> Continued:
-    """The tokens sampled so far."""
+    """Return the tokens sampled so far."""
     scores_BK = jnp.sum(state.logprobs_BKT, axis=-1)
     return Continued(state.tokens_BKT, state.logprobs_BKT, scores_BK, state.stopped_BK)

@@ -1,1 +1,1 @@
-"""TPU slices by name, chips and their peaks, FLOPs by one convention."""
+"""TPU slices by name, the properties of chips, and FLOPs by one convention."""

@@ -1,4 +1,4 @@
-"""Keeps JAX from libtpu on a machine that has no TPU."""
+"""Keeping JAX from loading libtpu on a machine without a TPU."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import jax
 
 
 def has_tpu() -> bool:
-    """Return whether JAX would use a TPU here, by the device files: JAX must not be started yet."""
+    """Return whether JAX would use a TPU here.
+
+    Only the device files are checked, because JAX must not be started yet.
+    """
     allowed = (os.environ.get("JAX_PLATFORMS") or "tpu").split(",")
     devices = (*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*"))
     return "tpu" in allowed and _is_installed("libtpu") and bool(devices)
 
 
 def skip_absent_tpu() -> None:
-    """Keep JAX from asking libtpu, which without a TPU takes seconds and prints errors."""
-    others = _is_installed("jax_plugins") or entry_points(group="jax_plugins")  # GPUs and the like
+    """Keep JAX from loading libtpu, which without a TPU takes seconds and prints errors."""
+    others = _is_installed("jax_plugins") or entry_points(group="jax_plugins")  # such as GPUs
     if "JAX_PLATFORMS" not in os.environ and not has_tpu() and not others:
         jax.config.update("jax_platforms", "cpu")
 

@@ -1,4 +1,4 @@
-"""FLOPs of training by one stated convention, and the peak of a device."""
+"""The FLOPs of training by one stated convention, and the peak FLOP/s of a device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ FLOPS_CONVENTION = (
     "head; no causal discount"
 )
 
-# Peak dense bfloat16 FLOP/s of one device, by a substring of jax's device_kind.
+# Peak dense bfloat16 FLOP/s of one device, by a substring of JAX's device_kind.
 _PEAK_FLOPS = {
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
@@ -21,10 +21,10 @@ _PEAK_FLOPS = {
 
 
 def flops_per_token(num_parameters: int, num_layers: int, width: int, length: int) -> float:
-    """Training FLOPs per token by `FLOPS_CONVENTION`; width = heads x head dim."""
+    """Return the training FLOPs per token by `FLOPS_CONVENTION`; width = heads x head dim."""
     return 6.0 * num_parameters + 12.0 * num_layers * width * length
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Peak FLOP/s of one device, or None where none is published (CPUs)."""
+    """Return the peak FLOP/s of one device, or None if none is published (CPUs)."""
     return next((peak for name, peak in _PEAK_FLOPS.items() if name in device_kind), None)

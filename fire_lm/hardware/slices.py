@@ -1,8 +1,8 @@
-"""TPU slices by name: how many chips, in which shape, and what a chip can do.
+"""TPU slices by name: the number of chips, their shape, and the properties of a chip.
 
-The number after v4- and v5p- counts TensorCores, two a chip; after v5e- and v6e- it counts chips.
-Sources: Google Cloud's pages on each TPU version; usable memory is what libtpu 0.0.42.1 allows a
-program.
+The number after v4- and v5p- counts TensorCores, two per chip; after v5e- and v6e- it counts chips.
+Sources: Google Cloud's pages on each TPU version; the usable memory is what libtpu 0.0.42.1 allows
+a program.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ class Chip:
     """A kind of TPU chip.
 
     Attributes:
-      flops: peak, bfloat16, per second.
-      clock: cycles per second of the compiler's estimates.
-      usable_bytes: of its memory, for a program.
-      link_bytes: per second to all neighbours together: 90 % of the published rate.
-      slice_bytes: per second to other slices: the host's network, shared by its chips.
-      cores: TensorCores, which its names count if `counts_cores`.
-      shapes: of the slices there are: by their number of chips, that which Google gives it.
-      options: for the compiler's topology.
+      flops: The peak bfloat16 FLOP/s.
+      clock: The cycles per second in the compiler's estimates.
+      usable_bytes: The memory that a program can use.
+      link_bytes: The bytes per second to all neighbours together: 90 % of the published rate.
+      counts_cores: Whether the names of slices count TensorCores instead of chips.
+      cores: The number of TensorCores.
+      shapes: The shapes of slices, one for each number of chips, as Google assigns it.
+      topology: The name of the chip in the compiler's topology.
+      options: Options for the compiler's topology.
+      slice_bytes: The bytes per second to other slices, over the host's network, which its chips
+        share.
     """
 
     flops: float
@@ -41,15 +44,15 @@ class Chip:
     shapes: tuple[tuple[int, ...], ...]
     topology: str
     options: dict[str, Any]
-    slice_bytes: float = 3.1e9  # 100 Gbit/s a host of four chips
+    slice_bytes: float = 3.1e9  # 100 Gbit/s per host of four chips
 
     @property
     def per_name(self) -> int:
-        """The number that a chip counts in the name of a slice."""
+        """The number by which one chip counts in the name of a slice."""
         return self.cores if self.counts_cores else 1
 
     def has(self, shape: tuple[int, ...]) -> bool:
-        """Return whether slices of that shape exist; whole cubes need not be in `shapes`."""
+        """Return whether slices of that shape exist; shapes of whole cubes need not be listed."""
         whole = len(shape) == 3 and not any(side % 4 for side in shape) and min(shape) > 0
         chips = max(math.prod(known) for known in self.shapes)
         as_cubes = self.counts_cores and whole and math.prod(shape) <= chips
@@ -57,7 +60,7 @@ class Chip:
 
 
 def _cubes(most: int) -> tuple[tuple[int, ...], ...]:
-    """The shape nearest to a cube, for each number of 4 x 4 x 4 cubes up to `most`."""
+    """Return the most cubic shape for each number of 4 x 4 x 4 cubes up to `most`."""
     shapes = []
     for number in range(1, most + 1):
         of_cubes = [
@@ -71,7 +74,7 @@ def _cubes(most: int) -> tuple[tuple[int, ...], ...]:
 
 
 _SQUARES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
-# Without "megacore" there would be two devices a chip, each of half the speed.
+# Without "megacore" each chip would be two devices of half the speed.
 _MEGACORE = {"chip_config_name": "megacore"}
 _GIB = 2**30
 
@@ -98,9 +101,9 @@ class Slice:
     """A slice, or several equal ones.
 
     Attributes:
-      kind: v4, v5e, ...
-      shape: chips along each axis of one slice's network.
-      count: of slices.
+      kind: The kind of chip: v4, v5e, ...
+      shape: The number of chips along each axis of one slice's network.
+      count: The number of slices.
     """
 
     kind: str
@@ -109,6 +112,7 @@ class Slice:
 
     @property
     def chip(self) -> Chip:
+        """The kind of chip."""
         return CHIPS[self.kind]
 
     @property
@@ -118,13 +122,16 @@ class Slice:
 
     @property
     def hosts(self) -> int:
-        """The number of hosts in all slices: four chips each, but up to eight of v5e and v6e."""
+        """The number of hosts in all slices.
+
+        A host has four chips, or up to eight in a small slice of v5e and v6e.
+        """
         chips = math.prod(self.shape)
         return self.count * (1 if not self.chip.counts_cores and chips <= 8 else chips // 4)
 
     @property
     def name(self) -> str:
-        """Google's name, after the number of slices; else the shape."""
+        """Google's name, or else the shape, after the number of slices."""
         one = f"{self.kind}-{math.prod(self.shape) * self.chip.per_name}"
         if self.shape not in self.chip.shapes:
             one = f"{self.kind}:{'x'.join(map(str, self.shape))}"
@@ -134,17 +141,17 @@ class Slice:
         return f"{self.name} ({self.chips} chips)"
 
     def devices(self) -> list[Any]:
-        """The devices to compile for; no TPU is needed.
+        """Return the devices to compile for, which does not need a TPU.
 
         Raises:
           UserError: libtpu is not installed, or another process holds it.
         """
         if importlib.util.find_spec("libtpu") is None:
             raise UserError(
-                "compiling for a TPU needs libtpu, also where there is no TPU: "
+                "compiling for a TPU needs libtpu, even on a machine without a TPU: "
                 "pip install 'fire-lm[tpu]'"
             )
-        # libtpu looks for a TPU machine around it, and complains of what it does not find.
+        # libtpu expects to run on a TPU machine, and otherwise complains about what is missing.
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from jax.experimental import topologies
@@ -160,31 +167,35 @@ class Slice:
                 **self.chip.options,
             )
         except RuntimeError as error:
-            told = f"libtpu cannot be loaded ({str(error).partition(chr(10))[0]})"
+            message = f"libtpu cannot be loaded ({str(error).partition(chr(10))[0]})"
             if (shared := os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"]) != "1":
-                told += (
-                    "\nif another program uses it, wait, or unset ALLOW_MULTIPLE_LIBTPU_LOAD, "
+                message += (
+                    "\nif another program is using it, wait, or unset ALLOW_MULTIPLE_LIBTPU_LOAD, "
                     f"which is '{shared}' here"
                 )
-            raise UserError(told) from error
+            raise UserError(message) from error
         return list(found.devices)
 
 
 def parse_slice(text: str) -> Slice:
-    """`v4-256` as Google names it, `v4:128` by chips, `v4:4x4x8` by its shape, `2xv4-128` for two.
+    """Parse the name of a slice.
+
+    `v4-256` is Google's name, `v4:128` counts chips, `v4:4x4x8` is the shape, and `2xv4-128` means
+    two slices.
 
     Raises:
-      UserError: there is no such slice; says which are near.
+      UserError: There is no such slice; the message suggests similar ones.
     """
-    # gcloud's own word for v5e.
+    # gcloud calls v5e "v5litepod".
     found = re.fullmatch(
         r"(?:(\d+)x)?(v\d+[a-z]*)(?:([-:])(\d+)|:(\d+(?:x\d+)+))",
         text.strip().lower().replace("v5litepod", "v5e"),
     )
     if not found or found[2] not in CHIPS or int(found[1] or 1) == 0:
         raise UserError(
-            f"--slice={text}: name one as Google does (v4-256 is 128 chips of v4), or v4:128 by "
-            f"its chips, v4:4x4x8 by its shape, 2xv4-128 for two\nthere are {', '.join(CHIPS)}"
+            f"--slice={text}: use Google's name (v4-256 is 128 chips of v4), the number of chips "
+            f"(v4:128), the shape (v4:4x4x8), or 2xv4-128 for two\nknown chips: "
+            f"{', '.join(CHIPS)}"
         )
     count, kind = int(found[1] or 1), found[2]
     chip = CHIPS[kind]
@@ -199,7 +210,7 @@ def parse_slice(text: str) -> Slice:
     sizes = sorted(by_size)
     near = sorted(sizes, key=lambda size: abs(math.log(size * per / max(1, number))))[:3]
     slices = [Slice(kind, by_size[size], count) for size in sorted(near)]
-    told = ", ".join(
+    similar = ", ".join(
         f"{one} {'x'.join(map(str, one.shape))}" if shape else f"{one}" for one in slices
     )
-    raise UserError(f"--slice={text}: {kind} has no such slice; near it are {told}")
+    raise UserError(f"--slice={text}: {kind} has no such slice; the nearest are {similar}")

@@ -1,1 +1,1 @@
-"""Other people's formats: Hugging Face."""
+"""Exchange of models with Hugging Face: export and import."""

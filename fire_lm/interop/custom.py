@@ -1,7 +1,7 @@
 """Models for which transformers has no class: settings and arrays of `hub/modeling_fire_lm.py`.
 
-That file knows formulas; whatever follows from the settings of an encoding alone (frequencies,
-slopes, buckets) is worked out here and stored as numbers.
+That file implements formulas only. Whatever follows from the settings of an encoding alone
+(frequencies, slopes, buckets) is computed here and stored as numbers.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Settings = dict[str, Any]
 
 
 def custom(model: Decoder, params: Any, context_length: int) -> Stock:
-    """Settings and arrays, float32, of any model with plain positions.
+    """Return the settings and the float32 arrays of any model with plain positions.
 
     Args:
-      context_length: that encodings assume which are defined by the length of the input.
+      context_length: the input length that length-dependent encodings assume.
     """
     size = model.size
     arrays: Arrays = {"model.embedding.weight": np.asarray(params["embedding"])}
@@ -96,7 +96,7 @@ def _norm(name: str, layer: Any) -> Arrays:
 
 
 def _learned(encoding: PositionalEncoding, params: Any) -> Arrays:
-    """An encoding's own parameters by their names there."""
+    """Return an encoding's own parameters under the names of `hub/modeling_fire_lm.py`."""
     if isinstance(encoding, FIRE):
         arrays = {
             f"dense.{index}.{theirs}": params["mlp"][f"dense_{index}"][ours].T.copy()

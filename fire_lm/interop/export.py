@@ -1,4 +1,4 @@
-"""A trained model as a folder of Hugging Face transformers, written without it or torch."""
+"""Export of a trained model as a Hugging Face folder, without transformers or torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fire_lm.interop.stock import Stock
 from fire_lm.interop.tokenizer import tokenizer_files
 from fire_lm.models import Decoder
 
-_LONGER = 16  # by default: tokens over those of training
+_LONGER = 16  # the default length of an export, in training lengths
 
 
 def export(
@@ -26,22 +26,22 @@ def export(
     context_length: int | None = None,
     configuration: str | None = None,
 ) -> Stock:
-    """Write the folder that `AutoModelForCausalLM` and `AutoTokenizer` open.
+    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` can open.
 
-    A stock class is chosen where one computes the same function; otherwise the folder carries its
-    own code, and is opened with `trust_remote_code=True`.
+    The folder uses a stock class of transformers if one computes the same function. Otherwise it
+    carries its own code and is opened with `trust_remote_code=True`.
 
     Args:
-      folder: the destination, which must be empty or absent; it appears once everything is written.
-      about: Markdown for the model card: what was trained, and what it scores.
-      context_length: tokens that the model is to reach, where a table or the length of the input
-        limits it: 16 times the training length by default.
-      configuration: of the run as it is exported, in gin; without it, the folder cannot be
+      folder: the destination, which must be empty or absent. It appears once every file is written.
+      about: Markdown for the model card: what was trained, and its scores.
+      context_length: the number of tokens to support, for encodings with a table of positions and
+        encodings that depend on the input length; 16 times the training length by default.
+      configuration: the gin configuration of the run as exported. Without it, the folder cannot be
         imported again.
 
     Raises:
-      UserError: the folder is not empty, the encoding cannot reach so far, or positions are drawn
-        anew for each length.
+      UserError: the folder is not empty, the encoding does not support the length, or the model
+        resamples positions for each length.
     """
     length = context_length or _LONGER * model.encodings[0].train_length
     if context_length is not None:
@@ -60,11 +60,11 @@ def export(
 
 
 def card(about: str, found: Stock) -> str:
-    """The model card: what the folder is, and the lines that open it."""
+    """Return the model card: `about`, and the code that opens the folder."""
     more = ", trust_remote_code=True" if has_own_code(found) else ""
     return f"""{about}
 
-It is a {found.config["architectures"][0]} of transformers:
+The class in transformers is {found.config["architectures"][0]}:
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -75,5 +75,5 @@ inputs = tokenizer("def main(", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0], skip_special_tokens=True))
 ```
 
-Token 0 begins every text (the tokenizer puts it there) and pads; it is never generated.
+Token 0 begins every text (the tokenizer adds it) and is the padding token; it is never generated.
 """

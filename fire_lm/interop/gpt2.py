@@ -1,7 +1,9 @@
-"""GPT-2 of any size as parameters of our decoder, which has its layers (Radford et al., 2019).
+"""Reads GPT-2 of any size into the parameters of our decoder, which has the same layers
+(Radford et al., 2019).
 
-Token 0 is padding and the beginning of a text here, and never scored; in GPT-2 it is "!". So all
-ids move up by one: row 0 becomes that of <|endoftext|>, which is what GPT-2 saw before a document.
+Here, token 0 is padding and begins a text, and is never scored; in GPT-2 it is "!". All ids
+therefore move up by one, and row 0 becomes a copy of the row of <|endoftext|>, the token that GPT-2
+saw before each document.
 
 Shapes: V vocabulary of GPT-2, D model, F mlp, P positions.
 """
@@ -25,9 +27,9 @@ from fire_lm.interop.stacked_layers import (
 from fire_lm.interop.weights import Weights, read_config
 from fire_lm.models.sizes import ModelSize
 
-# What our decoder computes, by field of transformers' GPT2Config, whose default comes first.
+# The values that our decoder supports, by field of transformers' GPT2Config; its default first.
 _ONLY: dict[str, tuple[Any, ...]] = {
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of one function
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of the same function
     "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
@@ -37,17 +39,20 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
-# The causal mask that old versions of transformers have saved.
-_MASKS = {".attn.bias": "a mask", ".attn.masked_bias": "a mask"}
+# Old versions of transformers saved the causal mask with the weights.
+_MASKS = (".attn.bias", ".attn.masked_bias")
 
 
 class Gpt2(NamedTuple):
-    """Attributes:
-    size: of the decoder.
-    vocab_size: rows of the embedding, one more than GPT-2 has.
-    positions: rows of the table of positions.
-    params: of the decoder with the encoding `Learned`, float32.
-    dropped: a dropout that the model was trained with and our decoder has not, else 0.
+    """A GPT-2 model in our terms.
+
+    Attributes:
+      size: the size of the decoder.
+      vocab_size: the number of rows of the embedding, one more than GPT-2 has.
+      positions: the number of rows of the position table.
+      params: the float32 parameters of the decoder with the encoding `Learned`.
+      dropped: the largest dropout rate of the folder's configuration, which our decoder does not
+        apply; 0 if there is none.
     """
 
     size: ModelSize
@@ -58,18 +63,20 @@ class Gpt2(NamedTuple):
 
 
 def read_gpt2(folder: Path) -> Gpt2:
-    """A folder of GPT-2, `config.json` and `model.safetensors`.
+    """Read a GPT-2 folder with `config.json` and `model.safetensors`.
 
     Raises:
-      UserError: it names the field of another function than our decoder's, or the tensor that does
-        not fit the configuration.
+      UserError: a field asks for a function that our decoder does not compute, or a tensor does not
+        fit the configuration; the message names it.
     """
     config = read_config(folder)
     check_fields(config, folder)
     size, vocab, positions = gpt2_shape(config, folder)
     end = _whole(config, "eos_token_id", vocab - 1, folder, least=0)
     if end >= vocab:
-        raise UserError(f"{folder / 'config.json'}: eos_token_id is {end}, of {vocab} tokens")
+        raise UserError(
+            f"{folder / 'config.json'}: eos_token_id is {end}, but there are {vocab} tokens"
+        )
     weights = Weights(folder)
     params = gpt2_params(weights, size, vocab, positions)
     embedding_VD = params["embedding"]
@@ -80,7 +87,7 @@ def read_gpt2(folder: Path) -> Gpt2:
 
 
 def check_fields(config: dict[str, Any], folder: Path) -> None:
-    """Raises UserError for the first field whose value our decoder does not have."""
+    """Raise UserError for the first field whose value our decoder does not support."""
     path = folder / "config.json"
     if config.get("model_type") != "gpt2":
         raise UserError(
@@ -91,13 +98,13 @@ def check_fields(config: dict[str, Any], folder: Path) -> None:
         value = config.get(name, fitting[0])
         if value not in fitting:
             raise UserError(
-                f"{path}: {name} is {value!r}, but our decoder computes {fitting[0]!r} alone: this "
+                f"{path}: {name} is {value!r}, but our decoder supports only {fitting[0]!r}: this "
                 "model cannot be imported"
             )
 
 
 def gpt2_shape(config: dict[str, Any], folder: Path) -> tuple[ModelSize, int, int]:
-    """The size, tokens and positions that a configuration of GPT-2 names."""
+    """Return the size, the vocabulary size and the number of positions of a GPT-2 configuration."""
     width, heads = (_whole(config, *named, folder) for named in (("n_embd", 768), ("n_head", 12)))
     if width % heads:
         raise UserError(f"{folder / 'config.json'}: n_embd {width} is not divisible by n_head")
@@ -114,8 +121,10 @@ def gpt2_shape(config: dict[str, Any], folder: Path) -> tuple[ModelSize, int, in
 
 
 def gpt2_params(weights: Weights, size: ModelSize, vocab: int, positions: int) -> dict[str, Any]:
-    """Parameters with GPT-2's own ids, and its table of positions under `position`."""
-    top = "transformer." if "transformer.wte.weight" in weights else ""  # GPT2Model alone: none
+    """Return the parameters with GPT-2's own ids and its position table under `position`."""
+    top = (
+        "transformer." if "transformer.wte.weight" in weights else ""
+    )  # absent from a bare GPT2Model
     width, mlp = size.hidden_size, size.mlp_size
     layers = []
     for index in range(size.num_layers):
@@ -149,6 +158,7 @@ def _whole(config: dict[str, Any], name: str, default: int, folder: Path, least:
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UserError(
-            f"{folder / 'config.json'}: {name} is {value!r}, not a number of {least} or more"
+            f"{folder / 'config.json'}: {name} is {value!r}, but it must be an integer of at least "
+            f"{least}"
         )
     return value

@@ -1,5 +1,8 @@
-"""A folder of Hugging Face as an ordinary run directory: `config.gin` and a checkpoint at step 0,
-which `sweep`, `generate`, `open_run` and INIT_FROM read as they read others."""
+"""Import of a Hugging Face folder as an ordinary run directory.
+
+The run directory holds `config.gin` and a checkpoint at step 0. `sweep`, `generate`, `open_run` and
+INIT_FROM read it like any other.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from fire_lm.checkpoints import Checkpointing, Checkpoints, checkpoint_directory
-from fire_lm.config import Config, save
+from fire_lm.config import Config
 from fire_lm.data.hub_vocabulary import EXPORTED
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
@@ -23,6 +26,7 @@ from fire_lm.interop.gpt2 import read_gpt2
 from fire_lm.interop.own_exports import read_own
 from fire_lm.interop.weights import Weights, read_config
 from fire_lm.models import Decoder
+from fire_lm.runs.saved import save_config
 from fire_lm.storage import children, place
 
 _GPT2_FILES = [
@@ -34,7 +38,7 @@ _GPT2_FILES = [
 
 
 class Gin(NamedTuple):
-    """The user's additions to the configuration: the data, a vocabulary."""
+    """The user's additions to the configuration, such as the data or a vocabulary."""
 
     files: Sequence[str] = ()
     bindings: Sequence[str] = ()
@@ -43,10 +47,12 @@ class Gin(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """Attributes:
-    config: the configuration of the run.
-    params: of its model.
-    told: what the user should know of them.
+    """An imported model.
+
+    Attributes:
+      config: the configuration of the run.
+      params: the parameters of its model.
+      told: a remark for the user; may be empty.
     """
 
     config: Config
@@ -55,10 +61,10 @@ class Imported(NamedTuple):
 
 
 def read_folder(folder: Path, more: Gin) -> Imported:
-    """The model of a folder: GPT-2's, or that of `fire-lm export`.
+    """Read the model of a GPT-2 folder or of a folder that `fire-lm export` wrote.
 
     Raises:
-      UserError: the folder is another's, or the configuration does not fit its arrays.
+      UserError: the folder holds another model, or the configuration does not fit its arrays.
     """
     config = read_config(folder)
     found = _own(folder, config, more) if EXPORTED in config else _gpt2(folder, more)
@@ -93,7 +99,7 @@ def _gpt2(folder: Path, more: Gin) -> Imported:
         f"VOCAB_SIZE = {found.vocab_size}",
         "build_decoder.dtype = 'float32'",
         "DATA_DIR = 'data/blocks'",
-        # A configuration has an experiment in it; nobody trains this one.
+        # Every configuration describes an experiment, but this one is never trained.
         "TRAIN_STEPS = 1",
         "BATCH_SIZE = 1",
     ]
@@ -105,12 +111,12 @@ def _gpt2(folder: Path, more: Gin) -> Imported:
         more.search_paths,
         more.imports,
     )
-    told = f"dropout of {found.dropped:g} is not taken over" if found.dropped else ""
+    told = f"its dropout of {found.dropped:g} is not imported" if found.dropped else ""
     return Imported(config, found.params, told)
 
 
 def check_shapes(like: Any, params: Any, folder: Path) -> None:
-    """Raises UserError where the configuration makes another model than the arrays."""
+    """Raise UserError if the configuration describes a model of other shapes than the arrays."""
     want, have = (
         {
             jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
@@ -121,17 +127,18 @@ def check_shapes(like: Any, params: Any, folder: Path) -> None:
     for path in [*want, *have]:
         if want.get(path) != have.get(path):
             raise UserError(
-                f"the configuration does not fit {folder}: '{path}' has the shape "
-                f"{have.get(path, 'of no array')} there and {want.get(path, 'of no array')} in the "
+                f"the configuration does not fit {folder}: the shape of '{path}' is "
+                f"{have.get(path, 'missing')} in the folder and {want.get(path, 'missing')} in the "
                 "model\nremove the bindings that change the model"
             )
 
 
 def write_run(found: Imported, workdir: str) -> None:
-    """Write the checkpoint, and then the configuration, which makes the folder a run.
+    """Write the checkpoint and then the configuration, which makes the folder a run.
 
     Raises:
-      UserError: there is something in `workdir`. RunFailed: it cannot be written.
+      UserError: `workdir` is not empty.
+      RunFailed: `workdir` cannot be written.
     """
     folder = place(workdir)
     if children(folder):
@@ -140,8 +147,8 @@ def write_run(found: Imported, workdir: str) -> None:
     try:
         with contextlib.closing(Checkpoints(folder, Checkpointing(failures_allowed=0))) as saved:
             saved.save(0, {"params": params}, b"", {}, shared_position=True)
-        save(found.config, epath.Path(folder))
+        save_config(found.config, epath.Path(folder))
     except BaseException:
         with contextlib.suppress(OSError):
-            checkpoint_directory(folder).rmtree()  # else it would be in the way of the next try
+            checkpoint_directory(folder).rmtree()  # so that the next attempt finds the folder empty
         raise

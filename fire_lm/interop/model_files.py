@@ -1,4 +1,4 @@
-"""The files of a model that `AutoModelForCausalLM` opens; loads with jax and flax alone."""
+"""Writes the files that `AutoModelForCausalLM` opens. This module imports only jax and flax."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ def write_model(
     folder: Path,
     more: Mapping[str, Any] | None = None,
 ) -> Stock:
-    """Write config.json, model.safetensors, and the code where no stock class will do.
+    """Write config.json, model.safetensors and, if no stock class fits, the model's own code.
 
     Args:
-      length: tokens that the model is to reach, where a table or the length of the input limits it.
+      length: the number of tokens to support, for encodings with a table of positions and encodings
+        that depend on the input length.
       end: the id of the end-of-document token.
-      more: fields of config.json that no class of transformers reads.
+      more: additional fields of config.json, which transformers ignores.
 
     Raises:
-      UserError: positions are drawn anew for each length, or safetensors is not installed.
+      UserError: the model resamples positions for each length, or safetensors is not installed.
     """
     save_file = safetensors_writer()
     check_plain_positions(model)
@@ -65,12 +66,13 @@ def write_model(
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write into, beside `folder`, which it becomes once all is written.
+    """Yield a temporary folder beside `folder` and rename it to `folder` on success.
 
-    An error removes it. What a kill has left of it goes when the same folder is written again.
+    An error removes the temporary folder. If the process is killed, the next export to the same
+    folder removes it.
 
     Raises:
-      UserError: `folder` is a file or is not empty, or its parent cannot be written to.
+      UserError: `folder` is a file or is not empty, or its parent is not writable.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is not empty: name another folder for --output")
@@ -98,18 +100,18 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def check_plain_positions(model: Decoder) -> None:
-    """Raises UserError where positions are not those of the tokens."""
+    """Raise UserError if the model does not use the tokens' own positions at evaluation."""
     positions = model.resampling.evaluation_positions(8)
     if model.resampling != Resampling() and not np.array_equal(positions, np.arange(8)[None]):
         raise UserError(
             "this model is evaluated at resampled positions, which depend on the length of the "
-            "whole input: which a transformers folder cannot express\nexport it with "
+            "whole input; a transformers folder cannot express them\nexport it with "
             "--gin_file=configs/resampling/plain.gin"
         )
 
 
 def safetensors_writer() -> Callable[..., None]:
-    """safetensors' function that writes a file of numpy arrays.
+    """Return the function of safetensors that writes numpy arrays to a file.
 
     Raises:
       UserError: safetensors is not installed.

@@ -1,4 +1,4 @@
-"""Folders of `fire-lm export` read back: `stock.py` and `custom.py` the other way round.
+"""Reads folders of `fire-lm export`: the inverse of `stock.py` and `custom.py`.
 
 Shapes: V vocabulary, D model, N heads, H head dim, L layers, P positions.
 """
@@ -34,15 +34,16 @@ from fire_lm.positions.sinusoidal import Sinusoidal, sinusoids
 
 
 def read_own(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str, Any]:
-    """The parameters of `model`, whose export has these settings and arrays.
+    """Return the parameters of `model` from the settings and arrays of its export.
 
     Raises:
-      UserError: the arrays are not those of `model`, or were changed where it has none.
+      UserError: the arrays do not belong to `model`, or an array that is not a parameter of `model`
+        has changed.
     """
     forms = {"gpt2": _gpt2, "gpt_neox": _neox, "fire_lm": _custom}
     kind = config.get("model_type")
     if kind not in forms:
-        raise UserError(f"config.json: model_type is {kind!r}, which no export has")
+        raise UserError(f"config.json: model_type is {kind!r}, which `fire-lm export` never writes")
     params = forms[kind](model, config, weights)
     weights.check_all_taken()
     return params
@@ -67,11 +68,11 @@ def _gpt2(model: Decoder, config: dict[str, Any], weights: Weights) -> dict[str,
 
 
 def _check_same(name: str, found: np.ndarray, expected: np.ndarray) -> None:
-    """Raises UserError where training elsewhere has changed what is fixed here."""
+    """Raise UserError if training elsewhere changed an array that is fixed in our model."""
     if not np.allclose(found, expected, rtol=1e-6, atol=1e-6):
         raise UserError(
-            f"the tensor {name} is not what was exported: this model has fixed positions, and one "
-            "table for its input and output"
+            f"the tensor {name} is not what was exported: this model has fixed positions and one "
+            "embedding for its input and output"
         )
 
 
@@ -84,7 +85,7 @@ def _neox(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, Any]
     for index in range(size.num_layers):
         name = f"gpt_neox.layers.{index}"
         fused = take_linear(weights, f"{name}.attention.query_key_value", width, 3 * width, True)
-        # Query, key and value of the first head, then of the next.
+        # The query, key and value of the first head come first, then those of the next head.
         kernel_DN3H = fused.weight_IO.reshape(width, heads, 3, head)
         bias_N3H = fused.bias_O.reshape(heads, 3, head)
         linears = {}
@@ -150,7 +151,7 @@ def _custom(model: Decoder, _: dict[str, Any], weights: Weights) -> dict[str, An
 
 
 def _learned(encoding: PositionalEncoding, weights: Weights, name: str) -> dict[str, Any]:
-    """The encoding's own parameters."""
+    """Read the encoding's own parameters."""
     shapes = jax.eval_shape(encoding.init, jax.random.key(0))
     if not isinstance(encoding, FIRE):
         return {part: weights.take(f"{name}.{part}", like.shape) for part, like in shapes.items()}
@@ -171,7 +172,7 @@ def _learned(encoding: PositionalEncoding, weights: Weights, name: str) -> dict[
 
 
 def _multiplier(L: np.ndarray, init_L: float) -> np.ndarray:
-    """m in float32 with `m * init_L` equal to L in all bits, where there is one."""
+    """Return a float32 m such that `m * init_L` equals L bit for bit; if none does, the nearest."""
     near = np.float32(L / np.float32(init_L))
     either = [np.nextafter(near, np.float32(side)) for side in (-np.inf, np.inf)]
     exact = [m for m in (near, *either) if m * np.float32(init_L) == L]

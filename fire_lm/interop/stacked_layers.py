@@ -1,4 +1,4 @@
-"""Matrices and norms of single layers, put together as the parameters of our decoder.
+"""Assembles the parameters of our decoder from the matrices and norms of single layers.
 
 Shapes: D model, F mlp, N heads, H head dim, L layers.
 """
@@ -16,7 +16,7 @@ from fire_lm.models.sizes import ModelSize
 
 
 class Linear(NamedTuple):
-    """`x @ weight_IO + bias_O`."""
+    """The arrays of `x @ weight_IO + bias_O`."""
 
     weight_IO: np.ndarray
     bias_O: np.ndarray
@@ -30,7 +30,11 @@ class Norm(NamedTuple):
 def take_linear(
     weights: Weights, name: str, inputs: int, outputs: int, transposed: bool = False
 ) -> Linear:
-    """`transposed`: the weight lies as `[outputs, inputs]`, as in torch's own linear layer."""
+    """Read the weight and bias `name`.
+
+    Args:
+      transposed: whether the weight is stored as `[outputs, inputs]`, as torch's linear layer does.
+    """
     shape = (outputs, inputs) if transposed else (inputs, outputs)
     weight = weights.take(f"{name}.weight", shape)
     return Linear(weight.T if transposed else weight, weights.take(f"{name}.bias", (outputs,)))
@@ -47,8 +51,12 @@ def norm_params(norm: Norm) -> dict[str, np.ndarray]:
 def layer_params(
     size: ModelSize, linears: Mapping[str, Linear], norms: Mapping[str, Norm]
 ) -> dict[str, Any]:
-    """The parameters of a layer: `query`, `key`, `value`, `attention_out`, `mlp_in`, `mlp_out`;
-    `attention_norm`, `mlp_norm`."""
+    """Return the parameters of a layer.
+
+    Args:
+      linears: `query`, `key`, `value`, `attention_out`, `mlp_in` and `mlp_out`.
+      norms: `attention_norm` and `mlp_norm`.
+    """
     heads = (size.num_heads, size.head_dim)
     found: dict[str, Any] = {name: norm_params(norm) for name, norm in norms.items()}
     for name, (weight_IO, bias_O) in linears.items():
@@ -65,5 +73,5 @@ def layer_params(
 
 
 def stacked(layers: Sequence[Any]) -> Any:
-    """Arrays `[...]` of each layer as `[L, ...]`."""
+    """Stack the arrays `[...]` of each layer to `[L, ...]`."""
     return jax.tree.map(lambda *one: np.stack(one), *layers)

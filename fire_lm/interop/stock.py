@@ -1,8 +1,7 @@
-"""Models that a stock class of Hugging Face transformers computes exactly, as its settings and
-arrays.
+"""Settings and arrays of models that a stock class of Hugging Face transformers computes exactly.
 
-GPT-2 has our layers, and a table of positions: learned, zeros (no encoding), or waves. GPT-NeoX has
-them with rotary positions. Everything else needs code of its own.
+GPT-2 has our layers and a table of positions: learned, zeros (no encoding) or sinusoids. GPT-NeoX
+has our layers with rotary positions. Every other model needs its own code.
 
 Shapes: V vocabulary, D model, F mlp, N heads, H head dim, L layers, P positions.
 """
@@ -29,9 +28,11 @@ Arrays = dict[str, np.ndarray]
 
 
 class Stock(NamedTuple):
-    """Attributes:
-    config: the fields of `config.json`, `architectures` and `model_type` among them.
-    arrays: the state dict, float32; an output table that is tied to the embedding is left out.
+    """A model of transformers.
+
+    Attributes:
+      config: the fields of `config.json`, including `architectures` and `model_type`.
+      arrays: the float32 state dict, without an output matrix that is tied to the embedding.
     """
 
     config: dict[str, Any]
@@ -39,10 +40,10 @@ class Stock(NamedTuple):
 
 
 def stock(model: Decoder, params: Any, positions: int) -> Stock | None:
-    """The same function as a stock class; None if there is none.
+    """Return the model as a stock class that computes the same function, or None.
 
     Args:
-      positions: tokens that it is to reach, where the class has a table of them and we have none.
+      positions: the number of positions, if the class has a table of them and our model does not.
     """
     size, encoding = model.size, model.encodings[0]
     form = _FORMS.get(type(encoding))
@@ -58,7 +59,7 @@ def stock(model: Decoder, params: Any, positions: int) -> Stock | None:
 
 
 def _gpt2(model: Decoder, params: Any, table_PD: np.ndarray, scale: float = 1.0) -> Stock:
-    """Embeddings times `scale`, plus rows of a table."""
+    """Return a GPT-2 whose input is its embedding times `scale` plus a row of the table."""
     size, layers = model.size, params["layers"]
     embedding_VD = np.asarray(params["embedding"])
     arrays = {
@@ -116,7 +117,7 @@ def _neox(
             bias_NH = np.asarray(layers[part]["bias"][index])
             turned = slice(None) if part == "value" else order_H
             qkv.append((kernel_DNH[..., turned], bias_NH[..., turned]))
-        # Query, key and value of the first head, then of the next.
+        # The query, key and value of the first head come first, then those of the next head.
         kernel_DN3H = np.stack([kernel for kernel, _ in qkv], axis=2)
         bias_N3H = np.stack([bias for _, bias in qkv], axis=1)
         linears = {
@@ -158,7 +159,7 @@ def _neox(
 
 
 def halves(rope: RoPE) -> np.ndarray:
-    """Dims of a head in the order that pairs k with k + d/2."""
+    """Return the dimensions of a head in the order that pairs k with k + d/2."""
     order_H = np.arange(rope.head_dim)
     if rope.layout == "interleaved":
         turned = order_H[: rope.rotary_width]
@@ -167,7 +168,7 @@ def halves(rope: RoPE) -> np.ndarray:
 
 
 def _matrix(layer: Any, index: int, inputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Weight `[inputs, outputs]` and bias `[outputs]` of a layer in our stack."""
+    """Return the weight `[inputs, outputs]` and bias `[outputs]` of one layer of our stack."""
     kernel, bias = np.asarray(layer["kernel"][index]), np.asarray(layer["bias"][index])
     return kernel.reshape(math.prod(kernel.shape[:inputs]), -1), bias.reshape(-1)
 
@@ -194,8 +195,11 @@ def _with_waves(model: Decoder, params: Any, waves: Sinusoidal, positions: int) 
 
 
 def _rotary(model: Decoder, params: Any, rope: RoPE, positions: int) -> Stock | None:
-    """Scalings that grow with the input are left out: the keys that transformers caches then stay
-    at the frequencies of a shorter one."""
+    """Return a GPT-NeoX, or None if it has no such scaling.
+
+    Scalings that follow the input length are excluded: transformers does not rotate cached keys
+    again when the input grows.
+    """
     scaling = rope.scaling
     if scaling is None:
         return _neox(model, params, rope, positions, {"rope_type": "default"})

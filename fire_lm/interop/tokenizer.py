@@ -1,10 +1,10 @@
-"""`tokenizer.json` of Hugging Face's tokenizers library for the vocabulary of a run.
+"""Builds `tokenizer.json` of Hugging Face's tokenizers library from the vocabulary of a run.
 
-Encoding is that of the run, after token 0, which begins a text here; a text that spells a control
-piece, such as `</s>`, stays text. One difference is the library's: where a SentencePiece model
-normalises (NFKC), tokenizers does so character by character for sequences of six bytes or more, so
-that decomposed Hangul and half-width kana with a sound mark are not composed, and it takes a space
-with a combining mark for one character.
+The tokenizer encodes as the run does, after token 0, which begins a text. Text that spells a
+control piece, such as `</s>`, stays text. One difference is due to the library: if a SentencePiece
+model normalises text (NFKC), tokenizers does so character by character for sequences of six bytes
+or more. It therefore does not compose decomposed Hangul or half-width kana with a sound mark, and
+it treats a space with a combining mark as one character.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from fire_lm.data.hub_vocabulary import PREFIX, SHIFT, load_hub, read_tokenizer
 from fire_lm.errors import UserError
 from fire_lm.storage import read_bytes
 
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # as SentencePiece writes a space
-# As T5X and transformers have it: the score of a control piece, below all others.
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in SentencePiece
+# The score of a control piece, below all others, as in T5X and transformers.
 _NEVER = -1e4
 
 Json = dict[str, Any]
 
 
 def tokenizer_files(data: Data) -> dict[str, Json]:
-    """`tokenizer.json` and `tokenizer_config.json`, by name.
+    """Return the contents of `tokenizer.json` and `tokenizer_config.json` by file name.
 
     Raises:
-      UserError: the vocabulary is missing, or of a kind that tokenizers does not have.
+      UserError: the vocabulary is missing, or is of a kind that tokenizers does not support.
     """
     if data.vocabulary == "bytes":
         specials, parts = [(0, "<pad>"), (1, "</s>"), (2, "<unk>")], _bytes()
@@ -80,7 +80,7 @@ def _sequence(name: str, kind: int) -> Json:
 
 
 def _bytes() -> Json:
-    """seqio's byte vocabulary: byte b is id b + 3."""
+    """Return seqio's byte vocabulary, in which byte b has id b + 3."""
     vocab = {"<pad>": 0, "</s>": 1, "<unk>": 2}
     vocab |= {character: byte + 3 for byte, character in _printable().items()}
     byte_level = {
@@ -98,7 +98,7 @@ def _bytes() -> Json:
 
 
 def _printable() -> dict[int, str]:
-    """The character that stands for each byte in byte-level vocabularies: GPT-2's table."""
+    """Return GPT-2's table of the characters that represent bytes in byte-level vocabularies."""
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
     table = {byte: chr(byte) for byte in own}
@@ -123,30 +123,39 @@ def _bpe(
 
 
 def _shifted(name: str) -> tuple[list[tuple[int, str]], Json]:
-    """`hf:FOLDER`: the folder's own, with our ids, one higher. Of its added tokens, the one that
-    ends a document stays special; the others were text for the run and are left out."""
+    """Return the folder's own tokenizer with our ids, which are one higher.
+
+    Its added tokens remain: special ones, which the run reads as text, and the others, which it
+    reads as tokens.
+    """
     content, hub = read_tokenizer(name), load_hub(name)
-    model, padding = dict(content["model"]), "<pad>"
-    while padding in (model["vocab"] if isinstance(model["vocab"], dict) else ()):
+    model, vocab = dict(content["model"]), content["model"]["vocab"]
+    added = [one | {"id": one["id"] + SHIFT} for one in content.get("added_tokens") or ()]
+    taken = {one["content"] for one in added}
+    taken |= set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
+    padding = "<pad>"
+    while padding in taken:
         padding = f"<{padding}>"
-    if isinstance(model["vocab"], dict):
-        shifted = {piece: number + SHIFT for piece, number in model["vocab"].items()}
+    if isinstance(vocab, dict):
+        shifted = {piece: number + SHIFT for piece, number in vocab.items()}
         model["vocab"] = {padding: 0, **shifted}
     else:
-        model["vocab"] = [[padding, _NEVER], *model["vocab"]]
+        model["vocab"] = [[padding, _NEVER], *vocab]
         if model.get("unk_id") is not None:
             model["unk_id"] += SHIFT
-    specials = [(0, padding), (hub.end_of_document, hub.end_token)]
-    if model.get("unk_token") not in (None, "", hub.end_token):
-        specials.append((hub.unknown_id or 0, model["unk_token"]))
-    else:
-        specials.append((hub.end_of_document, hub.end_token))
+    added.insert(0, _added(0, padding))
+    by_id = {one["id"]: one["content"] for one in added}
+    end = (hub.end_of_document, hub.end_token)
+    if end[0] not in by_id:
+        added.append(_added(*end))
+    unknown = hub.unknown_id if hub.unknown_id in by_id else None
+    specials = [(0, padding), end, end if unknown is None else (unknown, by_id[unknown])]
     parts = {part: content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")}
-    return specials, {**parts, "model": model}
+    return specials, {**parts, "model": model, "added_tokens": added}
 
 
 def _sentencepiece(path: str) -> tuple[list[tuple[int, str]], Json]:
-    """The special pieces (begin of text, end of document, unknown), and the tokenizer's parts."""
+    """Return the special pieces (beginning of text, end of document, unknown) and the parts."""
     from sentencepiece import sentencepiece_model_pb2
 
     content = read_bytes(path)
@@ -161,11 +170,14 @@ def _sentencepiece(path: str) -> tuple[list[tuple[int, str]], Json]:
         return specials, _unigram(model)
     if trained.model_type == trained.BPE:
         return specials, _merged(model)
-    raise UserError(f"{path}: only unigram and BPE vocabularies have a form in tokenizers")
+    raise UserError(f"{path}: only unigram and BPE vocabularies can be exported")
 
 
 def _unigram(model: Any) -> Json:
-    """A unigram model as sentencepiece reads it: normalised, spaces collapsed, one put first."""
+    """Return a unigram model that treats text as SentencePiece does.
+
+    It normalises text, collapses spaces and prepends one.
+    """
     ordinary = model.SentencePiece.NORMAL, model.SentencePiece.USER_DEFINED
     vocab = [[one.piece, one.score if one.type in ordinary else _NEVER] for one in model.pieces]
     never = [one.piece for one in model.pieces if one.type not in ordinary]
@@ -191,16 +203,17 @@ def _unigram(model: Any) -> Json:
 
 
 def _splits(never: Sequence[str], ordinary: Collection[str]) -> list[Json]:
-    """Keep the pieces `never` out of text, in which an unknown character costs more than they do.
+    """Return pre-tokenizers that keep the pieces `never` out of text.
 
-    Each is cut beside an unknown character, which is in no other piece, so that nothing else
-    changes; a piece without one needs no cut.
+    They are needed because an unknown character costs more than such a piece. Each piece is split
+    next to an unknown character. No other piece contains that character, so nothing else changes; a
+    piece without an unknown character needs no split.
     """
     rests: dict[str, list[str]] = {}
     for piece in never:
         known = [character in ordinary for character in piece]
         cuts = (at for at in range(1, len(piece)) if known[at - 1] != known[at])
-        # A piece of unknown characters alone becomes bytes, which no cut changes.
+        # A piece of only unknown characters becomes bytes, which no split changes.
         at = next(cuts, 0 if any(known) else 1)
         if at:
             rests.setdefault(piece[:at], []).append(re.escape(piece[at:]))
@@ -227,7 +240,7 @@ def _normalizers(spec: Any) -> list[Json]:
 
 
 def _merged(model: Any) -> Json:
-    """BPE, whose merges sentencepiece keeps as the scores of what they make."""
+    """Return a BPE model; SentencePiece stores its merges as the scores of the merged pieces."""
     vocab = {one.piece: number for number, one in enumerate(model.pieces)}
     found = []
     for one in model.pieces:
@@ -250,7 +263,7 @@ def _merged(model: Any) -> Json:
 
 
 def _joined_pieces(spec: Any) -> Json:
-    """Pieces of text and pieces of single bytes, as one text."""
+    """Return a decoder that joins pieces of text and single-byte pieces to one text."""
     decoders: list[Json] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},

@@ -1,9 +1,8 @@
-"""The arrays of a folder of Hugging Face, asked for by name and shape."""
+"""Reads the arrays of a Hugging Face folder by name and shape."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The fields of `config.json`.
+    """Return the fields of `config.json`.
 
     Raises:
       UserError: the file is missing, or is not a JSON object.
@@ -37,11 +36,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 class Weights:
     """The arrays of `model.safetensors`, in one file or several, as float32.
 
-    Each is read when it is taken; `check_all_taken` names what nobody has asked for.
+    `take` reads an array; `check_all_taken` reports arrays that were not taken.
 
     Raises:
-      UserError: safetensors is not installed; a file is missing or damaged; later, an array is
-        missing or has another shape.
+      UserError: safetensors is not installed, or a file is missing or damaged.
     """
 
     def __init__(self, folder: Path):
@@ -55,6 +53,11 @@ class Weights:
         return name in self._files
 
     def take(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Return an array as float32.
+
+        Raises:
+          UserError: it is missing, or has another shape.
+        """
         if name not in self._files:
             raise UserError(f"{self._folder}: the weights lack the tensor {name}")
         self._taken.add(name)
@@ -62,29 +65,29 @@ class Weights:
         if found != shape:
             raise UserError(
                 f"{self._folder}: the tensor {name} has the shape {list(found)}, but config.json "
-                f"makes it {list(shape)}"
+                f"implies {list(shape)}"
             )
         try:
             array = np.asarray(self._files[name].get_tensor(name), np.float32)
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"{self._folder}: the tensor {name} is of a type that numpy lacks ({error}): save "
-                "the model in float32"
+                f"{self._folder}: the tensor {name} has a data type that numpy lacks ({error}): "
+                "save the model in float32"
             ) from error
         return array
 
-    def check_all_taken(self, idle: Mapping[str, str] | None = None) -> None:
-        """Raises UserError for arrays that no part of the model has taken.
+    def check_all_taken(self, ignored: tuple[str, ...] = ()) -> None:
+        """Raise UserError if an array has not been taken.
 
         Args:
-          idle: endings of names that hold no weights, and what they are.
+          ignored: endings of the names of arrays that are not weights.
         """
         left = [name for name in self._files if name not in self._taken]
-        left = [name for name in left if not name.endswith(tuple(idle or ()))]
+        left = [name for name in left if not name.endswith(ignored)]
         if left:
             raise UserError(
-                f"{self._folder}: the tensor {left[0]} has no place in this model"
-                + (f", nor have {len(left) - 1} others" if left[1:] else "")
+                f"{self._folder}: the tensor {left[0]} does not belong to this model"
+                + (f", nor do {len(left) - 1} others" if left[1:] else "")
             )
 
 

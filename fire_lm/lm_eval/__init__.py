@@ -1,5 +1,5 @@
-"""The lm-evaluation-harness over a run: `python -m fire_lm.lm_eval run --model fire_lm ...`.
+"""Runs the lm-evaluation-harness on a run: `python -m fire_lm.lm_eval run --model fire_lm ...`.
 
-Needs `pip install -e '.[lm-eval]'`. `model` is what the harness asks; `engine` is the run's model
-on the devices of all processes.
+It needs `pip install -e '.[lm-eval]'`. `model` answers the requests of the harness, and `engine`
+holds the run's model on the devices of all processes.
 """

@@ -1,8 +1,8 @@
-"""The harness's command line, with every option of its own, and the model `fire_lm`.
+"""The command line of the harness with all of its options, and with the model `fire_lm`.
 
     python -m fire_lm.lm_eval run --model fire_lm --model_args run=RUN --tasks NAME
 
-In a job of several processes the first runs the harness, and the others compute with it.
+In a job of several processes, the first one runs the harness and the others compute with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LACKING = "the lm-evaluation-harness is not installed: pip install -e '.[lm-eva
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the harness; returns the exit code."""
+    """Run the harness and return the exit code."""
     quiet_libraries()
     try:
         try:

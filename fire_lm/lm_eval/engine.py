@@ -1,7 +1,7 @@
-"""A run's model on the devices of all processes: process 0 asks, and all compute together.
+"""A run's model on the devices of all processes: process 0 sends requests, and all compute them.
 
-What process 0 asks goes through JAX's coordination service as JSON, so that requests need no
-collective of a fixed shape, and the harness runs in one process alone.
+Requests travel through JAX's coordination service as JSON. They therefore need no collective of a
+fixed shape, and the harness runs in process 0 only.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fire_lm.sharding import MeshShape, decoding_layout, make_mesh
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The run to open, as JSON, so that process 0 can send it.
+    """The run to open, in a form that process 0 can send as JSON.
 
     Attributes:
       run: `RUN` or `RUN@STEP`.
-      bindings: of gin, which change the model at evaluation, such as `RoPE.scaling=@YaRN()`.
+      bindings: gin bindings that change the model at evaluation, such as `RoPE.scaling=@YaRN()`.
     """
 
     run: str
@@ -45,8 +45,8 @@ class Engine:
     """The model of a run.
 
     Attributes:
-      name: the run, its step, and the change at evaluation, if there is one.
-      train_length: tokens of its rows in training.
+      name: the run, its step and, if there is one, its change at evaluation.
+      train_length: the training length in tokens.
     """
 
     def __init__(self, settings: Settings):
@@ -65,7 +65,7 @@ class Engine:
         self.name = f"{opened.name}@{step}" + f" ({variant})" * bool(variant)
 
     def check_length(self, length: int) -> None:
-        """Raise UserError if the model cannot read inputs of this many tokens."""
+        """Raise UserError if the model cannot read inputs of `length` tokens."""
         if told := lengths_refused(self.model, [length]):
             raise UserError(f"max_length={length}: {told[length]}")
 
@@ -81,7 +81,7 @@ class Engine:
         stop: Sequence[str],
         sampling: dict[str, Any],
     ) -> list[str]:
-        """Generate continuations of prompts of ids, greedily without `sampling`."""
+        """Generate continuations of prompts of ids; decode greedily if `sampling` is empty."""
         method: Method = Sample(**sampling) if sampling else Greedy()
         writer = Writer(
             *(self.model, self._params, self.data, new_tokens, method, tuple(stop)), mesh=self.mesh
@@ -92,7 +92,7 @@ class Engine:
 
 
 class Leader:
-    """The engine as process 0 has it: whatever is asked of it, the others do as well."""
+    """The engine of process 0, which passes each request on to the other processes."""
 
     def __init__(self, settings: Settings):
         agreed(["open", dataclasses.asdict(settings)])
@@ -108,7 +108,7 @@ class Leader:
 
 
 def follow() -> None:
-    """Compute what process 0 asks for, until it is done; it reports what goes wrong."""
+    """Compute the requests of process 0 until it ends. Errors are left to process 0 to report."""
     engine: Engine | None = None
     while (asked := agreed(None)) is not None:
         what, arguments = asked
@@ -124,6 +124,6 @@ def follow() -> None:
 
 
 def dismiss() -> None:
-    """End the others' `follow`."""
+    """End `follow` in the other processes."""
     if jax.process_count() > 1:
         agreed(None)

@@ -1,4 +1,4 @@
-"""Decoder models; load with jax and flax alone."""
+"""Decoder models; importing them requires JAX and Flax alone."""
 
 from fire_lm.models.build import build_decoder
 from fire_lm.models.comparison import changes, encoding_names, lengths, variant

@@ -1,4 +1,4 @@
-"""A decoder from its settings, refused where they do not fit each other."""
+"""Builds a decoder from its settings, and refuses settings that contradict each other."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def build_decoder(
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
 ) -> Decoder:
-    """A decoder whose encodings know its shape and the training length.
+    """Build a decoder whose encodings receive its shape and the training length.
 
-    `position` is an encoding's class, or any callable with its signature; several take turns:
-    `(RoPE, RoPE, RoPE, NoPE)` is NoPE in every fourth layer.
+    `position` is the class of an encoding, or any callable with its signature. Several encodings
+    alternate by layer: `(RoPE, RoPE, RoPE, NoPE)` uses NoPE in every fourth layer.
 
     Raises:
-      UserError: encoding, schedule, resampling and scaling do not fit each other.
+      UserError: The encoding, layer schedule, resampling and scaling contradict each other.
     """
     check_size("vocab_size", vocab_size)
     check_rate("build_decoder.dropout", dropout)
@@ -56,8 +56,8 @@ def build_decoder(
     )
     if not encodings or size.num_layers % len(encodings):
         raise UserError(
-            f"build_decoder.position names {len(encodings)} encodings that take turns, which must "
-            f"divide the {size.num_layers} layers of the model"
+            f"build_decoder.position names {len(encodings)} encodings that take turns; their "
+            f"number must divide the {size.num_layers} layers of the model"
         )
     for encoding in encodings:
         check_fit(encoding, len(encodings), train_length, resampling, share_position)
@@ -86,17 +86,17 @@ def check_fit(
     resampling: Resampling,
     share_position: bool,
 ) -> None:
-    """Refuse settings that would not do what they say. `turns`: encodings that take turns."""
+    """Refuse settings without effect, where `turns` is the number of alternating encodings."""
     kind, base = type(encoding), PositionalEncoding
     if kind.embed is not base.embed:
         if turns > 1:
             raise UserError(
-                f"{kind.__name__} acts on the embedding, of which there is one: it cannot take "
-                "turns with other encodings"
+                f"{kind.__name__} acts on the embedding, of which there is only one: it cannot "
+                "take turns with other encodings"
             )
         if not share_position and has_parameters(encoding):
             raise UserError(
-                f"{kind.__name__} has parameters for the embedding, of which there is one: "
+                f"{kind.__name__} has parameters for the embedding, of which there is only one: "
                 "set build_decoder.share_position = True"
             )
     if resampling.float_positions and encoding.integer_positions:
@@ -108,7 +108,7 @@ def check_fit(
 
 
 def check_log_n(log_n: LogN, encodings: tuple[PositionalEncoding, ...], train_length: int) -> None:
-    """Refuse a scaling that scales nothing, and a logarithm to the base 1."""
+    """Refuse a scaling with nothing to scale, and a logarithm to the base 1."""
     kinds = [type(encoding) for encoding in encodings]
     if log_n.on != "logits" and all(kind.bias is PositionalEncoding.bias for kind in kinds):
         raise UserError(

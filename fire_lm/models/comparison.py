@@ -1,4 +1,4 @@
-"""Comparing two models: for resuming, for starting from another run, for sweeps."""
+"""Compares two models when a run resumes or starts from another run, and in sweeps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fire_lm.positions import PositionalEncoding
 
 
 def encoding_names(model: Decoder) -> str:
-    """The classes of the encodings that take turns: "FIRE", or "RoPE, RoPE, NoPE"."""
+    """Return the class names of the alternating encodings: "FIRE", or "RoPE, RoPE, NoPE"."""
     return ", ".join(type(encoding).__name__ for encoding in model.encodings)
 
 
 def settings(model: Decoder) -> dict[str, Any]:
-    """The settings that determine the numbers of a model, not how they are computed (remat)."""
+    """Return the settings that affect a model's numerical results, so not remat, for example."""
     found: dict[str, Any] = {}
     for name, part in _parts(model).items():
         found[name] = type(part).__name__
@@ -34,7 +34,7 @@ def settings(model: Decoder) -> dict[str, Any]:
 
 
 def lengths(model: Decoder) -> dict[str, Any]:
-    """The values derived from the training length by encodings and log n, as in `settings`."""
+    """Return the values that encodings derive from the training length, keyed as in `settings`."""
     return {
         f"{name}.{field}": getattr(part, field)
         for name, part in _parts(model).items()
@@ -44,7 +44,7 @@ def lengths(model: Decoder) -> dict[str, Any]:
 
 
 def changes(old: Decoder, new: Decoder) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ, each with its old and new value; None where there is none."""
+    """Return each differing setting with its old and new values; a missing value is None."""
     before, after = settings(old), settings(new)
     return {
         name: (before.get(name), after.get(name))
@@ -54,10 +54,10 @@ def changes(old: Decoder, new: Decoder) -> dict[str, tuple[Any, Any]]:
 
 
 def variant(trained: Decoder, asked: Decoder) -> str:
-    """The difference of `asked` from `trained` for tables, such as "yarn-4x"; empty for none.
+    """Return how `asked` differs from `trained`, as a label such as "yarn-4x"; "" if it does not.
 
     Raises:
-      UserError: another model than the trained one, not only another use of its parameters.
+      UserError: `asked` is a different model, not only a different use of the same parameters.
     """
     allowed = {"log_n"} | {
         f"{name}.{field}"
@@ -71,14 +71,14 @@ def variant(trained: Decoder, asked: Decoder) -> str:
     if refused:
         raise UserError(
             f"the model would not be as it was trained: {', '.join(refused)}\n"
-            "leave out the --gin. binding or file that changes it; a sweep may change only "
+            "remove the --gin. binding or file that changes it; a sweep may change only "
             f"{', '.join(sorted(allowed))}"
         )
     return "+".join(_labels({name: new for name, (_, new) in changed.items()}, trained))
 
 
 def _parts(model: Decoder) -> dict[str, Any]:
-    """The pieces of a model that deal with positions, by what their settings are called."""
+    """Return the parts of a model that concern positions, keyed by their names in `settings`."""
     if len(model.encodings) == 1:
         encodings: dict[str, Any] = {"position": model.encodings[0]}
     else:
@@ -87,7 +87,7 @@ def _parts(model: Decoder) -> dict[str, Any]:
 
 
 def _labels(changed: dict[str, Any], trained: Decoder) -> list[str]:
-    """Label each changed field, by turn unless it changed alike in all turns."""
+    """Return one label per changed field, or one per turn unless all turns changed alike."""
     by_field: dict[str, dict[str, Any]] = {}
     for name, value in sorted(changed.items()):
         part, _, field = name.rpartition(".")

@@ -1,10 +1,10 @@
 """A pre-norm decoder in the style of GPT-3 (Brown et al., 2020, section 2.1; GPT-2's layout).
 
-LayerNorm before attention and MLP and at the end, biases in every linear layer, tanh GeLU, head
-tied to the embedding. Weights start from N(0, std) with std = 0.02, those that write into the
-residual stream from N(0, std / sqrt(2 layers)), biases from 0. Departures from GPT-3: no position
-embedding of its own (that is the subject of study), dense attention in every layer, and dropout
-only where it is asked for (models/dropout.py).
+It has LayerNorm before attention, before the MLP and at the end, biases in every linear layer, tanh
+GeLU, and a head tied to the embedding. Weights start from N(0, std) with std = 0.02, those that
+write into the residual stream from N(0, std / sqrt(2 layers)), and biases from 0. It departs from
+GPT-3 in three ways: the decoder itself has no position embedding (encodings are the subject of
+study), attention is dense in every layer, and dropout is off by default (models/dropout.py).
 
 Shapes: B batch, T positions, D model, N heads, H head dim, F mlp, V vocab, L layers.
 """
@@ -40,7 +40,7 @@ from fire_lm.positions.resampling import Resampling
 Remat = Literal["none", "dots", "full"]
 
 
-# What the forward pass of a layer keeps for the backward pass; the rest is computed again.
+# What the forward pass of a layer saves for the backward pass; the rest is recomputed.
 _ATTENTION = jax.checkpoint_policies.save_only_these_names(SAVED)
 _REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.save_from_both_policies(
@@ -51,26 +51,28 @@ _REMAT_POLICIES = {
 
 
 class Decoder(nn.Module):
-    """Tokens and positions to next-token logits.
+    """Maps tokens and positions to next-token logits.
 
     Attributes:
-      size: see `models/sizes.py`.
-      encodings: the positional encoding of the layers; several take turns, layer by layer.
-      vocab_size: V, rows of the embedding; at least the vocabulary's ids.
-      dtype: of activations and matrix products; parameters, logits and softmax are float32.
-      remat: what the backward pass recomputes ("none", "dots" = all but matrix products, "full");
-        the output of the attention kernel and the statistics of norms are kept.
-      scan_layers: whether the program loops over the layers, which is compiled sooner, or has each
-        written out, which is faster, since what a layer keeps is not copied into one array of all.
-      attention: see `attention.choose_implementation`.
-      log_n: attention scaled by log n, or None.
-      resampling: where tokens stand; for those who call the decoder, which is given positions.
-        The decoder itself reads from it only whether positions have gaps.
-      share_position: one set of the encoding's parameters for all layers (FIRE-S, T5) instead of
-        one set a layer.
-      dropout: rate of dropout after the embedding, attention and MLP; see models/dropout.py.
-      attention_dropout: rate of dropout of attention weights.
-      activation_sharding: of `[B, T, D]` between layers; None leaves it to the compiler.
+      size: The shape of the decoder; see `models/sizes.py`.
+      encodings: The positional encodings of the layers; several alternate, layer by layer.
+      vocab_size: V, the number of rows of the embedding; at least the number of vocabulary ids.
+      dtype: The dtype of activations and matrix products; parameters, logits and softmax are
+        float32.
+      remat: What the backward pass recomputes ("none", "dots" = all but matrix products, "full");
+        the output of the attention kernel and the statistics of norms are always saved.
+      scan_layers: Whether the program loops over the layers, which compiles sooner, or unrolls
+        them, which runs faster because saved activations are not copied into one stacked array.
+      attention: The implementation; see `attention.choose_implementation`.
+      log_n: The attention scaling by log n, or None.
+      resampling: How positions are drawn. The callers of the decoder read it and pass positions;
+        the decoder itself only reads whether positions have gaps.
+      share_position: Whether all layers share one set of the encoding's parameters (FIRE-S, T5)
+        instead of having one set per layer.
+      dropout: The dropout rate after the embedding, attention and MLP; see models/dropout.py.
+      attention_dropout: The dropout rate of attention weights.
+      activation_sharding: The sharding of `[B, T, D]` between layers; None leaves it to the
+        compiler.
     """
 
     size: ModelSize
@@ -90,15 +92,15 @@ class Decoder(nn.Module):
     def prefill(
         self, tokens_BP: jax.Array, pos_BP: jax.Array, lengths_B: jax.Array, context_length: int
     ) -> tuple[jax.Array, tuple[Kept, ...]]:
-        """Read prompts by the forward pass of training.
+        """Read prompts with the forward pass of training.
 
         Args:
-          tokens_BP: int32, padded to the right.
-          lengths_B: int32, the number of tokens before the padding.
+          tokens_BP: The prompts, int32, padded on the right.
+          lengths_B: The number of tokens before the padding, int32.
 
         Returns:
-          The logits `[B, V]` of the token that follows each prompt, and for each encoding that
-          takes turns what to keep of its layers, with a leading axis of layers.
+          The logits `[B, V]` of the token that follows each prompt, and, for each of the
+          alternating encodings, what to keep of its layers, with a leading axis of layers.
         """
         out = self(tokens_BP, pos_BP, None, context_length, lengths_B)
         assert isinstance(out, tuple)
@@ -113,10 +115,10 @@ class Decoder(nn.Module):
     ) -> tuple[jax.Array, tuple[Kept, ...]]:
         """Read one more token of each of K continuations.
 
-        `reading.pos_BT` and `seen_BT` are `[B, K]`, the same for all K.
+        `reading.pos_BT` and `seen_BT` are `[B, K]` and equal for all K continuations.
 
         Returns:
-          The logits `[B, K, V]`, and what to keep, as `prefill`.
+          The logits `[B, K, V]`, and what to keep, as in `prefill`.
         """
         pos_BK, _, seen_BK, past_pos_BS = reading
         out = self(tokens_BK, pos_BK, None, context_length, None, seen_BK, past_pos_BS, past)
@@ -135,13 +137,13 @@ class Decoder(nn.Module):
         past_pos_BS: jax.Array | None = None,
         past: tuple[Past, ...] | None = None,
     ) -> jax.Array | tuple[jax.Array, tuple[Kept, ...]]:
-        """Logits `[B, T, V]` float32 of `tokens_BT` int32.
+        """Return the logits `[B, T, V]` float32 of `tokens_BT` int32.
 
-        `pos_BT` `[B or 1, T]` is increasing along T (in each segment, where there are several);
-        int32, or float32 where resampled. With `segment_BT` int32 `[B, T]` a token sees those of
-        its own segment.
+        `pos_BT` `[B or 1, T]` increases along T (within each segment, if there are several); it is
+        int32, or float32 if resampled. With `segment_BT` int32 `[B, T]`, a token sees only tokens
+        of its own segment.
 
-        The other arguments are for decoding: see `prefill` and `step`, which check no length.
+        The other arguments are for decoding (see `prefill` and `step`), which checks no lengths.
         """
         keep = context_length is not None
         for encoding in () if keep else self.encodings:
@@ -150,8 +152,8 @@ class Decoder(nn.Module):
         table_VD = self.param("embedding", nn.initializers.normal(self.size.init_std), table_shape)
         shared = self._shared_positions(tokens_BT.shape[1])
         table_VD = gather_table(self.activation_sharding, self.dtype, table_VD)
-        # Looked up from the whole table: the compiler finds no efficient way from a lookup in a
-        # split one to activations that are split by the batch.
+        # Looked up in the whole table: the compiler finds no efficient way from a lookup in a
+        # sharded table to activations that are sharded by batch.
         x_BTD = jnp.take(replicate(table_VD, self.activation_sharding), tokens_BT, axis=0)
         x_BTD = constrain(x_BTD.astype(self.dtype), self.activation_sharding)
         x_BTD = self.encodings[0].embed(shared[0].params if shared[0] else {}, x_BTD, pos_BT)
@@ -161,7 +163,7 @@ class Decoder(nn.Module):
 
         one = DecoderLayer
         if self.remat != "none":
-            # Inside a scan, nothing can be merged across iterations: prevent_cse only costs.
+            # Inside a scan nothing can be merged across iterations, so prevent_cse would only cost.
             policy, prevent_cse = _REMAT_POLICIES[self.remat], not self.scan_layers
             one = nn.remat(DecoderLayer, policy=policy, prevent_cse=prevent_cse)
         common = (
@@ -185,7 +187,7 @@ class Decoder(nn.Module):
             unroll=1 if self.scan_layers else self.size.num_layers,
         )
         reading = Reading(pos_BT, segment_BT, seen_BT, past_pos_BS)
-        if len(turns) == 1:  # without a group: parameters lie one level of names higher
+        if len(turns) == 1:  # without a group, the names of parameters have one level less
             layers = scan(one)(self.size, self.encodings[0], *common, name="layers")
             own = None if past is None else past[0]
             x_BTD, only = layers(x_BTD, reading, shared[0], own)
@@ -200,7 +202,7 @@ class Decoder(nn.Module):
         return (logits_BTV, kept) if keep else logits_BTV
 
     def _shared_positions(self, length: int) -> Shared:
-        """The values that layers of each encoding share, or Nones; equal encodings share, too."""
+        """Return what the layers of each encoding share, or Nones; equal encodings share it too."""
         if not self.share_position:
             return (None,) * len(self.encodings)
         positions: dict[PositionalEncoding, Position] = {}

@@ -1,4 +1,4 @@
-"""A layer of the decoder, and what it reads and keeps in decoding.
+"""A layer of the decoder, and what it reads and keeps during decoding.
 
 Shapes: B batch, T positions, S keys, D model, N heads, H head dim, F mlp.
 """
@@ -34,12 +34,12 @@ from fire_lm.positions.log_n import LogN
 
 
 class Kept(NamedTuple):
-    """The keys and values that decoding keeps of a layer.
+    """The keys and values of a layer that decoding keeps.
 
     Attributes:
-      k_BSNH: keys, rotated.
-      v_BSNH: values.
-      position: the encoding's prepared parameters; {} where the layers share them.
+      k_BSNH: The rotated keys.
+      v_BSNH: The values.
+      position: The encoding's prepared parameters, or {} if the layers share them.
     """
 
     k_BSNH: jax.Array
@@ -48,11 +48,11 @@ class Kept(NamedTuple):
 
 
 class Past(NamedTuple):
-    """The past of one layer; with a leading axis, of all layers.
+    """The past of one layer or, with a leading axis, of all layers.
 
     Attributes:
-      keys: the two caches.
-      position: as in `Kept`.
+      keys: The two caches.
+      position: The prepared parameters, as in `Kept`.
     """
 
     keys: CachedKeys
@@ -60,13 +60,13 @@ class Past(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The positions of the tokens of a call.
+    """The positions of the tokens of one call.
 
     Attributes:
-      pos_BT: their positions.
-      segment_BT: the document of each token; None if a row is one document.
-      seen_BT: the number of keys that each token sees; None without cached keys.
-      past_pos_BS: the positions of the cached keys, or None.
+      pos_BT: The positions of the tokens.
+      segment_BT: The document of each token, or None if each row is one document.
+      seen_BT: The number of keys that each token sees, or None without cached keys.
+      past_pos_BS: The positions of the cached keys, or None.
     """
 
     pos_BT: jax.Array
@@ -76,7 +76,7 @@ class Reading(NamedTuple):
 
 
 class LayerNorm(nn.Module):
-    """Holds scale and bias of `layer_norm`."""
+    """Holds the scale and bias of `layer_norm`."""
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
@@ -86,7 +86,7 @@ class LayerNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """`contract(equation, x, kernel) + bias` in x's dtype; the kernel's axes are inputs first."""
+    """`contract(equation, x, kernel) + bias` in x's dtype; the kernel's input axes come first."""
 
     equation: str
     out_shape: tuple[int, ...]
@@ -98,18 +98,17 @@ class Linear(nn.Module):
         shape = x.shape[-num_in_axes:] + self.out_shape
         kernel = self.param("kernel", nn.initializers.normal(self.std), shape)
         bias = self.param("bias", nn.initializers.zeros, self.out_shape)
-        # Added in float32, so that its gradient is summed in float32 too.
+        # The bias is added in float32, so that its gradient is summed in float32 too.
         out = contract(self.equation, x, kernel)
         return (out + bias[(None,) * (out.ndim - bias.ndim)]).astype(x.dtype)
 
 
 class DecoderLayer(nn.Module):
-    """A layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
+    """A decoder layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
 
-    With `keep` it also returns its keys and values. `context_length` is the length of the whole
-    input in tokens; None means that the call has all of it. `consecutive`: positions have no gaps,
-    see `attend`. A rate of dropout above 0 needs random
-    bits.
+    With `keep`, it also returns its keys and values. `context_length` is the length of the whole
+    input in tokens; None means that this call receives the whole input. `consecutive` promises that
+    positions have no gaps; see `attend`. A dropout rate above 0 requires random bits.
     """
 
     size: ModelSize
@@ -199,7 +198,7 @@ class DecoderLayer(nn.Module):
 
 
 class LayerGroup(nn.Module):
-    """One layer for each of the encodings that take turns, one after the other."""
+    """One layer for each of the alternating encodings, applied in order."""
 
     turns: tuple[Callable[..., nn.Module], ...]
 

@@ -1,6 +1,6 @@
-"""The part of an encoding in a layer: its parameters, their prepared form, attention.
+"""What a layer does with its encoding: its parameters, their prepared form, and attention.
 
-Queries and keys stand at positions of their own, so that a few queries can meet many older keys.
+Queries and keys have separate positions, so that a few queries can attend to many older keys.
 
 Shapes: B batch, T queries, S keys, N heads, H head dim.
 """
@@ -19,18 +19,18 @@ from fire_lm.positions.log_n import LogN, Scales
 
 
 class Position(NamedTuple):
-    """The encoding as a layer uses it.
+    """An encoding as a layer uses it.
 
     Attributes:
-      params: prepared.
-      tables: of its bias, where the attention kernel takes them.
+      params: The prepared parameters.
+      tables: The tables of its bias, if the attention kernel takes them.
     """
 
     params: Params
     tables: CommonBias | None
 
 
-# For each of the encodings that take turns, what its layers share; None: each has its own.
+# What the layers of each alternating encoding share; None if each layer has its own.
 Shared = tuple[Position | None, ...]
 
 
@@ -45,11 +45,11 @@ def positioned(
     seen_BT: jax.Array | None,
     context_length: int,
 ) -> tuple[jax.Array, jax.Array, Scales, BiasFn]:
-    """All that positions do to a layer's attention: (q, k, factors, bias), for `attend`.
+    """Return how positions change a layer's attention: (q, k, factors, bias), for `attend`.
 
     Args:
-      seen_BT: how many keys each query sees, int32 `[B or 1, T]`; read by `log_n` alone.
-      context_length: tokens of the whole input, including those still to be generated.
+      seen_BT: The number of keys that each query sees, int32 `[B or 1, T]`; used only by `log_n`.
+      context_length: The tokens of the whole input, including those still to be generated.
     """
     q_BTNH, k_BSNH = encoding.rotate(params, q_BTNH, k_BSNH, q_pos_BT, k_pos_BS, context_length)
     logit_scale_BT = encoding.logit_scale(params, q_pos_BT)
@@ -78,9 +78,9 @@ def prepare_position(
 def init_position(
     module: nn.Module, encoding: PositionalEncoding, name: str = "position"
 ) -> Params:
-    """The encoding's parameters as one tree under `module`'s `name`; {} if it has none."""
+    """Create the encoding's parameters under `module`'s `name` as one tree; {} if it has none."""
     if not has_parameters(encoding):
-        return {}  # Linen would keep an empty entry, which a checkpoint does not.
+        return {}  # Linen would create an empty entry, which a checkpoint does not store.
     return module.param(name, encoding.init)
 
 
@@ -89,5 +89,5 @@ def has_parameters(encoding: PositionalEncoding) -> bool:
 
 
 def position_name(turn: int) -> str:
-    """The name of the parameters that all layers of an encoding share."""
+    """Return the name of the parameters that all layers of an encoding share."""
     return f"position_{turn}" if turn else "position"

@@ -1,4 +1,4 @@
-"""Pure layer functions: matrix product and layer normalisation.
+"""Pure layer functions: a matrix product and layer normalisation.
 
 Parameters are float32; activations have the compute dtype. Norm statistics are float32.
 """
@@ -16,11 +16,11 @@ from fire_lm.attention.saved_residuals import SAVED
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def contract(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`einsum(equation, x, kernel)` computed in x's dtype, in float32 out; `kernel` is float32.
+    """Return `einsum(equation, x, kernel)` computed in x's dtype with a float32 result.
 
-    The kernel's gradient leaves the product in float32. Plain autodiff of a bfloat16 cast would
-    round each chip's part to bfloat16 before the sum over the mesh; this makes the reduction
-    float32 on purpose, whatever the compute dtype.
+    `kernel` is float32, and its gradient leaves the product in float32. Plain autodiff of a
+    bfloat16 cast would round each chip's part to bfloat16 before the sum over the mesh; here the
+    reduction is deliberately in float32, whatever the compute dtype.
     """
     return jnp.einsum(equation, x, kernel.astype(x.dtype), preferred_element_type=jnp.float32)
 
@@ -35,8 +35,8 @@ def _contract_backward(equation, residuals, gradient):
     operands, out = equation.split("->")
     inside, weights = operands.split(",")
     x_gradient = jnp.einsum(f"{out},{weights}->{inside}", gradient, kernel.astype(x.dtype))
-    # Operands in the order of the kernel's axes: the other order would end in a transpose, which
-    # XLA's CPU backend folds into a bfloat16 product that it cannot run.
+    # The operands follow the order of the kernel's axes: the other order would end in a transpose,
+    # which XLA's CPU backend folds into a bfloat16 product that it cannot run.
     pairs = [(inside, x), (out, gradient)]
     (first, a), (second, b) = pairs if weights[0] in inside else pairs[::-1]
     kernel_gradient = jnp.einsum(
@@ -49,7 +49,7 @@ contract.defvjp(_contract_forward, _contract_backward)
 
 
 def layer_norm(x_BTD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
-    """LayerNorm over the last axis (Ba et al., 2016), epsilon 1e-5; statistics in float32.
+    """Apply LayerNorm over the last axis (Ba et al., 2016), epsilon 1e-5, statistics in float32.
 
     Flax's own norm promotes dtypes implicitly, which our strict mode forbids.
     """

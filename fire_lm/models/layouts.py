@@ -1,6 +1,6 @@
-"""The layout of activations on a mesh; fire_lm/sharding.py has that of parameters.
+"""The layout of activations on a mesh; fire_lm/sharding.py defines that of parameters.
 
-`activations` is the layout of `[B, T, D]` between layers; None leaves all to the compiler.
+`activations` is the layout of `[B, T, D]` between layers; None leaves every layout to the compiler.
 
 Shapes: B batch, T positions, D model, N heads, H head dim, V vocabulary.
 """
@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def heads_sharding(activations: NamedSharding | None) -> NamedSharding | None:
-    """The sharding of queries, keys and values `[B, T, N, H]`: heads are split as their weights."""
+    """Return the sharding of queries, keys and values `[B, T, N, H]`, heads split like weights."""
     if activations is None:
         return None
     batch = activations.spec[0]
@@ -25,12 +25,12 @@ def heads_sharding(activations: NamedSharding | None) -> NamedSharding | None:
 
 
 def constrain(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-    """`x` laid out as `sharding`; None leaves it to the compiler."""
+    """Constrain `x` to `sharding`; None leaves it to the compiler."""
     return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
 
 
 def constrain_rows(x_BT: jax.Array, activations: NamedSharding | None) -> jax.Array:
-    """`[B, T]` split by the batch, as `activations` are."""
+    """Constrain `[B, T]` to be split by batch, as `activations` are."""
     if activations is None:
         return x_BT
     rows = PartitionSpec(activations.spec[0], None)
@@ -39,10 +39,10 @@ def constrain_rows(x_BT: jax.Array, activations: NamedSharding | None) -> jax.Ar
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def gather_table(activations: NamedSharding | None, dtype: Any, table_VD: jax.Array) -> jax.Array:
-    """The embedding, float32 with the values of `dtype`, no longer split by `fsdp`.
+    """Gather the embedding over `fsdp`, as float32 with the values of `dtype`.
 
-    Gathered once, in `dtype`, for the lookup and the head. Their gradients are sums over the mesh,
-    two of them: the compiler resolves each before they are added.
+    It is gathered once, in `dtype`, for both the lookup and the head. Each of the two yields a
+    gradient that is a sum over the mesh; the compiler resolves each sum before it adds them.
     """
     table_VD = constrain(table_VD.astype(dtype), _of_table(activations, None))
     return table_VD.astype(jnp.float32)
@@ -56,12 +56,12 @@ gather_table.defvjp(lambda *inputs: (gather_table(*inputs), None), _gather_table
 
 
 def _of_table(activations: NamedSharding | None, columns: str | None) -> NamedSharding | None:
-    """The vocabulary is split as in fire_lm/sharding.py."""
+    """Return the sharding of the embedding; the vocabulary is split as in fire_lm/sharding.py."""
     if activations is None or "tensor" not in activations.mesh.shape:
         return activations and NamedSharding(activations.mesh, PartitionSpec())
     return NamedSharding(activations.mesh, PartitionSpec("tensor", columns))
 
 
 def replicate(x: jax.Array, like: NamedSharding | None) -> jax.Array:
-    """`x` whole on every device of the mesh of `like`."""
+    """Replicate `x` on every device of the mesh of `like`."""
     return constrain(x, None if like is None else NamedSharding(like.mesh, PartitionSpec()))

@@ -1,8 +1,8 @@
 """Next-token losses of rows of tokens, in training and in evaluation.
 
-The input is the target shifted right by one, starting with 0, or what is given to be read. In
-packed rows each segment is read as a row of its own: it starts with 0 and at the first position,
-and no other segment is seen.
+The input is the target shifted right by one, starting with 0, unless the caller passes another
+input. In packed rows, each segment is read as if it were a row of its own: it starts with 0 at the
+first position, and sees no other segment.
 
 Shapes: B batch, T positions, V vocab.
 """
@@ -20,7 +20,7 @@ from fire_lm.models.segments import segment_positions, segment_starts
 
 
 def shift_right(targets_BT: jax.Array, segment_BT: jax.Array | None = None) -> jax.Array:
-    """Shift targets right: the inputs from which the model predicts `targets_BT`."""
+    """Shift targets right to obtain the inputs from which the model predicts `targets_BT`."""
     read_BT = jnp.pad(targets_BT[:, :-1], ((0, 0), (1, 0)))
     if segment_BT is None:
         return read_BT
@@ -36,12 +36,12 @@ def token_losses(
     dropout_rng: jax.Array | None = None,
     read_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Negative log likelihood in nats and log normaliser of every target, `[B, T]` each.
+    """Return negative log likelihood in nats and log normaliser of each target, `[B, T]` each.
 
-    `pos_BT` `[B or 1, T]` are the positions of what is read, where a row is one segment;
-    `segment_BT` int32 `[B, T]` tells the documents of packed rows apart. `dropout_rng` is for
-    training: without it nothing is dropped. `read_BT` int32 `[B, T]` is what the model reads;
-    None: the targets shifted right by one.
+    `pos_BT` `[B or 1, T]` holds the positions of the input for rows of one segment; `segment_BT`
+    int32 `[B, T]` separates the documents of packed rows. `dropout_rng` is for training: without
+    it, nothing is dropped. `read_BT` int32 `[B, T]` is the input of the model; None means the
+    targets shifted right by one.
     """
     if segment_BT is not None:
         pos_BT = segment_positions(pos_BT, segment_BT)
@@ -52,7 +52,7 @@ def token_losses(
         jax.Array, model.apply({"params": params}, read_BT, pos_BT, segment_BT, rngs=rngs)
     )
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
-    # A masked sum, not a gather: it stays local where the vocabulary is split over the mesh.
+    # A masked sum instead of a gather stays local if the vocabulary is split over the mesh.
     is_target_BTV = jnp.arange(logits_BTV.shape[-1])[None, None, :] == targets_BT[:, :, None]
     target_logit_BT = jnp.sum(jnp.where(is_target_BTV, logits_BTV, 0.0), axis=-1)
     return log_z_BT - target_logit_BT, log_z_BT

@@ -1,7 +1,7 @@
-"""The encodings' own parameters, found in those of a decoder, and what they have to tell.
+"""Finds the encodings' parameters among those of a decoder, with their diagnostics and scalars.
 
-Layers share a set of them (`share_position`), or each has its own, stacked along a leading axis as
-the scan over layers stacks them. Several encodings take turns, layer by layer.
+Layers share one set of parameters (`share_position`), or each has its own, stacked along a leading
+axis as the scan over layers stacks them. Several encodings alternate, layer by layer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from fire_lm.positions.base import Params
 
 
 class PositionStack(NamedTuple):
-    """The parameters of one encoding, of all layers that have their own.
+    """The parameters of one encoding in all layers that have their own.
 
     Attributes:
-      layers: their numbers from 0; of layers that share (one set, or no parameters), the first.
-      encoding: of these layers.
-      params: with a leading axis of `layers`; {} if it has none.
+      layers: The indices of the layers from 0; of layers that share (one set, or no parameters),
+        only the first.
+      encoding: The encoding of these layers.
+      params: The parameters with a leading axis of `layers`; {} if there are none.
     """
 
     layers: tuple[int, ...]
@@ -33,7 +34,7 @@ class PositionStack(NamedTuple):
 
 
 class PositionLayer(NamedTuple):
-    """A layer of a `PositionStack`."""
+    """One layer of a `PositionStack`."""
 
     layer: int
     encoding: PositionalEncoding
@@ -41,7 +42,7 @@ class PositionLayer(NamedTuple):
 
 
 def position_stacks(model: Decoder, params: Any) -> list[PositionStack]:
-    """The stacks of `model` with `params`; equal encodings that share parameters are one stack."""
+    """Return the stacks of `model` with `params`; equal encodings that share are one stack."""
     stacks = []
     for turn, encoding in enumerate(model.encodings):
         if not model.share_position and has_parameters(encoding):
@@ -55,21 +56,21 @@ def position_stacks(model: Decoder, params: Any) -> list[PositionStack]:
 
 
 def layers_of_turn(model: Decoder, params: Any, turn: int) -> Params:
-    """The parameters of the layers `turn`, `turn` + turns, ..., stacked along a leading axis."""
+    """Return the parameters of layers `turn`, `turn` + turns, ..., stacked on a leading axis."""
     layers: Params = params["layers"]
     return layers if len(model.encodings) == 1 else layers[f"block_{turn}"]
 
 
 def shared_params(model: Decoder, params: Any, turn: int) -> Params:
-    """The parameters that layers of this turn share with all others of its encoding, or {}."""
+    """Return the parameters shared by all layers with this turn's encoding, or {}."""
     found: Params = params.get(position_name(model.encodings.index(model.encodings[turn])), {})
     return found
 
 
 def position_layers(model: Decoder, params: Any) -> list[PositionLayer]:
-    """The encoding of each layer with its parameters, in the order of layers.
+    """Return the encoding of each layer with its parameters, in the order of layers.
 
-    Layers that share their parameters, or have none, are there once, as the first of them.
+    Layers that share their parameters, or have none, are represented by the first of them.
     """
     found = [
         PositionLayer(layer, encoding, jax.tree.map(lambda leaf: leaf[index], stacked))  # noqa: B023
@@ -80,7 +81,7 @@ def position_layers(model: Decoder, params: Any) -> list[PositionLayer]:
 
 
 def position_diagnostics(model: Decoder, params: Any) -> dict[str, jax.Array]:
-    """The diagnostics of the encodings: the largest value over all layers."""
+    """Return the encodings' diagnostics, each as the maximum over all layers."""
     found: dict[str, list[jax.Array]] = {}
     for _, encoding, stacked in position_stacks(model, params):
         for name, value_L in (jax.vmap(encoding.diagnostics)(stacked) if stacked else {}).items():
@@ -89,9 +90,9 @@ def position_diagnostics(model: Decoder, params: Any) -> dict[str, jax.Array]:
 
 
 def learned_scalars_by_layer(model: Decoder, params: Any) -> dict[str, jax.Array]:
-    """The numbers that each layer's encoding learns, as "L/layer_3"; layers from 0.
+    """Return the numbers that each layer's encoding learns, keyed "L/layer_3", layers from 0.
 
-    What layers share appears once, under the first of them.
+    A number that layers share appears once, under the first of them.
     """
     return {
         f"{name}/layer_{layer}": value_L[index]

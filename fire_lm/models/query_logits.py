@@ -23,10 +23,10 @@ from fire_lm.positions.base import Params
 def query_logits(
     model: Decoder, params: Any, tokens_BT: jax.Array, *, layer: int, query: int
 ) -> jax.Array:
-    """`[B, N, S]` float32 for the keys 0 .. `query` of the text; `layer` and `query` from 0.
+    """Return logits `[B, N, S]` float32 for keys 0 .. `query`; `layer` and `query` count from 0.
 
-    The layers below are run as the model runs them, so within a `jax.jit` layer 0 costs its
-    queries and keys alone.
+    The layers below `layer` run as they do in the model. Inside `jax.jit`, therefore, layer 0 costs
+    only its own queries and keys.
     """
     for encoding in model.encodings:
         encoding.check_length(tokens_BT.shape[1], tokens_BT.shape[1])
@@ -67,9 +67,9 @@ def query_logits(
 def layer_of(
     model: Decoder, params: Any, layer: int
 ) -> tuple[DecoderLayer, Params, Position | None]:
-    """(module, its own parameters, what it shares with other layers)."""
+    """Return (the module, its own parameters, what it shares with other layers)."""
     repetition, turn = divmod(layer, len(model.encodings))
-    # One text is too little for a mesh, and kernels cannot be split without one.
+    # One text is too small to split over a mesh, and kernels run on several devices only if split.
     module = DecoderLayer(model.size, model.encodings[turn], model.log_n, "blockwise", False, None)
     own = jax.tree.map(lambda leaf: leaf[repetition], layers_of_turn(model, params, turn))
     if not model.share_position:

@@ -1,6 +1,6 @@
-"""The starts of documents in packed rows, and each token's place in its document.
+"""The starts of documents in packed rows, and each token's position in its document.
 
-A segment is a run of equal segment ids along a row; padding is one too. B batch, T tokens.
+A segment is a run of equal segment ids along a row; padding is a segment too. B batch, T tokens.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import jax.numpy as jnp
 
 
 def segment_starts(segment_BT: jax.Array) -> jax.Array:
-    """Which tokens are the first of their segment in the row, bool `[B, T]`."""
+    """Return which tokens are the first of their segment in the row, bool `[B, T]`."""
     same_BT = segment_BT[:, 1:] == segment_BT[:, :-1]
     return jnp.pad(~same_BT, ((0, 0), (1, 0)), constant_values=True)
 
 
 def segment_positions(row_pos_BT: jax.Array, segment_BT: jax.Array) -> jax.Array:
-    """`[B, T]`: in each segment the positions that a row of its own has, from its first.
+    """Return positions `[B, T]` that start again in each segment, as if it were its own row.
 
-    `row_pos_BT` `[B or 1, T]` are those of a row; `segment_BT` int32 changes where a segment
-    starts.
+    `row_pos_BT` `[B or 1, T]` holds the positions of a row; `segment_BT` int32 changes where a
+    segment starts.
     """
     index_BT = jnp.broadcast_to(jnp.arange(segment_BT.shape[1])[None], segment_BT.shape)
     start_BT = jax.lax.cummax(jnp.where(segment_starts(segment_BT), index_BT, 0), axis=1)
@@ -28,10 +28,10 @@ def segment_positions(row_pos_BT: jax.Array, segment_BT: jax.Array) -> jax.Array
 
 
 def keys_seen(length: int, segment_BT: jax.Array | None = None) -> jax.Array:
-    """The number of keys that each token attends to, itself included: int32 `[B, T]` or `[1, T]`.
+    """Return the number of keys that each token attends to, including itself.
 
-    It is the token's place in its own segment, counted from 1, whatever positions the tokens have
-    and however much padding follows.
+    It is the token's index in its own segment, counted from 1, whatever positions the tokens have
+    and however much padding follows: int32 `[B, T]` or `[1, T]`.
     """
     place_1T = jnp.arange(length, dtype=jnp.int32)[None]
     return 1 + (place_1T if segment_BT is None else segment_positions(place_1T, segment_BT))

@@ -1,7 +1,7 @@
 """The sizes of the paper (Table 8) and a tiny one for CPUs, as plain Python.
 
-Each is a function whose defaults are the preset, so that gin selects one (`@size_125m()`) and may
-override a field (`size_125m.num_layers = 6`), and code without gin can call it.
+Each size is a function whose defaults are the preset, so that gin can select one (`@size_125m()`)
+and override a field (`size_125m.num_layers = 6`), and code without gin can call it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import dataclasses
 
 from fire_lm.errors import UserError
 
-_MOST = 2**24  # of one dimension: what is mistyped is told, not tried
+_MOST = 2**24  # the limit of one dimension: typing errors are reported, not tried
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSize:
-    """Shape of a decoder: L layers, D model, N heads of width H, F mlp; and the std its weights
-    start from."""
+    """The shape of a decoder: L layers, D model, N heads of width H, F mlp; and the standard
+    deviation of its initial weights."""
 
     num_layers: int
     hidden_size: int
@@ -45,9 +45,10 @@ def size_tiny(
     mlp_size: int = 384,
     init_std: float = 0.06,
 ) -> ModelSize:
-    """0.33M parameters: shows the order of the encodings on a CPU within minutes.
+    """Return a model of 0.33M parameters, which ranks the encodings on a CPU within minutes.
 
-    `init_std` is GPT-3 small's 0.02 times sqrt(768 / 96): the same scale of a layer's output.
+    `init_std` is GPT-3 small's 0.02 times sqrt(768 / 96), which gives a layer's output the same
+    scale.
     """
     return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size, init_std)
 
@@ -60,7 +61,7 @@ def size_125m(
     mlp_size: int = 3072,
     init_std: float = 0.02,
 ) -> ModelSize:
-    """GPT-3 small; 85.1M parameters without the embedding."""
+    """Return GPT-3 small; 85.1M parameters without the embedding."""
     return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size, init_std)
 
 
@@ -72,8 +73,8 @@ def size_350m(
     mlp_size: int = 4096,
     init_std: float = 0.02,
 ) -> ModelSize:
-    """GPT-3 medium; 302.3M parameters without the embedding.
+    """Return GPT-3 medium; 302.3M parameters without the embedding.
 
-    Table 8 prints hidden size 768; only 1024 = 16 heads x 64 gives the 350M it names.
+    Table 8 prints hidden size 768, but only 1024 = 16 heads x 64 gives the 350M of its name.
     """
     return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size, init_std)

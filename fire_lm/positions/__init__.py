@@ -1,7 +1,7 @@
-"""The family of positional encodings: one file each, found by looking, so no registry to edit.
+"""The family of positional encodings: one module each, discovered by import without a registry.
 
-Besides the encodings there are pieces that compose with them: `rope_scaling` (RoPE beyond its
-training length), `log_n` (attention scaled by log n), `resampling` (random positions).
+The package also holds pieces that compose with the encodings: `rope_scaling` (RoPE beyond its
+training length), `log_n` (attention scaled by log n) and `resampling` (random positions).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fire_lm.positions.base import PositionalEncoding
 
 
 def configurables() -> dict[str, type[Any]]:
-    """Every concrete dataclass in this package by its name, as gin files spell it."""
+    """Return every concrete dataclass of this package, keyed by its name in gin files."""
     found: dict[str, type[Any]] = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
@@ -28,13 +28,13 @@ def configurables() -> dict[str, type[Any]]:
             if found.setdefault(name, member) is not member:
                 raise UserError(
                     f"{member.__module__} and {found[name].__module__} both define {name}: "
-                    "gin files could not tell them apart, rename one"
+                    "gin files cannot distinguish them; rename one"
                 )
     return found
 
 
 def encodings() -> dict[str, type[PositionalEncoding]]:
-    """The positional encodings among the `configurables`."""
+    """Return those of the `configurables` that are positional encodings."""
     return {
         name: member
         for name, member in configurables().items()

@@ -2,9 +2,9 @@
 
 Source: Press et al., "Train Short, Test Long" (ICLR 2022), `b_h(i, j) = -m_h (i - j)`.
 
-ALiBi-PI (Al-Khateeb et al., 2310.13017) is for inputs of L' tokens, more than the L of training:
-their slopes are `m_h L / L'`, so that the whole input spans the penalties seen in training. It
-acts at inference alone; one L' holds for all queries of an input.
+ALiBi-PI (Al-Khateeb et al., 2310.13017) serves inputs of L' tokens, where L' exceeds the training
+length L: the slopes become `m_h L / L'`, so that the whole input spans the penalties seen in
+training. It applies at inference only; one L' holds for all queries of an input.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from fire_lm.positions.base import Params, PositionalEncoding, distance
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """The official slopes `m_h` for any head count, float64 `[N]`.
+    """Return the official slopes `m_h` for any number of heads, float64 `[N]`.
 
-    A power of two gives 2^(-8k/N), k = 1..N. Otherwise the slopes of the next lower power of two
-    are followed by every other slope of the next higher one, so they are not sorted for 12 heads.
+    A power of two gives 2^(-8k/N), k = 1..N. For any other number, the slopes of the next lower
+    power of two are followed by every other slope of the next higher one, so for 12 heads they are
+    not sorted.
     """
 
     def power_of_two(n: int) -> list[float]:
@@ -37,10 +38,10 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class ALiBi(PositionalEncoding):
-    """Fixed linear bias. Parameters: none.
+    """A fixed linear bias. Parameters: none.
 
     Attributes:
-      interpolate: ALiBi-PI; changes nothing up to `train_length`.
+      interpolate: Whether to apply ALiBi-PI, which changes nothing up to `train_length`.
     """
 
     evaluation_fields: ClassVar[tuple[str, ...]] = ("interpolate",)

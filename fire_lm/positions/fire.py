@@ -1,30 +1,32 @@
-"""FIRE: functional interpolation for relative positions, and the space of its variants.
+"""FIRE: functional interpolation for relative positions, and its variants.
 
 Source: Li et al. (ICLR 2024), Eq. 4 (= Eq. 23 of its appendix):
 
     b_h(i, j) = f_theta( psi(i - j) / psi(max(L, i)) )_h ,   psi(x) = log(c x + 1)
 
-`f_theta` is one MLP R -> R^N for all heads of a layer; c and L are learned scalars. The printed
-text leaves open what the code of Appendix E decides, and we follow the code:
+`f_theta` is one MLP R -> R^N for all heads of a layer; c and L are learned scalars. Where the
+printed text is ambiguous, we follow the code of Appendix E:
 
-* the MLP has biases ("omitted for brevity" in footnote 5): without them a ReLU MLP of a scalar in
+* the MLP has biases ("omitted for brevity" in footnote 5): without them, a ReLU MLP of a scalar in
   [0, 1] is a straight line through 0;
-* kernels and biases start from U(-1/sqrt(fan_in), 1/sqrt(fan_in)): with zero biases f is exactly
-  linear at step 0;
-* c and L enter by their absolute values, and L = |m * init_L| with only m (from 1) learned, so
-  that Adam moves L by a fraction of itself instead of by the learning rate;
+* kernels and biases start from U(-1/sqrt(fan_in), 1/sqrt(fan_in)): with zero biases, f would be
+  exactly linear at step 0;
+* c and L enter by their absolute values, and L = |L_multiplier * init_L|, where only
+  L_multiplier (initially 1) is learned, so that Adam changes L by a fraction of itself instead of
+  by the learning rate;
 * positions count from 0, and epsilon is added to the denominator after the logarithm.
 
 The default has the two hidden layers of the paper's experiments (Appendix B and C.1, Table 5);
 Appendix E's listing has one: `FIRE(..., hidden_layers=1, init_L=512)`.
 
-FIRE-G is ours: Eq. 4 divides by a norm that grows with the query, so far beyond the training
-length the bias flattens while the keys become more. A learned length gain restores its range:
+FIRE-G is our own variant: Eq. 4 divides by a norm that grows with the query, so far beyond the
+training length the bias flattens as the number of keys grows. A learned length gain restores its
+range:
 
     b_h(i, j) = g_i f_theta(...)_h ,   g_i = (psi(max(L, i)) / psi(L))^gamma
 
-gamma = 0 is Eq. 4, and g_i = 1 for i <= L. With gamma = 1 and a linear f it is KERPLE-log, or
-ALiBi for the identity as psi, at every length: Theorem 3.1 without its bound.
+gamma = 0 is Eq. 4, and g_i = 1 for i <= L. With gamma = 1 and a linear f it equals KERPLE-log (or
+ALiBi if psi is the identity) at every length: Theorem 3.1 without its bound on the length.
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ from fire_lm.positions.warm_start import interpolating_mlp, knots
 
 Function = Callable[[jax.Array], jax.Array]
 
-# Hinges that f is computed with; the smallest number that holds all kinks of f is taken.
+# Numbers of hinges with which f can be computed; the smallest that covers all kinks of f is used.
 MAX_KINKS = (16, 32, 64)
 
-# The kinks of a layer are found with all layers before it: time grows with their square.
+# Finding the kinks of a layer evaluates all layers before it, so the time grows quadratically.
 _MOST_LAYERS = 16
 
 ACTIVATIONS: dict[str, Function] = {
@@ -66,19 +68,19 @@ def _float32(value: float) -> float:
 
 
 def log_transform(c: jax.Array) -> Function:
-    """psi(x) = log(|c| x + 1)."""
+    """Return the function psi(x) = log(|c| x + 1)."""
     return lambda x: jnp.log1p(jnp.abs(c) * x)
 
 
 def threshold_position(q_pos_BT: jax.Array, L: jax.Array | float) -> jax.Array:
-    """max(|L|, i), float32 `[B, T]`."""
+    """Return max(|L|, i), float32 `[B, T]`."""
     return jnp.maximum(q_pos_BT.astype(jnp.float32), jnp.abs(L))
 
 
 def normalized_distance(
     q_pos_BT: jax.Array, k_pos_BS: jax.Array, psi: Function, L: jax.Array | float, epsilon: float
 ) -> jax.Array:
-    """The argument of f in Eq. 4, float32 `[B, T, S]`; in [0, 1] for keys not after the query."""
+    """Return the argument of f in Eq. 4, float32 `[B, T, S]`; in [0, 1] for keys not after i."""
     psi_distance_BTS = psi(distance(q_pos_BT, k_pos_BS).astype(jnp.float32))
     return psi_distance_BTS / (psi(threshold_position(q_pos_BT, L)) + epsilon)[:, :, None]
 
@@ -86,13 +88,13 @@ def normalized_distance(
 def length_gain(
     q_pos_BT: jax.Array, psi: Function, L: jax.Array | float, gamma: jax.Array
 ) -> jax.Array:
-    """g_i of FIRE-G, float32 `[B, T]`; 1 up to position L."""
+    """Return g_i of FIRE-G, float32 `[B, T]`, which is 1 up to position L."""
     psi_L = psi(jnp.abs(jnp.asarray(L, jnp.float32)))
     return (psi(threshold_position(q_pos_BT, L)) / psi_L) ** gamma
 
 
 def init_mlp(rng: jax.Array, widths: tuple[int, ...]) -> Params:
-    """Dense layers `widths[0] -> ... -> widths[-1]`, uniform in +-1/sqrt(fan_in), float32."""
+    """Draw dense layers `widths[0] -> ... -> widths[-1]`, uniform in +-1/sqrt(fan_in), float32."""
     params = {}
     for index, (fan_in, fan_out) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
         rng, kernel_rng, bias_rng = jax.random.split(rng, 3)
@@ -105,7 +107,7 @@ def init_mlp(rng: jax.Array, widths: tuple[int, ...]) -> Params:
 
 
 def mlp(params: Params, x: jax.Array, activation: Function = jax.nn.relu) -> jax.Array:
-    """f_theta of Eq. 4 for every entry of `x`: float32 `[...] -> [..., N]`."""
+    """Apply f_theta of Eq. 4 to every entry of `x`: float32 `[...] -> [..., N]`."""
     hidden = x[..., None]
     last = len(params) - 1
     for index in range(len(params)):
@@ -120,32 +122,32 @@ def mlp(params: Params, x: jax.Array, activation: Function = jax.nn.relu) -> jax
 
 @dataclasses.dataclass(frozen=True)
 class FIRE(PositionalEncoding):
-    """Eq. 4. Parameters per layer for 12 heads: 1518 (two hidden layers of 32), 462 (Appendix E),
-    26 (f affine); 1519 with a length gain (FIRE-G), 1517 with a fixed threshold or none, 1516
-    without c as well.
+    """FIRE, Eq. 4. Parameters per layer for 12 heads: 1518 (two hidden layers of 32), 462
+    (Appendix E), 26 (f affine); 1519 with a length gain (FIRE-G), 1517 with a fixed threshold or
+    without one, 1516 without c as well.
 
     FIRE-S is this encoding with `build_decoder.share_position = True`.
 
     Attributes:
-      hidden_layers: hidden layers of f_theta, at least 0 (0: f is affine).
-      width: width of each hidden layer.
-      activation: between the layers; "gelu" is the tanh approximation.
-      final_activation: whether f ends with the activation too (Table 7).
-      transform: psi; "log", or "identity", which has no c (Eq. 21).
-      threshold: False divides by psi(i) without max(L, i) (Eq. 21 and 22).
-      learn_L: whether the threshold is learned or stays `init_L`.
-      init_c: initial c of psi.
-      init_L: initial threshold L in tokens; None: a quarter of `train_length`, the paper's ratio
-        (512 at 2048).
-      init_gamma: None is Eq. 4; a number is the initial length gain of FIRE-G.
-      init_as: an additive encoding that takes positions between integers (`KERPLELog`, `ALiBi`):
+      hidden_layers: The number of hidden layers of f_theta, at least 0 (0 makes f affine).
+      width: The width of each hidden layer.
+      activation: The activation between the layers; "gelu" is the tanh approximation.
+      final_activation: Whether f also ends with the activation (Table 7).
+      transform: psi: "log", or "identity", which has no c (Eq. 21).
+      threshold: Whether to divide by psi(max(L, i)); False divides by psi(i) (Eq. 21 and 22).
+      learn_L: Whether the threshold is learned or stays at `init_L`.
+      init_c: The initial value of c in psi.
+      init_L: The initial threshold L in tokens; None means a quarter of `train_length`, the
+        paper's ratio (512 at 2048).
+      init_gamma: The initial length gain of FIRE-G; None means Eq. 4, without a gain.
+      init_as: An additive encoding that accepts positions between integers (`KERPLELog`, `ALiBi`):
         FIRE starts with its biases on 0 <= i - j <= i <= L (Theorem 3.1) and learns from there.
-        `init_L` None is then the whole training length. f is piecewise linear, so a gap is left
-        (`warm_start_gap`), the smaller the closer psi is to the encoding's own: for training
+        `init_L` None then means the whole training length. As f is piecewise linear, a gap remains
+        (`warm_start_gap`), which is smaller the closer psi is to that encoding's own: for training
         lengths of 64 to 8192, at most 0.1 % of the range for KERPLE-log with init_c = 1 and 0.3 %
-        for ALiBi with init_c = 0.01. More than 5 % is refused.
+        for ALiBi with init_c = 0.01. A gap of more than 5 % is refused.
       query_index_offset: 1 counts queries from 1 in max(L, i), as the text's 0 < j <= i does.
-      epsilon: added to psi(max(L, i)).
+      epsilon: The number added to psi(max(L, i)).
     """
 
     translation_invariant: ClassVar[bool] = False  # it divides by the query's position
@@ -203,7 +205,7 @@ class FIRE(PositionalEncoding):
     def common_bias(
         self, params: Params, num_positions: int, context_length: int
     ) -> CommonBias | None:
-        """Eq. 4 in segments, exact while f has no more kinks than `MAX_KINKS`; for ReLU alone."""
+        """Return Eq. 4 as exact segments if f has at most `MAX_KINKS` kinks; for ReLU only."""
         del context_length
         params = self.prepare(params)
         if "hinges" not in params or self.final_activation:
@@ -233,18 +235,18 @@ class FIRE(PositionalEncoding):
         return params.get("L_multiplier", 1.0) * self.init_L if self.threshold else 0.0
 
     def _counted(self, pos: jax.Array) -> jax.Array:
-        """Positions as max(L, i) counts them; keys move with queries, so distances stay."""
+        """Return positions as max(L, i) counts them; keys shift alike, so distances are kept."""
         return pos + self.query_index_offset
 
     def prepare(self, params: Params) -> Params:
-        """Add f as a sum of hinges, and their number."""
+        """Add f as a sum of hinges, and the number of its kinks."""
         if self.activation != "relu" or "hinges" in params:
             return params
         f, kinks = hinges(params["mlp"], MAX_KINKS[-1])
         return {**params, "hinges": f, "kinks": kinks}
 
     def diagnostics(self, params: Params) -> dict[str, jax.Array]:
-        """The most kinks of f, and whether they were too many, so that f was computed as an MLP."""
+        """Return the number of kinks of f, and 1 if they are too many for hinges, else 0."""
         params = self.prepare(params)
         if "kinks" not in params:
             return {}
@@ -261,7 +263,7 @@ class FIRE(PositionalEncoding):
         )
 
     def learned_scalars(self, params: Params) -> dict[str, jax.Array]:
-        """c and L as Eq. 4 has them, positive; gamma of FIRE-G. Only what is learned."""
+        """Return c and L of Eq. 4 as positive numbers, and gamma of FIRE-G, where learned."""
         learned = {}
         if "c" in params:
             learned["c"] = jnp.abs(params["c"])
@@ -272,10 +274,10 @@ class FIRE(PositionalEncoding):
         return learned
 
     def _f(self, params: Params, x_BTS: jax.Array) -> jax.Array:
-        """f_theta, `[N, B, T, S]`: as few hinges as it takes, or the MLP itself."""
+        """Return f_theta, `[N, B, T, S]`, by as few hinges as possible or by the MLP itself."""
         activation = ACTIVATIONS[self.activation]
 
-        @jax.checkpoint  # else every branch would hand the MLP's intermediates to the gradient
+        @jax.checkpoint  # otherwise every branch would save the MLP's intermediates
         def dense(params: Params, x_BTS: jax.Array) -> jax.Array:
             return jnp.moveaxis(mlp(params["mlp"], x_BTS, activation), -1, 0)
 
@@ -309,22 +311,25 @@ class FIRE(PositionalEncoding):
                 )
             except RecursionError:
                 raise UserError("FIRE.init_as: FIRE cannot start as itself") from None
-            object.__setattr__(self, "init_as", encoding)  # equal settings are equal encodings
+            object.__setattr__(self, "init_as", encoding)  # equal settings make equal encodings
         name = type(encoding).__name__
         if type(encoding).bias is PositionalEncoding.bias or encoding.integer_positions:
-            raise UserError(f"FIRE.init_as: {name} has no bias between integers to start as")
+            raise UserError(
+                f"FIRE.init_as: {name} has no bias between integers from which FIRE could start"
+            )
         gap = self.warm_start_gap(jax.random.key(0))
         if gap > 0.05:
             raise UserError(
                 f"FIRE.init_as: f misses {name} by {gap:.0%} of its range\nchoose a FIRE.init_c "
-                "whose logarithm bends as it does (1 for KERPLE-log, 0.01 for ALiBi), or a larger "
-                "FIRE.width"
+                "whose logarithm has a similar curvature (1 for KERPLE-log, 0.01 for ALiBi), or a "
+                "larger FIRE.width"
             )
 
     def warm_start_gap(self, rng: jax.Array) -> float:
-        """Largest error of the biases at step 0 on 0 <= i - j <= i <= L, as a part of the range.
+        """Return the largest relative error of the biases at step 0 on 0 <= i - j <= i <= L.
 
-        The largest over heads; `init_as` draws its own parameters from `rng`, as `init` does.
+        The error is relative to the range of the biases, and the largest over all heads. `init_as`
+        draws its own parameters from `rng`, as `init` does.
         """
         assert isinstance(self.init_as, PositionalEncoding) and self.init_L is not None
         length = math.floor(self.init_L) + 1
@@ -335,10 +340,10 @@ class FIRE(PositionalEncoding):
         return float(jnp.max(jnp.max(error, axis=3) / jnp.ptp(wanted, axis=3)))
 
     def _values_to_start_from(self, rng: jax.Array) -> jax.Array:
-        """The biases `[K, N]` of `init_as`, with its own initial parameters, at f's knots."""
+        """Return the biases `[K, N]` of `init_as`, with its initial parameters, at f's knots."""
         assert isinstance(self.init_as, PositionalEncoding) and self.init_L is not None
         c, L = self.init_c, self.init_L
-        # psi(d) = x psi(L), solved for the distance d.
+        # Solve psi(d) = x psi(L) for the distance d.
         distance_K = np.expm1(knots(self.width) * np.log1p(c * L)) / c
         q_pos_BT, k_pos_BS = jnp.float32([[L]]), jnp.float32((L - distance_K)[None])
         params = self.init_as.init(rng)
@@ -349,7 +354,7 @@ class FIRE(PositionalEncoding):
     def bias(
         self, params: Params, q_pos_BT: jax.Array, k_pos_BS: jax.Array, context_length: int
     ) -> jax.Array:
-        # For keys after the query, which attention masks, x is above 1, and f continues linearly.
+        # For keys after the query, which attention masks, x exceeds 1, and f continues linearly.
         del context_length
         params = self.prepare(params)
         psi, L = self._psi(params), self._threshold(params)

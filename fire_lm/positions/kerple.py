@@ -1,14 +1,14 @@
 """KERPLE: a conditionally positive definite kernel of the distance d = i - j, learned per head.
 
-Source: Chi et al. (NeurIPS 2022), logarithmic and power variant:
+Source: Chi et al. (NeurIPS 2022), logarithmic and power variants:
 
     b_h(i, j) = -p_h log(1 + a_h d)         p from U(0, 2), a from U(0, 1)
     b_h(i, j) = -a_h d^p_h                  a from U(0, 1), p from U(0, 2), p at most 2
 
-Parameters are at least 0.01, as in the authors' code, which moves them there in place before every
-forward pass. A pure function cannot; here the value is clipped and the gradient is as if it were
-not, so that a parameter outside finds its way back. The authors use one set for all layers
-(configs/positions/kerple_*.gin); others have one per layer.
+Parameters are at least 0.01, as in the authors' code, which clamps them in place before every
+forward pass. A pure function cannot do that; here the value is clipped but the gradient is not, so
+that a parameter outside the interval can return to it. The authors share one set of parameters
+between all layers (configs/positions/kerple_*.gin); others use one per layer.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ LARGEST_POWER = 2.0
 
 
 def clip_straight_through(x: jax.Array, low: float, high: float = math.inf) -> jax.Array:
-    """`x` clipped to [low, high], with the gradient of `x` also outside."""
+    """Clip `x` to [low, high] in the forward pass; pass the gradient through unchanged."""
     constant = jax.lax.stop_gradient(x)
     return jnp.clip(constant, low, high) + (x - constant)
 
 
 def kerple_log(distance_BTS: jax.Array, p_N: jax.Array, a_N: jax.Array) -> jax.Array:
-    """`-p log(1 + a d)`, float32 `[B, N, T, S]`."""
+    """Return `-p log(1 + a d)`, float32 `[B, N, T, S]`."""
     p, a = (x_N[None, :, None, None] for x_N in (p_N, a_N))
     return -p * jnp.log1p(a * distance_BTS[:, None])
 
 
 def kerple_power(distance_BTS: jax.Array, p_N: jax.Array, a_N: jax.Array) -> jax.Array:
-    """`-a d^p`, float32 `[B, N, T, S]`."""
+    """Return `-a d^p`, float32 `[B, N, T, S]`."""
     p, a = (x_N[None, :, None, None] for x_N in (p_N, a_N))
     d = distance_BTS[:, None]
-    # 0^p has the gradient 0 log(0) in p, and a `where` after it alone would not stop that NaN.
-    # (JAX's own rule for powers takes the limit, 0; this does not count on it.)
+    # The gradient of 0^p in p is 0 log(0), and a `where` after it alone would not stop that NaN.
+    # (JAX's own rule for powers takes the limit, 0; we do not rely on it.)
     return jnp.where(d > 0, -a * jnp.where(d > 0, d, 1.0) ** p, 0.0)
 
 
 def init_kernel(rng: jax.Array, num_heads: int) -> Params:
-    """p and a of either variant, float32 `[N]` each."""
+    """Draw p and a of either variant, float32 `[N]` each."""
     p_rng, a_rng = jax.random.split(rng)
     return {
         "p": jax.random.uniform(p_rng, (num_heads,), jnp.float32, 0.0, 2.0),
@@ -57,7 +57,7 @@ def init_kernel(rng: jax.Array, num_heads: int) -> Params:
 
 @dataclasses.dataclass(frozen=True)
 class KERPLELog(PositionalEncoding):
-    """The logarithmic variant, the authors' best. Parameters per layer for 12 heads: 24."""
+    """The logarithmic variant, the authors' best one. Parameters per layer for 12 heads: 24."""
 
     def init(self, rng: jax.Array) -> Params:
         return init_kernel(rng, self.num_heads)

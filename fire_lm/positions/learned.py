@@ -1,6 +1,6 @@
-"""Learned absolute positions: a table of embeddings, one row a position, added to the tokens'.
+"""Learned absolute positions: a table with one row per position, added to the token embeddings.
 
-Source: Gehring et al. (2017); initialised as GPT-2's, N(0, 0.02).
+Source: Gehring et al. (2017); initialised as in GPT-2, from N(0, 0.02).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from fire_lm.positions.base import Params, PositionalEncoding
 
 @dataclasses.dataclass(frozen=True)
 class Learned(PositionalEncoding):
-    """A table. Parameters in all, max_length * hidden_size: 1572864 for 2048 positions of width
-    768, 6144 for 64 of width 96.
+    """A table of learned rows. Parameters in all, max_length * hidden_size: 1572864 for 2048
+    positions of width 768, 6144 for 64 of width 96.
 
-    It knows no position from `max_length` on: `check_length` says so before anything runs, and
-    `embed` gives NaN for them rather than another position's row.
+    Positions from `max_length` on have no row: `check_length` raises before anything runs, and
+    `embed` returns NaN for them rather than another position's row.
 
     Attributes:
-      max_length: rows of the table; None: the training length.
-      interpolation: a factor of at least 1 by which positions are divided at evaluation, so that
-        the table of a trained model covers inputs that are this many times as long; rows between
-        two learned ones are interpolated linearly. None: positions as they are.
+      max_length: The number of rows of the table; None means the training length.
+      interpolation: A factor of at least 1 by which positions are divided at evaluation, so that
+        the table of a trained model covers inputs that are this many times as long; values between
+        two learned rows are interpolated linearly. None means positions as they are.
     """
 
     translation_invariant: ClassVar[bool] = False
@@ -55,11 +55,11 @@ class Learned(PositionalEncoding):
 
     @property
     def rows(self) -> int:
-        """The number of positions that it knows."""
+        """The number of positions that the table covers."""
         return math.floor((self.learned_rows - 1) * (self.interpolation or 1.0)) + 1
 
     def table(self, params: Params) -> jax.Array:
-        """The row of each position that it knows, float32 `[rows, D]`."""
+        """Return the row of each position that the table covers, float32 `[rows, D]`."""
         learned = params["embedding"]
         if self.interpolation is None:
             return learned
@@ -86,7 +86,7 @@ class Learned(PositionalEncoding):
         if not jnp.issubdtype(pos_BT.dtype, jnp.integer):
             raise UserError(
                 "Learned has one row for each integer position: fractional positions "
-                "(resampling) need an encoding that is a function of them."
+                "(from resampling) need an encoding that is a function of the position."
             )
         rows_BTD = (
             self.table(params)

@@ -1,11 +1,12 @@
-"""Attention scaled by log n: queries far out sharpen their softmax over the more keys they see.
+"""Attention scaled by log n: later queries, which see more keys, get a sharper softmax.
 
 Source: Su, "scaled dot product attention from entropy invariance" (kexue.fm/archives/8823):
-softmax(log_m(n) q·k / sqrt(H)), m the training length. With causal attention n is the number of
-keys that the query sees: its place in its own document, counted from 1. It does not depend on the
-positions that an encoding is given, so that it stays what it is where they are drawn at random
-(the two are recommended together, kexue.fm/archives/9444). Trained as it is; over a model trained
-without it, only lengths beyond the training length are scaled (the clipped form of Qwen).
+softmax(log_m(n) q·k / sqrt(H)), where m is the training length. With causal attention, n is the
+number of keys that the query sees: its position in its own document, counted from 1. It does not
+depend on the positions given to an encoding, so it is unchanged where those are drawn at random
+(the two are recommended together, kexue.fm/archives/9444). A model trained with the scaling uses
+it everywhere; for a model trained without it, only lengths beyond the training length are scaled
+(the clipped form of Qwen).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 
 class Scales(NamedTuple):
-    """Factors of each query, float32 `[B or 1, T]`; None for 1."""
+    """The factors of each query, float32 `[B or 1, T]`; None means 1."""
 
     on_logits_BT: jax.Array | None
     on_bias_BT: jax.Array | None
@@ -30,15 +31,16 @@ class LogN:
     """The factor log_m(n) of a query that sees n keys; composes with every encoding.
 
     Attributes:
-      clipped: at least 1, for a model that was trained without it; False is the training form.
-      on: what is multiplied: "logits" (q·k alone), "bias" (the encoding's bias alone), "both".
+      clipped: Whether the factor is at least 1, for a model that was trained without it; False is
+        the form for training.
+      on: What is multiplied: "logits" (q·k alone), "bias" (the encoding's bias alone) or "both".
     """
 
     clipped: bool = False
     on: Literal["logits", "bias", "both"] = "logits"
 
     def factor(self, keys_BT: jax.Array, train_length: int) -> jax.Array:
-        """log(n) / log(train_length), float32 `[B, T]`, for queries that see n = `keys_BT` keys."""
+        """Return log(n) / log(train_length), float32 `[B, T]`, for queries that see n keys."""
         keys_BT = keys_BT.astype(jnp.float32)
         factor_BT = jnp.log(keys_BT) * np.float32(1 / np.log(train_length))
         return jnp.where(keys_BT > train_length, factor_BT, 1.0) if self.clipped else factor_BT
@@ -46,14 +48,14 @@ class LogN:
     def scales(
         self, logit_scale_BT: jax.Array | None, keys_BT: jax.Array, train_length: int
     ) -> Scales:
-        """All factors of queries that see `keys_BT` int32 keys, where the encoding has
-        `logit_scale_BT` of its own."""
+        """Return all factors of queries that see `keys_BT` int32 keys, where `logit_scale_BT` is
+        the encoding's own factor."""
         factor_BT = self.factor(keys_BT, train_length)
         if self.on != "bias":
             logit_scale_BT = factor_BT if logit_scale_BT is None else logit_scale_BT * factor_BT
         return Scales(logit_scale_BT, None if self.on == "logits" else factor_BT)
 
     def __str__(self) -> str:
-        """The name in tables of results; two settings have two names."""
+        """Return the name used in tables of results; different settings have different names."""
         form = "-clipped" if self.clipped else ""
         return f"log_n{form}" + ("" if self.on == "logits" else f"-{self.on}")

@@ -13,4 +13,4 @@ from fire_lm.positions.base import PositionalEncoding
 
 @dataclasses.dataclass(frozen=True)
 class NoPE(PositionalEncoding):
-    """Every hook is "not at all". Parameters: none."""
+    """The encoding whose hooks all have no effect. Parameters: none."""

@@ -1,18 +1,20 @@
-"""A ReLU MLP of one variable as a sum of hinges: exact, and one multiply-add per kink and value.
+"""A ReLU MLP of one variable as a sum of hinges: exact, at one multiply-add per kink and value.
 
 Between two kinks every unit of f_theta is either on or off, so f is linear there, and on [0, 1]
 
     f(x) = f(0) + f'(0) x + sum_k (s_k - s_(k-1)) max(x - z_k, 0)
 
-with kinks z_1 < z_2 < ... in (0, 1) and s_k the slope behind the k-th. (Check: the right side has
-the value f(0), the slope s_k behind z_k, and is continuous, as f is.) The kinks of a layer's units
-are the roots of their inputs, and between two kinks of the layers before, an input is a straight
-line, whose root is known: from any point m of the interval, z = m - input(m) / input'(m).
+with kinks z_1 < z_2 < ... in (0, 1), where s_k is the slope to the right of the k-th. (Check: the
+right side has the value f(0), the slope s_k to the right of z_k, and is continuous, as f is.) The
+kinks of a layer's units are the roots of their inputs, and between two kinks of the layers before,
+an input is a straight line with a known root: from any point m of the interval,
+z = m - input(m) / input'(m).
 
-The right side is f for all weights near the present ones, so its derivative with respect to them,
-through slopes and kinks, is that of f. (Not so where two units share one kink exactly: no interval
-lies between. Random and trained weights do not.) Their number is bounded by the weights' draw
-alone: about 20 of 32 + 32 * 33 possible ones for two hidden layers of 32.
+The right side equals f for all weights near the present ones, so its derivative with respect to
+them, through slopes and kinks, is that of f. (This fails where two units share a kink exactly, as
+no interval lies between; random and trained weights do not.) No architectural bound keeps the
+number of kinks small, only typical weights do: about 20 of 32 + 32 * 33 possible kinks for two
+hidden layers of 32.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from fire_lm.positions.base import Params
 
 
 class Hinges(NamedTuple):
-    """f on [0, 1]; K kinks at most, N outputs.
+    """f on [0, 1]; at most K kinks, N outputs.
 
     Attributes:
       value_N, slope_N: f(0) and f'(0).
-      kink_K: increasing; unused ones are 1.
-      change_KN: change of slope at each kink; 0 where there is none.
+      kink_K: The kinks in increasing order; unused ones are 1.
+      change_KN: The change of slope at each kink; 0 for unused kinks.
     """
 
     value_N: jax.Array
@@ -41,9 +43,9 @@ class Hinges(NamedTuple):
 
 
 def hinges(params: Params, max_kinks: int) -> tuple[Hinges, jax.Array]:
-    """The hinges of the ReLU MLP `params` (`fire.mlp`), and how many kinks f has, int32.
+    """Return the hinges of the ReLU MLP `params` (`fire.mlp`) and the number of its kinks, int32.
 
-    With more than `max_kinks` of them the hinges are not f.
+    If there are more than `max_kinks` kinks, the hinges do not represent f.
     """
     kink_K = jnp.ones(max_kinks, jnp.float32)
     count = jnp.int32(0)
@@ -55,7 +57,7 @@ def hinges(params: Params, max_kinks: int) -> tuple[Hinges, jax.Array]:
         root_KW = inside_K[:, None] - value_KW / jnp.where(slope_KW == 0, 1.0, slope_KW)
         live_KW = (slope_KW != 0) & (root_KW > low_K) & (root_KW < high_K)
         count += jnp.sum(live_KW.astype(jnp.int32))
-        # Once more, only where there is one: the gradient elsewhere could be 0 times infinity.
+        # Divide again, only for live units: elsewhere the gradient could be 0 times infinity.
         root_KW = inside_K[:, None] - value_KW / jnp.where(live_KW, slope_KW, 1.0)
         roots = jnp.where(live_KW, root_KW, 1.0).ravel()
         kink_K = jnp.sort(jnp.concatenate([kink_K, roots]))[:max_kinks]
@@ -67,13 +69,13 @@ def hinges(params: Params, max_kinks: int) -> tuple[Hinges, jax.Array]:
 
 
 def evaluate(f: Hinges, x: jax.Array) -> jax.Array:
-    """f of every entry of `x`: float32 `[...] -> [N, ...]`."""
+    """Return f of every entry of `x`: float32 `[...] -> [N, ...]`."""
     out_NP = _evaluate(f.value_N, f.slope_N, f.kink_K, f.change_KN, x.ravel())
     return out_NP.reshape(-1, *x.shape)
 
 
 def segments(f: Hinges) -> tuple[jax.Array, jax.Array]:
-    """f(x) = slope x + offset in each of its K + 1 segments, both `[K + 1, N]`."""
+    """Return slope and offset of f(x) = slope x + offset in each segment, both `[K + 1, N]`."""
     none = jnp.zeros_like(f.change_KN[:1])
     slope = jnp.cumsum(jnp.concatenate([none, f.change_KN]), axis=0)
     offset = -jnp.cumsum(jnp.concatenate([none, f.change_KN * f.kink_K[:, None]]), axis=0)
@@ -81,7 +83,7 @@ def segments(f: Hinges) -> tuple[jax.Array, jax.Array]:
 
 
 def first(f: Hinges, kinks: int) -> Hinges:
-    """The same f if it has at most `kinks` kinks."""
+    """Return the same f with its first `kinks` hinges; valid if it has no more kinks than that."""
     return f._replace(kink_K=f.kink_K[:kinks], change_KN=f.change_KN[:kinks])
 
 
@@ -89,10 +91,10 @@ def first(f: Hinges, kinks: int) -> Hinges:
 def _evaluate(
     value_N: jax.Array, slope_N: jax.Array, kink_K: jax.Array, change_KN: jax.Array, x_P: jax.Array
 ) -> jax.Array:
-    """`[N, P]`, as one matrix product of plain layout in each direction.
+    """Return f at each x, `[N, P]`, as one plain matrix product in each direction.
 
-    The gradient is written out because XLA's own has products of transposed operands, which take
-    ten times as long on a CPU.
+    The gradient is written out because XLA's own contains products of transposed operands, which
+    take ten times as long on a CPU.
     """
     bends_NP = _product(change_KN.T, _above(x_P, kink_K))
     return value_N[:, None] + slope_N[:, None] * x_P[None] + bends_NP
@@ -117,7 +119,7 @@ _evaluate.defvjp(_evaluate_forward, _evaluate_backward)
 
 
 def _above(x_P: jax.Array, kink_K: jax.Array) -> jax.Array:
-    """max(x - z, 0), `[K, P]`."""
+    """Return max(x - z, 0), `[K, P]`."""
     return jax.nn.relu(x_P[None] - kink_K[:, None])
 
 
@@ -127,13 +129,13 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _middles(kink_K: jax.Array) -> jax.Array:
-    """A point in each of the K + 1 intervals; constant, as slopes do not depend on it."""
+    """Return a point in each of the K + 1 intervals, a constant, as slopes do not depend on it."""
     ends = jnp.concatenate([jnp.zeros(1), kink_K, jnp.ones(1)])
     return jax.lax.stop_gradient((ends[1:] + ends[:-1]) / 2)
 
 
 def _line(params: Params, layer: int, x_K: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Value and slope of what enters the units of `layer` (its dense output) at each x."""
+    """Return value and slope of what enters the units of `layer` (its dense output) at each x."""
 
     def dense(x_K: jax.Array) -> jax.Array:
         hidden = x_K[:, None]

@@ -1,11 +1,11 @@
-"""The positions of a sequence's tokens: 0, 1, 2, ... or drawn anew at every step.
+"""The positions of a sequence's tokens: 0, 1, 2, ... or drawn at random in every step.
 
-Training on positions that are spread over more than the training length lets a model meet, within
-short sequences, the positions of long ones. All layers of a step share their positions.
+Training on positions that are spread over more than the training length exposes a model, within
+short sequences, to the positions of long ones. All layers of a step share their positions.
 
 Sources: Ruoss et al., "Randomized Positional Encodings Boost Length Generalization" (ACL 2023),
-section 3, which draws for each sequence (their code, once for a batch) and evaluates as it trains;
-Su, "equal-mean random positions" (kexue.fm/archives/9444), which evaluates at 0, 1, 2, ...
+section 3, which draws for each sequence (their code draws once per batch) and evaluates as it
+trains; Su, "equal-mean random positions" (kexue.fm/archives/9444), which evaluates at 0, 1, 2, ...
 
 Shapes: B sequences (1 where the batch shares its positions), T tokens.
 """
@@ -23,60 +23,64 @@ import numpy as np
 
 from fire_lm.errors import UserError
 
-# A sequence is never shorter than this: attention sees order by positions, which must differ.
+# The smallest extent of a sequence: attention orders tokens by position, so positions must differ.
 _SHORTEST = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class Resampling:
-    """No resampling: 0, 1, 2, ... in training and evaluation."""
+    """The base class, without resampling: positions 0, 1, 2, ... in training and evaluation."""
 
-    # Whether training positions lie between integers.
+    # Whether training positions may lie between integers.
     float_positions: ClassVar[bool] = False
     evaluation_fields: ClassVar[tuple[str, ...]] = ()
 
     def largest(self, length: int) -> int:
-        """Integer training positions of `length` tokens are below this; UserError if none fit."""
+        """Return the bound below which `length` tokens have integer positions, or raise UserError.
+
+        Raises:
+          UserError: There are too few positions for that many tokens.
+        """
         return length
 
     def training_positions(
         self, rng: jax.Array, batch_size: int, length: int, tokens_B1: jax.Array | None = None
     ) -> jax.Array:
-        """Increasing positions `[B or 1, T]`, int32, or float32 with `float_positions`.
+        """Return increasing positions `[B or 1, T]`, int32, or float32 with `float_positions`.
 
-        With `tokens_B1`, int32 `[B, 1]`, row b is drawn as one of `tokens_B1[b]` tokens, and its
-        padding stands behind them, where no token sees it. One draw for the whole batch is for
-        rows that are equally long.
+        With `tokens_B1`, int32 `[B, 1]`, row b is drawn as a sequence of `tokens_B1[b]` tokens,
+        and its padding comes after them, where no token sees it. One draw for the whole batch
+        requires rows of equal length.
         """
         del rng, batch_size, tokens_B1
         return jnp.arange(length, dtype=jnp.int32)[None]
 
     def evaluation_positions(self, length: int) -> jax.Array:
-        """Increasing positions `[1, T]`, int32."""
+        """Return increasing positions `[1, T]`, int32."""
         return jnp.arange(length, dtype=jnp.int32)[None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawn(Resampling, abc.ABC):
-    """Training positions that are drawn at every step.
+    """Training positions that are drawn in every step.
 
     Attributes:
-      draw: "sequence" draws for each sequence of a batch; "batch" once for all of them. With a bias
-        the latter is cheaper: a bias is computed once for all sequences that share their positions.
+      draw: "sequence" draws for each sequence of a batch; "batch" draws once for all of them. With
+        a bias the latter is cheaper, because all sequences that share positions share one bias.
     """
 
-    # Runs that were saved before the field existed drew once for a batch.
+    # Runs that were saved before this field existed drew once per batch.
     older_defaults: ClassVar[Mapping[str, Any]] = {"draw": "batch"}
 
     draw: Literal["sequence", "batch"] = dataclasses.field(default="sequence", kw_only=True)
 
     @abc.abstractmethod
     def drawn(self, rng: jax.Array, length: int) -> jax.Array:
-        """Draw increasing positions, `[T]`."""
+        """Draw increasing positions `[T]`."""
 
     @abc.abstractmethod
     def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        """Draw positions `[T]` for `tokens` tokens (int32 scalar, 1 to T); the rest are larger."""
+        """Draw positions `[T]` for `tokens` tokens (int32 scalar, 1 to T); padding comes after."""
 
     def training_positions(
         self, rng: jax.Array, batch_size: int, length: int, tokens_B1: jax.Array | None = None
@@ -94,12 +98,12 @@ class Drawn(Resampling, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class RandomizedPositions(Drawn):
-    """A sorted sample without replacement of 0 ... max_length - 1 (Ruoss et al.).
+    """A sorted sample without replacement from 0 ... max_length - 1 (Ruoss et al.).
 
     Attributes:
-      max_length: positions to draw from; at least the longest length to be evaluated.
-      evaluation: "random" takes one fixed draw, the same for all sequences; "even" spreads them
-        evenly up to max_length - 1, which is where they are on average; "plain" 0, 1, 2, ...
+      max_length: The number of positions to draw from; at least the longest evaluation length.
+      evaluation: "random" uses one fixed draw, the same for all sequences; "even" spreads the
+        positions evenly up to max_length - 1, at their average places; "plain" is 0, 1, 2, ...
     """
 
     evaluation_fields: ClassVar[tuple[str, ...]] = ("evaluation",)
@@ -111,7 +115,7 @@ class RandomizedPositions(Drawn):
         if length > self.max_length:
             raise UserError(
                 f"RandomizedPositions.max_length is {self.max_length}: too few positions for "
-                f"{length} tokens, raise it to the longest length to be evaluated"
+                f"{length} tokens, raise it to the longest evaluation length"
             )
         return self.max_length
 
@@ -120,7 +124,7 @@ class RandomizedPositions(Drawn):
         return jnp.sort(jax.random.permutation(rng, self.max_length)[:length]).astype(jnp.int32)
 
     def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        """All padding stands at max_length - 1, so that tokens are drawn from the numbers below."""
+        """Place all padding at max_length - 1, so that tokens draw from the smaller numbers."""
         self.largest(length + 1)
         drawn_T = jax.random.permutation(rng, self.max_length - 1)[:length]
         drawn_T = jnp.where(jnp.arange(length) < tokens, drawn_T, self.max_length - 1)
@@ -132,27 +136,27 @@ class RandomizedPositions(Drawn):
         if self.evaluation == "random":
             return self.drawn(jax.random.key(0), length)[None]
         self.largest(length)
-        # In integers: two tokens on one position would see each other.
+        # Computed in integers: two tokens at the same position would see each other.
         even = np.arange(length, dtype=np.int64) * (self.max_length - 1) // max(1, length - 1)
         return jnp.asarray(even.astype(np.int32))[None]
 
 
 @dataclasses.dataclass(frozen=True)
 class _EqualMean(Drawn):
-    """The sequence's extent n is drawn with mean T; tokens stand evenly on [0, n]."""
+    """Positions spread evenly over [0, n], where the sequence's extent n is drawn with mean T."""
 
     float_positions: ClassVar[bool] = True
 
     @abc.abstractmethod
     def extent(self, rng: jax.Array, length: float | jax.Array) -> jax.Array:
-        """n, float32 scalar."""
+        """Draw n, a float32 scalar."""
 
     def drawn(self, rng: jax.Array, length: int) -> jax.Array:
         extent = jnp.maximum(self.extent(rng, length), _SHORTEST)
         return jnp.linspace(0, 1, length, dtype=jnp.float32) * extent
 
     def drawn_before_padding(self, rng: jax.Array, length: int, tokens: jax.Array) -> jax.Array:
-        """Padding continues at the same distances."""
+        """Continue the padding at the same spacing."""
         number = tokens.astype(jnp.float32)
         extent = jnp.maximum(self.extent(rng, number), _SHORTEST)
         steps = jnp.maximum(number - 1, 1)
@@ -161,7 +165,7 @@ class _EqualMean(Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class ExponentialPositions(_EqualMean):
-    """n from an exponential distribution of mean T (Su 9444)."""
+    """An extent n drawn from an exponential distribution with mean T (Su 9444)."""
 
     def extent(self, rng: jax.Array, length: float | jax.Array) -> jax.Array:
         return length * jax.random.exponential(rng, dtype=jnp.float32)
@@ -169,11 +173,11 @@ class ExponentialPositions(_EqualMean):
 
 @dataclasses.dataclass(frozen=True)
 class BetaPositions(_EqualMean):
-    """n = max_length * Beta(alpha, beta) of mean T (Su 9444), so never beyond max_length.
+    """An extent n = max_length * Beta(alpha, beta) with mean T (Su 9444), at most max_length.
 
     Attributes:
-      max_length: the largest n; more than the training length.
-      alpha: concentration; beta follows from the mean.
+      max_length: The largest n, which must exceed the training length.
+      alpha: The concentration; beta follows from the mean.
     """
 
     max_length: int = 8192

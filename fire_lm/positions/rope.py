@@ -1,14 +1,14 @@
 """RoPE: queries and keys are rotated by angles proportional to their positions.
 
 Source: Su et al., "RoFormer" (2021), Eq. 34. Pair k of d rotated dims turns by the angle
-`position * base^(-2k/d)`, so that q·k depends on the distance alone. Which dims make a pair:
+`position * base^(-2k/d)`, so that q·k depends on the distance alone. Two layouts define the pairs:
 
 * half: (k, k + d/2), as in GPT-NeoX, Llama and Hugging Face;
 * interleaved: (2k, 2k + 1), as in RoFormer and GPT-J.
 
-They are one function after a permutation of the query and key columns, so weights trained with one
-do not fit the other. A partial rotation (GPT-NeoX) turns the first d dims and leaves the others as
-they are; its frequencies are those of a head d wide.
+They are the same function up to a permutation of the query and key columns, so weights trained with
+one do not fit the other. A partial rotation (GPT-NeoX) turns the first d dims and leaves the others
+unchanged; its frequencies are those of a head of width d.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Layout = Literal["half", "interleaved"]
 def turn_pairs(
     x_BTNH: jax.Array, cos_BTK: jax.Array, sin_BTK: jax.Array, layout: Layout
 ) -> jax.Array:
-    """Pairs (a, b) of the first 2K dims become (a cos - b sin, b cos + a sin).
+    """Map each pair (a, b) of the first 2K dims to (a cos - b sin, b cos + a sin).
 
-    Keeps x's dtype and is float32 inside; dims from 2K on pass through untouched.
+    The result has x's dtype and is computed in float32; dims from 2K on pass through unchanged.
     """
     cos, sin = cos_BTK[:, :, None, :], sin_BTK[:, :, None, :]
     width = 2 * cos.shape[-1]
@@ -53,13 +53,13 @@ def turn_pairs(
 
 @dataclasses.dataclass(frozen=True)
 class RoPE(PositionalEncoding):
-    """Rotary encoding. Parameters: none.
+    """A rotary encoding. Parameters: none.
 
     Attributes:
       base: theta; the wavelengths grow geometrically from 2 pi to nearly 2 pi theta.
-      rotary_fraction: of `head_dim`, the part (the first dims) that is rotated.
-      layout: which dims make a pair, "half" or "interleaved".
-      scaling: changed frequencies for inputs beyond the training length; None for none.
+      rotary_fraction: The fraction of `head_dim` (its first dims) that is rotated.
+      layout: Which dims make a pair, "half" or "interleaved".
+      scaling: A change of the frequencies for inputs beyond the training length, or None.
     """
 
     evaluation_fields: ClassVar[tuple[str, ...]] = ("scaling",)
@@ -99,7 +99,7 @@ class RoPE(PositionalEncoding):
         return dataclasses.replace(self, scaling=PositionInterpolation())
 
     def frequencies(self, context_length: int) -> tuple[np.ndarray, float]:
-        """Radians per position, float64 `[d/2]`, and the factor on cos and sin."""
+        """Return radians per position, float64 `[d/2]`, and the factor on cos and sin."""
         if self.scaling is None:
             return pair_frequencies(self.rotary_width, self.base), 1.0
         return self.scaling.frequencies(
@@ -107,7 +107,7 @@ class RoPE(PositionalEncoding):
         )
 
     def periods(self) -> np.ndarray:
-        """`2 pi base^(2k/d)` for pair k of d dims, where no scaling changes it."""
+        """Return `2 pi base^(2k/d)` for pair k of d dims, if no scaling changes it."""
         frequency_K, _ = self.frequencies(self.train_length)
         return 2 * np.pi / frequency_K
 

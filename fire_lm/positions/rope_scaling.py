@@ -1,13 +1,13 @@
 """RoPE beyond its training length: changed frequencies.
 
-A scaling turns the frequencies `theta_k = base^(-2k/d)`, k = 0 .. d/2 - 1, into others for inputs
-that are s times as long as those of training (L tokens). s is either fixed, the factor that a
-model is fine-tuned for, or follows from the input, s = max(1, n / L) for n tokens. At s = 1 every
-scaling is exactly RoPE.
+A scaling changes the frequencies `theta_k = base^(-2k/d)`, k = 0 .. d/2 - 1, for inputs that are s
+times as long as those of training (L tokens). s is either fixed (the factor for which a model is
+fine-tuned) or follows from the input: s = max(1, n / L) for n tokens. At s = 1 every scaling is
+exactly RoPE.
 
 Sources: position interpolation, Chen et al. (2023), Eq. 4; NTK-aware, dynamic NTK and YaRN, Peng
-et al., "YaRN" (ICLR 2024), sections 3.1, 3.3, 3.4, and its released code, which ramps otherwise
-than its text (see `YaRN`); Llama 3, Grattafiori et al. (2024), the code of Llama 3.1.
+et al., "YaRN" (ICLR 2024), sections 3.1, 3.3, 3.4, and its released code, whose ramp differs from
+the text (see `YaRN`); Llama 3, Grattafiori et al. (2024), the code of Llama 3.1.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fire_lm.positions.angles import pair_frequencies
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling(abc.ABC):
-    """The base of all scalings.
+    """The base class of all scalings.
 
     Attributes:
-      factor: s, at least 1, for every input; None: as much as each input is longer than training.
+      factor: s, at least 1, for every input; None derives it from the length of each input.
     """
 
     label: ClassVar[str]
@@ -51,7 +51,7 @@ class RopeScaling(abc.ABC):
     def frequencies(
         self, width: int, base: float, train_length: int, context_length: int
     ) -> tuple[np.ndarray, float]:
-        """Radians per position of each pair, float64 `[width/2]`, and the factor on cos and sin.
+        """Return radians per position, float64 `[width/2]`, and the factor on cos and sin.
 
         Args:
           width: d, the number of rotated dims.
@@ -61,13 +61,14 @@ class RopeScaling(abc.ABC):
         """
 
     def stretch(self, train_length: int, context_length: int) -> float:
-        """s for an input of `context_length` tokens."""
+        """Return s for an input of `context_length` tokens."""
         if self.factor is not None:
             return self.factor
         return max(1.0, context_length / train_length)
 
     def __str__(self) -> str:
-        """The label of result tables, "yarn-4x"; two different scalings have two labels."""
+        """Return the label of result tables, such as "yarn-4x"; different scalings have different
+        labels."""
         name = self.label
         numbers = [] if self.factor is None else [f"{self.factor:g}x"]
         for field in dataclasses.fields(self):
@@ -82,33 +83,33 @@ class RopeScaling(abc.ABC):
 
 
 def stretch_geometrically(frequency_K: np.ndarray, s: float) -> np.ndarray:
-    """NTK-aware: the fastest pair keeps its frequency, the slowest is divided by exactly s.
+    """Apply NTK-aware scaling: keep the fastest pair's frequency, divide the slowest by exactly s.
 
-    It is RoPE with the base `base * s^(d / (d - 2))`.
+    The result is RoPE with the base `base * s^(d / (d - 2))`.
     """
     share_K = np.arange(len(frequency_K)) / max(1, len(frequency_K) - 1)
     return frequency_K * s**-share_K
 
 
 def interpolate(frequency_K: np.ndarray, s: float, share_K: np.ndarray) -> np.ndarray:
-    """Divide the share of each frequency by s and keep the rest; unchanged for s = 1."""
+    """Divide a share of each frequency by s and keep the rest; the identity for s = 1."""
     return frequency_K * (1 - share_K * (1 - 1 / s))
 
 
 def ramp_by_turns(frequency_K: np.ndarray, length: int, slow: float, fast: float) -> np.ndarray:
-    """Share to interpolate: 1 for pairs of at most `slow` turns in `length` tokens, 0 from `fast`.
+    """Return the interpolated share: 1 up to `slow` turns in `length` tokens, 0 from `fast` on.
 
-    Linear in the number of turns between (YaRN Eq. 17-18).
+    In between, it is linear in the number of turns (YaRN Eq. 17-18).
     """
     turns_K = length * frequency_K / (2 * math.pi)
     return 1 - np.clip((turns_K - slow) / (fast - slow), 0, 1)
 
 
 def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float) -> np.ndarray:
-    """The ramp of YaRN as its authors released it: linear in the pair's index."""
+    """Return the ramp of YaRN as its authors released it: linear in the pair's index."""
 
     def index(turns: float) -> float:
-        """The (fractional) pair that makes `turns` turns in `length` tokens."""
+        """Return the (fractional) index of the pair that makes `turns` turns in `length` tokens."""
         return width * math.log(length / (2 * math.pi * turns)) / (2 * math.log(base))
 
     first = max(math.floor(index(fast)), 0)
@@ -117,7 +118,7 @@ def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float
 
 
 def check_turns(scaling: RopeScaling, slow: str, fast: str) -> None:
-    """Raises UserError unless 0 < slow < fast, fields of `scaling`."""
+    """Raise UserError unless 0 < slow < fast, where both name fields of `scaling`."""
     low, high = getattr(scaling, slow), getattr(scaling, fast)
     if not 0 < low < high:
         name = type(scaling).__name__
@@ -152,10 +153,10 @@ class NTKAware(RopeScaling):
 
 @dataclasses.dataclass(frozen=True)
 class DynamicNTK(NTKAware):
-    """NTK-aware with s = f n / L - (f - 1) for inputs longer than training, 1 for the others.
+    """NTK-aware with s = f n / L - (f - 1) for inputs longer than in training, 1 for the others.
 
-    n is the length of the whole input, not the longest seen so far: results do not depend on what
-    was computed before.
+    n is the length of the whole input, not the longest seen so far: results do not depend on
+    earlier computations.
 
     Attributes:
       factor: f, at least 1; 1 is the paper's s = n / L.
@@ -181,11 +182,11 @@ class YaRN(RopeScaling):
     """Slow pairs are interpolated, fast ones kept; cos and sin are multiplied by 0.1 ln s + 1.
 
     Attributes:
-      beta_fast: pairs that make at least this many turns in L tokens keep their frequency.
-      beta_slow: frequencies of pairs that make at most this many turns are divided by s.
-      ramp: between the two, "code" goes linearly by the pair's index, with rounded ends, as
-        released and as everybody uses it; "paper" by its number of turns (Eq. 17-18). The
-        code's frequencies are the higher ones, by up to 80 percent at s = 4.
+      beta_fast: Pairs that make at least this many turns in L tokens keep their frequency.
+      beta_slow: The frequencies of pairs that make at most this many turns are divided by s.
+      ramp: How frequencies change between the two: "code" is linear in the pair's index, with
+        rounded ends, as released and commonly used; "paper" is linear in the number of turns
+        (Eq. 17-18). The code's frequencies are higher, by up to 80 percent at s = 4.
     """
 
     label: ClassVar[str] = "yarn"
@@ -213,13 +214,13 @@ class YaRN(RopeScaling):
 
 @dataclasses.dataclass(frozen=True)
 class Llama3(RopeScaling):
-    """Slow pairs are interpolated, fast ones kept, by turns in the original length.
+    """Slow pairs are interpolated, fast ones kept, according to turns in the original length.
 
     Attributes:
       factor: s, for every input.
-      low_frequency_factor: pairs that make at most this many turns are divided by s.
-      high_frequency_factor: pairs that make at least this many keep their frequency.
-      original_length: L in tokens (8192 in Llama 3.1); None: the training length.
+      low_frequency_factor: Pairs that make at most this many turns are divided by s.
+      high_frequency_factor: Pairs that make at least this many turns keep their frequency.
+      original_length: L in tokens (8192 in Llama 3.1); None means the training length.
     """
 
     label: ClassVar[str] = "llama3"

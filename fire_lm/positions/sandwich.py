@@ -1,7 +1,7 @@
 """Sandwich: the inner product of two sinusoidal encodings, as a bias without parameters.
 
-Source: Chi et al., "Dissecting Transformer Length Extrapolation" (2212.10356), in the form of the
-FIRE paper (Eq. 16) and NeMo, d' terms counted from k = 1:
+Source: Chi et al., "Dissecting Transformer Length Extrapolation" (2212.10356), in the form used by
+the FIRE paper (Eq. 16) and NeMo, with d' terms counted from k = 1:
 
     b_h(i, j) = H / (8 h) * sum_{k=1..d'} cos((i - j) / 10000^(k / d')) ,   h = 1..H
 
@@ -23,24 +23,24 @@ from fire_lm.positions.base import Params, PositionalEncoding
 
 
 def sandwich_frequencies(num_terms: int) -> np.ndarray:
-    """`10000^(-k / d')`, k = 1..d', radians per position, float64 `[K]`."""
+    """Return `10000^(-k / d')`, k = 1..d', in radians per position, float64 `[K]`."""
     return 10_000.0 ** (-np.arange(1, num_terms + 1) / num_terms)
 
 
 def sandwich_scales(num_heads: int) -> np.ndarray:
-    """`H / (8 h)`, h = 1..H, float64 `[N]`."""
+    """Return `H / (8 h)`, h = 1..H, float64 `[N]`."""
     return num_heads / (8.0 * np.arange(1, num_heads + 1))
 
 
 def cosine_sum(q_pos_BT: jax.Array, k_pos_BS: jax.Array, frequency_K: np.ndarray) -> jax.Array:
-    """Sum over k of `cos((i - j) * frequency[k])`, float32 `[B, T, S]`."""
+    """Return the sum over k of `cos((i - j) * frequency[k])`, float32 `[B, T, S]`."""
 
     def features(pos: jax.Array) -> jax.Array:
         angle = angles(pos, frequency_K)
         return jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=-1)
 
-    # XLA's product of one row on CPU adds in another order than that of several rows, and the bias
-    # of a query must not depend on who else asks: a single query asks twice.
+    # XLA's product of a single row on CPU adds in a different order than that of several rows, and
+    # a query's bias must not depend on the other queries, so a single query is computed twice.
     queries = q_pos_BT.shape[1]
     if queries == 1:
         q_pos_BT = jnp.repeat(q_pos_BT, 2, axis=1)
@@ -53,10 +53,10 @@ def cosine_sum(q_pos_BT: jax.Array, k_pos_BS: jax.Array, frequency_K: np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class Sandwich(PositionalEncoding):
-    """Fixed sum of cosines of the distance. Parameters: none.
+    """A fixed sum of cosines of the distance. Parameters: none.
 
     Attributes:
-      num_terms: d', half of the width of the sinusoidal encoding it stands for.
+      num_terms: d', half of the width of the sinusoidal encoding that it represents.
     """
 
     num_terms: int = 64

@@ -22,7 +22,7 @@ from fire_lm.positions.base import Params, PositionalEncoding
 
 
 def sinusoids(pos_BT: jax.Array, width: int, base: float) -> jax.Array:
-    """PE of each position, sines and cosines in turn, float32 `[B, T, width]`."""
+    """Return PE of each position, sines and cosines interleaved, float32 `[B, T, width]`."""
     angle_BTK = angles(pos_BT, pair_frequencies(width, base))
     pairs = jnp.stack([jnp.sin(angle_BTK), jnp.cos(angle_BTK)], axis=-1)
     return pairs.reshape(*pos_BT.shape, width)
@@ -30,7 +30,7 @@ def sinusoids(pos_BT: jax.Array, width: int, base: float) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Sinusoidal(PositionalEncoding):
-    """Fixed waves. Parameters: none.
+    """Fixed sinusoids. Parameters: none.
 
     Attributes:
       base: the wavelengths grow geometrically from 2 pi to nearly 2 pi base.

@@ -1,13 +1,13 @@
 """T5's relative position bias: one learned number per head and bucket of distances.
 
 Source: Raffel et al. (JMLR 2020) and its code, in the causal (unidirectional) form; Eq. 6 of the
-FIRE paper with K + 1 = `num_buckets`. With E = num_buckets / 2, every distance n below E has a
-bucket of its own, and from there on buckets grow as the logarithm, up to D = `max_distance`:
+FIRE paper with K + 1 = `num_buckets`. With E = num_buckets / 2, every distance n below E has its
+own bucket; beyond E the buckets grow logarithmically, up to D = `max_distance`:
 
     bucket(n) = min(B - 1, E + floor(ln(n / E) / ln(D / E) * (B - E)))
 
 T5 shares one table between all layers (configs/positions/t5.gin); umT5 has one per layer
-(t5_per_layer.gin). The bias is added as it is, after q·k/sqrt(H).
+(t5_per_layer.gin). The bias is added unscaled, after q·k/sqrt(H).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from fire_lm.positions.base import Params, PositionalEncoding, distance
 
 
 def bucket_starts(num_buckets: int, max_distance: int) -> np.ndarray:
-    """Smallest distance of each bucket but bucket 0, int32 `[num_buckets - 1]`.
+    """Return the smallest distance of each bucket except bucket 0, int32 `[num_buckets - 1]`.
 
-    The bucket of a distance is the number of starts that are not beyond it. Starts are found with
-    the logarithms cleared from the inequality, in integers: no rounding can move one.
+    The bucket of a distance is the number of starts that do not exceed it. The inequality is
+    rearranged into integer powers, without logarithms, so that rounding cannot move a start.
     """
     exact = num_buckets // 2
 
     def reached(n: int, step: int) -> bool:
-        """Return whether distance n lies in bucket `exact + step` or beyond, by powers."""
+        """Return whether distance n lies in bucket `exact + step` or beyond, by integer powers."""
         return n**exact * exact**step >= max_distance**step * exact**exact
 
     beyond = range(exact, max_distance + 1)
@@ -46,11 +46,11 @@ def bucket_starts(num_buckets: int, max_distance: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class T5(PositionalEncoding):
-    """Learned bias per bucket. Parameters per layer for 12 heads: 768 with the default buckets.
+    """A learned bias per bucket. Parameters per layer for 12 heads: 768 with the default buckets.
 
     Attributes:
-      num_buckets: B, even; the FIRE paper takes 64, Raffel et al. 32.
-      max_distance: D, distances from which on (and from somewhat below) there is one last bucket.
+      num_buckets: B, an even number; the FIRE paper uses 64, Raffel et al. 32.
+      max_distance: D; distances from D on (and from somewhat below) share the last bucket.
     """
 
     integer_positions: ClassVar[bool] = True
@@ -79,8 +79,8 @@ class T5(PositionalEncoding):
         for pos in (q_pos_BT, k_pos_BS):
             if not jnp.issubdtype(pos.dtype, jnp.integer):
                 raise UserError(
-                    f"T5 needs integer positions, and was given {pos.dtype}: there is no bucket "
-                    "between two others. Leave out resampling to fractions, or take a functional "
+                    f"T5 needs integer positions, but received {pos.dtype}: it has no bucket "
+                    "between two others. Omit resampling to fractions, or use a functional "
                     "encoding (FIRE, KERPLE, ALiBi)"
                 )
         starts_K = bucket_starts(self.num_buckets, self.max_distance)
@@ -93,8 +93,8 @@ class T5(PositionalEncoding):
 
 
 def _looked_up(table_KN: jax.Array, distance_BTS: jax.Array, starts_K: np.ndarray) -> jax.Array:
-    """`[B, N, T, S]`: the table's row of each distance, gathered."""
-    last = int(starts_K[-1])  # from here on there is one bucket
+    """Gather the table's row of each distance, `[B, N, T, S]`."""
+    last = int(starts_K[-1])  # the last bucket begins here
     bucket_D = np.searchsorted(starts_K, np.arange(last + 1), side="right")
     by_distance_ND = table_KN[jnp.asarray(bucket_D)].T
     near_BTS = jnp.minimum(distance_BTS, last)
@@ -102,10 +102,10 @@ def _looked_up(table_KN: jax.Array, distance_BTS: jax.Array, starts_K: np.ndarra
 
 
 def _multiplied(table_KN: jax.Array, distance_BTS: jax.Array, starts_K: np.ndarray) -> jax.Array:
-    """The same as a product with 0s and 1s, whose comparisons accelerators fuse into it.
+    """Compute the same as a product with 0s and 1s, into which accelerators fuse the comparisons.
 
-    A TPU has no fast gather (XLA's estimate for a v4 is 28 times the time), and the transpose of
-    one, a scatter, adds in no fixed order on a GPU. "highest" keeps the float32 numbers whole.
+    A TPU has no fast gather (XLA estimates 28 times the time on a v4), and the transpose of a
+    gather, a scatter, adds in no fixed order on a GPU. "highest" keeps full float32 precision.
     """
     first_K = jnp.asarray(np.append(np.int32(0), starts_K))
     end_K = jnp.asarray(np.append(starts_K, np.iinfo(np.int32).max))

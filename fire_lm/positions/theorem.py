@@ -1,15 +1,15 @@
-"""Theorem 3.1 of the FIRE paper, to run: FIRE can be T5, ALiBi, KERPLE and Sandwich.
+"""Theorem 3.1 of the FIRE paper as code: FIRE can represent T5, ALiBi, KERPLE and Sandwich.
 
 Source: Li et al. (ICLR 2024), Theorem 3.1 and Appendix A.2, Eq. 7 to 20. Each function takes one
-head of an encoding and a length L0, and gives what makes FIRE equal to it for 0 < j <= i <= L0
-(epsilon = 0): psi, the threshold L = L0, f_theta and its activation. Beyond L0 they differ: FIRE
-interpolates there.
+head of an encoding and a length L0, and returns what makes FIRE equal to it for 0 < j <= i <= L0
+(epsilon = 0): psi, the threshold L = L0, f_theta and its activation. Beyond L0 they differ,
+because FIRE interpolates there.
 
-FIRE-G extends it: where f is linear (ALiBi, KERPLE-log), a length gain with gamma = 1 takes the
-division by psi(max(L, i)) back, and the equality holds at every length.
+FIRE-G extends the theorem: where f is linear (ALiBi, KERPLE-log), a length gain with gamma = 1
+cancels the division by psi(max(L, i)), and the equality holds at every length.
 
-Two constructions differ from the printed ones, because those fail in floating point:
-* T5: offsets 1/2 - s_k instead of -s_k, which puts every jump exactly on a distance;
+Two constructions differ from the printed ones, which fail in floating point:
+* T5: offsets 1/2 - s_k instead of -s_k, so that rounding cannot move a jump past its distance;
 * KERPLE-power: v_1 = L0 and v_2 = -a instead of a^(1/p) L0 and -1; a^(1/p) underflows for small p.
 """
 
@@ -29,10 +29,10 @@ class Construction(NamedTuple):
     """The bias of one head in the terms of Eq. 4.
 
     Attributes:
-      psi: the transform of distances.
-      L: the threshold, tokens.
-      mlp: f_theta as `fire.mlp` takes it, numpy float64.
-      activation: between the layers of f_theta.
+      psi: The transform of distances.
+      L: The threshold in tokens.
+      mlp: f_theta in the form that `fire.mlp` takes, NumPy float64.
+      activation: The activation between the layers of f_theta.
     """
 
     psi: Function
@@ -41,7 +41,7 @@ class Construction(NamedTuple):
     activation: Function
 
     def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array, gamma: float = 0.0) -> jax.Array:
-        """FIRE's bias of this head, float32 `[B, 1, T, S]`; FIRE-G's where gamma is not 0."""
+        """Return FIRE's bias of this head, float32 `[B, 1, T, S]`; FIRE-G's if gamma is not 0."""
         x_BTS = normalized_distance(q_pos_BT, k_pos_BS, self.psi, self.L, epsilon=0.0)
         out_BTS1 = mlp(self.mlp, x_BTS, self.activation)
         gain_BT = length_gain(q_pos_BT, self.psi, self.L, jnp.float32(gamma))
@@ -53,19 +53,19 @@ def identity(x: jax.Array) -> jax.Array:
 
 
 def step(x: jax.Array) -> jax.Array:
-    """1 where x >= 0, else 0."""
+    """Return 1 where x >= 0, else 0."""
     return (x >= 0).astype(x.dtype)
 
 
 def _linear(v: float) -> Params:
-    """f(x) = v x."""
+    """Return the parameters of f(x) = v x."""
     return {"dense_0": {"kernel": np.array([[v]], np.float64), "bias": np.zeros(1)}}
 
 
 def _one_hidden_layer(
     v1_K: np.ndarray, b1_K: np.ndarray, v2_K: np.ndarray, b2: float = 0.0
 ) -> Params:
-    """f(x) = v2 · activation(v1 x + b1) + b2."""
+    """Return the parameters of f(x) = v2 · activation(v1 x + b1) + b2."""
     return {
         "dense_0": {"kernel": v1_K[None, :], "bias": b1_K},
         "dense_1": {"kernel": v2_K[:, None], "bias": np.array([b2], np.float64)},
@@ -73,11 +73,11 @@ def _one_hidden_layer(
 
 
 def t5(table_K: np.ndarray, start_K: np.ndarray, L0: int) -> Construction:
-    """Eq. 7 to 12: a staircase, one hidden neuron per bucket but the first.
+    """Construct Eq. 7 to 12: a staircase, with one hidden neuron per bucket except the first.
 
     Args:
-      table_K: the head's bias per bucket r_0, r_1, ...
-      start_K: smallest distance s_1, s_2, ... of each bucket but the first.
+      table_K: The head's bias per bucket r_0, r_1, ...
+      start_K: The smallest distance s_1, s_2, ... of each bucket except the first.
     """
     table_K, start_K = np.asarray(table_K, np.float64), np.asarray(start_K, np.float64)
     v1_K = np.full(start_K.shape, float(L0))
@@ -86,25 +86,25 @@ def t5(table_K: np.ndarray, start_K: np.ndarray, L0: int) -> Construction:
 
 
 def alibi(slope: float, L0: int) -> Construction:
-    """Eq. 13: b = -slope d."""
+    """Construct Eq. 13: b = -slope d."""
     return Construction(identity, float(L0), _linear(-slope * L0), identity)
 
 
 def kerple_log(p: float, a: float, L0: int) -> Construction:
-    """Eq. 14: b = -p log(1 + a d), with psi its logarithm."""
+    """Construct Eq. 14: b = -p log(1 + a d), where psi is the same logarithm."""
     return Construction(
         log_transform(jnp.asarray(a)), float(L0), _linear(-p * np.log1p(a * L0)), identity
     )
 
 
 def kerple_power(p: float, a: float, L0: int) -> Construction:
-    """Eq. 15: b = -a d^p, with the power as the activation of one hidden neuron."""
+    """Construct Eq. 15: b = -a d^p, with the power as the activation of one hidden neuron."""
     weights = _one_hidden_layer(np.array([float(L0)]), np.zeros(1), np.array([-a]))
     return Construction(identity, float(L0), weights, lambda x: x**p)
 
 
 def sandwich(scale: float, frequency_K: np.ndarray, L0: int) -> Construction:
-    """Eq. 16 to 20: b = scale * sum of cos(d frequency), with a hidden neuron per frequency."""
+    """Construct Eq. 16 to 20: b = scale * sum of cos(d frequency), one hidden neuron each."""
     v1_K = L0 * np.asarray(frequency_K, np.float64)
     weights = _one_hidden_layer(v1_K, np.zeros(v1_K.shape), np.full(v1_K.shape, scale))
     return Construction(identity, float(L0), weights, jnp.cos)

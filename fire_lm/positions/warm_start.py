@@ -1,7 +1,8 @@
-"""An MLP of one variable that starts as a given function: piecewise linear between its values.
+"""An MLP of one variable that starts as the piecewise linear interpolation of given values.
 
-For FIRE's warm start. Theorem 3.1 of the FIRE paper says which functions f_theta can be; these
-weights make it one of them at step 0, in the form that is trained afterwards (ReLU, biases).
+This is FIRE's warm start. Theorem 3.1 of the FIRE paper states which functions f_theta can
+represent; these weights make it one of them at step 0, in the form that is then trained (ReLU with
+biases).
 """
 
 from __future__ import annotations
@@ -14,23 +15,24 @@ from fire_lm.positions.base import Params
 
 
 def knots(width: int) -> np.ndarray:
-    """The knots of an MLP with `width` units in its last hidden layer, float64 `[width + 1]`.
+    """Return the knots of an MLP whose last hidden layer has `width` units, float64 `[width + 1]`.
 
-    Evenly on [0, 1], the range of FIRE's normalized distance; the end is a value, not a bend.
+    They are evenly spaced on [0, 1], the range of FIRE's normalized distance. The last one is a
+    value only, not a kink.
     """
     return np.linspace(0.0, 1.0, width + 1)
 
 
 def interpolating_mlp(params: Params, values_KN: jax.Array) -> Params:
-    """`params` of a ReLU MLP changed so that it goes through `values_KN` at its `knots`.
+    """Return `params` of a ReLU MLP, changed so that it passes through `values_KN` at its `knots`.
 
-    The first unit of all but the last hidden layer carries x; each unit of the last one is a hinge
-    relu(x - knot), and the output weighs hinges by the change of slope. The other units keep their
-    random weights and are not read at step 0, but learn.
+    The first unit of each hidden layer but the last carries x; each unit of the last hidden layer
+    is a hinge relu(x - knot), which the output weights by the change of slope. The other units keep
+    their random weights; they do not affect the output at step 0, but they learn.
 
     Args:
-      params: as from `fire.init_mlp`, with at least one hidden layer of equal widths.
-      values_KN: values at `knots(width)`, K = width + 1, for each of N outputs.
+      params: Parameters as from `fire.init_mlp`, with one or more hidden layers of equal width.
+      values_KN: The values at `knots(width)`, K = width + 1, for each of N outputs.
     """
     last = len(params) - 1
     width = params[f"dense_{last}"]["kernel"].shape[0]
@@ -48,7 +50,7 @@ def interpolating_mlp(params: Params, values_KN: jax.Array) -> Params:
 
 
 def _carry_x(layer: Params) -> Params:
-    """The first unit is a copy of the layer's first input, which is not negative."""
+    """Make the first unit a copy of the layer's first input, which is not negative."""
     return {
         "kernel": layer["kernel"].at[:, 0].set(0.0).at[0, 0].set(1.0),
         "bias": layer["bias"].at[0].set(0.0),

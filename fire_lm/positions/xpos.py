@@ -7,7 +7,7 @@ torchscale, whose interleaved layout and constants we follow:
     pair k of key j,   turned by j theta_k, is multiplied by zeta_k^(-j / 512)
     zeta_k = (2k + 0.4 d) / (1.4 d) ,   k = 0 .. d/2 - 1
 
-For keys after the query the factor grows instead: it is an encoding for causal attention only.
+For keys after the query the factor grows instead, so it is an encoding for causal attention only.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from fire_lm.positions.angles import angles, pair_frequencies
 from fire_lm.positions.base import Params, PositionalEncoding
 from fire_lm.positions.rope import turn_pairs
 
-# Bound on |log| of the product of a query's and a key's factor. float32 and bfloat16 end at e^88,
-# so this leaves a factor of e^12 for q·k itself, also for the keys that attention will mask.
+# A bound on |log| of the product of a query's and a key's factor. The range of float32 and bfloat16
+# ends at e^88, so a factor of e^12 remains for q·k itself, also for keys that attention masks.
 LARGEST_EXPONENT = 76.0
 
 
 def decay_rates(head_dim: int, scale_base: float, context_length: int) -> np.ndarray:
-    """-log(zeta_k) / scale_base, the decay of each pair per token of distance, float64 `[H/2]`.
+    """Return -log(zeta_k) / scale_base, the decay of each pair per token, float64 `[H/2]`.
 
     A factor for the query times one for the key must represent, over a whole input, the decay
-    from e^0 to e^(-rate * context_length) and, for masked keys, its inverse. No float32 holds
-    that for long inputs, so rates are limited to `LARGEST_EXPONENT / context_length`. With the
-    scale base 512 this changes nothing up to 31,060 tokens; beyond, the pairs of the highest
-    frequencies decay more slowly than published: to e^-76 from one end to the other.
+    from e^0 to e^(-rate * context_length) and, for masked keys, its inverse. float32 cannot hold
+    that range for long inputs, so rates are limited to `LARGEST_EXPONENT / context_length`. With
+    the scale base 512 this changes nothing up to 31,060 tokens; beyond that, the pairs of the
+    highest frequencies decay more slowly than published: to e^-76 from one end to the other.
     """
     zeta_K = (np.arange(0, head_dim, 2) + 0.4 * head_dim) / (1.4 * head_dim)
     return np.minimum(-np.log(zeta_K) / scale_base, LARGEST_EXPONENT / context_length)
@@ -43,14 +43,14 @@ def decay_rates(head_dim: int, scale_base: float, context_length: int) -> np.nda
 
 @dataclasses.dataclass(frozen=True)
 class XPos(PositionalEncoding):
-    """Rotation and decay. Parameters: none.
+    """A rotation with decay. Parameters: none.
 
-    Inputs beyond 31,060 tokens decay more slowly than published, see `decay_rates`. Resampled
-    positions beyond that are refused: float32 would overflow.
+    Inputs beyond 31,060 tokens decay more slowly than published; see `decay_rates`. Resampled
+    positions beyond that are refused, because float32 would overflow.
 
     Attributes:
       base: theta, as in RoPE.
-      scale_base: tokens over which pair k decays by zeta_k.
+      scale_base: The number of tokens over which pair k decays by zeta_k.
     """
 
     base: float = 10_000.0
@@ -92,7 +92,7 @@ class XPos(PositionalEncoding):
 
         def rotated(x_BTNH: jax.Array, pos_BT: jax.Array, sign: int) -> jax.Array:
             angle_BTK = angles(pos_BT, frequency_K)
-            # Counted from the middle, which cancels in q·k, no factor is beyond e^(+-76/2).
+            # Counting from the middle cancels in q·k and keeps every factor below e^(76/2).
             centred_BT = (pos_BT - context_length // 2).astype(jnp.float32)
             scale_BTK = jnp.exp(sign * centred_BT[:, :, None] * rate_K[None, None, :])
             cos_BTK, sin_BTK = jnp.cos(angle_BTK) * scale_BTK, jnp.sin(angle_BTK) * scale_BTK

@@ -1,1 +1,1 @@
-"""Every pod run compiled before a TPU is booked."""
+"""Compiles every program of a pod run before a TPU is booked."""

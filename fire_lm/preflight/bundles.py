@@ -1,10 +1,10 @@
-"""Cost of a Pallas kernel for TPUs, read from the compiler's final schedule.
+"""The cost of a Pallas kernel for TPUs, read from the compiler's final schedule.
 
-The compiler can write down the instruction bundles that it ends with: each is issued in one cycle
-at least, so their number, times how often each is run, is a lower bound on the cycles (waits for
-memory, the MXU and between grid steps are not in it). How often is known from the scopes that a
-kernel names (`jax.named_scope`), which the compiler marks in the schedule when asked to, and from
-the depth of its loops.
+The compiler can write out its final instruction bundles. Each takes at least one cycle to issue, so
+their number, multiplied by how often each runs, is a lower bound on the cycles (it excludes waits
+for memory, for the MXU and between grid steps). How often a bundle runs follows from the scopes
+that a kernel names (`jax.named_scope`), which the compiler marks in the schedule on request, and
+from the depth of its loops.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ _BRANCH = re.compile(r"\bsbr\.")
 
 
 def ask(folder: str) -> None:
-    """Has the compiler write its schedules to `folder`; before libtpu is loaded."""
+    """Make the compiler write its schedules to `folder`; call this before libtpu is loaded."""
     flags = " ".join(FLAGS).format(folder=folder)
     os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {flags}".strip()
 
 
 class Stretch(NamedTuple):
-    """Bundles side by side of one scope and one depth.
+    """Consecutive bundles of one scope and one loop depth.
 
     Attributes:
-      scopes: from the outermost to the innermost.
-      depth: of loops: 0 is run once a kernel, 1 once a step of the grid.
-      bundles: how many.
-      ended: by a branch, a mark, or a loop's end.
+      scopes: The scopes, from the outermost to the innermost.
+      depth: The loop depth: 0 runs once per kernel, 1 once per step of the grid.
+      bundles: The number of bundles. A branch, a mark or the end of a loop ends the stretch.
     """
 
     scopes: tuple[str, ...]
@@ -51,7 +50,7 @@ class Stretch(NamedTuple):
 
 
 def read(folder: Path, kernel: str) -> list[Stretch]:
-    """The one schedule of `kernel` in `folder`, by its name with or without its number."""
+    """Read the only schedule of `kernel` in `folder`, named with or without a number."""
     found = read_all(folder, [kernel])
     if len(found) != 1:
         raise RunFailed(f"the compiler wrote {len(found)} schedules of {kernel}, not one")
@@ -59,10 +58,10 @@ def read(folder: Path, kernel: str) -> list[Stretch]:
 
 
 def read_all(folder: Path, kernels: Sequence[str]) -> list[list[Stretch]]:
-    """All schedules of `kernels`, which are the same code: several differ in where operands lie.
+    """Read all schedules of `kernels`, which share their code but place operands differently.
 
     Raises:
-      RunFailed: there is none.
+      RunFailed: The compiler wrote no such schedule.
     """
     files = [
         path
@@ -76,7 +75,7 @@ def read_all(folder: Path, kernels: Sequence[str]) -> list[list[Stretch]]:
 
 
 def parse(text: str) -> list[Stretch]:
-    """The stretches of a schedule, in order; branches end one too."""
+    """Return the stretches of a schedule, in order; branches end a stretch too."""
     stretches: list[Stretch] = []
     scopes: list[str] = []
     fresh = True
@@ -101,5 +100,5 @@ def parse(text: str) -> list[Stretch]:
 
 
 def longest(stretches: Sequence[Stretch]) -> int:
-    """Bundles of the longest stretch: the body of a kernel that names no scopes."""
+    """Return the bundles of the longest stretch: the body of a kernel that names no scopes."""
     return max(stretch.bundles for stretch in stretches)

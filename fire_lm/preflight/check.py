@@ -1,4 +1,4 @@
-"""A pod run tried out before a TPU is booked: what it reads and writes, and its programs."""
+"""Tries out a pod run before a TPU is booked: what it reads and writes, and its programs."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ def preflight(
     saved: Mapping[str, Callable[[], str]],
     prompts: Prompts | None = None,
 ) -> Report:
-    """Compile the training step, the forward pass of a sweep at `lengths`, and the generation of
-    `prompts`, if there are any.
+    """Compile the training step, the forward pass of a sweep, and the generation of any `prompts`.
 
-    What takes seconds comes first; what fails then is in the report, as is what does not compile.
+    The checks that take seconds come first; their failures are in the report, as are those of
+    programs that do not compile.
 
     Args:
-      workdir: the run directory, or "".
-      saved: by name, whether what is saved there or elsewhere fits, in a word; raises if not.
+      lengths: The lengths of the sweep.
+      workdir: The run directory, or "".
+      saved: By name, a function that returns in a word whether saved files fit, or raises.
 
     Raises:
-      UserError: a setting that cannot work on this slice.
+      UserError: A setting cannot work on this slice.
     """
     mesh = compiler.mesh(train.mesh)
     compiler.mesh(score.mesh)
@@ -82,7 +83,7 @@ def preflight(
 
 
 def compiler_name() -> str:
-    """The compiler's name, with its version if it was installed under a known name."""
+    """Return the compiler's name, with its version if it was installed under a known name."""
     for name in ("libtpu", "libtpu-nightly"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{name} {importlib.metadata.version(name)}"
@@ -92,7 +93,7 @@ def compiler_name() -> str:
 def compile_all(
     compiler: Compiler, train: Pretraining, score: LengthSweep, lengths: Sequence[int]
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """Programs by name; for each that does not fit, the reason and what would fit."""
+    """Return programs by name, and for each that does not fit, the reason and what would fit."""
     programs: dict[str, Estimate] = {}
     failures: dict[str, str] = {}
 
@@ -121,7 +122,7 @@ def compile_generation(
     programs: dict[str, Estimate],
     failures: dict[str, str],
 ) -> Generation | None:
-    """Compile a program; add it to programs or failures."""
+    """Compile the generation of `prompts`, and add it to programs or failures."""
     found = _compiled(
         *(compiler, GENERATION),
         functools.partial(compiler.generation, score, prompts),
@@ -158,35 +159,37 @@ def check_surroundings(
     saved: Mapping[str, Callable[[], str]],
     parts: int = 1,
 ) -> Iterator[Check]:
-    """What a run needs besides its programs, whose hosts read the text in `parts`; nothing is left
-    behind."""
+    """Check what a run needs besides its programs, and leave nothing behind.
+
+    Its hosts read the text in `parts`.
+    """
 
     yield _check("text and vocabulary", lambda: first_batch(train, parts))
     yield _check("sweep", lambda: first_row(score))
     if workdir:
         yield _check("run directory", lambda: f"{writable_part(workdir)} can be written")
     else:
-        yield Check("run directory", SKIPPED, "none given: add --workdir=DIR to try it")
+        yield Check("run directory", SKIPPED, "none given: add --workdir=DIR to check it")
     for name, check in saved.items():
         yield _check(name, check)
 
 
 def parts_of_batch(mesh: Mesh) -> int:
-    """Among how many parts of every batch the hosts of a slice are divided.
+    """Return the number of parts into which the hosts of a slice divide every batch.
 
     Raises:
-      UserError: the parts would differ.
+      UserError: The parts would differ in size.
     """
     _, parts = sharding.process_shard(mesh, mesh.devices.flat[0].process_index)
     return parts
 
 
 def first_batch(train: Pretraining, parts: int) -> str:
-    """Read it as the host of the last part does: where text is short, that is the one without."""
+    """Read the first batch as the last host does, the first to run out of a short text."""
     data, rows = train.data, train.batch_size // parts
     check_vocabulary(data, train.model.vocab_size)
     if isinstance(data, data_layer.TextData | data_layer.SeqioTask):
-        # Endless: a few rows tell as much as many.
+        # The stream is endless: a few rows show as much as many.
         rows = max(1, min(data.shuffle_buffer, rows))
         data = dataclasses.replace(data, shuffle_buffer=min(data.shuffle_buffer, rows))
     batches = data_layer.train_iterator(
@@ -202,7 +205,7 @@ def first_batch(train: Pretraining, parts: int) -> str:
 
 
 def first_row(score: LengthSweep) -> str:
-    """Check what a sweep checks before it computes, and read one row of the longest length."""
+    """Run the checks of a sweep, and read one row of the longest length."""
     lengths, split = score.in_order, score.split
     taken = score.lengths_taken("this run")
     for part in score.data.parts:
@@ -223,12 +226,12 @@ def _check(name: str, what: Callable[[], str]) -> Check:
 
 
 def writable_part(workdir: str) -> epath.Path:
-    """The run directory, or its nearest existing parent; nothing is created.
+    """Return the run directory or its nearest existing parent, without creating anything.
 
     Raises:
-      UserError: it cannot be written.
+      UserError: It is not writable.
     """
-    if in_bucket(workdir):  # which has no folders
+    if in_bucket(workdir):  # a bucket has no folders
         ensure_writable(workdir)
         return epath.Path(workdir)
     place = epath.Path(workdir).absolute()
@@ -247,8 +250,8 @@ def writable_part(workdir: str) -> epath.Path:
 def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate) -> Check:
     """Check that parameters are gathered over fsdp where they are used, at least once each.
 
-    With fsdp so large that a chip's part is thinner than the compiler's tiles, it adds up arrays
-    of zeros around each part instead, which moves and computes a multiple.
+    With fsdp so large that a chip's part is thinner than the compiler's tiles, the compiler instead
+    sums arrays of zeros around each part, which moves and computes a multiple of the data.
     """
     least = gathered_once(train, mesh)
     found = sum(step.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
@@ -256,29 +259,29 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
     sizes = [f"{size / 2**20:.0f} MiB" for size in (least, found, summed)]
     name = "gathers over fsdp"
     if found >= 0.9 * least:
-        return Check(name, OK, f"{sizes[1]}; every parameter once would be {sizes[0]}")
+        return Check(name, OK, f"{sizes[1]}; gathering every parameter once would be {sizes[0]}")
     return Check(
         name,
         FAILED,
-        f"{sizes[1]} are gathered, every parameter once would be {sizes[0]}: the compiler has made "
-        f"all-reduces of them ({sizes[2]}); choose a smaller MeshShape.fsdp, more data",
+        f"{sizes[1]} are gathered, every parameter once would be {sizes[0]}: the compiler uses "
+        f"all-reduces instead ({sizes[2]}); choose a smaller MeshShape.fsdp, more data",
     )
 
 
 def check_token(generation: Generation) -> Check:
-    """Check that a new token gathers no parameters, which would take longer than computing it."""
+    """Check that a new token gathers no parameters, which would take longer than the rest of it."""
     token, whole = generation.token, generation.parameters
     found = sum(token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
     sizes = [f"{size / 2**20:.1f} MiB" for size in (found, whole)]
     return Check(
         "gathers of a new token",
         FAILED if found > whole / 2 else OK,
-        f"{sizes[0]}; every parameter of a chip once would be {sizes[1]}",
+        f"{sizes[0]}; gathering a chip's parameters once would be {sizes[1]}",
     )
 
 
 def gathered_once(train: Pretraining, mesh: Mesh | AbstractMesh) -> int:
-    """Bytes, as the model computes, of the parameters that fsdp splits; of one tensor part."""
+    """Return the bytes (compute dtype) of the parameters that fsdp splits, of one tensor part."""
     sizes = {**mesh.shape, "fsdp": 1}
     whole = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=mesh.axis_types)
     params = jax.tree.leaves(sharding.with_shardings(train.abstract_state().params, whole))

@@ -1,9 +1,9 @@
 """The estimate of a compiled program on a slice: memory, collectives and time.
 
-The time is the compiler's, not measured: its cycles at the chip's clock, our kernels by their
-schedules, and collectives at the rate of the links along the axes of the network that they run
-on, none of it hidden behind the rest. What the
-compiler leaves out (waits for memory in kernels, the input, the host) is left out here too.
+The time is the compiler's estimate, not a measurement: its cycles at the chip's clock, our kernels
+by their schedules, and collectives at the rate of the links along the network axes that they use,
+with nothing overlapped. What the compiler omits (waits for memory in kernels, the input, the host)
+is omitted here too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fire_lm.preflight.time_by_module import KERNELS, add, by_part
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The seconds of a program, or of one round of a loop in it, on one chip.
+    """The seconds on one chip of a program, or of one iteration of a loop in it.
 
     Attributes:
       collectives: (number, bytes of the whole arrays), by kind.
-      links: of collectives.
-      parts: (forward, backward) of the rest, by part of the model.
-      untimed: why the time is not estimated; empty if it is.
+      links: The seconds of collectives.
+      parts: The (forward, backward) seconds of everything else, by part of the model.
+      untimed: Why the time is not estimated; "" if it is.
     """
 
     collectives: dict[str, tuple[int, int]]
@@ -38,17 +38,17 @@ class Costs:
 
     @property
     def kernels(self) -> float:
-        """Seconds of our Pallas kernels."""
+        """The seconds of our Pallas kernels."""
         return sum(self.parts.get(KERNELS, ()))
 
     @property
     def xla(self) -> float:
-        """Seconds of what XLA has made itself."""
+        """The seconds of what XLA itself compiled."""
         return sum(map(sum, self.parts.values())) - self.kernels
 
     @property
     def seconds(self) -> float:
-        """NaN if it is not estimated."""
+        """The seconds in total, or NaN if they are not estimated."""
         if self.untimed:
             return math.nan
         return self.xla + self.kernels + self.links
@@ -59,10 +59,10 @@ class Estimate(Costs):
     """The bytes and seconds of a program on one chip.
 
     Attributes:
-      arguments, temporary, peak: memory.
-      code: the program itself, and results that do not take the place of arguments.
-      usable: memory of a chip for a program.
-      compile_seconds: on this machine.
+      arguments, temporary, peak: Bytes of memory.
+      code: The bytes of the program itself, and of results that do not reuse arguments.
+      usable: The memory of a chip that a program can use.
+      compile_seconds: The compile time on this machine.
     """
 
     arguments: int
@@ -74,18 +74,20 @@ class Estimate(Costs):
 
     @property
     def memory(self) -> int:
-        """Bytes of the arguments, which live throughout, plus the peak of everything else."""
+        """The bytes of the arguments, which live throughout, plus the peak of everything else."""
         return self.arguments + self.temporary + self.code
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """Attributes:
-    prompts: what was asked for, in words.
-    program: prefill and all new tokens.
-    token: one of the new tokens.
-    cache: bytes of keys and values of a chip.
-    parameters: bytes of a chip, as the model computes.
+    """The cost of generation on one chip.
+
+    Attributes:
+      prompts: A description of the prompts.
+      program: The estimate of prefill and all new tokens.
+      token: The costs of one new token.
+      cache: The bytes of keys and values on a chip.
+      parameters: The bytes of parameters on a chip, in the compute dtype.
     """
 
     prompts: str
@@ -102,13 +104,13 @@ def estimate(
     compile_seconds: float,
     kernel_cycles: Callable[[str, Sequence[str]], float],
 ) -> Estimate:
-    """Read what the compiler reports and has written.
+    """Estimate a program from what the compiler reports and has written.
 
     Args:
-      compiled: `jax.stages.Compiled` for devices of `where`.
-      devices: those of the mesh, in its order.
-      kernel_cycles: of one run on one core, from a kernel's name and those of the instructions
-        that run the very same, of which the compiler schedules one.
+      compiled: A `jax.stages.Compiled` for devices of `where`.
+      devices: The devices of the mesh, in its order.
+      kernel_cycles: Returns the cycles of one run on one core, from a kernel's name and the names
+        of all instructions that run the same code, which the compiler schedules only once.
     """
     memory = compiled.memory_analysis()
     new_outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -130,7 +132,7 @@ def costs(
     kernel_cycles: Callable[[str, Sequence[str]], float],
     loop: str = "",
 ) -> Costs:
-    """The costs of a program, or of one round of its `loop`, a `jax.named_scope`."""
+    """Return the costs of a program, or of one iteration of its `loop`, a `jax.named_scope`."""
     collectives: dict[str, tuple[int, int]] = {}
     links, parts, untimed = 0.0, dict[str, tuple[float, float]](), ""
     try:
@@ -142,7 +144,7 @@ def costs(
             collectives[found.kind] = number + found.times, size + found.times * found.bytes
             links += found.times * seconds_of(found, where, devices)
         parts = seconds_by_part(program, where.chip, kernel_cycles)
-    except FireLMError as error:  # the program is good, and its memory known
+    except FireLMError as error:  # the program is valid, and its memory is known
         untimed = str(error)
     return Costs(
         collectives=dict(sorted(collectives.items())), links=links, parts=parts, untimed=untimed
@@ -152,7 +154,7 @@ def costs(
 def seconds_by_part(
     program: Program, chip: Chip, kernel_cycles: Callable[[str, Sequence[str]], float]
 ) -> dict[str, tuple[float, float]]:
-    """(forward, backward) of what is not a collective."""
+    """Return the (forward, backward) seconds of all instructions that are not collectives."""
     runs = program.runs()
     parts = by_part(runs)
     alike: dict[str, list[Instruction]] = collections.defaultdict(list)
@@ -169,10 +171,12 @@ def seconds_by_part(
 
 
 def seconds_of(collective: Collective, where: Slice, devices: Sequence[Any]) -> float:
-    """A gather or scatter sends all but the own part of an array once, a sum twice.
+    """Return the seconds of a collective.
+
+    A gather or scatter sends all of an array except a chip's own part once, a sum sends it twice.
 
     Args:
-      devices: of the mesh, in its order.
+      devices: The devices of the mesh, in its order.
     """
     chip = where.chip
     group = [devices[index] for index in collective.group]
@@ -188,10 +192,11 @@ def seconds_of(collective: Collective, where: Slice, devices: Sequence[Any]) -> 
 
 
 def links_of(places: Sequence[Sequence[int]], shape: Sequence[int]) -> int:
-    """Links of a chip that a group at `places` can use: two along an axis of the network that it
-    fills and that closes to a ring, one along others. At least one.
+    """Return the links of a chip that a group at `places` can use, at least one.
 
-    A slice of v4 or v5p closes where all its axes are multiples of 4, one of v5e or v6e along 16.
+    There are two along an axis of the network that the group fills and that closes to a ring, and
+    one along other axes. A slice of v4 or v5p closes if all its axes are multiples of 4, one of v5e
+    or v6e along an axis of 16.
     """
     in_space = len(shape) == 3
     links = 0

@@ -1,8 +1,8 @@
 """The instructions of an optimised TPU program: cycles, kernels and collectives.
 
-XLA's own analysis counts the body of a scanned layer once, Pallas kernels and collectives not at
-all. Here the text of the program is walked: a `while` runs its body as often as its condition says,
-a `conditional` one branch, and each instruction keeps the cycles that the compiler noted on it.
+XLA's own analysis counts the body of a scanned layer only once, and omits Pallas kernels and
+collectives. Here we walk the text of the program: a `while` runs its body as often as its condition
+states, a `conditional` runs one branch, and each instruction carries the compiler's cycles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
     "send",  # between slices, over the hosts' network
 )
-_BITS = {"pred": 8}  # others end in their number of bits
+_BITS = {"pred": 8}  # the names of other types end in their number of bits
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-<>]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-<>]+) = (.*)$")
@@ -45,7 +45,7 @@ class Instruction:
 
     @property
     def cycles(self) -> int:
-        """The compiler's estimate; 0 where it makes none."""
+        """The compiler's estimate of its cycles, or 0 if it makes none."""
         found = re.search(r'"estimated_cycles":"(\d+)"', self.rest)
         return int(found.group(1)) if found else 0
 
@@ -57,7 +57,7 @@ class Instruction:
 
     @property
     def kernel(self) -> str:
-        """The name of a Pallas kernel without its number; empty for anything else."""
+        """The name of a Pallas kernel without its number; "" for any other instruction."""
         is_kernel = 'custom_call_target="tpu_custom_call"' in self.rest
         return re.sub(r"\.\d+$", "", self.name) if is_kernel else ""
 
@@ -69,7 +69,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """An instruction and how often one run of the program executes it."""
+    """An instruction, and how often one run of the program executes it."""
 
     instruction: Instruction
     times: int
@@ -77,10 +77,12 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Attributes:
-    kind: one of COLLECTIVES.
-    bytes: of the whole array on one device: gathered, or before it is scattered.
-    group: the devices, by their place in the mesh, of the first of its groups.
+    """A collective operation.
+
+    Attributes:
+      kind: One of COLLECTIVES.
+      bytes: The bytes of the whole array on one device: gathered, or before it is scattered.
+      group: The devices of the first of its groups, by their index in the mesh.
     """
 
     kind: str
@@ -103,15 +105,17 @@ class Program:
         self.partitions = int(partitions.group(1)) if partitions else 1
 
     def runs(self) -> list[Run]:
-        """All instructions outside fusions."""
+        """Return all instructions outside fusions."""
         return list(self._walk(self.entry, 1))
 
     def enter(self, scope: str) -> None:
-        """Reduce the program to one round of the loop that is written under `scope`, a
-        `jax.named_scope`: its condition and its body.
+        """Reduce the program to one iteration (condition and body) of the loop under `scope`.
+
+        Args:
+          scope: The `jax.named_scope` of the loop.
 
         Raises:
-          RunFailed: there is no such loop, or more than one.
+          RunFailed: There is no such loop, or more than one.
         """
         loops = [
             each.instruction.rest
@@ -128,7 +132,7 @@ class Program:
         ]
 
     def collectives(self) -> list[Collective]:
-        """The collectives, fused ones too; an asynchronous one counts where it starts."""
+        """Return the collectives, including fused ones; an asynchronous one counts at its start."""
         return [
             found for run in self.runs() for found in self._collectives(run.instruction, run.times)
         ]
@@ -147,7 +151,7 @@ class Program:
         elif instruction.opcode == "fusion":
             called = _CALLED.search(instruction.rest)
             name = called.group(1) if called else ""
-            # One that runs beside others is written in each of them, and where it starts.
+            # A collective that overlaps others appears in each of them, and where it starts.
             if name.startswith("async_collective_fusion") or "collective-done" in instruction.name:
                 return
             for inner in self.computations.get(name, ()):
@@ -174,10 +178,10 @@ class Program:
                     yield from self._walk(called.group(1), times)
 
     def trips(self, condition: str) -> int:
-        """The rounds of a loop from 0 to a constant, as `lax.scan` and `lax.map` make it.
+        """Return the iterations of a loop from 0 to a constant, as `lax.scan` and `lax.map` make.
 
         Raises:
-            RunFailed: it is another loop.
+          RunFailed: The loop has another form.
         """
         lines = self.computations[condition]
         limits = [
@@ -187,11 +191,11 @@ class Program:
         ]
         less = any("direction=LT" in line.rest for line in lines)
         if len(limits) != 1 or not less:
-            raise RunFailed(f"the program has a loop whose length is not known ({condition})")
+            raise RunFailed(f"the program has a loop of unknown length ({condition})")
         return limits[0]
 
     def likely_branch(self, conditional: Instruction) -> str:
-        """The branch with our kernels if there is one: the others are fallbacks."""
+        """Return the branch with our kernels, if there is one: the other branches are fallbacks."""
         listed = re.search(r"branch_computations=\{([^}]*)\}", conditional.rest)
         names = (
             re.findall(r"%([\w.\-<>]+)", listed.group(1))
@@ -209,7 +213,7 @@ class Program:
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """Computations by name, and the name of the first to run."""
+    """Return the computations by name, and the name of the entry computation."""
     computations: dict[str, list[Instruction]] = {}
     entry, lines = "", None
     for line in text.splitlines():
@@ -229,7 +233,7 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 def split_shape(text: str) -> tuple[str, str]:
-    """`(f32[2], s32[]) while(...)` into shape and the rest."""
+    """Split `(f32[2], s32[]) while(...)` into the shape and the rest."""
     if not text.startswith("("):
         shape, _, rest = text.partition(" ")
         return shape, rest
@@ -242,7 +246,7 @@ def split_shape(text: str) -> tuple[str, str]:
 
 
 def array_bytes(shape: str) -> list[int]:
-    """The bytes of each array of a shape."""
+    """Return the bytes of each array of a shape."""
     sizes = []
     for dtype, dimensions in _ARRAY.findall(shape):
         bits = _BITS.get(dtype) or int(re.sub(r"\D", "", dtype) or 0)
@@ -255,7 +259,7 @@ def bytes_of(shape: str) -> int:
 
 
 def first_group(attributes: str, partitions: int) -> tuple[int, ...]:
-    """The devices of a collective's first group, in any of the ways that XLA writes them."""
+    """Return the devices of a collective's first group, in any of XLA's notations."""
     if found := re.search(r"replica_groups=mesh\[([^\]]*)\]([^{]*)\{([^}]*)\}", attributes):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", found.group(1))}
         ids = _iota(found.group(2), math.prod(sizes.values())).reshape(tuple(sizes.values()))
@@ -270,7 +274,7 @@ def first_group(attributes: str, partitions: int) -> tuple[int, ...]:
 
 
 def _iota(text: str, size: int) -> np.ndarray:
-    """0 .. size - 1, or what `[8,16]T(1,0)` makes of them."""
+    """Return 0 .. size - 1, rearranged as a notation like `[8,16]T(1,0)` demands."""
     found = re.search(r"\[([\d,]*)\](?:T\(([\d,]*)\))?", text)
     if not found:
         return np.arange(size)

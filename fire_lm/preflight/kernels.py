@@ -1,4 +1,4 @@
-"""The time of our attention kernels by their schedules: bundles times how often each runs."""
+"""The time of our attention kernels from their schedules: bundles times how often each runs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ORDERS: dict[str, Order] = {"forward": "by_query", "backward": "by_key"}
 def attention_cycles(
     stretches: Sequence[Stretch], which: str, model: Decoder, batch: int, length: int, packed: bool
 ) -> float:
-    """The cycles of a kernel for `batch` sequences and one head, with FIRE at initialisation.
+    """Return a kernel's cycles for `batch` sequences and one head, with FIRE at initialisation.
 
     Args:
       which: "forward" or "backward".
-      packed: a bias, if there is any, is built for each sequence.
+      packed: Whether a bias, if there is any, is built for each sequence.
     """
     width, dtype = model.size.head_dim, jnp.dtype(model.dtype)
     scopes = [scope for stretch in stretches for scope in stretch.scopes]
@@ -43,7 +43,7 @@ def attention_cycles(
 def live_segments(
     encoding: PositionalEncoding, params: Params, length: int, blocks: Blocks, order: Order
 ) -> np.ndarray:
-    """The kinks that each part of a tile can meet, for the first head, `[X, 4]`."""
+    """Return the kinks that each part of a tile can meet, for the first head, `[X, 4]`."""
     bias = encoding.common_bias(params, length, length)
     assert bias is not None and bool(bias.exact)
     tables = Tables.of(bias, None, None, blocks, length)
@@ -53,7 +53,7 @@ def live_segments(
 def cycles(
     stretches: Sequence[Stretch], blocks: Blocks, order: Order, live: np.ndarray | None
 ) -> float:
-    """The cycles of one head and `blocks.batch` sequences, at a bundle a cycle."""
+    """Return the cycles of one head and `blocks.batch` sequences, at one bundle per cycle."""
     return sum(
         stretch.bundles * float(np.sum(times(stretch, blocks, order, live)))
         for stretch in stretches
@@ -61,10 +61,10 @@ def cycles(
 
 
 def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | None) -> np.ndarray:
-    """How often a stretch runs at each tile, `[X]`; `live` as from `live_segments`.
+    """Return how often a stretch runs at each tile, `[X]`; `live` comes from `live_segments`.
 
-    A scope's name ends in when it is run, or in what it is run for. What is in a loop is run for
-    each sequence, unless a scope says otherwise.
+    The end of a scope's name states when, or for what, it runs; inside a loop, it runs for each
+    sequence, unless a scope says otherwise.
     """
     query_X, key_X = tiles(blocks, order)
     place_X = np.arange(query_X.size)

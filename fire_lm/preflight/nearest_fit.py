@@ -1,4 +1,4 @@
-"""The nearest setting with which a program fits that is too large, found by compiling it again."""
+"""Finds the nearest setting with which an oversized program fits, by compiling it again."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from fire_lm.evaluation import LengthSweep, sequences_at_a_time
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
 from fire_lm.training import Pretraining
 
-MORE = "split the state over more fsdp or tensor, or take more chips"
+MORE = "split the state over more fsdp or tensor, or use more chips"
 
 
 def training(compiler: Compiler, train: Pretraining) -> str:
-    """The fewest microbatches with which the step fits, which change no result; if none suffice,
-    whether it fits when the backward pass computes every layer again."""
+    """Return the fewest microbatches with which the step fits, which change no result.
+
+    If no number suffices, return whether it fits when the backward pass recomputes every layer.
+    """
     mesh = compiler.mesh(train.mesh)
     sequences = train.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
     for parts in range(train.microbatches + 1, sequences + 1):
@@ -27,11 +29,11 @@ def training(compiler: Compiler, train: Pretraining) -> str:
     if memory := _memory(compiler, again, sequences, " and remat"):
         settings = f"--gin.build_decoder.remat=full --gin.pretrain.microbatches={sequences}"
         return f"with {settings} it fits: {gib(memory)}"
-    return f"{told}, nor --gin.build_decoder.remat=full with the most: {MORE}"
+    return f"{told}, nor does --gin.build_decoder.remat=full with the most of them: {MORE}"
 
 
 def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") -> float | None:
-    """The memory of the step in this number of microbatches; None if it does not fit."""
+    """Return the memory of the step in this number of microbatches, or None if it does not fit."""
     try:
         with phase(f"trying {parts} microbatches{more}", quiet=False):
             return compiler.training(dataclasses.replace(train, microbatches=parts)).memory
@@ -41,7 +43,7 @@ def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") 
 
 
 def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
-    """The most sequences at a time, by halving, with which the forward pass fits."""
+    """Find, by halving, the most sequences at a time with which the forward pass fits."""
     mesh = compiler.mesh(score.mesh)
     batch = sequences_at_a_time(length, score.tokens_per_batch, mesh)
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -58,11 +60,11 @@ def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
             each //= 2
             continue
         return f"with --gin.length_sweep.tokens_per_batch={tokens} it fits: {gib(found.memory)}"
-    return "a chip holds not even one sequence: lower EVAL_LENGTHS, or split over more tensor"
+    return "a chip cannot hold a single sequence: lower EVAL_LENGTHS, or split over more tensor"
 
 
 def generation(compiler: Compiler, score: LengthSweep, prompts: Prompts) -> str:
-    """The most prompts at a time, by halving, with which generation fits."""
+    """Find, by halving, the most prompts at a time with which generation fits."""
     batch = prompts.batch // 2
     while batch:
         fewer = dataclasses.replace(prompts, batch=batch)
@@ -74,7 +76,7 @@ def generation(compiler: Compiler, score: LengthSweep, prompts: Prompts) -> str:
             batch //= 2
             continue
         return f"with a batch of {batch} it fits: {gib(found.memory)}"
-    return "a chip holds not even one prompt: shorten it, or take fewer beams or samples"
+    return "a chip cannot hold a single prompt: shorten it, or use fewer beams or samples"
 
 
 def gib(size: float) -> str:

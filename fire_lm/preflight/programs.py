@@ -1,4 +1,4 @@
-"""The programs of a run, compiled for a slice: training step, scoring of a sweep, generation."""
+"""The programs of a run, compiled for a slice: training step, sweep scoring and generation."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from fire_lm.preflight.estimate import Estimate, Generation, costs, estimate
 from fire_lm.preflight.kernels import PREFIX, attention_cycles
 from fire_lm.training import Pretraining
 
-# Any token, so that generation can end as it does with the vocabulary's own.
+# An arbitrary token, so that generation can end as it does with the vocabulary's own stop tokens.
 _STOP = (1,)
 
 
 class DoesNotFit(FireLMError):
-    """The compiler refuses a program for its memory; `needed` and `usable` in bytes."""
+    """The compiler refuses a program for its memory; `needed` and `usable` are bytes."""
 
     def __init__(self, needed: float, usable: float):
         needs, has, over = (f"{size / 2**30:.2f}" for size in (needed, usable, needed - usable))
-        super().__init__(f"it needs {needs} GiB a chip, {has} are usable: {over} too many")
+        super().__init__(f"it needs {needs} GiB per chip, {has} are usable: {over} too many")
         self.needed, self.usable = needed, usable
 
 
@@ -65,7 +65,7 @@ class Prompts:
 
 @dataclasses.dataclass(frozen=True)
 class Compiler:
-    """Compiles for a slice; leaves the schedules of the kernels in `folder`, see `bundles.ask`."""
+    """Compiles for a slice, and leaves the kernels' schedules in `folder` (see `bundles.ask`)."""
 
     where: Slice
     folder: Path
@@ -75,7 +75,7 @@ class Compiler:
         return self.where.devices()
 
     def training(self, run: Pretraining) -> Estimate:
-        """The training step."""
+        """Compile the training step."""
         mesh = self.mesh(run.mesh)
         batch = run.batch_size // (ways(mesh) * run.microbatches)
         return self._estimate(
@@ -85,7 +85,7 @@ class Compiler:
         )
 
     def scoring(self, run: LengthSweep, length: int) -> Estimate:
-        """The forward pass at `length`."""
+        """Compile the forward pass at `length`."""
         mesh = self.mesh(run.mesh)
         batch = sequences_at_a_time(length, run.tokens_per_batch, mesh) // ways(mesh)
         return self._estimate(
@@ -101,10 +101,10 @@ class Compiler:
         )
 
     def generation(self, run: LengthSweep, prompts: Prompts) -> Generation:
-        """Prompts read and continued by the model of `run`, parameters whole along fsdp.
+        """Compile generation with the model of `run`, its parameters not split by fsdp.
 
         Raises:
-          UserError: the encoding cannot reach so far.
+          UserError: The encoding cannot reach that length.
         """
         mesh = self.mesh(run.mesh)
         length, new_tokens = prompts.length, prompts.new_tokens
@@ -132,7 +132,7 @@ class Compiler:
         )
 
     def mesh(self, shape: sharding.MeshShape) -> jax.sharding.Mesh:
-        """Raises UserError if it does not fit the slice."""
+        """Return the mesh; raise UserError if it does not fit the slice."""
         return sharding.mesh_of(shape.resolve(len(self.devices)), self.devices, str(self.where))
 
     def _estimate(
@@ -166,13 +166,13 @@ class Compiler:
         length: int,
         data: TrainingData | None = None,
     ) -> Callable[[str, Sequence[str]], float]:
-        """Cycles of a chip in a kernel: its cores share the heads."""
+        """Return a function for the cycles of a chip in a kernel, whose cores share the heads."""
         heads = math.ceil(model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores)
         packed = data is not None and data.packed
 
         def cycles(kernel: str, instructions: Sequence[str]) -> float:
             if not kernel.startswith(PREFIX):
-                raise UserError(f"no cost is known of the kernel {kernel}")
+                raise UserError(f"the cost of the kernel {kernel} is unknown")
             which = kernel.removeprefix(PREFIX)
             return heads * max(
                 attention_cycles(stretches, which, model, batch, length, packed)

@@ -25,13 +25,15 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Attributes:
-    where, mesh: the slice, and devices along each axis.
-    programs: estimates by name; the training step is the first.
-    flops, tokens: of a training step, of all chips.
-    failures: programs that do not compile, with what is said of them.
-    checks: of data, directory, checkpoint.
-    generation: more on the program of that name.
+    """The results of preflight.
+
+    Attributes:
+      where, mesh: The slice, and the number of devices along each axis.
+      programs: The estimates by name; the training step comes first.
+      flops, tokens: The FLOPs and tokens of a training step on all chips.
+      failures: The programs that do not compile, with the message for each.
+      checks: The checks of data, directory and checkpoint.
+      generation: More details on the program of that name.
     """
 
     where: Slice
@@ -50,14 +52,14 @@ class Report:
 
     @property
     def mfu(self) -> float | None:
-        """The MFU of the training step, by the estimate."""
+        """The estimated MFU of the training step."""
         step = self.programs.get(STEP)
         if step is None or step.untimed:
             return None
         return self.flops / (step.seconds * self.where.chips * self.where.chip.flops)
 
     def as_json(self) -> dict[str, Any]:
-        """Bytes and seconds of one chip."""
+        """Return the report with bytes and seconds of one chip."""
         step = self.programs.get(STEP)
         return {
             "slice": self.where.name,
@@ -92,7 +94,7 @@ class Report:
             lines += [
                 "",
                 f"training, by the compiler's estimate (nothing was run): {mfu:.1%} MFU, "
-                f"{self.tokens / step.seconds:,.0f} tokens a second",
+                f"{self.tokens / step.seconds:,.0f} tokens per second",
                 "",
                 *_columns([["ms, without collectives", "forward", "backward"], *_parts(step)]),
             ]
@@ -144,14 +146,15 @@ def _generation(found: Generation) -> list[str]:
     ]
     estimate = "time not estimated" if token.untimed else f"{1e3 * token.seconds:.2f} ms"
     return [
-        f"generation of {found.prompts}: {found.cache / 2**20:,.0f} MiB of keys and values a chip",
+        f"generation of {found.prompts}: {found.cache / 2**20:,.0f} MiB of keys and values "
+        "per chip",
         "a new token, by the compiler's estimate: "
         f"{estimate}; {', '.join(collectives) or 'no collectives'}",
     ]
 
 
 def _parts(step: Estimate) -> list[list[str]]:
-    """The largest first."""
+    """Return the rows of the table by part of the model, the largest first."""
     parts = sorted(step.parts.items(), key=lambda part: -sum(part[1]))
     return [[name, _ms(forward), _ms(backward)] for name, (forward, backward) in parts]
 

@@ -1,4 +1,4 @@
-"""The time of a step by part of the model, forward and backward, in cycles."""
+"""The cycles of a step by part of the model, forward and backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from fire_lm.preflight.hlo import Run
 
-# The first that is in what JAX names an instruction by, such as
+# The first pattern found in JAX's name of an instruction decides its part; a name is, for example,
 # jit(train_step)/transpose(jvp(Decoder))/layers/mlp_out/BTF,BTD->FD/dot_general.
 _PARTS = {
     "MLP": r"/mlp_(in|out)/",
@@ -28,7 +28,7 @@ Parts = dict[str, tuple[float, float]]
 
 
 def by_part(runs: Iterable[Run]) -> Parts:
-    """XLA's cycles (forward and what belongs to neither, backward) by part of the model."""
+    """Return XLA's cycles by part of the model: (forward and neither pass, backward)."""
     parts: Parts = {}
     for run in runs:
         source = run.instruction.source
@@ -38,9 +38,9 @@ def by_part(runs: Iterable[Run]) -> Parts:
 
 
 def add(parts: Parts, name: str, source: str, cycles: float) -> None:
-    """`source`: in which of the two passes, as JAX names it."""
+    """Add `cycles` to the pass that `source`, JAX's name of the instruction, indicates."""
     forward, backward = parts.get(name, (0, 0))
-    if "transpose(" in source:  # also what the backward pass computes again
+    if "transpose(" in source:  # including what the backward pass recomputes
         backward += cycles
     else:
         forward += cycles

@@ -1,1 +1,1 @@
-"""Tables, figures and the page, drawn from result files."""
+"""Tables, figures and the report page, drawn from result files."""

@@ -1,4 +1,4 @@
-"""Runs that differ by their seed alone are one arm: which runs are, and what the arm is called."""
+"""Groups runs that differ only in their seed into arms, and names the arms."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from fire_lm.config import Config
 from fire_lm.results.folder import Setting
 
-# Prefixes of the names of settings that change no result, or that say where
-# something is rather than what it is.
+# Prefixes of the names of settings that change no result, or that state where something is rather
+# than what it is.
 _IDLE = (
     *("pretrain.seed", "pretrain.log_every", "Checkpointing.", "Watchdog.", "MeshShape."),
     *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
@@ -18,9 +18,10 @@ _IDLE = (
 
 
 def differing(configs: dict[str, Config]) -> list[Setting]:
-    """The settings that are not the same in all runs that have them, as gin would print them.
+    """Return the settings that differ between the runs that have them, as gin would print them.
 
-    By parameter: one run may bind it by a macro, another itself.
+    Settings are compared by parameter, because one run may bind a parameter directly and another
+    by a macro.
     """
     leaves = {
         run: {str(key): repr(value) for key, (_, value) in config.leaves("pretrain").items()}
@@ -37,10 +38,10 @@ def differing(configs: dict[str, Config]) -> list[Setting]:
 
 
 def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[str, str]:
-    """The encoding, and where runs of one encoding differ by more than seeds, also by what.
+    """Name each run's arm: its encoding and, if runs of one encoding differ, by what.
 
-    Two runs with the same seed, such as a run and its copy, are not two samples, so they are
-    distinguished by their names.
+    Two runs with the same seed, such as a run and its copy, are not two samples, so their names
+    distinguish them.
     """
     own: dict[str, dict[str, str]] = {run: {} for run in configs}
     for setting in settings:
@@ -50,7 +51,7 @@ def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[s
     names = {}
     for run, encoding in encodings.items():
         same = [values for other, values in own.items() if encodings[other] == encoding]
-        # One macro may set parameters of one name: TRAIN_LENGTH those of run and model.
+        # One macro may set several parameters: TRAIN_LENGTH sets that of the run and of the model.
         apart = dict.fromkeys(
             f"{name.rpartition('.')[2]} {value}"
             for name, value in own[run].items()
@@ -63,7 +64,7 @@ def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[s
 
 
 def _what(setting: Setting) -> str:
-    """The value of a setting; of INIT_FROM, only whether there is one, as seeds differ in it."""
+    """Return the value of a setting; of INIT_FROM, which seeds differ in, only if it is set."""
     if setting.name == "pretrain.init_from":
         return "nothing" if setting.value == "''" else "a run"
     return setting.value

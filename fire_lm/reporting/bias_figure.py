@@ -1,4 +1,4 @@
-"""A picture of many encodings: what each adds to a logit, over distance. Draws, computes nothing.
+"""Draws what each of many encodings adds to a logit over distance; computes nothing itself.
 
 Shapes: N heads, S distances (column d is distance d).
 """
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 6
-LOWEST = -20.0  # e^-20 is nothing beside the other terms of a softmax
+LOWEST = -20.0  # e^-20 is negligible beside the other terms of a softmax
 
-# Both are seen where one lies on the other.
+# The two styles remain visible where one curve covers the other.
 SOLID: dict[str, Any] = {"linewidth": 2.5, "alpha": 0.4, "solid_capstyle": "butt"}
 DASHED: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (4, 1.5))}
 
@@ -30,11 +30,11 @@ class Panel:
     """The curves of one encoding.
 
     Attributes:
-      title: the names of its gin files.
-      quantity: what is drawn.
-      near_NS: for the last query of an input as long as in training, one row for each of the
-        heads, or a single row where all heads are alike.
-      far_NS: for the last query of a longer input; None where it has no value there.
+      title: The names of its gin files.
+      quantity: What is drawn.
+      near_NS: The values for the last query of an input of the training length, with one row for
+        each of the heads, or a single row if all heads are alike.
+      far_NS: The values for the last query of a longer input, or None if they do not exist.
     """
 
     title: str
@@ -44,9 +44,9 @@ class Panel:
 
 
 def figure(panels: Sequence[Panel], heads: Sequence[int], path: epath.Path) -> None:
-    """Draw a small plot for each panel as a PNG: solid at the training length, dashed beyond.
+    """Draw a small plot for each panel as a PNG: solid at the training length, dashed beyond it.
 
-    `heads` are the numbers of the heads that the rows of the panels belong to.
+    `heads` are the numbers of the heads to which the rows of the panels belong.
     """
     import matplotlib
 
@@ -98,9 +98,9 @@ def _draw(axes: Axes, panel: Panel, colours: Sequence[Any]) -> None:
 
 
 def _scale(axes: Axes, panel: Panel, near: int, far: int) -> None:
-    """The same distances in all panels; `near` is the training length."""
+    """Set the same distances in all panels; `near` is the training length."""
     axes.axvline(near, color="grey", linestyle=":", linewidth=1)
-    # Distance 0 is on the axis, so it is linear up to 1.
+    # Distance 0 is on the axis, so the scale is linear up to 1.
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.5)
     ticks = [0, *(8**k for k in range(9) if 8**k < near / 2), *sorted({near, far})]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
@@ -115,7 +115,7 @@ def _scale(axes: Axes, panel: Panel, near: int, far: int) -> None:
 
 
 def _limits(panel: Panel) -> tuple[float, float]:
-    """The limits of the y axis: all values but those below `LOWEST`."""
+    """Return the limits of the y axis: all values except those below `LOWEST`."""
     drawn = [panel.near_NS] if panel.far_NS is None else [panel.near_NS, panel.far_NS]
     low = max(min(float(values_NS.min()) for values_NS in drawn), LOWEST)
     high = max(float(values_NS.max()) for values_NS in drawn)
@@ -140,7 +140,7 @@ def _legend(
 
 
 def _with_palette(image: io.BytesIO) -> bytes:
-    """The PNG with 128 colours, in half the bytes."""
+    """Return the PNG with 128 colours, at half the size."""
     from PIL import Image
 
     smaller = io.BytesIO()

@@ -1,6 +1,7 @@
 """The style of figures: one drawing as SVG, for light and dark pages, and as PNG.
 
-The same rows give the same bytes: no date, no random identifiers, text left to the reader's fonts.
+The same rows give the same bytes: there are no dates or random identifiers, and text uses the
+reader's fonts.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Told apart by people who see no red or no green, and seen on white as well as on black.
+# Distinguishable with red-green colour blindness, and visible on both white and black.
 _COLOURS = (
     "#d1495b", "#2e86ab", "#e08a1e", "#3a9d5d", "#9067c6",
     "#b0663a", "#d667a0", "#84922c", "#1aa0a0", "#7a8288",
 )  # fmt: skip
 FIRST, GREY = _COLOURS[0], _COLOURS[-1]
 _MARKERS = "osD^vPX*<>"
-_INK, _INK_MARK = "#1c1c1c", "#010203"  # the second stands in SVG for the colour of its page's text
+_INK, _INK_MARK = "#1c1c1c", "#010203"  # the latter marks, in SVG, the colour of the page's text
 _STYLE = "<style>svg{color:#1c1c1c}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
 
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """`svg` has no background and takes light or dark ink by itself; `png` is black on white."""
+    """A drawing: `svg` has no background and adapts to light or dark; `png` is black on white."""
 
     svg: str
     png: bytes
 
 
 def drawn(draw: Callable[[Figure], None], width: float, height: float) -> Image:
-    """`draw` puts axes into an empty figure of that size, in inches."""
+    """Draw with `draw`, which puts axes into an empty figure of that size in inches."""
     return Image(_svg(draw, width, height), png(draw, width, height))
 
 
@@ -50,12 +51,12 @@ def _svg(draw: Callable[[Figure], None], width: float, height: float) -> str:
 
 
 def png(draw: Callable[[Figure], None], width: float, height: float) -> bytes:
-    """Draw the PNG alone; see `drawn`."""
+    """Draw only the PNG; see `drawn`."""
     with _settings(_INK):
         return _saved(draw, width, height, format="png", dpi=150, metadata={"Software": None})
 
 
-# matplotlib would write its version and the time.
+# By default, matplotlib would write its version and the time.
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -101,7 +102,7 @@ def _settings(ink: str) -> Iterator[None]:
 
 
 def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """A colour and marker for each name, the same in all figures of these names."""
+    """Return a colour and marker for each name, the same in all figures of these names."""
     return {
         name: {
             "color": _COLOURS[index % len(_COLOURS)],
@@ -113,14 +114,14 @@ def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def varied(style: dict[str, Any], number: int) -> dict[str, Any]:
-    """The same colour with another marker and dash."""
+    """Return a style of the same colour with another marker and dash."""
     marker = _MARKERS[(_MARKERS.index(style["marker"]) + 1 + number) % len(_MARKERS)]
     dashes = ((5, 2), (1, 1.5), (5, 1.5, 1, 1.5), (8, 3))
     return {**style, "marker": marker, "linestyle": (0, dashes[number % len(dashes)])}
 
 
 def shades(count: int) -> list[str]:
-    """Shades for layers or heads, first to last, with equal contrast to white and to black."""
+    """Return shades for layers or heads, first to last, with equal contrast to white and black."""
     from matplotlib.colors import LinearSegmentedColormap, to_hex
 
     ends = ("#c8553d", "#b4508f", "#7a64c8", "#2e7fb8", "#2f8f6b", "#84812c")
@@ -136,7 +137,7 @@ def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def training_length(axes: Axes, lengths: Sequence[int]) -> None:
-    """Marked by dotted lines."""
+    """Mark the training lengths by dotted lines."""
     for length in sorted(set(lengths)):
         axes.axvline(length, color=GREY, linestyle=":", linewidth=1)
         axes.annotate(
@@ -152,7 +153,7 @@ def training_length(axes: Axes, lengths: Sequence[int]) -> None:
 
 
 def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
-    """Put one legend below for the lines of all panels, each name once."""
+    """Put one legend below all panels, with each name once."""
     named: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -162,12 +163,12 @@ def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
 
 
 def legend_columns(labels: Sequence[str]) -> int:
-    """The number of labels that fit beside each other."""
+    """Return the number of labels that fit side by side."""
     return max(1, min(6, 68 // (7 + max(map(len, labels), default=1))))
 
 
 def size(labels: Sequence[str]) -> tuple[float, float]:
-    """The size in inches of a chart with a legend of these labels below."""
+    """Return the size in inches of a chart with a legend of these labels below it."""
     lines = -(-len(set(labels)) // legend_columns(labels))
     return 6.2, 4.0 + 0.2 * lines
 

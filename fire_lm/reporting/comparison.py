@@ -1,9 +1,9 @@
-"""Our losses beside those that the paper prints, and beside those of other runs.
+"""Compares our losses with those that the paper prints, and with those of other runs.
 
-Lengths are compared as multiples of the training length: the paper's models were trained at 2048
-tokens, most of ours at others. Which of two encodings is better is judged by Welch's t test over
-seeds. Of a single seed there is no such test: then the order is that of the values, and their
-difference has an error over the rows of text that both have scored.
+Lengths are compared as multiples of the training length, because the paper's models were trained at
+2048 tokens and most of ours at other lengths. Welch's t test over seeds judges which of two
+encodings is better. With a single seed there is no such test: then the order is that of the values,
+and their difference has an error over the rows of text that both have scored.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fire_lm.reporting.seeds import Line, Mean, Scored, paired
 from fire_lm.results.folder import Results, RunFacts
 
 _PAPER_TRAIN_LENGTH, _PAPER_PARAMETERS = 2048, 125e6
-_LARGE = 250e6  # parameters; the paper prints no losses of its large models
+_LARGE = 250e6  # parameters; the paper prints no losses of larger models
 
 
 def papers_model(encoding: str) -> str | None:
-    """The base model whose log perplexities the paper prints for an encoding, if there is one."""
+    """Return the base model whose log perplexities the paper prints for an encoding, or None."""
     for cell in published():
         same = cell.encoding == encoding and cell.train_length == _PAPER_TRAIN_LENGTH
         if same and cell.metric == "log_perplexity" and cell.printed:
@@ -34,9 +34,9 @@ def papers_model(encoding: str) -> str | None:
 def beside_the_paper(
     results: Results, scored: Scored, lines: Sequence[Line]
 ) -> tuple[list[str], Table | None]:
-    """Words on where the order agrees, and a table of both; nothing where nothing is in common.
+    """Return words on the agreement of the orders, and a table of both, if they share anything.
 
-    `lines` are in nats per token; those with a change at evaluation are left out.
+    `lines` are in nats per token; lines with a change at evaluation are ignored.
     """
     ours: dict[str, Line] = {}
     theirs: dict[str, Mapping[float, Published]] = {}
@@ -64,7 +64,7 @@ def _ours(line: Line, multiple: float) -> Mean | None:
 
 
 def _apart(runs: Sequence[RunFacts], scored: Scored) -> str:
-    """Describe how the runs, and the scored text, differ from the paper's."""
+    """Describe how the runs, and the scored text, differ from those of the paper."""
     sizes = sorted(run.parameters for run in runs)
     lengths = sorted({run.train_length for run in runs})
     data = sorted({run.data for run in runs})
@@ -81,23 +81,23 @@ def _apart(runs: Sequence[RunFacts], scored: Scored) -> str:
     if not _is_c4(scored.dataset) or scored.protocol != "full":
         notes.append(f"scored on {scored}, the paper's on C4 in one forward pass")
     if not all(run.ended for run in runs):
-        notes.append("some runs have not ended")
+        notes.append("some runs are unfinished")
     if notes:
         return f"Only the order can be compared, not the values ({'; '.join(notes)})."
     return (
-        "The paper's scale, length and data. It does not say which vocabulary it has, nor how "
+        "The paper's scale, length and data. The paper does not state its vocabulary, nor how "
         "documents became sequences."
     )
 
 
 def _is_c4(label: str) -> bool:
-    """TFDS's name, or that of a copy of C4's English part (configs/data/c4.gin)."""
+    """Return whether text is C4's English part under TFDS's name or a copy's."""
     return label in ("c4", "c4_en")
 
 
 @dataclasses.dataclass
 class _Pairs:
-    """Pairs of encodings at a length, sorted by how they compare to the paper."""
+    """Pairs of encodings at one length, grouped by how they compare with the paper."""
 
     same: int = 0
     reversed: list[str] = dataclasses.field(default_factory=list)
@@ -109,7 +109,7 @@ class _Pairs:
 def _order(
     multiple: float, ours: Mapping[str, Line], theirs: Mapping[str, Mapping[float, Published]]
 ) -> str:
-    """Both orders, and of the pairs of encodings which are as in the paper."""
+    """Describe both orders, and how many pairs of encodings are ordered as in the paper."""
     means = {
         name: found
         for name, line in ours.items()
@@ -150,7 +150,7 @@ def _order(
 def _best_first(
     means: Mapping[str, Mean], ours: Mapping[str, Line], multiple: float, with_gaps: bool
 ) -> str:
-    """The order, of single seeds with each one's distance to the one before it."""
+    """Describe the order; for single seeds, with the distance of each to the one before it."""
     names = sorted(means, key=lambda name: means[name].value)
     if not with_gaps:
         return " < ".join(names)
@@ -162,7 +162,7 @@ def _best_first(
         errors = errors or bool(gap)
         told.append(f"{name} {means[name].value:.3f}{error}")
     what = (
-        " (in parentheses the distance to the one before, ± its standard error over the rows of "
+        " (in parentheses: the distance to the one before, ± its standard error over the rows of "
         "text that both have scored)"
     )
     return " < ".join(told) + what * errors
@@ -174,27 +174,27 @@ def _gap(one: Line, other: Line, multiple: float) -> tuple[float, float] | None:
 
 
 def _told(pairs: _Pairs) -> list[str]:
-    """All but those in the paper's order."""
+    """Describe all pairs except those in the paper's order."""
     told = []
     if pairs.reversed:
-        told.append(f"The other way ({len(pairs.reversed)}): {', '.join(pairs.reversed)}.")
+        told.append(f"Reversed ({len(pairs.reversed)}): {', '.join(pairs.reversed)}.")
     if pairs.open:
         told.append(
-            f"Not told apart by their seeds, Welch's t test at 5 % ({len(pairs.open)}): "
+            f"Not distinguished by their seeds, Welch's t test at 5 % ({len(pairs.open)}): "
             f"{', '.join(pairs.open)}."
         )
     if pairs.close:
         told.append(
-            "Nearer to each other than two standard errors of the difference "
+            "Closer to each other than two standard errors of the difference "
             f"({len(pairs.close)}): {', '.join(pairs.close)}."
         )
     if pairs.tied:
-        told.append(f"Equal in the paper's digits: {pairs.tied}.")
+        told.append(f"Equal at the paper's precision: {pairs.tied}.")
     return told
 
 
 def _tie(one: Published, other: Published) -> bool:
-    """Return whether two values tie in the digits that both are printed with."""
+    """Return whether two values are equal at the precision to which both are printed."""
     digits = min(len(cell.printed.partition(".")[2]) for cell in (one, other))
     return round(one.value or 0.0, digits) == round(other.value or 0.0, digits)
 
@@ -221,7 +221,7 @@ def _table(
     theirs: Mapping[str, Mapping[float, Published]],
     multiples: Sequence[float],
 ) -> Table:
-    header = ["", "the paper's numbers are of"]
+    header = ["", "the paper's numbers are for"]
     for multiple in multiples:
         paper_length = round(multiple * _PAPER_TRAIN_LENGTH)
         header += [f"x{multiple:g}: ours", f"paper, column {paper_length}"]
@@ -235,13 +235,13 @@ def _table(
         rows.append(row)
     caption = (
         "Log perplexity (nats per token) at multiples of the training length, ours beside the "
-        "paper's on C4, in the paper's order at its longest."
+        "paper's on C4, in the paper's order at its longest length."
     )
     return Table(caption, header, rows)
 
 
 def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool) -> Table | None:
-    """Our losses less those of another report's line of the same name, or of its only one."""
+    """Return our losses minus those of another report's line of the same name, or its only one."""
     unit = "nats per token" if nats else "bits per byte"
     by_name = {line.name: line for line in others}
     rows, lengths = [], sorted({length for line in lines for length in line.nats})
@@ -262,5 +262,5 @@ def against(lines: Sequence[Line], others: Sequence[Line], name: str, nats: bool
     errors = "; ± standard error over the rows of their common text" * any(
         "±" in c for c in sum(rows, [])
     )
-    caption = f"Difference to {name} ({unit}){errors}; below 0 ours is better."
+    caption = f"Difference from {name} ({unit}){errors}; below 0, ours is better."
     return Table(caption, ["", *map(str, lengths)], rows)

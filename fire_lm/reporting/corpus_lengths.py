@@ -1,4 +1,4 @@
-"""The lengths of a data set's documents as a table and a figure. Computes no result."""
+"""Shows the lengths of a data set's documents as a table and a figure; computes no results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from etils import epath
 
 
 def _edges(tokens: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Powers of two from the shortest document to beyond the longest."""
+    """Return powers of two from the shortest document to beyond the longest."""
     lengths = np.concatenate([*tokens.values()])
     if not lengths.size:
         return np.array([1, 2])
@@ -19,7 +19,7 @@ def _edges(tokens: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def length_table(tokens: Mapping[str, np.ndarray]) -> str:
-    """Documents by their number of tokens, a split a column."""
+    """Return a table of document counts by number of tokens, with one column per split."""
     edges = _edges(tokens)
     counts = {split: np.histogram(found, edges)[0] for split, found in tokens.items()}
     names = [f"{low:,} to {high - 1:,}" for low, high in zip(edges, edges[1:], strict=False)]
@@ -31,7 +31,7 @@ def length_table(tokens: Mapping[str, np.ndarray]) -> str:
 
 
 def length_figure(tokens: Mapping[str, np.ndarray], title: str, path: epath.Path) -> None:
-    """Share of each split's documents by length, as a PNG."""
+    """Draw the share of each split's documents by length as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Pictures of what encodings learned: scalars over training, biases, the scores of a head."""
+"""Pictures of what encodings learned: scalars over training, biases, and the scores of a head."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Row = TypeVar("_Row", LearnedNumber, BiasValue, AttentionScore)
-_COLUMNS = 4  # of small panels
-# The paper's range of the learned L, of models trained at this length (section B.1).
+_COLUMNS = 4  # the number of small panels side by side
+# The paper's range of the learned L for models trained at this length (section B.1).
 _PAPER_L, _PAPER_TRAIN_LENGTH = (1200.0, 1600.0), 2048
 
 
 def learned(results: Results) -> list[Picture]:
-    """c and L of each layer over training, and gamma where there is one: an arm a picture."""
+    """Draw, for each arm, c and L of each layer over training, and gamma if there is one."""
     found = []
     for run, numbers in _first_of_arms(results, results.learned):
         names: dict[str, list[LearnedNumber]] = {}
@@ -33,7 +33,7 @@ def learned(results: Results) -> list[Picture]:
 
 
 def _first_of_arms(results: Results, rows: Sequence[_Row]) -> Iterator[tuple[RunFacts, list[_Row]]]:
-    """Yield for each arm the first run by seed that has rows, with these rows."""
+    """Yield, for each arm, the first run by seed that has rows, with these rows."""
     for runs in results.arms().values():
         for run in runs:
             if own := [row for row in rows if row.run == run.run]:
@@ -87,7 +87,7 @@ def _learned(run: RunFacts, names: dict[str, list[LearnedNumber]]) -> Picture:
 
 
 def biases(results: Results) -> list[Picture]:
-    """Figures 4 and 8 of the FIRE paper: an arm a picture, a block of panels a query."""
+    """Draw Figures 4 and 8 of the FIRE paper: one picture per arm, a block of panels per query."""
     return [_biases(run, rows) for run, rows in _first_of_arms(results, results.biases)]
 
 
@@ -158,7 +158,7 @@ def _bias_panel(
 
 
 def scores(results: Results) -> list[Picture]:
-    """Figure 1 of 2310.13017: scores of a head, as trained and with position interpolation."""
+    """Draw Figure 1 of 2310.13017: a head's scores, as trained and with position interpolation."""
     return [
         _scores(run, rows)
         for run, rows in _first_of_arms(results, results.scores)
@@ -195,9 +195,9 @@ def _scores(run: RunFacts, rows: Sequence[AttentionScore]) -> Picture:
         name=charts.slug(f"attention {run.arm}"),
         caption=f"{run.arm}, seed {run.seed}: scores of head {first.head} of layer {first.layer} "
         f"for the query at position {first.query + 1} of held-out text, as trained and with "
-        "position interpolation. Lines: means of neighbouring keys; bands: from the least to the "
-        "largest of them. Left of the dotted line keys are further away than the training length, "
-        f"{run.train_length}.",
+        "position interpolation. Lines: means of neighbouring keys; bands: from their smallest to "
+        "their largest value. To the left of the dotted line, keys are further away than the "
+        f"training length, {run.train_length}.",
         alt=f"Line chart of attention scores against key position for {run.arm}, layer "
         f"{first.layer}, head {first.head}, as trained and with position interpolation.",
         image=charts.drawn(draw, *charts.size(["as trained", "with it"])),

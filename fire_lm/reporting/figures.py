@@ -1,4 +1,4 @@
-"""Pictures of losses: over length, position and training. Drawn from means over seeds."""
+"""Pictures of losses over length, position and training, drawn from means over seeds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def line_styles(results: Results) -> dict[str, dict[str, Any]]:
-    """A colour an arm in all figures; its variants have markers and dashes of their own."""
+    """Return one colour per arm for all figures; its variants differ in markers and dashes."""
     arms = charts.styles(sorted(results.arms()))
     arm_of = {run.run: run.arm for run in results.runs}
     found = dict(arms)
@@ -45,23 +45,26 @@ def line_styles(results: Results) -> dict[str, dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Loss against length over one name of text.
+    """The losses against length for one name of text.
 
     Attributes:
-      title: the name.
-      lines: in nats per token, or in bits per byte.
-      apart: what the rows differ in, if that is why they are in bits; else empty.
+      title: The name of the text.
+      lines: The losses, in nats per token or in bits per byte.
+      apart: How the rows differ, if that is why they are in bits per byte; otherwise "".
     """
 
     title: str
     lines: Sequence[Line]
-    nats: bool
-    apart: str = ""
+    apart: str
+
+    @property
+    def nats(self) -> bool:
+        return not self.apart
 
 
 def losses(results: Results, scored: Scored, lines: Sequence[Line], apart: str) -> Picture:
-    """Figures 1, 2, 6 and 7 of the FIRE paper: log perplexity against length."""
-    panel = Panel(str(scored), lines, not apart, apart)
+    """Draw Figures 1, 2, 6 and 7 of the FIRE paper: log perplexity against length."""
+    panel = Panel(str(scored), lines, apart)
     lengths = sorted({length for line in lines for length in line.nats})
     longest = max(lengths)
     at_longest = ", ".join(
@@ -81,14 +84,14 @@ def losses(results: Results, scored: Scored, lines: Sequence[Line], apart: str) 
 
 
 def losses_png(results: Results, panels: Sequence[Panel]) -> bytes:
-    """The same picture alone, of several names of text one below the other."""
+    """Draw the same picture as a PNG, with several names of text one below the other."""
     return charts.png(*_drawing(results, panels))
 
 
 def _drawing(
     results: Results, panels: Sequence[Panel]
 ) -> tuple[Callable[[Figure], None], float, float]:
-    """(what draws the panels, their width and height in inches)."""
+    """Return (a function that draws the panels, their width and height in inches)."""
     styles = line_styles(results)
 
     def draw(figure: Figure) -> None:
@@ -103,7 +106,7 @@ def _drawing(
 
 
 def _draw_losses(axes: Axes, panel: Panel, styles: dict[str, dict[str, Any]]) -> None:
-    """Error bars are said in the title, as a picture is seen without its caption, too."""
+    """Draw one panel, naming its error bars in the title, for when the caption is not shown."""
     over_seeds = have_spread(panel.lines)
     drawn: dict[str, int] = {}
     for line in panel.lines:
@@ -138,7 +141,7 @@ def _band(lines: Mapping[str, Sequence[tuple[float, Mean]]]) -> str:
     alone = {point.spread is None for points in lines.values() for _, point in points}
     if alone == {True}:
         return "standard error over text"
-    of_alone = ", of a single one standard error over text" * (True in alone)
+    of_alone = ", for a single run standard error over text" * (True in alone)
     return f"standard deviation over seeds{of_alone}"
 
 
@@ -153,12 +156,12 @@ def spread_of(lines: Sequence[Line]) -> str:
     if counts == [1]:
         return "standard error over text, one run each"
     told = " or ".join(str(count) for count in counts if count > 1)
-    alone = ", none of a single run" if 1 in counts else ""
+    alone = ", none for a single run" if 1 in counts else ""
     return f"standard deviation over {told} seeds{alone}"
 
 
 def positions(results: Results) -> list[Picture]:
-    """Figures 2 and 3 of 2310.13017: loss by token position."""
+    """Draw Figures 2 and 3 of 2310.13017: loss by token position."""
     styles, found = line_styles(results), []
     trained = [run.train_length for run in results.runs]
     for text, lines in position_lines(results).items():
@@ -237,13 +240,13 @@ def _training(
 
 
 def _perplexity_axis(axes: Axes) -> None:
-    """Right of one in nats."""
+    """Draw a perplexity axis to the right of an axis in nats."""
     right = axes.secondary_yaxis("right", functions=(_exp, _log))
     right.set_ylabel("perplexity")
 
 
 def _exp(nats: ArrayLike) -> np.ndarray:
-    return np.exp(np.minimum(nats, 700.0))  # axes ask for what lies far outside of them, too
+    return np.exp(np.minimum(nats, 700.0))  # axes also evaluate values far outside their limits
 
 
 def _log(perplexity: ArrayLike) -> np.ndarray:

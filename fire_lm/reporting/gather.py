@@ -1,5 +1,5 @@
-"""What a report shows, gathered from run directories: files that runs and sweeps left, and probes
-of the newest checkpoints."""
+"""Gathers what a report shows from run directories: files of runs and sweeps, and probes of the
+newest checkpoints."""
 
 from __future__ import annotations
 
@@ -50,14 +50,15 @@ Scored = TypeVar("Scored", SweepRow, PositionLoss, LengthAccuracy)
 def gather(
     named: Sequence[str], *, with_probes: bool = True, before: Results | None = None
 ) -> Results:
-    """Results of run directories, folders of runs, and folders of results.
+    """Gather the results of run directories, folders of runs, and folders of results.
 
     Args:
-      with_probes: whether checkpoints are read, for biases and attention scores.
-      before: of an earlier report, whose probes of the same checkpoints are taken as they are.
+      with_probes: Whether to read checkpoints, for biases and attention scores.
+      before: The results of an earlier report, whose probes of the same checkpoints are reused.
 
     Raises:
-      UserError: one of them is none of these, or two runs have one name. RunFailed: a damaged file.
+      UserError: A name is none of these, or two runs have the same name.
+      RunFailed: A file is damaged.
     """
     parts: list[tuple[str, Results]] = []
     runs: list[epath.Path] = []
@@ -70,7 +71,7 @@ def gather(
             parts.append((folder.name, read_results(folder)))
         else:
             raise UserError(
-                f"{name} is neither a run (no config.gin), nor a folder of runs, nor one of results"
+                f"{name} is neither a run (no config.gin) nor a folder of runs or of results"
             )
     runs = list(dict.fromkeys(runs))
     names = [run.name for run in runs]
@@ -83,7 +84,7 @@ def gather(
 
 
 def _named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
-    """Arms of one name in two sources are not one: their settings were never held together."""
+    """Rename arms of the same name in two sources, whose settings have not been compared."""
     sources = Counter(arm for _, part in parts for arm in part.arms())
     found = []
     for name, part in parts:
@@ -135,7 +136,7 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
 
 
 def trained_tasks(configs: dict[str, Config]) -> list[TrainedTask]:
-    """The synthetic tasks of those runs that were trained on one, with their names within it."""
+    """Return the synthetic tasks on which runs were trained, with the arms' names within each."""
     of_task: dict[tuple[str, str], dict[str, Config]] = {}
     for run, config in configs.items():
         data = config.call("pretrain").data
@@ -177,7 +178,7 @@ def _of_run(workdir: epath.Path, config: Config, arm: str) -> Results:
 
 
 def _periods(config: Config) -> Sequence[float]:
-    """The periods of the first rotary encoding among the layers', if there is one."""
+    """Return the periods of the first rotary encoding among those of the layers, if any."""
     found = (encoding.periods() for encoding in config.call("build_decoder").encodings)
     return next((periods.tolist() for periods in found if periods is not None), [])
 
@@ -189,11 +190,11 @@ def _is_number(value: Any) -> bool:
 def newest(
     rows: Sequence[Scored], arms: dict[str, str], kind: Callable[[Scored], object]
 ) -> list[Scored]:
-    """Of each arm and kind of rows those of the newest step that all of its runs with such rows
-    have, or where there is none, of each run's own newest.
+    """Return, for each arm and kind of rows, those of the newest step that all its runs share.
 
-    A step counts that has the longest length: lengths are scored from the shortest, so that it is
-    wholly scored.
+    Only runs with such rows count. If they share no step, each run's own newest step is used. A
+    step counts once it has the longest length: lengths are scored from the shortest, so it is then
+    scored completely.
     """
     longest: dict[object, int] = {}
     for row in rows:
@@ -212,7 +213,7 @@ def newest(
 
 
 def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | None:
-    """The point of a line of metrics; None if something is missing, such as a finite loss."""
+    """Return the point of a line of metrics, or None if it lacks, say, a finite loss."""
     names = ("tokens", "loss", "grad_norm", "learning_rate", "tokens_per_second")
     if not all(_is_number(line.get(name)) for name in names):
         return None
@@ -246,9 +247,10 @@ def _facts(workdir: epath.Path, config: Config, arm: str, step: int) -> RunFacts
 
 
 def _label(data: TrainingData) -> str:
-    """The data of a run in words: a task and its layout, or text and its construction.
+    """Describe the data of a run: a task and its layout, or text and its construction.
 
-    Text that is no longer there cannot say what it is: the bundled one has C4's name in gin."""
+    Text that has been removed cannot be described: the bundled text has C4's name in gin.
+    """
     if isinstance(data, Synthetic):
         return f"{data.task.label} to length {data.max_length}, {data.layout}"
     names = []
@@ -256,7 +258,7 @@ def _label(data: TrainingData) -> str:
         if isinstance(part, TextData):
             folder = place(part.data_dir) / part.tfds_name.partition(":")[0]
             names.append(
-                dataset_label(part) if folder.exists() else "unknown text, not there any more"
+                dataset_label(part) if folder.exists() else "unknown text, no longer there"
             )
         elif isinstance(part, SeqioTask):
             names.append(dataset_label(part))
@@ -264,13 +266,13 @@ def _label(data: TrainingData) -> str:
             names.append(
                 dataset_label(part)
                 if place(part.path).exists()
-                else "unknown text, not there any more"
+                else "unknown text, no longer there"
             )
     return f"{' + '.join(dict.fromkeys(names))}, {data.construction}"
 
 
 def _in_words(machine: dict[str, Any]) -> str:
-    """Describe the machine as training/goodput.py records it; older runs have no record."""
+    """Describe the machine from the record of training/goodput.py; older runs have none."""
     if not machine:
         return "not recorded"
     devices = machine["devices"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLUMNS = 3  # of panels
+_COLUMNS = 3  # the number of panels side by side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +28,10 @@ class AccuracyLine:
     """An arm's accuracy on a task.
 
     Attributes:
-      name: the arm among those of the task, its variant, and the positions of the test.
-      max_length: of exercises in training.
-      points: percent, by length; means over seeds.
-      seeds: each seed's mean accuracy over lengths that it was not trained at, percent.
+      name: The arm among those of the task, its variant, and the positions of the test.
+      max_length: The largest length of exercises in training.
+      points: The accuracy in percent by length; means over seeds.
+      seeds: Each seed's mean accuracy, in percent, over lengths that it was not trained at.
     """
 
     name: str
@@ -41,7 +41,7 @@ class AccuracyLine:
 
     @property
     def trained(self) -> float | None:
-        """The mean over lengths of training."""
+        """The mean over the training lengths, or None if none was measured."""
         return _mean_of([p.value for n, p in self.points.items() if n <= self.max_length])
 
     @property
@@ -50,7 +50,7 @@ class AccuracyLine:
 
 
 def accuracy_lines(results: Results) -> dict[str, list[AccuracyLine]]:
-    """The lines of each task and layout, best at lengths beyond those of training first."""
+    """Return the lines of each task and layout, best at lengths beyond training first."""
     trained = {one.run: one for one in results.tasks}
     steps = {row.run: row.step for row in results.accuracies}
     several = any(steps[row.run] != row.step for row in results.accuracies)
@@ -94,7 +94,7 @@ def _mean_of(values: Sequence[float]) -> float | None:
 
 
 def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
-    """Means over the lengths of training and over longer ones, and the longest alone."""
+    """Tabulate the means over the training lengths and over longer ones, and the longest alone."""
     longest = max(length for line in lines for length in line.points)
     body = []
     for line in lines:
@@ -108,8 +108,8 @@ def accuracy_table(task: str, lines: Sequence[AccuracyLine]) -> Table:
     told = "" if constant is None else f" The best constant answer has {constant:g} %."
     seeds = "; means over seeds ± standard deviation" * any(len(one.seeds) > 1 for one in lines)
     caption = (
-        f"{task}, causal decoder: percent of the answers' symbols, mean over the lengths "
-        f"measured; trained to length {' or '.join(map(str, trained))}{seeds}.{told}"
+        f"{task}, causal decoder: percent of the answers' symbols, mean over the measured "
+        f"lengths; trained to length {' or '.join(map(str, trained))}{seeds}.{told}"
     )
     header = ["", "trained lengths", "longer lengths", f"length {longest}"]
     return Table(caption, header, body)
@@ -120,7 +120,7 @@ def _cell(value: float | None) -> str:
 
 
 def _constant_answer(task: str) -> float | None:
-    """Percent; of tasks at their default settings."""
+    """Return the accuracy of the best constant answer in percent, for tasks at their defaults."""
     return MOST_FREQUENT.get(task.partition(",")[0])
 
 
@@ -131,7 +131,7 @@ def accuracy_text(results: Results) -> str:
 
 
 def pictures(results: Results) -> list[Picture]:
-    """Accuracy against length, a panel for each task; of several tasks also the map."""
+    """Draw accuracy against length, one panel per task; for several tasks, also the map."""
     found = accuracy_lines(results)
     if not found:
         return []
@@ -139,8 +139,8 @@ def pictures(results: Results) -> list[Picture]:
     curves = Picture(
         name="length_accuracy",
         caption="Accuracy against the length of the exercise, causal decoder; dotted: the longest "
-        "of training, and the best constant answer.",
-        alt=f"Line charts of accuracy against length. Beyond the lengths of training, {tasks}.",
+        "training length, and the best constant answer.",
+        alt=f"Line charts of accuracy against length. Beyond the training lengths, {tasks}.",
         image=charts.drawn(*_curves(found)),
         panels=min(_COLUMNS, len(found)),
     )
@@ -148,7 +148,7 @@ def pictures(results: Results) -> list[Picture]:
         return [curves]
     heat = Picture(
         name="length_accuracy_map",
-        caption="Mean accuracy in percent over the lengths measured beyond those of training.",
+        caption="Mean accuracy in percent over the measured lengths beyond those of training.",
         alt=f"Map of tasks and arms. {tasks}.",
         image=charts.drawn(*_heat_map(found)),
     )
@@ -156,14 +156,14 @@ def pictures(results: Results) -> list[Picture]:
 
 
 def write_figure(results: Results, path: epath.Path) -> None:
-    """The curves alone, as PNG."""
+    """Draw only the curves, as a PNG."""
     path.write_bytes(charts.png(*_curves(accuracy_lines(results))))
 
 
 def _curves(
     found: Mapping[str, Sequence[AccuracyLine]],
 ) -> tuple[Callable[[Figure], None], float, float]:
-    """(what draws the panels, their width and height in inches)."""
+    """Return (a function that draws the panels, their width and height in inches)."""
     names = sorted({line.name for lines in found.values() for line in lines})
     styles = charts.styles(names)
     columns = min(_COLUMNS, len(found))

@@ -1,7 +1,7 @@
 """The results of a length sweep as text and figure, for sweeps, grids and reports.
 
-Draws results, computes none. There is a table, and a panel of the picture, for each name of text
-and protocol; runs that differ by their seed alone are one line.
+This module draws results and computes none. There is a table, and a panel of the picture, for each
+name of text and protocol; runs that differ only in their seed share one line.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fire_lm.results.sweep_rows import SweepRow
 
 
 def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
-    """Why nats per token of these rows cannot stand side by side; empty where they can.
+    """Return why nats per token of these rows cannot be compared, or "" if they can.
 
-    A token is a token only of the same text in the same pieces. Rows whose text is recorded are
-    compared by it; of the others nothing but their counts can be.
+    Tokens are comparable only for the same text with the same tokenization. Rows whose text is
+    recorded are compared by it; the others can only be compared by their counts.
     """
     scored = [row for row in rows if row.tokens]
     if len({(row.dataset, row.split) for row in scored}) > 1:
@@ -42,7 +42,7 @@ def differences(rows: Iterable[SweepRow], texts: Texts) -> str:
 
 
 def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
-    """Describe how much of which text was scored, and why not in nats if so."""
+    """Describe how much of which text was scored and, if not in nats, why not."""
     found = sorted({texts.of(row) for row in rows if row.tokens})
     budgets = sorted({row.tokens for row in rows if row.tokens})
     if apart:
@@ -50,7 +50,7 @@ def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
         names = f" ({', '.join(map(text_name, found))})" * (len(found) > 1 or UNKNOWN in found)
         return (
             f"In bits per byte alone, over {counts} tokens: the runs differ in {apart}{names}, so "
-            "nats per token of one are not those of another."
+            "their nats per token cannot be compared."
         )
     if not budgets:
         return "The text has no row of any of these lengths."
@@ -62,13 +62,13 @@ def described(rows: Sequence[SweepRow], texts: Texts, apart: str) -> str:
         )
     fewer = {row.length: budgets[-1] - row.tokens for row in rows if row.tokens}
     left = [f"{count:,} at length {n}" for n, count in sorted(fewer.items()) if count]
-    # In rows of older versions.
-    left_out = f", of which lengths that do not divide its rows leave out {', '.join(left)}"
+    # Only in rows of older versions.
+    left_out = f", of which lengths that do not divide its rows skip {', '.join(left)}"
     return f"{told}, the same text at every length ({text_name(found[0])}){left_out * bool(left)}."
 
 
 def sweep_text(results: Results) -> str:
-    """Format for the terminal what was scored and its tables, one text after another."""
+    """Format what was scored and its tables for the terminal, one text after another."""
     blocks = []
     found = loss_lines(results)
     for scored in dict.fromkeys(map(scored_in, results.losses)):
@@ -89,7 +89,7 @@ def rows_of(results: Results, scored: Scored) -> list[SweepRow]:
 
 
 def loss_table(lines: Sequence[Line], nats: bool) -> Table:
-    """Means over seeds with their spread, best of each length stressed."""
+    """Tabulate means over seeds with their spread, highlighting the best of each length."""
     lengths = sorted({length for line in lines for length in (*line.nats, *line.gaps)})
     points = [line.losses(nats) for line in lines]
     counts = {point.runs for p in points for point in p.values()}
@@ -106,13 +106,13 @@ def loss_table(lines: Sequence[Line], nats: bool) -> Table:
         if values:
             best.add((min(values, key=lambda i: values[i]), column))  # noqa: B023
     unit = "Nats per token (log perplexity)" if nats else "Bits per byte"
-    number = "; in parentheses how many" if len(counts) > 1 else ""
+    number = "; the number of seeds in parentheses" if len(counts) > 1 else ""
     caption = f"{unit}, mean ± {figures.spread_of(lines)}{number}."
     return Table(caption, ["", *length_heads(lines, lengths)], rows, frozenset(best))
 
 
 def length_heads(lines: Sequence[Line], lengths: Iterable[int]) -> list[str]:
-    """Column heads: lengths, with multiples of the training length where all lines share it."""
+    """Return column heads: lengths, with multiples of the training length if all lines share it."""
     trained = {line.train_length for line in lines}
     if len(trained) != 1:
         return [str(length) for length in lengths]
@@ -120,7 +120,7 @@ def length_heads(lines: Sequence[Line], lengths: Iterable[int]) -> list[str]:
 
 
 def _cell(point: Mean, counts: set[int]) -> str:
-    """A single run beside means over several has no ±: it would be another quantity."""
+    """Format a cell; a single run among means over several has no ± (it would mean otherwise)."""
     error = point.text_error if counts == {1} else point.spread
     plus_minus = "" if error is None else f" ± {error:.3f}"
     number = f" ({point.runs})" if len(counts) > 1 else ""
@@ -128,8 +128,11 @@ def _cell(point: Mean, counts: set[int]) -> str:
 
 
 def paired_tables(lines: Sequence[Line]) -> list[Table]:
-    """One, of differences to the best line; none where texts are not recorded, or there is one
-    line. `lines` are in nats, best at the longest length first."""
+    """Return a table of differences to the best line, or none if it cannot be made.
+
+    It needs recorded texts and at least two lines. `lines` are in nats, best at the longest length
+    first.
+    """
     lengths = sorted({length for line in lines for length in line.rows})
     best, *others = lines
     body = []
@@ -148,12 +151,12 @@ def paired_tables(lines: Sequence[Line]) -> list[Table]:
 
 
 def write_figure(results: Results, path: epath.Path) -> None:
-    """Loss against length as a PNG, a panel for each name of text."""
+    """Draw loss against length as a PNG, with one panel for each name of text."""
     panels = []
     for scored, lines in loss_lines(results).items():
         apart = differences(rows_of(results, scored), results.texts)
-        panels.append(figures.Panel(str(scored), lines, not apart, apart))
+        panels.append(figures.Panel(str(scored), lines, apart))
     if panels:
         path.write_bytes(figures.losses_png(results, panels))
     else:
-        path.unlink(missing_ok=True)  # one of before would be of other rows
+        path.unlink(missing_ok=True)  # an earlier figure would show other rows

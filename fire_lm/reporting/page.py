@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else, and the same as Markdown."""
+"""A report as one self-contained HTML file, and the same content as Markdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fire_lm.reporting.charts import Image
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Cells are plain text. The first column names the row; `best` are cells to stress."""
+    """A table of plain text. The first column names the row; `best` are the cells to highlight."""
 
     caption: str
     header: Sequence[str]
@@ -60,11 +60,12 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """
+    """A picture with its caption.
+
     Attributes:
-      name: of its files.
-      alt: what it shows, for those who cannot see it.
-      panels: beside each other, which a narrow screen scrolls through.
+      name: The name of its files.
+      alt: A description of the picture for readers who cannot see it.
+      panels: The number of panels side by side, through which a narrow screen scrolls.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """Paragraphs first, then tables and pictures."""
+    """A section of a report: paragraphs first, then tables and pictures."""
 
     title: str
     paragraphs: Sequence[str]
@@ -95,7 +96,7 @@ class Section:
 
 
 def _is_words(text: str) -> bool:
-    """Return whether a cell may have several lines; a number never has."""
+    """Return whether a cell may have several lines; a number never does."""
     return len(text) > 15 and any(character.isalpha() for character in text)
 
 
@@ -146,7 +147,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-# Text of which a cell has several lines, where a number never has.
+# From this length of text on, a cell may have several lines; a number never does.
 _LONG_CELL = 20
 
 _CSS = """

@@ -1,8 +1,8 @@
-"""`fire-lm report --list`: the rows of the paper, what it prints for them, what has been run.
+"""`fire-lm report --list`: the rows of the paper, its numbers for them, and what has been run.
 
-A run is a row if both say the same encoding, size, vocabulary size, training length and kind of
-text, at one of the scales (`configs/scales/`). Steps, seeds and settings of the optimizer may
-differ: that a run is of a row does not say that it has ended.
+A run belongs to a row if both have the same encoding, size, vocabulary size, training length and
+kind of text, at one of the scales (`configs/scales/`). Steps, seeds and optimizer settings may
+differ, so a run that belongs to a row may still be unfinished.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from fire_lm.runs.find import find_runs
 from fire_lm.runs.saved import saved_config
 from fire_lm.storage import place
 
-# The scales; a row's file alone has the first one.
+# The scales; a row's own file, without another, is at the first one.
 SCALES = ("paper", "mini", "gpu")
 EVIDENCE = Path(reporting.__file__).parent / "evidence"
-# What we cannot compute yet: dataset of published.csv -> what it is called.
+# What we cannot compute yet: the dataset in published.csv, and its display name.
 _FINETUNED = {"scrolls": "SCROLLS", "glue_superglue": "GLUE", "narrative_qa": "NarrativeQA"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """The settings that make a run one of a row. `text` is None for blocks, which name theirs."""
+    """The settings that assign a run to a row; `text` is None for blocks, which name their own."""
 
     encoding: Any
     size: Any
@@ -52,7 +52,7 @@ def experiment(config: Config) -> Experiment:
 
 
 def _text(config: Config) -> str | None:
-    """'c4' of c4/en:3.1.0 and c4_en:1.0.0; all of a mixture."""
+    """Return the kind of text: 'c4' for c4/en:3.1.0 and c4_en:1.0.0; all parts of a mixture."""
     found = {
         key.parameter: value
         for key, (_, value) in config.leaves("pretrain").items()
@@ -66,7 +66,7 @@ def _text(config: Config) -> str | None:
 
 @functools.cache
 def row_at(model: str, scale: str) -> Experiment:
-    """The experiment of configs/paper/MODEL.gin at a scale."""
+    """Return the experiment of configs/paper/MODEL.gin at a scale."""
     files = [f"configs/paper/{model}.gin"]
     if scale != "paper":
         files.append(f"configs/scales/{scale}.gin")
@@ -74,9 +74,9 @@ def row_at(model: str, scale: str) -> Experiment:
 
 
 def row_of(config: Config) -> tuple[str, str] | None:
-    """The model of configs/paper/ that a configuration trains, and the scale; None for another.
+    """Return the model of configs/paper/ that a configuration trains, and the scale, or None.
 
-    At a scale of one size, where base and large are the same, it is the base model.
+    At a scale with only one size, where base and large are the same, it is the base model.
     """
     ours = experiment(config)
     for model in published.models():
@@ -91,7 +91,7 @@ def run_so_far(names: Sequence[str]) -> dict[str, dict[str, None]]:
     """Describe what has been run of each model, in these runs and in evidence/.
 
     Raises:
-      UserError: one of the names is no run.
+      UserError: A name is not that of a run.
     """
     found: dict[str, dict[str, None]] = {model: {} for model in published.models()}
     for name in names:
@@ -114,8 +114,8 @@ def _words(model: str, scale: str, datasets: Iterable[str]) -> str:
 
 
 def _model_of(run: str, encoding: str) -> str | None:
-    """The model of a result: the one it is called after (base_rope, base_rope-1), else the base
-    model of its encoding."""
+    """Return the model of a result: the one in its name (base_rope, base_rope-1), or otherwise the
+    base model of its encoding."""
     for model in published.models():
         if run.rpartition("-")[0] == model or run == model:
             return model
@@ -126,7 +126,7 @@ def _model_of(run: str, encoding: str) -> str | None:
 
 
 def listing(names: Sequence[str]) -> str:
-    """The table, a row of configs/paper/ a line."""
+    """Return the table, with one line for each row of configs/paper/."""
     done = run_so_far(names)
     head = ("configs/paper/", "in the paper", "length", "log ppl", "at 8192")
     body = [[*head, "finetuned", "run so far"]]
@@ -156,6 +156,6 @@ def listing(names: Sequence[str]) -> str:
 
 
 _LEGEND = """\
-length: of pretraining; log ppl: the paper's, on C4, at that length; -: no printed number
+length: that of pretraining; log ppl: the paper's, on C4, at that length; -: no printed number
 finetuned: cells that need finetuning on the task, which fire_lm does not do yet
 run so far: scale (data sets scored, training length), of the runs named and of our evidence"""

@@ -1,4 +1,4 @@
-"""Probes of the checkpoints of a report's runs: biases and attention scores."""
+"""Probes the checkpoints of a report's runs: biases and attention scores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def probed_arm(
     results: Results,
     before: Results,
 ) -> Results:
-    """Probe an arm's first run with a readable checkpoint; reports why others are skipped."""
+    """Probe an arm's first run with a readable checkpoint, and report why others are skipped."""
     for workdir in workdirs:
         try:
             return _probed(workdir, configs[workdir.name], results, before)
@@ -35,14 +35,14 @@ def probed_arm(
 
 
 def _probed(workdir: epath.Path, config: Config, results: Results, before: Results) -> Results:
-    """Biases and scores of the checkpoint that was scored, or the newest.
+    """Return the biases and scores of the checkpoint that was scored, or of the newest.
 
     Raises:
-      FireLMError: there is none, it is damaged, or the text is not there.
+      FireLMError: There is no checkpoint, it is damaged, or the text is missing.
     """
     run, model = workdir.name, config.call("build_decoder")
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
-    # Scores are of text, which a synthetic task has none of.
+    # Scores need text, which a synthetic task does not have.
     on_text = not isinstance(config.call("pretrain").data, Synthetic)
     changed = interpolated(model) if on_text else None
     if not (learns or changed):
@@ -71,11 +71,11 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
 
 
 def _trained(results: Results, run: str) -> set[TrainingPoint]:
-    """The points that tell a run from an earlier one of the same name."""
+    """Return the points that distinguish a run from an earlier one of the same name."""
     return {point for point in results.training if point.run == run}
 
 
 def _text(config: Config, length: int) -> np.ndarray:
-    """A row of held-out text, int32 `[length]`."""
+    """Return a row of held-out text, int32 `[length]`."""
     data = config.call("pretrain").data.parts[0]
     return scoring_text(data, length=length, num_sequences=1).targets[0]

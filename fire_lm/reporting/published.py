@@ -1,8 +1,8 @@
 """The numbers that the FIRE paper (Li et al., ICLR 2024) prints: `published.csv`, one cell a line.
 
-A curve of a figure has no printed value: its line says only which model it is. `model` is the file
-of configs/paper/ that trains the row or curve, and `encoding` that file's ENCODING. Table 11's
-RoPE-PI for 32768 has no file: it is another finetuning of a model that has one.
+A curve in a figure has no printed value: its line only names the model. `model` is the file of
+configs/paper/ that trains the row or curve, and `encoding` is that file's ENCODING. Table 11's
+RoPE-PI for 32768 has no file, because it is another finetuning of a model that has one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Published:
     """A cell of a table, or a curve.
 
     Attributes:
-      source: "Table 4", "Fig. 1", or the section whose text gives the number.
-      row: as printed; of a figure, the curve.
-      model, encoding: its file in configs/paper/ (empty: none), and what that sets as ENCODING.
-      train_length: of pretraining, in tokens.
+      source: "Table 4", "Fig. 1", or the section whose text states the number.
+      row: The row as printed; for a figure, the curve.
+      model, encoding: The file in configs/paper/ ("" for none), and its ENCODING.
+      train_length: The pretraining length in tokens.
       metric: log_perplexity (nats per token), perplexity, scrolls_*, glue_*, f1, f1_average.
-      length: of the input, in tokens; None: a curve, or a mean over lengths.
-      printed: the value in the paper's own digits; empty for a curve.
+      length: The length of the input in tokens; None for a curve, or for a mean over lengths.
+      printed: The value at the paper's own precision; "" for a curve.
     """
 
     source: str
@@ -47,7 +47,7 @@ class Published:
 
 @functools.cache
 def published() -> tuple[Published, ...]:
-    """All of it, in the file's order."""
+    """Return all published cells, in the file's order."""
     with _FILE.open(encoding="utf-8", newline="") as file:
         return tuple(
             Published(
@@ -66,13 +66,17 @@ def published() -> tuple[Published, ...]:
 
 
 def models() -> tuple[str, ...]:
-    """Every file of configs/paper/ by its stem: base, then trained at 512, then large."""
+    """Return every file of configs/paper/ by its stem: base, then trained at 512, then large."""
     names = dict.fromkeys(cell.model for cell in published() if cell.model)
     return tuple(sorted(names, key=lambda name: (name.startswith("large_"), "_512_" in name)))
 
 
 def cells(model: str) -> tuple[Published, ...]:
-    """The cells that the paper prints for a model; ValueError if there are none."""
+    """Return the cells that the paper prints for a model.
+
+    Raises:
+      ValueError: The paper has no such model.
+    """
     found = tuple(cell for cell in published() if cell.model == model)
     if not found:
         raise ValueError(f"the paper has no model {model!r}")
@@ -80,7 +84,7 @@ def cells(model: str) -> tuple[Published, ...]:
 
 
 def log_perplexity_cells(model: str, dataset: str = "c4") -> Mapping[int, Published]:
-    """The cells by length, from the table with the most digits; empty if there are only curves."""
+    """Return the cells by length, from the table with the most digits; {} for curves alone."""
     best: dict[int, Published] = {}
     for cell in cells(model):
         if (cell.metric, cell.dataset) == ("log_perplexity", dataset) and cell.length is not None:
@@ -90,14 +94,8 @@ def log_perplexity_cells(model: str, dataset: str = "c4") -> Mapping[int, Publis
     return {length: best[length] for length in sorted(best)}
 
 
-def log_perplexities(model: str, dataset: str = "c4") -> Mapping[int, float]:
-    """The log perplexities by length, in nats per token."""
-    found = log_perplexity_cells(model, dataset)
-    return {length: float(cell.printed) for length, cell in found.items()}
-
-
 def places(model: str) -> str:
-    """The places in the paper, such as "Tables 2, 3; Fig. 1"."""
+    """Return the places in the paper, such as "Tables 2, 3; Fig. 1"."""
     numbers: dict[str, set[int]] = {"Table": set(), "Fig.": set()}
     for cell in cells(model):
         kind, _, number = cell.source.partition(" ")

@@ -38,9 +38,9 @@ class Beside:
     """The context in which results are shown.
 
     Attributes:
-      times: of `fire-lm bench model`, if there are some.
-      times_are: whose they are, in a sentence; empty if they are of these runs.
-      other: the name and results of what losses are compared with; None is the paper.
+      times: The times of `fire-lm bench model`, if there are any.
+      times_are: A sentence that states whose times they are; "" if they are those of these runs.
+      other: The name and results with which losses are compared; None means the paper.
     """
 
     times: ModelTimes | None = None
@@ -49,10 +49,10 @@ class Beside:
 
 
 def write_report(folder: epath.Path, title: str, results: Results, beside: Beside) -> list[Section]:
-    """Write all files of a report. Pictures of the last one there that are not in this one go.
+    """Write all files of a report, and remove pictures of an earlier report that are not in it.
 
     Raises:
-      UserError: the folder holds anything but a report.
+      UserError: The folder holds anything but a report.
     """
     check_is_reports(folder)
     sections = report_sections(results, beside)
@@ -75,7 +75,7 @@ def check_is_reports(folder: epath.Path) -> None:
     if folder.exists() and any(folder.iterdir()) and not ours:
         raise UserError(
             f"{folder} holds other files, which a report would overwrite\n"
-            "give --output=DIR, a new folder or one of an earlier report"
+            "give --output=DIR, a new folder or that of an earlier report"
         )
 
 
@@ -83,7 +83,7 @@ _MARKDOWN = "report.md"
 
 
 def _drawn(folder: epath.Path) -> set[str]:
-    """The pictures of the existing report."""
+    """Return the names of the pictures of the existing report."""
     text = (folder / _MARKDOWN).read_text() if (folder / _MARKDOWN).exists() else ""
     return set(re.findall(r"\]\((\w+)\.svg\)", text))
 
@@ -110,19 +110,19 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
     ]
 
 
-_NO_SWEEP = "No length has been scored yet: `fire-lm sweep RUN` does it."
-_NO_ACCURACIES = "No length has been measured yet: `fire-lm evaluate RUN` does it."
+_NO_SWEEP = "No length has been scored yet: run `fire-lm sweep RUN`."
+_NO_ACCURACIES = "No length has been measured yet: run `fire-lm evaluate RUN`."
 _NO_POSITIONS = "There are none: `fire-lm sweep RUN` writes position_losses.csv."
 _NO_METRICS = "No step has been logged yet."
-_NO_LEARNED = "None of these encodings learns a scalar or a bias, or no checkpoint was there."
+_NO_LEARNED = "None of these encodings learns a scalar or a bias, or there was no checkpoint."
 _NO_SCORES = (
-    "None of these encodings knows position interpolation (RoPE and ALiBi do), or there was no "
+    "None of these encodings supports position interpolation (RoPE and ALiBi do), or there was no "
     "checkpoint and text to compute scores from."
 )
 
 
 def _section(title: str, pictures: Sequence[Picture], otherwise: str) -> Section:
-    """Make a section; one without a figure says why."""
+    """Make a section; if it has no figure, it states why."""
     return Section(title, [] if pictures else [otherwise], pictures)
 
 
@@ -140,7 +140,7 @@ def _what_was_run(results: Results) -> Section:
         words.append(f"Not at their last step when this was written: {', '.join(going)}.")
     header = ["", "seeds", "model", "parameters", "of these encoding", "trained at", "steps",
               "batch", "data", "machine", "begun", "hours"]  # fmt: skip
-    caption = "Hours are of all runs of a kind together."
+    caption = "Hours are the sum over all runs of a kind."
     return Section("What was run, and where", words, [Table(caption, header, rows)])
 
 
@@ -169,7 +169,7 @@ def _run_row(arm: str, runs: Sequence[RunFacts]) -> list[str]:
 
 
 def _accuracies(results: Results) -> list[Section]:
-    """The sections on accuracy; none for runs that were trained on text."""
+    """Return the sections on accuracy, or none for runs that were trained on text."""
     if not results.tasks:
         return []
     found = accuracy_lines(results)
@@ -180,7 +180,7 @@ def _accuracies(results: Results) -> list[Section]:
 
 
 def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section]:
-    """One section for each text and protocol, with its comparison."""
+    """Return one section for each text and protocol, with its comparison."""
     found = loss_lines(results)
     if not found:
         return [Section("Loss against length", [_NO_SWEEP])]
@@ -208,11 +208,11 @@ def _losses(results: Results, other: tuple[str, Results] | None) -> list[Section
 def _against(
     results: Results, lines: Sequence[Line], scored: Scored, name: str, other: Results
 ) -> Section:
-    """Compare with other results, in nats only if all rows of both can be compared so."""
+    """Compare with other results, in nats only if all rows of both are comparable in nats."""
     rows = [*rows_of(results, scored), *rows_of(other, scored)]
     apart = differences(rows, Texts([*results.scored, *other.scored]))
     table = against(lines, loss_lines(other).get(scored, []), name, nats=not apart)
-    words = [f"The two have different {apart}: in bits per byte alone."] if apart else []
+    words = [f"The two differ in their {apart}: in bits per byte alone."] if apart else []
     if table is None:
         words = [f"{name} has nothing of the same name scored on the same text."]
     return Section(f"Against {name}: {scored}", words, [table] if table else [])
@@ -229,7 +229,7 @@ def _other_steps(results: Results, rows: Sequence[SweepRow]) -> list[str]:
 
 
 def _settings(results: Results) -> Section:
-    """The settings section, with a column for each kind of run."""
+    """Return the settings section, with one column for each kind of run."""
     arms = results.arms()
     values = {(s.run, s.name): s.value for s in results.settings}
     names = list(dict.fromkeys(setting.name for setting in results.settings))
@@ -242,5 +242,5 @@ def _settings(results: Results) -> Section:
         rows.append([name, *(re.sub(r"\s+", " ", cell) for cell in cells)])
     if not rows:
         return Section("Settings that differ", ["There are none."])
-    table = Table("A blank: that kind of run has no such setting.", ["", *arms], rows)
+    table = Table("A blank means that this kind of run has no such setting.", ["", *arms], rows)
     return Section("Settings that differ", [], [table])

@@ -1,8 +1,8 @@
-"""The periods of rotary encodings in positions, beside the training length.
+"""The periods of rotary encodings in positions, compared with the training length.
 
 Source: "LLM Long Context" (2024), "How to choose RoPE base": pair i of d dims has the period
-P_i = 2 pi base^(2i/d). A model has seen full turns of the dims whose period fits the training
-length, and of no others.
+P_i = 2 pi base^(2i/d). A model has seen full turns only of the dims whose period fits the training
+length.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def dims_that_fit(periods: Sequence[float], length: int) -> int:
-    """The number of rotated dims, two a pair, with a period of at most `length` positions."""
+    """Return the number of rotated dims, two per pair, whose period is at most `length`."""
     return 2 * sum(period <= length for period in periods)
 
 
 def sections(results: Results) -> list[Section]:
-    """The section with figure and table; none without rotary encodings."""
+    """Return the section with figure and table, or none without rotary encodings."""
     found = _by_arm(results)
     if not found:
         return []
@@ -39,7 +39,7 @@ def sections(results: Results) -> list[Section]:
         for arm, (run, periods) in found.items()
     ]
     header = ["", "rotated dims", "periods", "trained at", "dims whose period fits"]
-    caption = "Periods in positions; dims of a head, two a pair."
+    caption = "Periods in positions; dims of a head, two per pair."
     return [Section("Rotary periods", [], [_picture(found), Table(caption, header, rows)])]
 
 
@@ -47,7 +47,7 @@ _Arms = Mapping[str, tuple[RunFacts, Sequence[float]]]
 
 
 def _by_arm(results: Results) -> _Arms:
-    """The first run of each arm with periods; runs of an arm have the same."""
+    """Return the first run of each arm with periods, which are the same for all runs of an arm."""
     periods: dict[str, list[float]] = {}
     for row in results.periods:
         periods.setdefault(row.run, []).append(row.period)
@@ -78,8 +78,8 @@ def _picture(found: _Arms) -> Picture:
     )
     return Picture(
         name="rotary_periods",
-        caption="The positions in which each pair of rotated dims makes a full turn; dotted: the "
-        "training length, left of which a period fits.",
+        caption="The number of positions in which each pair of rotated dims makes a full turn; "
+        "dotted: the training length, left of which a period fits.",
         alt=f"Line chart of rotary periods by pair of dims. {fits}.",
         image=charts.drawn(draw, *charts.size(list(found))),
     )

@@ -1,4 +1,4 @@
-"""Runs that differ by their seed alone as one line of a figure: mean and spread."""
+"""Joins runs that differ only in their seed into one line of a figure: mean and spread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The name of what was scored, and how; losses of different ones never share a figure."""
+    """The name of what was scored, and how; losses of different names never share a figure."""
 
     dataset: str
     split: str
@@ -35,13 +35,13 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """The mean over runs that differ by their seed.
+    """The mean over runs that differ only in their seed.
 
     Attributes:
-      value: the mean.
-      spread: standard deviation over the runs; None of a single one.
-      runs: how many.
-      text_error: standard error over text, of the first of them.
+      value: The mean.
+      spread: The standard deviation over the runs; None for a single run.
+      runs: The number of runs.
+      text_error: The standard error over text of the first run.
     """
 
     value: float
@@ -52,7 +52,7 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class RowsOfText:
-    """Losses of each row of a text, mean over seeds: what makes differences of two lines tight."""
+    """The losses of each row of a text, mean over seeds, for precise differences of two lines."""
 
     tokens_R: np.ndarray
     nll_R: np.ndarray
@@ -60,17 +60,17 @@ class RowsOfText:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """An arm's loss at each length, over one text.
+    """The losses of an arm at each length, over one text.
 
     Attributes:
-      name: the arm, its variant in parentheses, and its text where lines of a figure differ in it.
-      arm, variant: the change at evaluation is empty for none.
-      encoding: of the arm.
-      train_length: tokens.
-      nats, bits: per token and per byte, by length in tokens; none where there is no number.
-      text: its identity, `UNKNOWN` where it is not recorded.
-      rows: losses by row of that text, by length; none where it is not recorded.
-      gaps: lengths that the text has no row of.
+      name: The arm, its variant in parentheses, and its text if the lines of a figure differ in it.
+      arm, variant: The arm, and its change at evaluation, which is "" for none.
+      encoding: The encoding of the arm.
+      train_length: The training length in tokens.
+      nats, bits: The losses per token and per byte, by length in tokens, where they exist.
+      text: The identity of the text, `UNKNOWN` if it is not recorded.
+      rows: The losses by row of that text, by length; {} if they are not recorded.
+      gaps: The lengths for which the text has no row.
     """
 
     name: str
@@ -102,13 +102,15 @@ def line_name(arm: str, variant: str) -> str:
 
 
 def loss_lines(results: Results) -> dict[Scored, list[Line]]:
-    """The arms and variants scored under each name, best at the longest length first. A line is of
-    one text: seeds of another are another line."""
+    """Return the arms and variants scored under each name, best at the longest length first.
+
+    Each line is of one text: seeds that scored another text form another line.
+    """
     facts = {run.run: run for run in results.runs}
     groups: dict[Scored, dict[tuple[str, str, str], list[SweepRow]]] = {}
     gaps: dict[tuple[Scored, str, str], set[int]] = {}
     for row in results.losses:
-        if row.run in facts and not row.tokens:  # there was no text of that length
+        if row.run in facts and not row.tokens:  # the text had no row of that length
             key_of_gap = (scored_in(row), facts[row.run].arm, row.variant)
             gaps.setdefault(key_of_gap, set()).add(row.length)
         elif row.run in facts:
@@ -128,7 +130,7 @@ def loss_lines(results: Results) -> dict[Scored, list[Line]]:
             else line
             for line in lines
         ]
-        # By bits: of one vocabulary that is the order of nats, too.
+        # Sorted by bits: for one vocabulary that is also the order of nats.
         found[scored] = sorted(
             lines, key=lambda line: (-max(line.bits), line.bits[max(line.bits)].value)
         )
@@ -164,7 +166,7 @@ def _line(
 
 
 def _rows_of_text(rows: Sequence[SweepRow], texts: Texts) -> RowsOfText | None:
-    """Mean over seeds; None where some are not recorded, or are of other tokens."""
+    """Average over seeds; None if some rows are not recorded, or are of other tokens."""
     lines = [line for row in rows if (line := texts.line(row))]
     if len(lines) < len(rows):
         return None
@@ -176,11 +178,12 @@ def _rows_of_text(rows: Sequence[SweepRow], texts: Texts) -> RowsOfText | None:
 def paired(
     one: Line, other: Line, length: int, other_length: int | None = None
 ) -> tuple[float, float] | None:
-    """Nats per token of one less those of another at a length (each at its own), and the standard
-    error over rows of the text that both are of; None where that is not recorded, or they have not
-    scored the same tokens.
+    """Return one line's nats per token minus another's at a length, and its standard error.
 
-    The text is common to both, so its own difficulty, which is most of a loss's error, cancels.
+    Each line has its own length. The error is over the rows of the text that both share. The result
+    is None if that is not recorded, or if they have not scored the same tokens.
+
+    The text is common to both, so its own difficulty, the largest part of a loss's error, cancels.
     """
     mine, theirs = one.rows.get(length), other.rows.get(other_length or length)
     if mine is None or theirs is None or one.text != other.text:
@@ -191,10 +194,10 @@ def paired(
 
 
 def position_lines(results: Results) -> dict[str, dict[str, list[tuple[float, Mean]]]]:
-    """The loss of each arm (and variant) at the middle of each bin of positions, by text.
+    """Return the loss of each arm (and variant) at the middle of each bin of positions, by text.
 
-    Another identity or number of tokens is another text, or another vocabulary, whose nats are
-    others.
+    Another identity or number of tokens means another text or another vocabulary, whose nats are
+    not comparable.
     """
     arm = {run.run: run.arm for run in results.runs}
     tokens: dict[tuple[object, ...], int] = {}
@@ -224,7 +227,7 @@ def _positions_of(row: PositionLoss, tokens: int) -> str:
 
 
 def _over_bins(rows: Sequence[PositionLoss]) -> list[tuple[float, Mean]]:
-    """Bins that all of the runs have: others would be means over other runs."""
+    """Average over the bins that all of the runs have: others would be means of other runs."""
     bins = _grouped(rows, lambda row: (row.first, row.last))
     runs = {row.run for row in rows}
     return [
@@ -235,9 +238,9 @@ def _over_bins(rows: Sequence[PositionLoss]) -> list[tuple[float, Mean]]:
 
 
 def training_lines(results: Results) -> list[dict[str, list[tuple[float, Mean]]]]:
-    """Each arm's training loss by tokens, at the steps that all of its runs have come to.
+    """Return each arm's training loss by tokens, at the steps that all of its runs have reached.
 
-    Apart for each text and vocabulary, whose nats are others.
+    Each text and vocabulary is separate, because their nats are not comparable.
     """
     arm = {run.run: run.arm for run in results.runs}
     points: dict[str, list[TrainingPoint]] = {}
@@ -258,7 +261,7 @@ def training_lines(results: Results) -> list[dict[str, list[tuple[float, Mean]]]
 
 
 def _text_of(results: Results, run: str) -> object:
-    """The training text of a run, as far as runs differ in it."""
+    """Return the training text of a run, as far as runs differ in it."""
     data = next(facts.data for facts in results.runs if facts.run == run)
     settings = {s.name: s.value for s in results.settings if s.run == run}
     return data, settings.get("TextData.vocabulary"), settings.get("build_decoder.vocab_size")

@@ -1,4 +1,4 @@
-"""Figure 5 of the FIRE paper in our terms: what each encoding costs beside none."""
+"""Figure 5 of the FIRE paper in our terms: the cost of each encoding, compared with none."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _TITLE = "Forward time"
 
 
 def section(times: ModelTimes | None, whose: str, arms: Sequence[str]) -> Section:
-    """`whose`: where the times come from, in a sentence; empty if they are of these runs."""
+    """Return the section on times; `whose` states whose they are, "" for those of these runs."""
     if times is None:
         return Section(
             _TITLE, ["Not measured: `fire-lm bench model --json=FILE`, then --bench=FILE."]
         )
     left_out = [f"Not measured: {'; '.join(times.left_out)}."] if times.left_out else []
     words = [told for told in (whose, f"{times.where}.", *left_out) if told]
-    several = len({row.length for row in times.rows}) > 1  # one length is no line over lengths
+    several = len({row.length for row in times.rows}) > 1  # a line over lengths needs several
     return Section(_TITLE, words, [_table(times), *([_picture(times, arms)] if several else [])])
 
 
@@ -39,7 +39,7 @@ def _table(times: ModelTimes) -> Table:
     }
     encodings = list(dict.fromkeys(row.encoding for row in times.rows))
     rows = [[name, *(cells.get((name, length), "") for length in lengths)] for name in encodings]
-    caption = "Forward pass of a batch, over that of NoPE; and a training step over NoPE's."
+    caption = "Forward pass of a batch, relative to NoPE's; and a training step relative to NoPE's."
     return Table(caption, ["", *map(str, lengths)], rows)
 
 
@@ -50,7 +50,7 @@ def _picture(times: ModelTimes, arms: Sequence[str]) -> Picture:
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         others = [name for name in encodings if name not in arms]
-        styles = charts.styles([*arms, *others])  # an arm looks as in the other figures
+        styles = charts.styles([*arms, *others])  # an arm looks as it does in the other figures
         for name in encodings:
             own = sorted(
                 (row for row in times.rows if row.encoding == name), key=lambda r: r.length

@@ -1,4 +1,4 @@
-"""Result files: schemas of rows, CSV tables, logs of a run, timings."""
+"""Result files: row schemas, CSV tables, logs of a run, and timings."""
 
 from fire_lm.results.own_rows import OwnRows, read_own
 from fire_lm.results.scored_text import (

@@ -1,6 +1,6 @@
-"""Times of the whole model for each encoding: what `fire-lm bench model --json` writes, read back.
+"""Timings of the whole model for each encoding, as written by `fire-lm bench model --json`.
 
-Nothing heavy is imported, so that benchmarks write it where there is JAX alone.
+Nothing heavy is imported, so that benchmarks can write the file where only JAX is installed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ class Machine:
     """The machine and date of a benchmark.
 
     Attributes:
-      processor: of a CPU the model, of an accelerator the kind of device.
-      clock: what the seconds are: "CPU" (computing, all threads together) or "wall".
-      cores: those that the process was bound to.
-      load: processes that wanted a core, mean of the minute before the start.
-      versions: of each library.
+      date: The day of the benchmark.
+      processor: The model of the CPU, or the kind of accelerator.
+      backend: JAX's backend.
+      clock: The kind of time measured: "CPU" (computing time, all threads together) or "wall".
+      cores: The cores that the process was bound to.
+      load: The mean number of processes that wanted a core, in the minute before the start.
+      versions: The version of each library.
     """
 
     date: str
@@ -41,14 +43,16 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of one call, forward or training.
+    """The cost of one call, either a forward pass or a training step.
 
     Attributes:
-      seconds: by the machine's clock, the least of `rounds_s` or, as in Fig. 5, their mean.
-      wall_s: least wall time of a round.
-      spread: largest of `rounds_s` over the least.
-      x_nope: `seconds` over those of the same library's NoPE.
-      temp_bytes: what the compiler sets aside beside arguments and results, if it says.
+      seconds: By the machine's clock, the minimum of `rounds_s` or, as in Fig. 5, their mean.
+      wall_s: The minimum wall time of a round.
+      spread: The maximum of `rounds_s` divided by the minimum.
+      x_nope: `seconds` divided by those of NoPE in the same library.
+      temp_bytes: The temporary memory that the compiler reserves besides arguments and results, if
+        it is known.
+      rounds_s: The seconds of each round.
     """
 
     seconds: float
@@ -64,10 +68,15 @@ class ModelRow:
     """The times of one encoding at one length.
 
     Attributes:
-      batch: sequences of `length` tokens.
-      attention: the implementation that "auto" chose.
-      tokens_per_second: of training, on all devices used.
-      mfu: by the convention of `ModelTimes`; None where the device's peak is not known.
+      encoding: The name of the encoding.
+      length: The number of tokens in a sequence.
+      batch: The number of sequences.
+      attention: The implementation that "auto" chose.
+      forward: The cost of a forward pass.
+      train: The cost of a training step.
+      tokens_per_second: The training speed on all devices used.
+      mfu: The model FLOPs utilisation by the convention of `ModelTimes`; None if the device's peak
+        is unknown.
     """
 
     encoding: str
@@ -85,12 +94,19 @@ class ModelTimes:
     """The results of `fire-lm bench model`.
 
     Attributes:
-      benchmark: says in the file whose it is.
-      model: size, dtype and what a step is, in words.
-      left_out: encodings and lengths that could not be measured, each with the reason.
-      protocol: "best", the least of the rounds on one device, or "paper", that of Fig. 5: the mean
-        of the rounds on all devices of the host.
-      devices: that share a batch.
+      benchmark: The kind of benchmark, which identifies the file.
+      machine: The machine and date.
+      size: The name of the model's size.
+      vocab_size: The number of ids in the vocabulary.
+      dtype: The dtype that the model computes in.
+      tokens_per_batch: The number of tokens in a batch.
+      model: The size, the dtype and what a step consists of, in words.
+      flops_convention: How FLOPs are counted, in words.
+      rows: The times of each encoding and length.
+      left_out: Encodings and lengths that could not be measured, each with the reason.
+      protocol: "best", the minimum of the rounds on one device, or "paper", the protocol of Fig. 5:
+        the mean of the rounds on all devices of the host.
+      devices: The number of devices that share a batch.
     """
 
     benchmark: str
@@ -108,7 +124,7 @@ class ModelTimes:
 
     @property
     def where(self) -> str:
-        """A line on machine, date and model."""
+        """A line that describes the machine, the date and the model."""
         machine = self.machine
         device = "one core" if len(machine.cores) == 1 else f"{len(machine.cores)} cores"
         if machine.backend != "cpu":
@@ -120,27 +136,31 @@ class ModelTimes:
 
     @property
     def statistic(self) -> str:
-        """The statistic that `seconds` are of the rounds, in words."""
+        """How `seconds` are computed from the rounds, in words."""
         name = "mean" if self.protocol == "paper" else "least"
         return f"{name} of {len(self.rows[0].train.rounds_s)} rounds"
 
 
 def read(path: epath.PathLike) -> ModelTimes:
-    """Raise RunFailed if the file is not from `fire-lm bench model`, or is damaged."""
+    """Read the results of a benchmark.
+
+    Raises:
+      RunFailed: The file is damaged, or was not written by `fire-lm bench model`.
+    """
     try:
         found = json.loads(epath.Path(path).read_text())
         if not isinstance(found, dict) or found.get("benchmark") != MODEL:
-            raise RunFailed(f"{path} is not what `fire-lm bench model --json` writes")
+            raise RunFailed(f"{path} was not written by `fire-lm bench model --json`")
         times = _typed(ModelTimes, found)
         if not times.rows or "jax" not in times.machine.versions:
             raise ValueError("rows or versions are missing")
-    except ValueError as error:  # of JSON, of UTF-8, and ours
+    except ValueError as error:  # from JSON, from UTF-8, or ours
         raise RunFailed(f"{path} is damaged ({error}): write it again") from error
     return times
 
 
 def _typed(kind: type[_T], value: Any) -> _T:
-    """Rebuild a `kind` from JSON; ValueError if it is something else."""
+    """Rebuild a `kind` from JSON; raise ValueError if it is something else."""
     built = _built(kind, value)
     assert isinstance(built, kind)
     return built
@@ -165,5 +185,5 @@ def _built(kind: Any, value: Any) -> Any:
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise ValueError(f"{json.dumps(value)[:40]} is no {container.__name__}")
+        raise ValueError(f"{json.dumps(value)[:40]} is not of type {container.__name__}")
     return value

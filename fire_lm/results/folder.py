@@ -1,7 +1,7 @@
-"""All that a report shows of some runs, as rows; and the folder of CSV files that holds them.
+"""Everything that a report shows about some runs, as rows, and the folder of CSV files with them.
 
-A report writes these files beside its page, and can be drawn again from them alone, without the
-runs: our own evidence is such a folder.
+A report writes these files beside its page and can be drawn again from them alone, without the
+runs. Our own evidence is such a folder.
 """
 
 from __future__ import annotations
@@ -34,18 +34,24 @@ from fire_lm.storage import make_folder
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """The facts of a run: what it is, how far it has come, and where.
+    """The facts of a run: what it is, how far it has come, and where it ran.
 
     Attributes:
-      arm: what it is called in figures; runs that differ by their seed alone have one name.
-      model: its size, in words.
-      parameters, encoding_parameters: all of them, and those of the encoding among them.
-      train_length, batch_size: tokens in a training sequence, and sequences in a step.
-      step, train_steps: done (as the newest line of its metrics says), and asked for.
-      data: that it was trained on.
-      machine: that its newest start ran on.
-      began: the day of its first start, UTC.
-      seconds: of all its starts, without the time between them.
+      run: The name of the run.
+      encoding: The name of its positional encoding.
+      arm: The name in figures, which runs that differ only in their seed share.
+      seed: The seed of the run.
+      model: The size of the model, in words.
+      parameters: The number of all parameters.
+      encoding_parameters: The number of parameters of the encoding.
+      train_length: The number of tokens in a training sequence.
+      batch_size: The number of sequences in a step.
+      step: The newest step in the run's metrics.
+      train_steps: The configured number of steps.
+      data: The data that the run was trained on.
+      machine: The machine of the newest start.
+      began: The day of the first start, in UTC.
+      seconds: The duration of all starts, without the time between them.
     """
 
     run: str
@@ -66,12 +72,13 @@ class RunFacts:
 
     @property
     def ended(self) -> bool:
+        """Whether the run has reached its last step."""
         return self.step >= self.train_steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A setting in which runs of a report differ, and its value in one of them."""
+    """A setting in which the runs of a report differ, and its value in one run."""
 
     run: str
     name: str
@@ -80,7 +87,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Rows of each kind; of checkpoints, those of each run's newest one that was scored."""
+    """The rows of each kind; results of checkpoints are those of a run's newest scored one."""
 
     runs: Sequence[RunFacts] = ()
     settings: Sequence[Setting] = ()
@@ -97,11 +104,11 @@ class Results:
 
     @functools.cached_property
     def texts(self) -> Texts:
-        """The texts that losses are of."""
+        """The texts on which losses were measured."""
         return Texts(self.scored)
 
     def arms(self) -> dict[str, list[RunFacts]]:
-        """The runs of each arm, by seed."""
+        """Return the runs of each arm, ordered by seed."""
         found: dict[str, list[RunFacts]] = {}
         for facts in sorted(self.runs, key=lambda facts: facts.seed):
             found.setdefault(facts.arm, []).append(facts)
@@ -125,13 +132,16 @@ _FILES: dict[str, tuple[str, type[Any]]] = {
 
 
 def holds_results(folder: epath.Path) -> bool:
+    """Return whether a folder holds results."""
     return (folder / _FILES["runs"][0]).exists()
 
 
 def read_results(folder: epath.Path) -> Results:
-    """
+    """Read the results in a folder.
+
     Raises:
-      RunFailed: a file is damaged. UserError: there are no results.
+      RunFailed: A file is damaged.
+      UserError: There are no results.
     """
     if not holds_results(folder):
         raise UserError(f"{folder} holds no results (no {_FILES['runs'][0]})")
@@ -141,7 +151,7 @@ def read_results(folder: epath.Path) -> Results:
 
 
 def write_results(folder: epath.Path, results: Results) -> None:
-    """A kind without rows leaves no file, nor one from before."""
+    """Write a file for each kind of rows, and remove the old file of a kind without rows."""
     make_folder(folder)
     for name, (file, kind) in _FILES.items():
         rows = getattr(results, name)

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` and TensorBoard events: what a run logs while it trains."""
+"""The logs of a run in training: `metrics.jsonl` and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from fire_lm.results.tensorboard_events import EventsInBucket, EventsOnDisk
 
 
 def of_a_step(facts: dict[str, Any]) -> bool:
+    """Return whether a line of a log belongs to a step."""
     return type(facts.get("step")) is int
 
 
 def whole_lines(
     content: bytes | None, ours: Callable[[dict[str, Any]], bool] = of_a_step
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """(object, line) of each line of a JSON lines file that is `ours`. Lines that a kill or a crash
-    has torn, a disk has changed, or somebody has added are left out."""
+    """Yield the (object, line) of each line of a JSON lines file that is `ours`.
+
+    Lines that are incomplete after a kill or a crash, damaged on the disk, or added by others are
+    skipped.
+    """
     for line in (content or b"").decode(errors="replace").splitlines():
         with suppress(ValueError):
             facts = json.loads(line)
@@ -31,16 +35,16 @@ def whole_lines(
 
 
 def logged_steps(workdir: str | epath.Path) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`, whatever number of parts it is in (a bucket's)."""
+    """Return the lines of a run's `metrics.jsonl`, including all parts that a bucket may hold."""
     content = b"".join(storage.read_parts(epath.Path(workdir) / "metrics.jsonl"))
     return [facts for facts, _ in whole_lines(content)]
 
 
 class MetricsLog:
-    """`metrics.jsonl` and TensorBoard events of a run; lines after `resume_step` are dropped.
+    """The `metrics.jsonl` and TensorBoard events of a run; lines after `resume_step` are dropped.
 
-    A killed run may have logged steps after its last checkpoint. They are computed again, bit for
-    bit, so the file is cut back to the checkpoint and holds every step once. In a bucket a line
+    A killed run may have logged steps after its last checkpoint. These are computed again, bit for
+    bit, so the file is truncated to the checkpoint and holds every step once. In a bucket a line
     arrives within half a minute (`storage.appended`); no step waits for it.
     """
 
@@ -55,15 +59,15 @@ class MetricsLog:
 
         self._file = storage.append_to(path, up_to_resume_step)
         self._events: EventsOnDisk | EventsInBucket | None = None
-        # Tells TensorBoard to drop what it has of later steps.
+        # This makes TensorBoard drop the later steps that it has read.
         start = SessionLog(status=SessionLog.START)
         self._add(Event(step=resume_step + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float | str]) -> None:
-        """Write a line to the file and a scalar for each number to TensorBoard.
+        """Write a line to the file, and a scalar for each number to TensorBoard.
 
-        A full disk is reported, and is no reason to stop: lines wait for the next time, scalars of
-        TensorBoard are lost.
+        A full disk is reported but does not stop the run: lines wait for the next write, while
+        TensorBoard's scalars are lost.
         """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -80,7 +84,7 @@ class MetricsLog:
             self._add(event)
 
     def flush(self) -> None:
-        """Request an upload of what a bucket does not have yet, without waiting for it."""
+        """Request the upload of everything that a bucket lacks, without waiting for it."""
         self._file.flush()
         if self._events is not None:
             self._events.flush()
@@ -92,7 +96,7 @@ class MetricsLog:
         try:
             self._events.add_event(event)
         except Exception:
-            self._events = None  # it takes no more: the next one gets a new file
+            self._events = None  # this file accepts no more events: the next one gets a new file
             raise
 
     def close(self) -> None:

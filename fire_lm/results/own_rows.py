@@ -1,8 +1,8 @@
 """The rows that sweeps and evaluations left in a run's folder, under the run's present name.
 
-A row says the name that its run had when it was scored. A run that is renamed or copied keeps its
-rows, so whoever reads a run's folder reads it here: taken by their names, rows of one run would be
-those of two, and the text of one would not be held against the other's.
+A row contains the name that its run had when it was scored. A run that is renamed or copied keeps
+its rows, so every reader of a run's folder uses this module: by the names in the file, the rows of
+one run would seem to belong to two, and their texts would not be compared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Row = TypeVar("_Row", SweepRow, ScoredText, PositionLoss, LengthAccuracy)
 
 @dataclasses.dataclass(frozen=True)
 class OwnRows:
-    """A run's rows of each kind; `problem` says which others its file holds, if any."""
+    """A run's rows of each kind; `problem` reports rows of other runs in its file, if any."""
 
     losses: Sequence[SweepRow]
     scored: Sequence[ScoredText]
@@ -33,15 +33,18 @@ class OwnRows:
 
     @functools.cached_property
     def texts(self) -> Texts:
+        """The texts on which the losses were measured."""
         return Texts(self.scored)
 
 
 def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
-    """The rows of a run that goes by `encoding` in tables. Rows of another encoding are not its
-    own: older versions wrote them there when the run was given as --output of other runs.
+    """Return the rows of a run whose encoding is called `encoding` in tables.
+
+    Rows of another encoding do not belong to the run: older versions wrote them there when the run
+    was the --output of a sweep over other runs.
 
     Raises:
-      RunFailed: a file is damaged.
+      RunFailed: A file is damaged.
     """
     losses = read_rows(workdir / "length_sweep.csv")
     scored = read_table(workdir / FILE, ScoredText)
@@ -51,12 +54,12 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
     if others := [row.encoding for row in losses if row.encoding != encoding]:
         problem = (
             f"{workdir / 'length_sweep.csv'} has {len(others)} rows of "
-            f"{', '.join(sorted(set(others)))}, but this run is {encoding}: left out\n"
-            "they are of other runs: delete them from the file"
+            f"{', '.join(sorted(set(others)))}, but this run is {encoding}: ignored\n"
+            "they belong to other runs: delete them from the file"
         )
     return OwnRows(
         losses=_once(_named(losses, workdir.name, encoding), workdir.name),
-        # All of them: a line belongs to the row that has its loss, under whichever name.
+        # All lines are kept: a line belongs to the row with its loss, under whichever name.
         scored=list(dict.fromkeys(row for _, row in _named(scored, workdir.name, encoding))),
         positions=_once(_named(positions, workdir.name, encoding), workdir.name),
         accuracies=_once(_named(accuracies, workdir.name, encoding), workdir.name),
@@ -65,13 +68,15 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
 
 
 def _named(rows: Iterable[_Row], run: str, encoding: str) -> list[tuple[str, _Row]]:
-    """(the name that it was written under, the row under the run's present name)."""
+    """Return pairs of the name a row was written under and the row under the present name."""
     return [(r.run, dataclasses.replace(r, run=run)) for r in rows if r.encoding == encoding]
 
 
 def _once(named: Sequence[tuple[str, _Row]], run: str) -> list[_Row]:
-    """Rows written under several names count once: as written under the present name, else
-    under the first."""
+    """Return each row once if it was written under several names.
+
+    The row under the present name is preferred, or else the first one.
+    """
     counts: dict[tuple[str | int, ...], str] = {}
     for name, row in named:
         if name == run or row.key not in counts:

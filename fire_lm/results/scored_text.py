@@ -1,10 +1,10 @@
-"""`scored_text.csv`: which text each row of `length_sweep.csv` is of, and its loss by row of text.
+"""The file `scored_text.csv`: the text behind each row of `length_sweep.csv`, with its losses.
 
-The columns of `length_sweep.csv` are a contract with users' scripts, so this stands beside it, a
-line for a line. A line belongs to the row of the same key and the same loss: moving, copying or
-deleting one of the two files cannot give a row a text that is not its own. A row without a line,
-such as one of an older version, is of a text that is not recorded, and is never taken for the same
-text as a row that has one.
+The columns of `length_sweep.csv` are a contract with users' scripts, so this is a separate file
+with one line per row. A line belongs to the row with the same key and the same loss: moving,
+copying or deleting one of the two files cannot give a row the text of another. A row without a
+line, such as one from an older version, has an unrecorded text, which never counts as the text of a
+row that has a line.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ import numpy as np
 from etils import epath
 
 from fire_lm.results.sweep_rows import SweepRow
-from fire_lm.results.tables import PositionLoss, read_table
+from fire_lm.results.tables import Keyed, PositionLoss, read_table
 
 FILE = "scored_text.csv"
 UNKNOWN = ""
-# Within which two sums of the same losses agree: another device adds them up in another order.
+# The relative tolerance between two sums of the same losses, which devices add in different orders.
 _SAME = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoredText:
-    """The text of a sweep's row. The fields up to `length` are its key, and the row's.
+class ScoredText(Keyed):
+    """The text of a sweep's row. The fields up to `length` are the key of both.
 
     Attributes:
-      text: a hash of the token ids.
-      nll: nats per token, as in the row.
-      tokens_by_row, nll_by_row: tokens and summed nats of each row of text, with spaces between.
+      text: A hash of the token ids.
+      nll: The nats per token, as in the sweep's row.
+      tokens_by_row: The number of tokens in each row of text, separated by spaces.
+      nll_by_row: The summed nats of each row of text, separated by spaces.
     """
 
     run: str
@@ -51,10 +52,6 @@ class ScoredText:
     nll_by_row: str
 
     @property
-    def key(self) -> tuple[str | int, ...]:
-        return dataclasses.astuple(self)[:_KEY]
-
-    @property
     def tokens_R(self) -> np.ndarray:
         return np.array(self.tokens_by_row.split(), np.int64)
 
@@ -63,18 +60,15 @@ class ScoredText:
         return np.array(self.nll_by_row.split(), np.float64)
 
 
-_KEY = [field.name for field in dataclasses.fields(ScoredText)].index("length") + 1
-
-
 def scored_text(row: SweepRow, text: str, tokens_R: np.ndarray, nll_R: np.ndarray) -> ScoredText:
-    """The scored text of a new row, from the tokens and summed nats of each row of text."""
+    """Return the scored text of a new row, from the tokens and summed nats of each row of text."""
     by_row = (" ".join(map(str, tokens_R.tolist())), " ".join(f"{nll:.9g}" for nll in nll_R))
     fields: tuple[Any, ...] = (*row.key, text, row.nll, *by_row)
     return ScoredText(*fields)
 
 
 class Texts:
-    """The texts of rows."""
+    """The texts on which rows were measured."""
 
     def __init__(self, lines: Iterable[ScoredText] = ()):
         self._lines: dict[tuple[str | int, ...], list[ScoredText]] = {}
@@ -82,17 +76,20 @@ class Texts:
             self._lines.setdefault(line.key, []).append(line)
 
     def line(self, row: SweepRow) -> ScoredText | None:
-        """The text of a row, if one was written with it."""
+        """Return the line of a row, or None if there is none."""
         return next((line for line in self._lines.get(row.key, ()) if line.nll == row.nll), None)
 
     def of(self, row: SweepRow) -> str:
-        """`UNKNOWN` where it is not recorded."""
+        """Return the text of a row, or `UNKNOWN` if it is not recorded."""
         found = self.line(row)
         return found.text if found else UNKNOWN
 
     def of_positions(self, bins: Sequence[PositionLoss]) -> str:
-        """Of all bins of one sweep: they are of one forward pass with the row of their length, and
-        so are together as much as it is."""
+        """Return the text of all bins of one sweep, or `UNKNOWN` if it is not recorded.
+
+        The bins come from the same forward pass as the row of their length, so together they have
+        the same mean and the same number of tokens.
+        """
         one = bins[0]
         key = (*one.key[:-1], "full", one.length)
         tokens = sum(row.tokens for row in bins)
@@ -104,11 +101,11 @@ class Texts:
         return UNKNOWN
 
     def of_rows(self, rows: Iterable[SweepRow]) -> dict[tuple[str | int, ...], str]:
-        """Map rows to their texts, by key."""
+        """Return the texts of rows by their keys."""
         return {row.key: self.of(row) for row in rows}
 
     def of_all_positions(self, rows: Iterable[PositionLoss]) -> dict[tuple[str | int, ...], str]:
-        """Map rows to their texts, by key."""
+        """Return the texts of rows by their keys."""
         sweeps: dict[tuple[str | int, ...], list[PositionLoss]] = {}
         for row in rows:
             sweeps.setdefault(row.key, []).append(row)
@@ -121,5 +118,5 @@ def read_texts(folder: epath.Path) -> Texts:
 
 
 def text_name(text: str) -> str:
-    """The name of a text in tables and figures."""
+    """Return the name of a text in tables and figures."""
     return f"text {text[:8]}" if text else "text not recorded"

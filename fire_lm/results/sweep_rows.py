@@ -1,4 +1,4 @@
-"""`length_sweep.csv`: one row per run, checkpoint, data and length. A finished row stays."""
+"""The file `length_sweep.csv`, with one row per run, checkpoint, data set and length."""
 
 from __future__ import annotations
 
@@ -7,21 +7,31 @@ from collections.abc import Callable, Iterable
 
 from etils import epath
 
-from fire_lm.results.tables import merge_table, read_table, write_table
+from fire_lm.results.tables import Keyed, merge_table, read_table, write_table
 
 
 @dataclasses.dataclass(frozen=True)
-class SweepRow:
-    """A result. The fields up to `length` are its key.
+class SweepRow(Keyed):
+    """The result of a run at one length. The fields up to `length` are its key.
 
     Attributes:
-      variant: change made at evaluation time only (such as yarn-4x), else empty.
-      construction: how documents became sequences.
-      protocol: which tokens of a sequence are scored; `full` is all of them in one pass.
-      length: tokens in a sequence.
-      sequences, tokens, bytes: scored; bytes are of the original text. All are 0, and the numbers
-        nan, where the text has no row of the length.
-      nll, nll_stderr: nats per token, the paper's log perplexity, and its standard error.
+      run: The name of the run.
+      encoding: The name of its positional encoding.
+      variant: A change that applies only at evaluation (such as yarn-4x), or empty.
+      step: The step of the checkpoint.
+      dataset: The name of the data set.
+      split: The split of the data set.
+      construction: How documents became sequences.
+      protocol: Which tokens of a sequence are scored; `full` means all of them in one pass.
+      length: The number of tokens in a sequence.
+      sequences: The number of scored sequences; 0, with nan as the results, if the text has no row
+        of the length.
+      tokens: The number of scored tokens.
+      bytes: The number of bytes of the original text that were scored.
+      nll: Nats per token, the paper's log perplexity.
+      nll_stderr: The standard error of `nll`.
+      perplexity: The exponential of `nll`.
+      bits_per_byte: The loss in bits per byte of the original text.
     """
 
     run: str
@@ -41,27 +51,21 @@ class SweepRow:
     perplexity: float
     bits_per_byte: float
 
-    @property
-    def key(self) -> tuple[str | int, ...]:
-        return dataclasses.astuple(self)[:_KEY]
-
-
-_KEY = [field.name for field in dataclasses.fields(SweepRow)].index("length") + 1
-
 
 def read_rows(path: epath.Path) -> list[SweepRow]:
-    """The rows of a file, none if there is no file; a last line cut short is left out."""
+    """Return the rows of a file, if it exists; an incomplete last line is skipped."""
     return read_table(path, SweepRow)
 
 
 def ranked_steps(
     rows: Iterable[SweepRow], text_of: Callable[[SweepRow], str] = lambda row: ""
 ) -> list[int]:
-    """A run's evaluated steps, best first: by the loss at the longest length that any of them has;
-    runs that do not have it (yet) are left out.
+    """Return a run's evaluated steps, best first.
 
-    Only plain results count, the model as it was trained, where there was text to score; of several
-    data sets the first in the file, and of several texts that of the newest step.
+    Steps are ranked by the loss at the longest length that any of them has; steps without a result
+    at that length are omitted. Only results of the unchanged model on text that could be scored
+    count. With several data sets, the first in the file is used, and with several texts that of the
+    newest step.
     """
     plain = [row for row in rows if not row.variant and row.protocol == "full" and row.tokens]
     named = {(row.dataset, row.split, row.construction): None for row in plain}
@@ -74,7 +78,7 @@ def ranked_steps(
 
 
 def merge_rows(path: epath.Path, rows: Iterable[SweepRow]) -> list[SweepRow]:
-    """See `merge_table`."""
+    """Add rows to a file and return all of its rows; see `merge_table`."""
     return merge_table(path, SweepRow, rows)
 
 

@@ -1,7 +1,7 @@
-"""Result files beside `length_sweep.csv`: a dataclass is a row, a CSV file has rows of one kind.
+"""Result files besides `length_sweep.csv`: each dataclass is the row of one kind of CSV file.
 
-Every row begins with the run that it is of, so that rows of many runs can stand in one file, and a
-report can be drawn again from the files alone.
+Every row begins with the name of its run, so that one file can hold rows of many runs, and a report
+can be drawn again from the files alone.
 """
 
 from __future__ import annotations
@@ -19,15 +19,32 @@ from fire_lm.errors import RunFailed
 
 
 @dataclasses.dataclass(frozen=True)
-class PositionLoss:
-    """Mean loss of the tokens at some positions, each seen after all before it in its sequence.
+class Keyed:
+    """A row that is computed once. Its fields up to the one named `last_of_key` are its key."""
+
+    last_of_key = "length"
+
+    @property
+    def key(self) -> tuple[str | int, ...]:
+        """The values that identify the row."""
+        last = _columns(type(self)).index(self.last_of_key)
+        return dataclasses.astuple(self)[: last + 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionLoss(Keyed):
+    """The mean loss of the tokens in a range of positions, each predicted from all earlier ones.
+
+    The fields up to `construction` mean the same as in `SweepRow`. The bins of one sweep, which are
+    computed together, share one key.
 
     Attributes:
-      variant, step, dataset, split, construction: as in a length sweep.
-      length: tokens in a sequence.
-      first, last: positions that the mean is over, from 0.
-      tokens: scored there, over all sequences.
-      nll, nll_stderr: nats per token, and the standard error over sequences.
+      length: The number of tokens in a sequence.
+      first: The first position of the range, counted from 0.
+      last: The last position of the range.
+      tokens: The number of tokens scored in the range, over all sequences.
+      nll: Nats per token.
+      nll_stderr: The standard error of `nll` over sequences.
     """
 
     run: str
@@ -44,18 +61,10 @@ class PositionLoss:
     nll: float
     nll_stderr: float
 
-    @property
-    def key(self) -> tuple[str | int, ...]:
-        """The key of all bins of one sweep, which are computed together."""
-        return dataclasses.astuple(self)[:_POSITIONS_KEY]
-
-
-_POSITIONS_KEY = [field.name for field in dataclasses.fields(PositionLoss)].index("length") + 1
-
 
 @dataclasses.dataclass(frozen=True)
 class BiasValue:
-    """The bias of a trained encoding for a query and a key, which count from 0."""
+    """The bias of a trained encoding for a query and a key, whose positions count from 0."""
 
     run: str
     encoding: str
@@ -69,11 +78,13 @@ class BiasValue:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionScore:
-    """The score of a head for a query and keys before the softmax, on held-out text.
+    """The score of a head for a query and neighbouring keys before the softmax, on held-out text.
 
     Attributes:
-      variant: the change at evaluation, such as position interpolation; empty for none.
-      score: q·k / sqrt(H) plus bias; its mean, least and largest over neighbouring keys.
+      variant: The change at evaluation, such as position interpolation; empty for none.
+      score: The mean over the keys of q·k / sqrt(H) plus bias.
+      least: The minimum over the keys.
+      largest: The maximum over the keys.
     """
 
     run: str
@@ -92,7 +103,7 @@ class AttentionScore:
 
 @dataclasses.dataclass(frozen=True)
 class LearnedNumber:
-    """A scalar that an encoding learns (FIRE: c, L, gamma), of one layer at one step."""
+    """A scalar that an encoding learns (FIRE: c, L, gamma), for one layer at one step."""
 
     run: str
     encoding: str
@@ -104,10 +115,10 @@ class LearnedNumber:
 
 @dataclasses.dataclass(frozen=True)
 class RotaryPeriod:
-    """The number of positions in which a pair of a rotary encoding's dims makes a full turn.
+    """The number of positions in which a pair of rotated dimensions makes a full turn.
 
     Attributes:
-      pair: of rotated dims, from 0, the fastest.
+      pair: The number of the pair, from 0, which is the fastest.
     """
 
     run: str
@@ -131,16 +142,17 @@ class TrainingPoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class LengthAccuracy:
+class LengthAccuracy(Keyed):
     """The accuracy of a run on exercises of one length of a synthetic task.
 
     Attributes:
-      variant: the change at evaluation, as in a length sweep; empty for none.
-      layout: where answers stand, `slots` or `autoregressive`, of a causal decoder.
-      positions: where tokens stand at the test: `plain`, `even` or `random`.
-      length: of the exercise, in the task's own symbols.
-      sequences: exercises.
-      accuracy, stderr: percent of the answers' symbols, and its standard error.
+      variant: The change at evaluation, as in a length sweep; empty for none.
+      layout: Where a causal decoder gives its answers: `slots` or `autoregressive`.
+      positions: The positions of the tokens in the test: `plain`, `even` or `random`.
+      length: The length of the exercises, in the task's own symbols.
+      sequences: The number of exercises.
+      accuracy: The percentage of correct symbols in the answers.
+      stderr: The standard error of `accuracy`.
     """
 
     run: str
@@ -155,26 +167,23 @@ class LengthAccuracy:
     accuracy: float
     stderr: float
 
-    @property
-    def key(self) -> tuple[str | int, ...]:
-        return dataclasses.astuple(self)[:_ACCURACY_KEY]
-
-
-_ACCURACY_KEY = [f.name for f in dataclasses.fields(LengthAccuracy)].index("length") + 1
-
 
 @dataclasses.dataclass(frozen=True)
-class TaskScore:
+class TaskScore(Keyed):
     """The value of a metric for a run on a task, over all examples.
 
     Attributes:
-      variant: the change at evaluation, as in a length sweep; empty for none.
-      split: the examples, in words where it is no split of a data set.
-      input_length, target_length, context_length: the most tokens of an input, of its answer, and
-        of both together.
-      truncation: what of a longer input is read: `none`, `head`, `tail` or `middle`.
-      decoding: `greedy`, `beam-4`, `sample-...`, `rank` or `slots`.
-      value, stderr: percent where the metric is an accuracy, F1, EM or ROUGE.
+      variant: The change at evaluation, as in a length sweep; empty for none.
+      split: The split of the data set, or another description of the examples.
+      input_length: The maximum number of tokens of an input.
+      target_length: The maximum number of tokens of an answer.
+      truncation: How longer inputs are truncated: `none`, `head`, `tail` or `middle`.
+      decoding: How answers are produced: `greedy`, `beam-4`, `sample-...`, `rank` or `slots`.
+      context_length: The maximum number of tokens of an input with its answer.
+      metric: The name of the metric.
+      examples: The number of examples.
+      value: The value, in percent if the metric is an accuracy, F1, EM or ROUGE.
+      stderr: The standard error of `value`.
     """
 
     run: str
@@ -193,13 +202,7 @@ class TaskScore:
     examples: int
     value: float
     stderr: float
-
-    @property
-    def key(self) -> tuple[str | int, ...]:
-        return dataclasses.astuple(self)[:_SCORE_KEY]
-
-
-_SCORE_KEY = [f.name for f in dataclasses.fields(TaskScore)].index("metric") + 1
+    last_of_key = "metric"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,8 +210,9 @@ class TrainedTask:
     """The synthetic task that a run was trained on.
 
     Attributes:
-      name: of the run among those of the same task: its arm, which runs of other seeds share.
-      max_length: of exercises in training.
+      name: The name of the run among those of the same task: its arm, which runs with other seeds
+        share.
+      max_length: The maximum length of the exercises in training.
     """
 
     run: str
@@ -219,7 +223,7 @@ class TrainedTask:
 
 
 class Finished(Protocol):
-    """A row that is computed once, by its key."""
+    """A row that is computed only once for its key."""
 
     @property
     def key(self) -> tuple[str | int, ...]: ...
@@ -232,10 +236,10 @@ FinishedRow = TypeVar("FinishedRow", bound=Finished)
 
 
 def read_table(path: epath.Path, kind: type[Row]) -> list[Row]:
-    """Rows of a file, none if there is no file.
+    """Return the rows of a file, or none if the file does not exist.
 
     Raises:
-      RunFailed: it is damaged, or of another kind.
+      RunFailed: The file is damaged or has rows of another kind.
     """
     return _parsed(storage.read_bytes(path), kind, str(path))
 
@@ -248,7 +252,7 @@ def _parsed(content: bytes | None, kind: type[Row], name: str) -> list[Row]:
 
 
 def parse_table(text: str, kind: type[Row], name: str) -> list[Row]:
-    """Rows of a file's text; a last line that was cut short is left out."""
+    """Return the rows in a file's text; an incomplete last line is skipped."""
     columns, types = _columns(kind), tuple(get_type_hints(kind).values())
     lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
     if lines and tuple(lines[0]) != columns:
@@ -281,8 +285,10 @@ def merge_table(
     rows: Iterable[FinishedRow],
     replace: bool = False,
 ) -> list[FinishedRow]:
-    """Add rows to a file, whoever else writes to it: theirs stay, and so does what has a key that
-    exists already, unless asked to `replace` it. Sorted by step, in order of arrival within one.
+    """Add rows to a file, to which other processes may write at the same time.
+
+    Existing rows stay, also if a new row has the same key, unless `replace` is set. The file is
+    sorted by step, and within a step by order of arrival.
 
     Returns:
       All rows of the file.

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, on a disk by its own writer, in a bucket by numbered parts."""
+"""TensorBoard's event files: written by its own writer on a disk, in numbered parts in a bucket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fire_lm.storage.appended import Uploaded
 
 
 class EventsOnDisk:
-    """A thin shell over TensorBoard's writer, which has a thread of its own."""
+    """A thin wrapper around TensorBoard's writer, which has its own thread."""
 
     def __init__(self, workdir: str):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -25,16 +25,17 @@ class EventsOnDisk:
         self._writer.add_event(event)
 
     def flush(self) -> None:
-        pass  # it flushes every two minutes, and a kill loses no more
+        pass  # the writer flushes every two minutes, so a kill loses no more than that
 
     def close(self) -> None:
         self._writer.close()
 
 
 class EventsInBucket:
-    """Events as growing objects: TensorBoard's writer would upload the whole file at every flush.
+    """Events in growing objects of limited size.
 
-    TensorBoard reads the event files of a folder in the order of their names.
+    TensorBoard's own writer would upload the whole file at every flush. TensorBoard reads the event
+    files of a folder in the order of their names.
     """
 
     def __init__(self, workdir: str):
@@ -58,7 +59,7 @@ class EventsInBucket:
 
 
 def _record(event: Any) -> bytes:
-    """An event as a TFRecord: length, content, and a CRC-32C of each."""
+    """Return an event as a TFRecord: its length, its content, and a CRC-32C of each."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     framed = io.BytesIO()

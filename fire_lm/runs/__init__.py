@@ -1,1 +1,1 @@
-"""Runs that have been trained: finding them, reading them, resuming them."""
+"""Trained runs: finding, reading and resuming them."""

@@ -1,4 +1,4 @@
-"""Answers that a model generates to synthetic exercises: the layout `autoregressive`."""
+"""Generated answers to synthetic exercises, for the layout `autoregressive`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from fire_lm.tasks.synthetic.layouts import answers, padded_length, prompt
 
 
 def generated_answers(model: Decoder, params: Any, task: Task) -> Answering:
-    """Answers decoded greedily, of exactly as many tokens as the right ones have, at the model's
-    positions of evaluation."""
+    """Return a function that answers exercises by greedy decoding.
+
+    Each answer has exactly as many tokens as the correct one, and the model uses its positions of
+    evaluation.
+    """
 
     def answering(samples: Sequence[Sample], length: int) -> np.ndarray:
         prompts = [prompt("autoregressive", sample) for sample in samples]

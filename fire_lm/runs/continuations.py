@@ -1,4 +1,4 @@
-"""Text that a run's model writes after a prompt, by its own vocabulary."""
+"""Text that a run's model generates after a prompt, with the run's own vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fire_lm.errors import UserError
 from fire_lm.generation import Generated, Greedy, Method, generate
 from fire_lm.models import Decoder
 
-# Prompts are padded to multiples of it; a program is compiled for each width.
+# The smallest width to which prompts are padded; a program is compiled for each width.
 _SMALLEST_WIDTH = 128
 
 
@@ -26,12 +26,13 @@ class Continuation:
     """The text generated after a prompt.
 
     Attributes:
-      text: of the tokens, cut before the first stop string.
-      tokens: generated ids, the end-of-document token included; with those of the stop string and
-        what the model wrote after it, which `text` lacks.
-      logprobs: natural logarithms of their probabilities under the model.
-      score: the sum of `logprobs`; of a beam divided by its length penalty.
-      ended: by "end of document", "stop string", or "length" (`new_tokens` were not enough).
+      text: The text of the tokens, truncated before the first stop string.
+      tokens: The generated ids, including the end-of-document token, the stop string and what the
+        model generated after it, which `text` lacks.
+      logprobs: The natural logarithms of the tokens' probabilities under the model.
+      score: The sum of `logprobs`; for a beam, divided by its length penalty.
+      ended: What ended the text: "end of document", "stop string", or "length" (`new_tokens` were
+        not enough).
     """
 
     text: str
@@ -46,13 +47,17 @@ class Writer:
     """A model with its vocabulary, and how it continues a text.
 
     Attributes:
-      data: the text that it was trained on, of which the vocabulary is used.
-      new_tokens: generated at most.
-      stop: strings that end a continuation; they are not part of it.
-      seed: of sampling. A continuation depends on it and on the number of its prompt.
+      model: The model.
+      params: Its parameters.
+      data: The text that the model was trained on, whose vocabulary is used.
+      new_tokens: The maximum number of generated tokens.
+      method: How tokens are chosen.
+      stop: Strings that end a continuation and are not part of it.
+      seed: The seed of sampling. A continuation depends on it and on the number of its prompt.
+      mesh: The mesh of devices to use, if any.
 
     Raises:
-      UserError: the vocabulary cannot express a stop string.
+      UserError: The vocabulary cannot express a stop string.
     """
 
     model: Decoder
@@ -68,23 +73,23 @@ class Writer:
         for stop in self.stop:
             if lacking := vocabulary.unknown(self.data, stop):
                 raise UserError(
-                    f"the vocabulary {self.data.vocabulary} cannot express {lacking!r} of the stop "
-                    f"{stop!r}, which would never be met: remove it"
+                    f"the vocabulary {self.data.vocabulary} cannot express {lacking!r} in the stop "
+                    f"string {stop!r}, which would never match: remove it"
                 )
 
     def encode(self, prompt: str) -> np.ndarray:
-        """Ids int32 `[P]` as the model reads them; token 0 begins a text.
+        """Return the ids of a prompt, int32 `[P]`, as the model reads them, beginning with token 0.
 
         Raises:
-          UserError: the prompt is empty, or the vocabulary lacks some of its characters.
+          UserError: The prompt is empty, or the vocabulary lacks some of its characters.
         """
         if not prompt:
-            raise UserError("the prompt is empty: it must have one character or more")
+            raise UserError("the prompt is empty: it must have at least one character")
         if any("\ud800" <= character <= "\udfff" for character in prompt):
             raise UserError(f"the prompt {prompt[:40]!a} is not valid UTF-8: convert it")
         if lacking := vocabulary.unknown(self.data, prompt):
             raise UserError(
-                f"the vocabulary {self.data.vocabulary} cannot express {lacking!r} of the prompt "
+                f"the vocabulary {self.data.vocabulary} cannot express {lacking!r} in the prompt "
                 f"{prompt[:40]!r}: remove it"
             )
         return np.concatenate([[0], vocabulary.encode(self.data, prompt)]).astype(np.int32)
@@ -96,15 +101,18 @@ class Writer:
         context_length: int | None = None,
         on_text: Callable[[str], None] | None = None,
     ) -> list[list[Continuation]]:
-        """Continuations of each encoded prompt, best or first drawn first.
+        """Return the continuations of each encoded prompt: best first, or in the order of sampling.
 
         Args:
-          numbers: of the prompts, from which their random keys are made.
-          context_length: tokens of prompt and answer; by default of the longest.
-          on_text: called with the text so far of the first continuation.
+          prompts: The encoded prompts.
+          numbers: The numbers of the prompts, from which their random keys are made.
+          context_length: The number of tokens of prompt and answer together; by default, what the
+            longest prompt needs.
+          on_text: Called with the text so far of the first continuation.
 
         Raises:
-          UserError: a prompt is too long for the model. RunFailed: the model gives NaN.
+          UserError: A prompt is too long for the model.
+          RunFailed: The model returns NaN.
         """
         lengths = np.array([len(prompt) for prompt in prompts], np.int32)
         rows = np.zeros((len(prompts), width(int(lengths.max()))), np.int32)
@@ -130,7 +138,7 @@ class Writer:
         return [self._of_example(found, example) for example in range(len(prompts))]
 
     def text_of(self, tokens: np.ndarray) -> tuple[str, bool]:
-        """The text of generated ids, and whether a stop string has cut it."""
+        """Return the text of generated ids, and whether a stop string truncated it."""
         text = vocabulary.decode(self.data, tokens)
         ends = [place for stop in self.stop if (place := text.find(stop)) >= 0]
         return (text[: min(ends)], True) if ends else (text, False)
@@ -139,7 +147,7 @@ class Writer:
         result = []
         for k, length in enumerate(found.lengths_BK[example]):
             if not length:
-                continue  # fewer beams than asked for
+                continue  # fewer beams than requested
             tokens = found.tokens_BKT[example, k, :length]
             text, cut = self.text_of(tokens)
             ended = "end of document" if found.stopped_BK[example, k] else "length"
@@ -156,9 +164,9 @@ class Writer:
 
 
 def width(length: int) -> int:
-    """Columns for prompts of `length` tokens: 128 times 1, 1.5, 2, 3, 4, 6, ...
+    """Return the width for prompts of `length` tokens: 128 times 1, 1.5, 2, 3, 4, 6, ...
 
-    A program is compiled for each, and a third of the columns at most is padding (beyond 128).
+    A program is compiled for each width; beyond 128, at most a third of the columns is padding.
     """
     columns = _SMALLEST_WIDTH
     while columns < length:

@@ -1,4 +1,4 @@
-"""A run's configuration with what is asked of its model at evaluation alone."""
+"""A run's configuration with changes that apply to its model only at evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def configuration(
     files: Sequence[str] = (),
     bindings: Sequence[str] = (),
 ) -> tuple[Config, str]:
-    """The run's own configuration with what was asked for, and the name of what that changes."""
+    """Return the run's configuration with the requested changes, and the name of these changes."""
     trained = saved_config(workdir)
     config = load_config(
         [str(newest_config(workdir)), *arguments.gin_file, *files],
@@ -32,12 +32,12 @@ def configuration(
 
 
 def variant_of(trained: Config, asked: Config, workdir: epath.Path) -> str:
-    """The name in tables of what differs from the trained model at evaluation."""
+    """Return the name, in tables, of the differences from the trained model at evaluation."""
     if trained.macro("ENCODING") != asked.macro("ENCODING"):
         raise UserError(
-            f"{workdir} was trained as {trained.macro('ENCODING')}, which is its name in the table"
-            ": set what changes at evaluation by bindings (--gin.RoPE.scaling=@YaRN()), not by a "
-            "file of configs/positions"
+            f"{workdir} was trained as {trained.macro('ENCODING')}, which is its name in the "
+            "table: set changes at evaluation with bindings (--gin.RoPE.scaling='@YaRN()'), not "
+            "with a file of configs/positions"
         )
     try:
         return models.variant(trained.call("build_decoder"), asked.call("build_decoder"))

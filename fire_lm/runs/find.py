@@ -1,4 +1,4 @@
-"""The runs and checkpoints that `fire-lm sweep` is asked for, by name."""
+"""Finding the runs and checkpoints that a command line names, as for `fire-lm sweep`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fire_lm.errors import UserError
 from fire_lm.runs.saved import newest_config
 from fire_lm.storage import children, place, present, require_bucket, resolved, with_name
 
-SAME_NAME = "two runs have the same name, so the table could not tell them apart"
+SAME_NAME = "two runs have the same name, so the table could not distinguish them"
 SEVERAL = "several runs need --output=DIR, the folder for their table and figure"
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class RunSteps:
     """The checkpoints of a run that are to be scored.
 
     Attributes:
-      workdir: of the run.
-      steps: of its checkpoints; the newest alone if empty.
-      all: whether it is all that there are.
+      workdir: The run directory.
+      steps: The steps of the checkpoints; if empty, only the newest one.
+      all: Whether all existing checkpoints are to be scored.
     """
 
     workdir: epath.Path
@@ -33,26 +33,28 @@ class Wanted:
 
 
 class NotYet(UserError):
-    """A run that is not there (yet), and where it would be."""
+    """A run that does not exist (yet), with the folder where it would be."""
 
     def __init__(self, message: str, folder: epath.Path):
         super().__init__(message)
         self.folder = folder
 
 
-def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[Wanted], list[epath.Path]]:
-    """The runs, each with the checkpoints asked for, and the folders that were named.
+def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[RunSteps], list[epath.Path]]:
+    """Return the runs, each with the requested checkpoints, and the folders that were named.
 
-    A name is a run directory (its newest checkpoint), `RUN@STEP`, `RUN@STEP,STEP`, `RUN@all`, or
-    a folder of runs. Of runs that need not have begun all checkpoints are wanted, if none is named.
+    A name is a run directory (its newest checkpoint), `RUN@STEP`, `RUN@STEP,STEP`, `RUN@all`, or a
+    folder of runs. Without `begun`, runs need not have started yet, and by default all of their
+    checkpoints are requested.
 
     Raises:
-      NotYet: one of them is not there. UserError: they cannot stand in one table.
+      NotYet: A run does not exist.
+      UserError: The runs cannot be shown in one table.
     """
-    runs: list[Wanted] = []
+    runs: list[RunSteps] = []
     folders = []
     for name in named:
-        # Only a name with an @ can mean two things.
+        # Only a name with an @ is ambiguous.
         literal = "@" not in name or present(place(name))
         folder, steps, every = (name, (), False) if literal else split_steps(name)
         path = with_name(place(folder))
@@ -66,9 +68,9 @@ def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[Wanted], l
             raise NotYet(f"{folder} is neither a run (no config.gin) nor a folder of runs", path)
         ready = [run for run in inside if available_steps(run)] or inside
         for run in set(inside) - set(ready) if begun else ():
-            print(f"{run} has no checkpoint yet: left out")
+            print(f"{run} has no checkpoint yet: skipped")
         every = every or not (begun or steps)
-        runs += [Wanted(run, steps, every) for run in (ready if begun else inside)]
+        runs += [RunSteps(run, steps, every) for run in (ready if begun else inside)]
     paths = {run.workdir for run in runs}
     if len({path.name for path in paths}) < len(paths):
         raise UserError(SAME_NAME)
@@ -78,10 +80,10 @@ def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[Wanted], l
 def folder_of_all(
     output: str | None, workdirs: Sequence[epath.Path], named: Iterable[epath.Path]
 ) -> epath.Path:
-    """The folder for the combined results of these runs; `named` are the folders asked for.
+    """Return the folder for the combined results of these runs; `named` are the folders requested.
 
     Raises:
-      UserError: it is not said, or is a run, whose own results would be replaced.
+      UserError: The folder is not specified, or is a run, whose own results would be replaced.
     """
     if not output:
         first, *others = dict.fromkeys(named)
@@ -90,17 +92,17 @@ def folder_of_all(
         return first
     top, swept = place(output), {resolved(path) for path in workdirs}
     if swept == {resolved(top)}:
-        return workdirs[0]  # its own folder, as the run is spelled
+        return workdirs[0]  # the run's own folder, spelled as the run was
     if resolved(top) in swept or newest_config(top):
         raise UserError(
             f"--output={output} is itself a run: a table of other runs would replace its results\n"
-            f"give a folder that is not a run, such as --output={top}-table"
+            f"choose a folder that is not a run, such as --output={top}-table"
         )
     return top
 
 
 def split_steps(name: str) -> tuple[str, tuple[int, ...], bool]:
-    """`RUN@1000,2000` -> (run, steps, whether all of them are wanted)."""
+    """Split `RUN@1000,2000` into (run, steps, whether all steps are requested)."""
     run, at, steps = name.rpartition("@")
     if not at:
         return name, (), False
@@ -108,6 +110,7 @@ def split_steps(name: str) -> tuple[str, tuple[int, ...], bool]:
         return run, (), True
     if not re.fullmatch("[0-9]{1,18}(,[0-9]{1,18})*", steps):
         raise UserError(
-            f"'{name}': after @ comes a step, several with commas, or all, as in {run}@1000,2000"
+            f"'{name}': a step, several steps with commas, or `all` must follow the @, as in "
+            f"{run}@1000,2000"
         )
     return run, tuple(sorted({int(step) for step in steps.split(",")})), False

@@ -1,7 +1,7 @@
-"""Prompts in JSON lines, and what a model has written after them.
+"""Files of prompts and of their continuations, both in JSON lines.
 
-A line of prompts is `{"id": ..., "prompt": "..."}`; without an id the line's number, from 1, is
-taken. A line of results has the same id, how it was made, and the continuations.
+A line of prompts is `{"id": ..., "prompt": "..."}`; the default id is the line's number, from 1. A
+line of results has the same id, how the result was made, and the continuations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fire_lm.storage import read_bytes
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """A prompt of a file; `number` is its line, from 1."""
+    """A prompt in a file; `number` is its line, from 1."""
 
     id: str | int
     text: str
@@ -31,10 +31,10 @@ class Prompt:
 def read_prompts(content: bytes, name: str) -> list[Prompt]:
     """Return the prompts of the file `name`; blank lines are skipped.
 
-    Lines end at line feeds alone: JSON may hold the other line separators of Unicode as they are.
+    Lines end only at line feeds, because JSON may contain the other line separators of Unicode.
 
     Raises:
-      UserError: a line is malformed or not UTF-8, two lines have the same id, or there is no
+      UserError: A line is malformed or not UTF-8, two lines have the same id, or there is no
         prompt.
     """
     found: dict[str | int, Prompt] = {}
@@ -42,8 +42,10 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
         try:
             line = raw.decode()
         except UnicodeDecodeError as error:
-            raise UserError(f"{name}, line {number}: not UTF-8 ({error.reason} at byte "
-                            f"{error.start + 1}): convert the file")  from None  # fmt: skip
+            raise UserError(
+                f"{name}, line {number}: not UTF-8 ({error.reason} at byte "
+                f"{error.start + 1}): convert the file"
+            ) from None
         if not line.strip():
             continue
         try:
@@ -51,7 +53,7 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
             json.dumps(fields, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise UserError(
-                f"{name}, line {number}: half a surrogate pair, which is no character: remove it"
+                f"{name}, line {number}: a lone surrogate, which is not a character: remove it"
             ) from None
         except ValueError:
             fields = None
@@ -59,12 +61,14 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
         key = fields.get("id", number) if isinstance(fields, dict) else None
         if not isinstance(text, str) or not isinstance(key, str | int) or isinstance(key, bool):
             raise UserError(
-                f'{name}, line {number}: expected {{"prompt": "TEXT"}}, with "id" (text or a '
-                f"number) if you like, got {line.strip()[:60]}"
+                f'{name}, line {number}: expected {{"prompt": "TEXT"}}, optionally with "id" (text '
+                f"or a number), got {line.strip()[:60]}"
             )
         if key in found:
-            raise UserError(f"{name}, line {number}: the id {key!r} is that of line "
-                            f"{found[key].number} too: make ids unique")  # fmt: skip
+            raise UserError(
+                f"{name}, line {number}: line {found[key].number} already has the id {key!r}: "
+                "make ids unique"
+            )
         found[key] = Prompt(key, text, number)
     if not found:
         raise UserError(f"{name} holds no prompt")
@@ -77,8 +81,8 @@ def finished(
     """Return the ids of the `prompts` whose results an earlier command has written to `path`.
 
     Raises:
-      UserError: a line is not a result, was not `made` the same way, or continues another prompt
-        under the same id.
+      UserError: A line is not a result, was not `made` in the same way, or continues another prompt
+        with the same id.
     """
     texts, ids = {prompt.id: prompt.text for prompt in prompts}, []
     for number, line in enumerate(whole_lines(read_bytes(path) or b"").splitlines(), 1):
@@ -88,18 +92,18 @@ def finished(
             there = key in texts
         except (ValueError, KeyError, TypeError):
             raise UserError(
-                f"{path}, line {number}: not a result of fire-lm generate\ngive another --output"
+                f"{path}, line {number}: not a result of fire-lm generate\nchoose another --output"
             ) from None
         for name, value in made.items():
             if fields.get(name) != value:
                 raise UserError(
                     f"{path} holds continuations with {name} = {fields.get(name)!r}, not "
-                    f"{value!r}: give another --output"
+                    f"{value!r}: choose another --output"
                 )
         if there and text != texts[key]:
             raise UserError(
-                f"{path}, line {number}: the prompt of id {key!r} is {text[:40]!r} there and "
-                f"{texts[key][:40]!r} now: give another --output"
+                f"{path}, line {number}: the prompt with id {key!r} is {text[:40]!r} there but "
+                f"{texts[key][:40]!r} now: choose another --output"
             )
         if there:
             ids.append(key)
@@ -107,12 +111,12 @@ def finished(
 
 
 def whole_lines(content: bytes) -> bytes:
-    """Drop the last line if an interrupted write has left half of it."""
+    """Drop the last line if an interrupted write left it incomplete."""
     return content[: content.rfind(b"\n") + 1]
 
 
 def result_line(prompt: Prompt, made: Mapping[str, Any], found: Sequence[Continuation]) -> str:
-    """JSON, with a line break."""
+    """Return a result as a line of JSON, with the line break."""
     fields = {
         "id": prompt.id,
         "prompt": prompt.text,
@@ -128,8 +132,10 @@ def continued(
     batch_size: int,
     context_length: int,
 ) -> Iterator[list[tuple[Prompt, list[Continuation]]]]:
-    """Batch by batch, the shortest prompts first; a batch is of one width, so that few programs
-    are compiled."""
+    """Yield the continuations batch by batch, shortest prompts first.
+
+    Every batch has a single width, so that few programs are compiled.
+    """
     widths: dict[int, list[tuple[Prompt, np.ndarray]]] = {}
     for one in sorted(prompts, key=lambda one: len(one[1])):
         widths.setdefault(width(len(one[1])), []).append(one)

@@ -11,17 +11,20 @@ from fire_lm.runs.saved import damaged, model_of_run, newest_config, saved_confi
 
 
 def check_not_imported(workdir: str) -> None:
-    """Refuse to train in the folder of `fire-lm import`, whose checkpoint is of step 0 and has no
-    optimizer: training there would begin with fresh parameters."""
+    """Refuse to train in a folder that `fire-lm import` wrote.
+
+    Its checkpoint has step 0 and no optimizer state, so training there would begin with fresh
+    parameters.
+    """
     if 0 in available_steps(workdir):
         raise UserError(
-            f"{workdir} holds an imported model (checkpoint 0)\nto train on from it, choose "
+            f"{workdir} holds an imported model (checkpoint 0)\nto continue training it, choose "
             f"another --workdir and add --gin.INIT_FROM={workdir}"
         )
 
 
 def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> None:
-    """Refuse a workdir of another experiment; training longer is the same experiment."""
+    """Refuse a workdir of another experiment; training longer counts as the same experiment."""
     saved = newest_config(workdir)
     if saved is None:
         return
@@ -36,7 +39,7 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
     except UserError as error:
         raise damaged(saved, str(error)) from error
     if lacking := [str(one.name) for one in differing if one.old is ABSENT]:
-        raise damaged(saved, f"it does not say {', '.join(lacking[:3])}")
+        raise damaged(saved, f"it lacks {', '.join(lacking[:3])}")
     changed = [
         str(difference)
         for difference in differing
@@ -51,21 +54,23 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
 
 
 def check_same_encoding(config: Config, workdir: str) -> None:
-    """No setting makes the state of one encoding that of another, even under the same names."""
+    """Refuse an encoding other than the saved one: states differ, even under the same names."""
     old, new = (model_of_run(workdir), config.call("build_decoder"))
     names = [models.encoding_names(model) for model in (old, new)]
     if names[0] != names[1] and available_steps(workdir):
         raise UserError(
-            f"{workdir} was trained with {names[0]}, this run has {names[1]}: it cannot continue\n"
-            f"to finetune across, choose another --workdir and add --gin.INIT_FROM={workdir}"
+            f"{workdir} was trained with {names[0]}, but this run has {names[1]}: it cannot "
+            f"continue\nto finetune with another encoding, choose another --workdir and add "
+            f"--gin.INIT_FROM={workdir}"
         )
 
 
 def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Config:
-    """`config` with the lengths that its model keeps from the one it continues (kept_lengths.py).
+    """Return `config` with the lengths that its model keeps from its source (kept_lengths.py).
 
-    That is the model of INIT_FROM, unless the run directory has one already: such a run, which may
-    be older than this rule, continues as it was saved. `config` itself if nothing changes.
+    The source is the model of INIT_FROM, unless the run directory already has a model: such a run,
+    which may be older than this rule, continues as it was saved. If nothing changes, `config`
+    itself is returned.
 
     Raises:
       UserError: INIT_FROM holds no run, or one whose configuration cannot be read.
@@ -75,13 +80,13 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
     source = split_run(str(config.macro("INIT_FROM") or ""))[0]
     started = bool(workdir) and newest_config(workdir) is not None
     if started and not (source or allow_change):
-        return config  # its own run: the differences are reported later
+        return config  # it continues its own run: differences are reported later
     if not started and not source:
         return config
     where = workdir if started else source
     if not started and newest_config(source) is None:
         if workdir and available_steps(workdir):
-            return config  # it resumes, though its configuration was moved away
+            return config  # the run resumes, although its configuration was moved away
         raise UserError(f"INIT_FROM: {source} holds no run (no config.gin)")
     trained = saved_config(where)
     names = [models.encoding_names(one.call("build_decoder")) for one in (config, trained)]
@@ -92,12 +97,15 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
 def compare_with_source(
     model: models.Decoder, trained: models.Decoder, source: str, kept: bool
 ) -> str:
-    """How the model differs from that of the run whose parameters it takes (INIT_FROM), and which
-    of its values are that run's and would be others at this length (`kept`)."""
+    """Describe how the model differs from that of INIT_FROM, whose parameters it takes.
+
+    If values were `kept` from that run, which would otherwise follow from this run's length, they
+    are listed as well.
+    """
     changed = [
         f"{name} {old} -> {new}" for name, (old, new) in models.changes(trained, model).items()
     ]
-    line = f"model against {source}: {'; '.join(changed) or 'the same'}"
+    line = f"model compared with {source}: {'; '.join(changed) or 'unchanged'}"
     if not kept:
         return line
     values = [f"{name} {value}" for name, value in models.lengths(model).items()]

@@ -31,9 +31,9 @@ from fire_lm.training.lock import writer_of
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run directory, local or gs://, and the step of it that is meant, if one is.
+    """A run directory, local or gs://, optionally with the step of one checkpoint.
 
-    What it gives is read when it is asked for; the configuration is read once.
+    Results are read when they are requested; the configuration is read only once.
     """
 
     workdir: epath.Path
@@ -41,11 +41,12 @@ class Run:
 
     @property
     def name(self) -> str:
+        """The name of the run directory."""
         return self.workdir.name
 
     @functools.cached_property
     def config(self) -> Config:
-        """The configuration of its latest start."""
+        """The configuration of the run's latest start."""
         return saved_config(self.workdir)
 
     @property
@@ -55,57 +56,60 @@ class Run:
 
     @property
     def settings(self) -> Pretraining:
-        """The experiment as a value."""
+        """The settings of the experiment."""
         return self.config.call("pretrain")
 
     @property
     def data(self) -> Data:
-        """The text that it was trained on.
+        """The text that the run was trained on.
 
         Raises:
-          UserError: it was trained on a synthetic task, which has no text.
+          UserError: The run was trained on a synthetic task, which has no text.
         """
         return text_of_run(self.config, self.workdir)
 
     @property
     def model(self) -> Decoder:
+        """The model, without parameters."""
         return self.config.call("build_decoder")
 
     @property
     def steps(self) -> list[int]:
-        """The steps of its complete checkpoints, ascending."""
+        """The steps of the complete checkpoints, ascending."""
         return available_steps(self.workdir)
 
     @property
     def writer(self) -> str:
-        """The process that is training it, with its host; empty if there is none."""
+        """The process that is training the run, with its host; empty if there is none."""
         return writer_of(str(self.workdir))
 
     def restore(self) -> tuple[Decoder, Any]:
-        """The model and its parameters, on this process's devices.
+        """Return the model and its parameters, on this process's devices.
 
-        The checkpoint is that of `step`, else the newest that is intact; it is verified first.
+        The checkpoint is that of `step`, or else the newest intact one; it is verified first.
 
         Raises:
-          UserError: there is no such checkpoint. RunFailed: it is damaged.
+          UserError: There is no such checkpoint.
+          RunFailed: The checkpoint is damaged.
         """
         step = choose_step(self.workdir, self.step)
         like = abstract_params(self.model, make_mesh(MeshShape()))
         return self.model, restore_params(str(self.workdir), step, like)[0]
 
     def rows(self) -> OwnRows:
-        """The rows of sweeps: losses by length, losses by position, texts."""
+        """Return the results of sweeps: losses by length, losses by position, and texts."""
         return read_own(self.workdir, self.encoding)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`, by step."""
+        """Return the lines of `metrics.jsonl`, one per logged step."""
         return logged_steps(self.workdir)
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of `text` in the run's vocabulary, int32 `[T]`."""
+        """Return the ids of `text` in the run's vocabulary, int32 `[T]`."""
         return vocabulary.encode(self.data, text)
 
     def decode(self, tokens: np.ndarray) -> str:
+        """Return the text of token ids."""
         return vocabulary.decode(self.data, tokens)
 
     def generate(
@@ -117,14 +121,14 @@ class Run:
         stop: tuple[str, ...] = (),
         seed: int = 0,
     ) -> list[Continuation]:
-        """Continue `prompt`: one continuation, or those of all samples or beams.
+        """Return the continuation of `prompt`, or the continuations of all samples or beams.
 
-        The parameters are read at the first call and kept; `method` is one of `Greedy`, `Sample`
-        and `Beam` of `fire_lm.generation`.
+        The parameters are read at the first call and kept; `method` is a `Greedy`, `Sample` or
+        `Beam` of `fire_lm.generation`.
 
         Raises:
-          UserError: the prompt is empty, or too long for the model. RunFailed: the checkpoint is
-            damaged, or the model gives NaN.
+          UserError: The prompt is empty, or too long for the model.
+          RunFailed: The checkpoint is damaged, or the model returns NaN.
         """
         model, params = self._restored
         writer = Writer(model, params, self.data, new_tokens, method, stop, seed)
@@ -135,19 +139,22 @@ class Run:
         return self.restore()
 
     def inputs(self, text: str) -> tuple[jax.Array, jax.Array]:
-        """What the model reads to predict the tokens of `text` and the one after them: tokens and
-        positions, both int32 `[1, T + 1]`. The first token is 0, as in training, and the
-        positions are those of evaluation."""
+        """Return the model's inputs to predict the tokens of `text` and the token after them.
+
+        These are tokens and positions, both int32 `[1, T + 1]`. The first token is 0, as in
+        training, and the positions are those of evaluation.
+        """
         tokens_T = np.concatenate([[0], self.encode(text)]).astype(np.int32)
         positions_BT = self.model.resampling.evaluation_positions(len(tokens_T))
         return jax.numpy.asarray(tokens_T)[None], positions_BT
 
 
 def open_run(name: str | epath.Path) -> Run:
-    """The run in a directory, `RUN` or `RUN@STEP`.
+    """Open the run in a directory, `RUN` or `RUN@STEP`.
 
     Raises:
-      UserError: there is no run. RunFailed: the directory cannot be listed.
+      UserError: There is no run.
+      RunFailed: The directory cannot be listed.
     """
     folder, step = split_run(str(name))
     workdir = with_name(place(folder))

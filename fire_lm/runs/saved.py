@@ -1,7 +1,8 @@
-"""The saved description of a run: its configuration, its model, its best steps."""
+"""What a run's folder says about the run: its configuration, its model, and its best steps."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -10,19 +11,37 @@ from etils import epath
 from fire_lm import models
 from fire_lm.config import Config
 from fire_lm.data import Data, Synthetic
-from fire_lm.errors import UserError
+from fire_lm.errors import UserError, first_line
 from fire_lm.experiment import load_config
 from fire_lm.results import ranked_steps, read_own
-from fire_lm.storage import children, place
+from fire_lm.storage import children, create_text, make_folder, place
+
+
+def save_config(config: Config, workdir: str | epath.Path) -> epath.Path:
+    """Write config.gin, or the first free of config_1.gin, config_2.gin, ...; return its path.
+
+    The folder is created if it is absent. No file is ever overwritten, and a crash leaves no
+    incomplete one. Only one process of a job may call this.
+    """
+    folder = place(workdir)
+    try:
+        make_folder(folder)
+        names = itertools.chain(["config.gin"], (f"config_{i}.gin" for i in itertools.count(1)))
+        return next(folder / name for name in names if create_text(folder / name, config.text()))
+    except OSError as error:
+        reason = first_line(error)
+        raise UserError(f"cannot write the configuration in {workdir}: {reason}") from None
 
 
 def newest_config(
     workdir: str | epath.Path, inside: Sequence[epath.Path] | None = None
 ) -> epath.Path | None:
-    """The configuration of a run's latest start; `inside` is what the folder holds, if known.
+    """Return the path of the configuration of a run's latest start, or None if there is none.
+
+    `inside` is the content of the folder, if it is known.
 
     Raises:
-      RunFailed: the folder cannot be listed, which is not to say that it holds no run.
+      RunFailed: The folder cannot be listed, which does not mean that it holds no run.
     """
     found = {
         int(match[1] or 0): path
@@ -33,10 +52,11 @@ def newest_config(
 
 
 def saved_config(workdir: str | epath.Path) -> Config:
-    """The configuration of a run's latest start.
+    """Return the configuration of a run's latest start.
 
     Raises:
-      UserError: it cannot be loaded: damaged, or of another version of the code.
+      UserError: The configuration cannot be loaded, because it is damaged or was written by another
+        version of the code.
     """
     saved = newest_config(workdir)
     if saved is None:
@@ -50,19 +70,20 @@ def saved_config(workdir: str | epath.Path) -> Config:
 
 
 def damaged(saved: epath.Path, why: str) -> UserError:
-    told = why.partition("\n")[0].partition("; give one")[0].rstrip(".")
-    where = "" if str(saved) in told else f"{saved}: "
+    """Return the error for a saved configuration that cannot be loaded."""
+    problem = why.partition("\n")[0].partition("; give one")[0].rstrip(".")
+    where = "" if str(saved) in problem else f"{saved}: "
     return UserError(
-        f"{where}{told}\nif the file is damaged, move it away: the command with which the run was "
-        "trained writes a new one"
+        f"{where}{problem}\nif the file is damaged, move it away: the command that trained the run "
+        "writes a new one"
     )
 
 
 def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
-    """The text that a run of this configuration was trained on.
+    """Return the text that a run of this configuration was trained on.
 
     Raises:
-      UserError: it was trained on a synthetic task, which has no text.
+      UserError: The run was trained on a synthetic task, which has no text.
     """
     data = config.call("pretrain").data
     if isinstance(data, Synthetic):
@@ -75,12 +96,13 @@ def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
 
 
 def model_of_run(workdir: str) -> models.Decoder:
+    """Return the model of the run that INIT_FROM names, without parameters."""
     if newest_config(workdir) is None:
         raise UserError(f"INIT_FROM: {workdir} holds no run (no config.gin)")
     return saved_config(workdir).call("build_decoder")
 
 
 def ranked(workdir: epath.Path, encoding: str) -> list[int]:
-    """The steps of a run that sweeps have scored, best first."""
+    """Return the steps of a run that sweeps have scored, best first."""
     own = read_own(workdir, encoding)
     return ranked_steps(own.losses, own.texts.of)

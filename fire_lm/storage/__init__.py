@@ -1,13 +1,14 @@
-"""Files of a run, on a disk or in a bucket (gs://), with the same meaning on both.
+"""The files of a run, on a disk or in a bucket (gs://), with the same semantics on both.
 
 Buckets have no folders, no renames, no appends and no locks, and the libraries that hide this
-answer "not there" for whatever goes wrong. So the few operations that a run depends on are here:
+report "not found" whatever goes wrong. This package therefore holds the few operations that a run
+depends on:
 
-- `presence`: whether something exists, where an error is never mistaken for absence;
-- `objects`: reading and replacing one object, with the generation as a precondition;
-- `files`: whole files, read, replaced, created once, changed by several;
-- `lease`: one writer for a run directory, one scorer of a checkpoint;
-- `appended`: text files that grow.
+- `presence`: checks whether something exists, and never mistakes an error for absence;
+- `objects`: reads and replaces single objects, with the generation as a precondition;
+- `files`: reads, replaces, creates (once) and changes (among several writers) whole files;
+- `lease`: grants one writer per run directory, and one scorer per checkpoint;
+- `appended`: appends to text files.
 """
 
 from fire_lm.storage.appended import Appended, append_to, read_parts

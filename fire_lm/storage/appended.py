@@ -1,10 +1,10 @@
 """Files that grow, line by line, during a run.
 
 On a disk a line is visible at once. In a bucket an object cannot grow, so lines are gathered for
-half a minute and uploaded by a thread of their own: the step that logs never waits. The newest
-object is uploaded anew each time until it has 256 KiB; then the next part begins, `metrics.jsonl`,
+half a minute and uploaded by a separate thread: the step that logs never waits. The newest object
+is uploaded again each time until it reaches 256 KiB; then the next part begins: `metrics.jsonl`,
 `metrics_1.jsonl`, `metrics_2.jsonl`, ... A process that is killed loses the lines of the last half
-minute. Parts are read in both places: people copy runs from buckets.
+minute. Parts are read on disks as well as in buckets, because people copy runs from buckets.
 """
 
 from __future__ import annotations
@@ -23,31 +23,33 @@ from fire_lm.errors import RunFailed
 from fire_lm.storage import objects
 from fire_lm.storage.files import in_bucket, read_bytes, remove, replace_text
 
-WINDOW_SECONDS = 30.0  # what a kill may lose
+WINDOW_SECONDS = 30.0  # the most that a kill may lose
 PART_BYTES = 2**18
-_LAST_TRIES = 3  # for what is left when the file is closed
+_LAST_TRIES = 3  # attempts to upload the remaining lines when the file is closed
 
 
 class Appended(Protocol):
+    """A file that is open for appending."""
+
     def append(self, content: bytes) -> None: ...
 
     def flush(self) -> None:
-        """Ask for an early upload, without waiting for it."""
+        """Request an early upload, without waiting for it."""
 
     def close(self) -> None: ...
 
 
 def part(path: str | epath.Path, number: int) -> epath.Path:
-    """The name of a part: `metrics.jsonl` is number 0, `metrics_1.jsonl` is number 1."""
+    """Return the path of a part: `metrics.jsonl` is number 0, `metrics_1.jsonl` is number 1."""
     path = epath.Path(path)
     return path.with_name(f"{path.stem}_{number}{path.suffix}") if number else path
 
 
 def read_parts(path: str | epath.Path) -> list[bytes]:
-    """The content of each part; empty if there is no such file.
+    """Return the content of each part, or an empty list if there is no such file.
 
     Raises:
-      RunFailed, OSError: one of them cannot be read.
+      RunFailed, OSError: A part cannot be read.
     """
     found = (read_bytes(part(path, number)) for number in itertools.count())
     return list(itertools.takewhile(lambda content: content is not None, found))  # type: ignore[arg-type]
@@ -59,23 +61,24 @@ def append_to(
     *,
     in_parts: bool = True,
 ) -> Appended:
-    """Open a file, and its newest part, for appending; made if absent.
+    """Open the newest part of a file for appending, and create the file if it is absent.
 
-    In a bucket the newest part is always written anew: an earlier writer, which may not know that
-    its run directory has been taken over, has another generation of it and can write no more.
+    In a bucket the newest part is always rewritten: an earlier writer, which may not know that its
+    run directory has been taken over, holds an older generation and can no longer write.
 
     Args:
-      keep: what stays of the content of each part.
-      in_parts: whether a large file continues in a new part.
+      path: The file, on a disk or in a bucket.
+      keep: Returns what to keep of the content of each part.
+      in_parts: Whether a large file continues in a new part.
 
     Raises:
-      RunFailed, OSError: the storage refuses.
+      RunFailed, OSError: The storage fails.
     """
     if in_bucket(path):
         while (opened := _opened(path, keep, in_parts)) is None:
-            pass  # somebody has written meanwhile
+            pass  # another process wrote in the meantime
         return opened
-    # From the last part to the first, so that a kill in between leaves no line twice.
+    # Parts are rewritten from last to first, so that a kill in between duplicates no line.
     parts, trailing = read_parts(path) or [b""], True
     for number, content in reversed(list(enumerate(parts))):
         kept = keep(content)
@@ -92,7 +95,7 @@ def append_to(
 def _opened(
     path: str | epath.Path, keep: Callable[[bytes], bytes], in_parts: bool
 ) -> Uploaded | None:
-    """Open for `append_to`; None if another writer changed a part since it was read."""
+    """Open a file in a bucket; return None if another writer changed a part since it was read."""
     found = [objects.read(path)]
     while found[-1].content is not None and in_parts:
         found.append(objects.read(part(path, len(found))))
@@ -115,6 +118,8 @@ def _opened(
 
 
 class _OnDisk:
+    """A growing file on a disk."""
+
     def __init__(self, path: epath.Path):
         self._file = Path(path).open("ab")
 
@@ -132,8 +137,9 @@ class _OnDisk:
 class Uploaded:
     """A growing file in a bucket: objects that a thread uploads.
 
-    A bucket that refuses is reported once, and what has gathered is uploaded when it recovers. An
-    object that somebody else has written since is left to them, and so is all that follows.
+    A bucket that fails is reported once, and the gathered lines are uploaded when it recovers. An
+    object that another process has written in the meantime is left alone, and no later line is
+    uploaded.
     """
 
     def __init__(
@@ -145,8 +151,16 @@ class Uploaded:
         heading: bytes = b"",
         in_parts: bool = True,
     ):
-        """`name` gives the path of each part, from `number` on, which holds `content` so far and is
-        of this generation, or is absent; every new part begins with `heading`."""
+        """Start the thread that uploads.
+
+        Args:
+          name: Returns the path of each part.
+          number: The part to continue.
+          content: What that part holds so far.
+          generation: The generation of that part, or None if it is absent.
+          heading: The beginning of every new part.
+          in_parts: Whether a large file continues in a new part.
+        """
         self._name, self._number, self._heading = name, number, heading
         self._part_bytes = PART_BYTES if in_parts else math.inf
         self._content, self._waiting, self._generation = content or heading, b"", generation
@@ -163,7 +177,7 @@ class Uploaded:
         self._wake.set()
 
     def close(self) -> None:
-        """Wait until everything is uploaded, or has been refused several times."""
+        """Wait until everything is uploaded, or until several attempts have failed."""
         self._closed = True
         self._wake.set()
         self._thread.join()
@@ -194,8 +208,8 @@ class Uploaded:
             self._refused = True
             return
         if generation is None:
-            told = f"{self._name(self._number)} has another writer: nothing more is added to it"
-            print(f"\n{told}", file=sys.stderr)
+            problem = f"{self._name(self._number)} has another writer: nothing more is added to it"
+            print(f"\n{problem}", file=sys.stderr)
             self._replaced = True
             return
         self._refused = False
@@ -206,15 +220,15 @@ class Uploaded:
             self._number, self._content, self._generation = self._number + 1, self._heading, None
 
     def _written(self, path: epath.Path, content: bytes) -> bytes | None:
-        """The generation of the object that holds `content` now; None if it is somebody else's."""
+        """Write `content` and return its generation, or None if the object has another writer."""
         if self._generation is not None:
             generation = objects.write(path, content, self._generation)
             if generation is not None:
                 return generation
         found = objects.read(path)
         if found.content is None:
-            absent = self._generation is None  # and else somebody has removed it
+            absent = self._generation is None  # otherwise it has been removed
             return objects.write(path, content, found.generation) if absent else None
-        # An earlier upload of ours may have arrived without an answer.
+        # An earlier upload may have arrived although its reply was lost.
         ours = len(found.content) > len(self._content) and content.startswith(found.content)
         return objects.write(path, content, found.generation) if ours else None

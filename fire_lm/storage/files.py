@@ -1,4 +1,4 @@
-"""Whole files: read, replaced at once, or created once."""
+"""Operations on whole files: reading, atomic replacement, and creation at most once."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def in_bucket(path: str | epath.Path) -> bool:
 
 
 def make_folder(path: str | epath.Path) -> None:
-    """Make a folder and those above it; a bucket needs none.
+    """Create a folder and its parents; a bucket needs none.
 
     Raises:
-      OSError: it cannot be made.
+      OSError: The folder cannot be created.
     """
     if not in_bucket(path):
         Path(path).mkdir(parents=True, exist_ok=True)
 
 
 def read_bytes(path: str | epath.Path) -> bytes | None:
-    """A file's content, None if there is none.
+    """Return a file's content, or None if there is no such file.
 
     Raises:
-      RunFailed, OSError: it cannot be read.
+      RunFailed, OSError: The file cannot be read.
     """
     if in_bucket(path):
         return objects.read(path).content
@@ -43,13 +43,15 @@ def read_bytes(path: str | epath.Path) -> bytes | None:
 
 
 def replace_text(path: str | epath.Path, text: str, *, durable: bool = False) -> None:
-    """Write a file so that a reader finds the old or the new text, and never a part of it.
+    """Write a file so that a reader finds either the old or the new text, and never a part of it.
 
     Args:
-      durable: whether the text is on the disk, and not only on its way, before it replaces the old.
+      path: The file, on a disk or in a bucket.
+      text: Its new content.
+      durable: Whether to sync the new text to the disk before it replaces the old one.
 
     Raises:
-      RunFailed, OSError: it cannot be written.
+      RunFailed, OSError: The file cannot be written.
     """
     if in_bucket(path):  # an object appears when it is complete
         objects.write(path, text.encode())
@@ -61,15 +63,14 @@ def replace_text(path: str | epath.Path, text: str, *, durable: bool = False) ->
 
 
 def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) -> None:
-    """Replace a file by what `change` makes of its content, whoever else does so: nobody's change
-    is lost. None leaves the file as it is.
+    """Replace a file by the text that `change` returns for its content; no other change is lost.
 
-    On a disk it is locked meanwhile, by a file beside it (a file system without locks, as some
-    shared ones are, does without). In a bucket `change` is asked again if the object is another by
-    the time that it is written.
+    If `change` returns None, the file stays as it is. On a disk, a lock file beside it is held in
+    the meantime (some shared file systems have no locks and do without). In a bucket, `change` is
+    called again if another process has changed the object by the time it is written.
 
     Raises:
-      RunFailed, OSError: the file cannot be read or written.
+      RunFailed, OSError: The file cannot be read or written.
     """
     if in_bucket(path):
         done = False
@@ -87,10 +88,10 @@ def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) 
 
 
 def create_text(path: str | epath.Path, text: str) -> bool:
-    """Write a file that must be new, synced to disk; False if there is one of that name.
+    """Create a file, synced to the disk; return False if one of that name exists.
 
     Raises:
-      RunFailed, OSError: it cannot be written.
+      RunFailed, OSError: The file cannot be written.
     """
     if in_bucket(path):
         found = objects.read(path)
@@ -102,10 +103,10 @@ def create_text(path: str | epath.Path, text: str) -> bool:
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     _write(temporary, text, durable=True)
     try:
-        os.link(temporary, target)  # unlike a rename, never over another file
+        os.link(temporary, target)  # unlike a rename, this never replaces another file
     except FileExistsError:
         return False
-    except OSError:  # a file system without links
+    except OSError:  # a file system without hard links
         if target.exists():
             return False
         temporary.replace(target)
@@ -115,10 +116,10 @@ def create_text(path: str | epath.Path, text: str) -> bool:
 
 
 def remove(path: str | epath.Path) -> None:
-    """Remove a file if there is one.
+    """Remove a file if it exists.
 
     Raises:
-      RunFailed, OSError: it cannot be removed.
+      RunFailed, OSError: The file cannot be removed.
     """
     if in_bucket(path):
         objects.remove(path)
@@ -139,9 +140,9 @@ _failing: set[str] = set()
 
 @contextmanager
 def tolerating(what: str) -> Iterator[None]:
-    """Reports storage that refuses a run's logs, once, and lets the run continue.
+    """Report once that storage refuses a run's logs, and let the run continue.
 
-    Any error: those of a bucket are of many classes.
+    Every exception is caught, because a bucket's errors have many classes.
     """
     try:
         yield

@@ -1,9 +1,10 @@
-"""Leases with one holder at a time: of a run directory, of a checkpoint being scored.
+"""Leases with one holder at a time, for a run directory or for a checkpoint that is being scored.
 
-On a disk the operating system keeps the lock and releases it with the process. In a bucket the
-lock is an object, written on the condition that nobody else has written it, and signed again every
-20 seconds. A holder that died leaves its object: whoever watches it for a minute without a new
-signature takes it over. No clocks of two machines are compared for that.
+On a disk the operating system keeps the lock and releases it when the process ends. In a bucket the
+lock is an object that is written on the condition that nobody else has written it, and is signed
+again every 20 seconds. A holder that dies leaves its object behind; a process that has watched it
+for a minute without seeing a new signature takes it over. This never compares the clocks of two
+machines.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from etils import epath
 from fire_lm.errors import RunFailed
 from fire_lm.storage import objects
 
-SIGN_SECONDS = 20.0  # between two signatures; after one that failed, a quarter of that
-ANSWER_SECONDS = 15.0  # for a signature: one that is held back must leave time for others
-VOID_SECONDS = 60.0  # without a signature, as the one who waits sees it
+SIGN_SECONDS = 20.0  # between two signatures; a quarter of this after a failed one
+ANSWER_SECONDS = 15.0  # timeout of one signature, which must leave time for further attempts
+VOID_SECONDS = 60.0  # without a new signature, measured by the waiting process
 
-# When this process first saw the signature that each lease bears now.
+# For each lease, its current generation and when this process first saw it.
 _seen: dict[str, tuple[bytes, float]] = {}
 
 
 class LeaseLost(RunFailed):
-    """Another process holds the lease, or it has been removed."""
+    """The loss of a lease: another process holds it, or it has been removed."""
 
 
 class Lease:
     """An object in a bucket that one process holds.
 
     Attributes:
-      lost: who has taken it over, or that it is gone; empty while it is ours.
+      lost: Who has taken the lease over, or that it has been removed; empty while it is ours.
     """
 
     def __init__(self, path: str | epath.Path):
@@ -55,10 +56,10 @@ class Lease:
         """Take the lease if nobody holds it, or if its holder has died.
 
         Returns:
-          Empty if it is ours, else the words that name its holder, host and time.
+          An empty string if the lease is now ours, else its holder's process, host and time.
 
         Raises:
-          RunFailed: the storage refuses.
+          RunFailed: The storage fails.
         """
         found = objects.read(self._path)
         if found.content is not None and not _is_void(self._path, found.content, found.generation):
@@ -72,19 +73,20 @@ class Lease:
         return ""
 
     def holder(self) -> str:
-        """Whose the lease is, with host and time; empty if it is nobody's.
+        """Return the holder of the lease, with host and time, or "" if nobody holds it.
 
         Raises:
-          RunFailed: the storage refuses.
+          RunFailed: The storage fails.
         """
         content = objects.read(self._path).content
         return "" if content is None else _named(content)
 
     def sign(self) -> None:
-        """Signs again: nobody takes the lease over during the next minute.
+        """Sign the lease again, so that no other process takes it over during the next minute.
 
         Raises:
-          LeaseLost: it is not ours any more. RunFailed: the storage refuses, or does not answer.
+          LeaseLost: The lease is no longer ours.
+          RunFailed: The storage fails or does not reply.
         """
         with self._signing:
             if not self.lost and not self._ended.is_set():
@@ -93,7 +95,7 @@ class Lease:
                 )
                 if generation is None:
                     found = objects.read(self._path, ANSWER_SECONDS)
-                    if _id_of(found.content) == self._id:  # of a write that had no answer in time
+                    if _id_of(found.content) == self._id:  # from a write whose reply came too late
                         generation = found.generation
                     elif found.content is None:
                         self.lost = "nobody: it has been removed"
@@ -104,7 +106,7 @@ class Lease:
             raise LeaseLost(f"{self._path} is now held by {self.lost}")
 
     def release(self) -> None:
-        """Remove the object, if it is still ours; storage that refuses leaves it to grow void."""
+        """Remove the object if it is still ours; if the storage fails, the lease simply expires."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -144,7 +146,7 @@ def _is_void(path: str, content: bytes, generation: bytes) -> bool:
 
 
 def _machine() -> str:
-    """The same for two processes that know each other by their process ids."""
+    """Return an id that is equal for two processes which can see each other's process ids."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -153,7 +155,7 @@ def _machine() -> str:
 
 def _lives(process: Any) -> bool:
     if not isinstance(process, int) or not _machine():
-        return True  # not known
+        return True  # this cannot be determined
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""Single objects of a bucket, through tensorstore, with generations as preconditions.
+"""Single objects of a bucket, accessed through tensorstore with generations as preconditions.
 
-A generation names one version of an object; that of an object which does not exist is a value too.
-A write or a removal on the condition of a generation is atomic, which is all that a lease needs.
+A generation names one version of an object; an object that does not exist has a generation too. A
+write or removal that is conditional on a generation is atomic, which is all that a lease needs.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from etils import epath
 
 from fire_lm.errors import RunFailed, reason
 
-# About ten seconds in all. By default tensorstore tries for a quarter of an hour.
+# About ten seconds in all; tensorstore's default is a quarter of an hour.
 RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
-_ANSWER_SECONDS = 120.0  # after which a server that holds a request back counts as failing
+_ANSWER_SECONDS = 120.0  # after which a server that does not reply counts as failing
 
 
 class Stored(NamedTuple):
-    """An object; `content` is None if there is none."""
+    """The content and generation of an object; `content` is None if the object does not exist."""
 
     content: bytes | None
     generation: bytes
 
 
 def read(path: str | epath.Path, seconds: float = _ANSWER_SECONDS) -> Stored:
-    """Read an object; one that gives no answer for `seconds` cannot be read.
+    """Read an object, waiting at most `seconds` for the reply.
 
     Raises:
-      RunFailed: it cannot be read, which says nothing about whether it exists.
+      RunFailed: The object cannot be read, which says nothing about whether it exists.
     """
     store, key = _located(path)
     found = _result(store.read(key), f"{_url(path)} cannot be read", seconds)
@@ -42,14 +42,14 @@ def write(
     if_generation: bytes | None = None,
     seconds: float = _ANSWER_SECONDS,
 ) -> bytes | None:
-    """Write an object; with `if_generation` only if the present one is of that generation.
+    """Write an object; with `if_generation`, only if the current one has that generation.
 
     Returns:
-      The new generation; None if the present object is of another generation, and of another
-      content: else the answer to our own write was lost.
+      The new generation, or None if the current object has another generation and other content.
+      (With the same content, it comes from our own write, whose reply was lost.)
 
     Raises:
-      RunFailed: it cannot be written.
+      RunFailed: The object cannot be written.
     """
     store, key = _located(path)
     condition = {} if if_generation is None else {"if_equal": if_generation}
@@ -62,13 +62,13 @@ def write(
 
 
 def remove(path: str | epath.Path, if_generation: bytes | None = None) -> bool:
-    """Remove an object if there is one, and if it is of this generation.
+    """Remove an object if it exists and, with `if_generation`, has that generation.
 
     Returns:
-      Whether there is none now.
+      Whether the object is absent now.
 
     Raises:
-      RunFailed: it cannot be removed.
+      RunFailed: The object cannot be removed.
     """
     store, key = _located(path)
     condition = {} if if_generation is None else {"if_equal": if_generation}
@@ -77,12 +77,13 @@ def remove(path: str | epath.Path, if_generation: bytes | None = None) -> bool:
 
 
 def names_below(path: str | epath.Path) -> list[str]:
-    """Names of all objects below a folder, relative to it, at any depth: a request a thousand.
+    """Return the names of all objects below a folder at any depth, relative to it.
 
-    The empty objects that some libraries make to stand for folders are left out.
+    This takes one request per thousand objects. The empty objects that some libraries create to
+    stand for folders are omitted.
 
     Raises:
-      RunFailed: it cannot be listed.
+      RunFailed: The folder cannot be listed.
     """
     import tensorstore as ts
 

@@ -1,4 +1,4 @@
-"""Paths as users give them."""
+"""Conversion of the paths that users pass."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from fire_lm.storage.files import in_bucket
 
 
 def place(path: str | epath.Path) -> epath.Path:
+    """Return the path of a local folder or of one in a bucket.
+
+    Raises:
+      UserError: The path has an unknown scheme.
+    """
     try:
         return epath.Path(path)
     except KeyError as error:
@@ -18,10 +23,10 @@ def place(path: str | epath.Path) -> epath.Path:
 
 
 def resolved(path: epath.Path) -> epath.Path:
-    """One spelling for all names of a folder, symbolic links resolved; none in a bucket."""
+    """Return the canonical path of a local folder, with symbolic links resolved."""
     return path if in_bucket(path) else epath.Path(Path(path).resolve())  # etils keeps links
 
 
 def with_name(path: epath.Path) -> epath.Path:
-    """`.` and `..` have none that a table could use."""
+    """Return a path that ends in a name which tables can show, unlike `.` and `..`."""
     return path if path.name not in ("", "..") else resolved(path)

@@ -1,7 +1,7 @@
-"""Presence of files. An error is never taken for absence: a 403 must not restart a run.
+"""Checks whether files exist. An error never counts as absence: a 403 must not restart a run.
 
-TensorFlow's `is_dir` answers False for every error, and its listing of a folder calls `is_dir`
-first; only its `exists` tells the two apart.
+TensorFlow's `is_dir` returns False for every error, and its listing of a folder calls `is_dir`
+first; only its `exists` distinguishes an error from absence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def present(path: str | epath.Path) -> bool:
     """Return whether a file or folder of that name exists.
 
     Raises:
-      RunFailed: the storage does not say.
+      RunFailed: The storage fails.
     """
     try:
         return epath.Path(path).exists()
@@ -34,12 +34,12 @@ def present(path: str | epath.Path) -> bool:
 
 
 def children(folder: str | epath.Path) -> list[epath.Path]:
-    """Everything directly in a folder, in no order; empty if there is no such folder.
+    """Return the direct children of a folder, in no order; empty if there is no such folder.
 
-    One level: what lies deeper is neither listed nor asked for.
+    Deeper levels are neither listed nor requested.
 
     Raises:
-      RunFailed: it cannot be listed.
+      RunFailed: The folder cannot be listed.
     """
     path = epath.Path(folder)
     if not in_bucket(path):
@@ -52,7 +52,7 @@ def children(folder: str | epath.Path) -> list[epath.Path]:
         except Exception as error:
             if not is_of_storage(error):
                 raise
-            problem = error  # "not found", too, may be another error: `present` has the answer
+            problem = error  # even "not found" may hide another error: `present` decides
         if not is_folder(path):
             return []
     raise RunFailed(f"{path} cannot be listed: {reason(problem)}") from problem
@@ -62,7 +62,7 @@ def is_folder(path: epath.Path) -> bool:
     """Return whether a folder of that name exists.
 
     Raises:
-      RunFailed: the storage does not say.
+      RunFailed: The storage fails.
     """
     try:
         return bool(path.stat().is_directory)
@@ -77,15 +77,15 @@ def is_folder(path: epath.Path) -> bool:
 def require_bucket(path: str | epath.Path, flag: str) -> None:
     """Refuse a path in a bucket that does not exist, within ten seconds and without a write.
 
-    TensorFlow, asked to make a folder there, never returns. The libraries are loaded on the way,
-    without the lines that they log.
+    TensorFlow never returns when it has to create a folder in such a bucket. This function also
+    loads the storage libraries, and suppresses the lines that they log.
 
     Args:
-      path: a path that is to be written; nothing is asked about one on a disk.
-      flag: the flag that named it.
+      path: A path that is to be written; a path on a disk is not checked.
+      flag: The flag that named it.
 
     Raises:
-      UserError: there is no such bucket.
+      UserError: There is no such bucket.
     """
     if not in_bucket(path):
         return
@@ -93,10 +93,10 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
     if str(path).startswith("gs:") and not re.fullmatch(
         r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]", bucket
     ):
-        raise UserError(f"{flag} {path}: {bucket!r} is not the name of a bucket")
-    load_tensorflow()  # etils would do so aloud
+        raise UserError(f"{flag} {path}: {bucket!r} is not a valid bucket name")
+    load_tensorflow()  # etils would load it with its log lines
     with without_log_lines(), suppress(RunFailed):
-        objects.read(f"gs://{bucket}/.fire_lm")  # tensorstore logs at its first request
+        objects.read(f"gs://{bucket}/.fire_lm")  # tensorstore logs during its first request
         if not present(f"gs://{bucket}"):
             raise UserError(
                 f"{flag} {path}: there is no bucket {bucket}\n"
@@ -105,10 +105,10 @@ def require_bucket(path: str | epath.Path, flag: str) -> None:
 
 
 def require_folder(path: epath.Path, flag: str) -> None:
-    """Refuse a place where no folder can be made or written in; make nothing.
+    """Refuse a path where no folder can be created or written to; create nothing.
 
     Raises:
-      UserError: the place, or one above it, is a file, or may not be written.
+      UserError: The path or one of its parents is a file, or is not writable.
     """
     if in_bucket(path):
         return
@@ -116,7 +116,8 @@ def require_folder(path: epath.Path, flag: str) -> None:
     while not os.path.lexists(above):
         above = above.parent
     if not above.is_dir():
-        told = "is no folder" if above == Path(path).absolute() else f"cannot be: {above} is a file"
-        raise UserError(f"{flag}={path} {told}")
+        itself = above == Path(path).absolute()
+        problem = "is not a folder" if itself else f"cannot be created: {above} is a file"
+        raise UserError(f"{flag}={path} {problem}")
     if not os.access(above, os.W_OK):
-        raise UserError(f"{flag}={path} cannot be written: {above} may not be changed")
+        raise UserError(f"{flag}={path} cannot be written: {above} is not writable")

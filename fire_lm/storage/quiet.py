@@ -1,6 +1,7 @@
-"""C++ libraries loaded without the log lines that they write to stderr before any setting counts.
+"""Loading of C++ libraries without the log lines that they print before settings take effect.
 
-File descriptor 2 goes to a temporary file meanwhile; whatever in it is no such line is passed on.
+File descriptor 2 is redirected to a temporary file in the meantime; every line in it that is not
+such a log line is then passed on to stderr.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ _LOG_LINE = re.compile(rb"WARNING: All log messages before absl|[IWE]\d{4} \d\d:
 
 @contextlib.contextmanager
 def without_log_lines() -> Iterator[None]:
+    """Suppress the log lines that C++ libraries write to stderr within the block."""
     sys.stderr.flush()
     saved = os.dup(2)
     with tempfile.TemporaryFile() as held:
@@ -34,7 +36,7 @@ def without_log_lines() -> Iterator[None]:
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow quietly, and without taking the accelerators' memory, which JAX needs."""
+    """Import TensorFlow quietly, and without claiming the accelerators' memory, which JAX needs."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # oneDNN complains about integers on many CPUs, and we do no arithmetic with TensorFlow.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")

@@ -1,1 +1,1 @@
-"""Sweeps: which checkpoints, under which settings, by whom; following a run that trains."""
+"""Sweeps: choosing checkpoints and settings, sharing the work, and following runs in training."""

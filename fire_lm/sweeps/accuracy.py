@@ -1,4 +1,4 @@
-"""`fire-lm evaluate`: accuracy by length of runs that were trained on a synthetic task."""
+"""The command `fire-lm evaluate`: accuracy by length of runs trained on a synthetic task."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fire_lm.tasks.synthetic.scoring import Tally
 FILE = "length_accuracy.csv"
 SCORES = "task_scores.csv"
 
-# Seconds between two writes of the table, which is replaced as a whole.
+# The number of seconds between two writes of the table, which is replaced as a whole.
 _WRITE_EVERY = 5.0
 
 
@@ -49,9 +49,14 @@ class TaskEvaluation:
     """The measurement of a checkpoint on a synthetic task.
 
     Attributes:
-      model: at the positions of the test.
-      lengths: of exercises, ascending; lengths that the task has and the model can read.
-      variant, encoding: as in the table.
+      workdir: The run directory.
+      step: The step of the checkpoint.
+      model: The model, with the positions of the test.
+      data: The task and its layout.
+      encoding: The name of the encoding in the table.
+      variant: The name of the variant in the table.
+      lengths: The lengths of exercises, ascending, that the task has and the model can read.
+      sequences: The number of exercises of each length.
     """
 
     workdir: epath.Path
@@ -65,9 +70,11 @@ class TaskEvaluation:
 
     @property
     def positions(self) -> str:
+        """The name of the positions of the test."""
         return getattr(self.model.resampling, "evaluation", "plain")
 
     def row(self, length: int, counted: Tally) -> LengthAccuracy:
+        """Return the row of a result."""
         return LengthAccuracy(
             run=self.workdir.name,
             encoding=self.encoding,
@@ -83,29 +90,29 @@ class TaskEvaluation:
         )
 
     def all_rows(self) -> list[LengthAccuracy]:
-        """The rows of every length that the run's own table has of this evaluation."""
+        """Return the rows of this evaluation in the run's own table, for all lengths."""
         of_these = self.row(0, Tally(1, 1, 1, 1)).key[:-1]
         own = read_own(self.workdir, self.encoding).accuracies
         return sorted((r for r in own if r.key[:-1] == of_these), key=lambda row: row.length)
 
     def rows_there(self) -> list[LengthAccuracy]:
-        """The rows of its lengths in the run's own table.
+        """Return the rows in the run's own table for the requested lengths.
 
         Raises:
-          UserError: they are of another number of exercises.
+          UserError: The rows have another number of exercises.
         """
         found = [row for row in self.all_rows() if row.length in self.lengths]
         for row in found:
             if row.sequences != self.sequences:
                 raise UserError(
                     f"{self.workdir / FILE} has {row.sequences} exercises of length {row.length}, "
-                    f"not {self.sequences}: give --sequences={row.sequences}, or move the file away"
+                    f"not {self.sequences}: set --sequences={row.sequences}, or move the file away"
                 )
         return found
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Rows beside each run; table and figure of all of them at the top."""
+    """Write rows beside each run, and a table and figure of all runs in the top folder."""
     if arguments.output:
         require_folder(place(arguments.output), "--output")
     checkpoints, top = chosen(arguments)
@@ -115,7 +122,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         for one, lengths in zip(asked, missing, strict=True):
             print(
                 f"{one.workdir}@{one.step}: {one.data.task.label}, {one.data.layout}, positions "
-                f"{one.positions}; {len(lengths)} of {len(one.lengths)} lengths are to be measured"
+                f"{one.positions}; {len(lengths)} of {len(one.lengths)} lengths to measure"
             )
         return
     for one, lengths in zip(asked, missing, strict=True):
@@ -125,9 +132,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def evaluation_of(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> TaskEvaluation:
-    """
+    """Return the requested evaluation of a checkpoint.
+
     Raises:
-      UserError: the run was trained on text, or there is no length to measure.
+      UserError: The run was trained on text, or there is no length to measure.
     """
     config, variant = configuration(arguments, workdir)
     data = config.call("pretrain").data
@@ -142,7 +150,7 @@ def evaluation_of(arguments: argparse.Namespace, workdir: epath.Path, step: int)
         raise UserError(f"{workdir}: {error}") from None
     lengths = arguments.lengths or tuple(sorted(set(config.values("length_sweep")["lengths"])))
     if not lengths:
-        raise UserError("EVAL_LENGTHS is empty: give lengths of exercises, such as --lengths=1-40")
+        raise UserError("EVAL_LENGTHS is empty: set lengths of exercises, such as --lengths=1-40")
     return TaskEvaluation(
         *(workdir, step, model, data, label_in(config), variant),
         lengths_taken(model, data, lengths, str(workdir)),
@@ -153,7 +161,7 @@ def evaluation_of(arguments: argparse.Namespace, workdir: epath.Path, step: int)
 def lengths_taken(
     model: Decoder, data: Synthetic, lengths: Sequence[int], run: str
 ) -> tuple[int, ...]:
-    """The lengths that the task has and the model can read; says which are left out, and why."""
+    """Return the lengths that the task has and the model can read; report why others are not."""
     refused: dict[int, str] = {}
     tokens: dict[int, int] = {}
     for length in lengths:
@@ -173,12 +181,13 @@ def lengths_taken(
 
 
 def left_to_measure(asked: TaskEvaluation) -> list[int]:
+    """Return the lengths that have not been measured yet."""
     there = {row.length for row in asked.rows_there()}
     return [length for length in asked.lengths if length not in there]
 
 
 def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
-    """Measure these lengths; what has been measured is written also when it is interrupted."""
+    """Measure these lengths; if interrupted, write the results so far."""
     mesh = make_mesh(MeshShape())
     params = read_params(str(asked.workdir), asked.step, asked.model, mesh)
     answers = slot_answers if asked.data.layout == "slots" else generated_answers
@@ -202,7 +211,7 @@ def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
 
 
 def scores(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> list[TaskScore]:
-    """Mean accuracies over the lengths of training that were measured, and over longer ones."""
+    """Return the mean accuracies over the measured lengths of training, and over longer ones."""
     longest = asked.data.max_length
     groups = [[row for row in rows if (row.length > longest) == longer] for longer in (False, True)]
     return [_score(asked, group) for group in groups if group]
@@ -232,7 +241,7 @@ def _score(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> TaskScore:
 
 
 def combine(asked: Sequence[TaskEvaluation], top: epath.Path) -> None:
-    """Write table and figure of these evaluations, and at the top of several runs their CSV."""
+    """Write a table and figure of these evaluations, and for several runs their common CSV file."""
     rows = [row for one in asked for row in one.rows_there()]
     make_folder(top)
     if newest_config(top) is None:

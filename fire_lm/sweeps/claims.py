@@ -1,4 +1,4 @@
-"""Two sweepers never score one checkpoint at the same time."""
+"""Claims, which ensure that two sweeps never score the same checkpoint at the same time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PAUSE = 0.2  # seconds
 
 @contextlib.contextmanager
 def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterator[bool]:
-    """Claim `what` of a run while the block lasts; yields False if another job has it.
+    """Claim `what` of a run for the duration of the block; yield False if another job has it.
 
-    Of a job's processes one `speaks`, the others claim nothing. A claim ends with its process: at
-    once on a disk with locks; in a bucket after a minute without a sign of life (`storage.Lease`).
+    Only one process of a job `speaks`; the others claim nothing. A claim ends with its process: at
+    once on a disk with locks, and in a bucket after a minute without a signature (`storage.Lease`).
     """
     if not speaks:
         yield False
@@ -33,7 +33,7 @@ def claimed(workdir: str | epath.Path, what: str, speaks: bool = True) -> Iterat
 
 @contextlib.contextmanager
 def held(workdir: str | epath.Path, what: str) -> Iterator[None]:
-    """Claim `what` of a run in one process, waiting until no other has it."""
+    """Claim `what` of a run in one process, after waiting until no other process has it."""
     while True:
         with claimed(workdir, what) as ours:
             if ours:
@@ -51,7 +51,7 @@ def _by_lock(path: epath.Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        except OSError:  # a file system without locks, as some shared ones are
+        except OSError:  # a file system without locks, such as some shared ones
             pass
         yield True
 

@@ -1,4 +1,4 @@
-"""Settings that `fire-lm sweep` scores a run under: as it was trained, and each --also beside."""
+"""The settings under which `fire-lm sweep` scores a run: as it was trained, and each --also."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fire_lm.experiment import check_settings
 from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.saved import text_of_run
 
-# What decides rows besides the model.
+# The settings besides the model that determine the rows.
 _SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")
 
 
@@ -29,8 +29,9 @@ class Setting:
     """A way of scoring a run's checkpoints.
 
     Attributes:
-      also: the flags that it has more than the plain one; empty for that.
-      variant: what its model does otherwise than in training, by its name in the table.
+      also: The additional flags; empty for the plain setting.
+      config: The configuration.
+      variant: The name, in the table, of the model's changes from training.
     """
 
     also: str
@@ -39,34 +40,37 @@ class Setting:
 
     @functools.cached_property
     def asked(self) -> LengthSweep:
+        """The length sweep that the configuration describes."""
         value: LengthSweep = self.config.call("length_sweep")
         return value
 
     @property
     def rows(self) -> dict[str, Any]:
-        """The values that determine the rows; equal for two settings that are the same."""
+        """The values that determine the rows, which are equal for equivalent settings."""
         return {"variant": self.variant, **{name: getattr(self.asked, name) for name in _SCORING}}
 
     def claim(self, step: int) -> str:
-        """The name under which one sweeper has a checkpoint; of the text a hash."""
+        """Return the name under which a sweep claims a checkpoint, with a hash of the text."""
         text = repr([self.rows[name] for name in ("data", "split")])
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         return f"{step}-{self.variant or 'plain'}-{digest}"
 
 
 def settings(arguments: argparse.Namespace, workdir: epath.Path) -> list[Setting]:
-    """The plain one, and each --also that has an effect on this run; says which have none."""
+    """Return the plain setting and each --also that affects this run; report the others."""
     found, idle = resolved(arguments, workdir)
     for one in found:
         check_split(one)
     for also, why in idle.items():
-        say_once(f"{workdir}: --also='{also}' is left out: {why}")
+        say_once(f"{workdir}: --also='{also}' is skipped: {why}")
     return found
 
 
 def check_split(setting: Setting) -> None:
-    """Raises UserError for a split that the text does not have, where that is quickly told: else
-    what comes before this setting would be scored first."""
+    """Raise UserError for a split that the text does not have, if that can be checked quickly.
+
+    Otherwise the settings before this one would be scored before the error is found.
+    """
     wanted = setting.rows["split"]
     for part in setting.rows["data"].parts:
         if (there := quick_splits(part)) is not None and wanted not in there:
@@ -79,9 +83,9 @@ def check_split(setting: Setting) -> None:
 def resolved(
     arguments: argparse.Namespace, workdir: epath.Path
 ) -> tuple[list[Setting], dict[str, str]]:
-    """(settings, why the others do not apply to this run)."""
+    """Return the settings, and why each other --also does not apply to this run."""
     found = [Setting("", *configuration(arguments, workdir))]
-    text_of_run(found[0].config, workdir)  # refuses a run that has none
+    text_of_run(found[0].config, workdir)  # refuses a run without text
     check_settings(found[0].config)
     idle = {}
     for also in arguments.also:
@@ -94,7 +98,7 @@ def resolved(
         check_settings(one.config)
         same = [other.also for other in found if other.rows == one.rows]
         if same:
-            idle[also] = f"it asks for what --also='{same[0]}' does" if same[0] else "no effect"
+            idle[also] = f"it is the same as --also='{same[0]}'" if same[0] else "no effect"
         else:
             for other in found:
                 check_named_apart(one, other)
@@ -103,7 +107,7 @@ def resolved(
 
 
 def check_named_apart(one: Setting, other: Setting) -> None:
-    """Raises UserError for two texts that the table would call the same."""
+    """Raise UserError for two texts that would have the same name in the table."""
     names = [
         {(dataset_label(part), part.construction) for part in setting.rows["data"].parts}
         for setting in (one, other)
@@ -113,33 +117,33 @@ def check_named_apart(one: Setting, other: Setting) -> None:
         return
     if one.rows["data"] != other.rows["data"]:
         raise UserError(
-            f"--also='{one.also}' scores another text that is called {min(both)[0]}, too: rows "
-            "could not be distinguished\ngive the data sets names of their own "
+            f"--also='{one.also}' scores another text that is also called {min(both)[0]}: rows "
+            "could not be distinguished\ngive the data sets different names "
             "(fire-lm corpus --name=NAME)"
         )
     if one.rows["tokens"] != other.rows["tokens"]:
         raise UserError(
-            f"--also='{one.also}' scores another amount of {min(both)[0]}: rows of both could not "
-            "stand beside each other\nlength_sweep.tokens is given once, for all settings"
+            f"--also='{one.also}' scores another amount of {min(both)[0]}: the rows could not be "
+            "compared\nset length_sweep.tokens once, for all settings"
         )
 
 
 def check_effects(arguments: argparse.Namespace, workdirs: Iterable[epath.Path]) -> None:
-    """Raises UserError if an --also has no effect on any of the runs."""
+    """Raise UserError if an --also has no effect on any of the runs."""
     idle = [resolved(arguments, workdir)[1] for workdir in workdirs] if arguments.also else []
     for also in arguments.also:
         if idle and all(also in of_run for of_run in idle):
             raise UserError(
                 f"--also='{also}' adds nothing to any of these runs: {idle[0][also]}\n"
-                "leave it out, or fix it"
+                "omit it, or fix it"
             )
 
 
 def flags_of(also: str) -> tuple[list[str], list[str]]:
-    """The gin files and bindings of one --also.
+    """Return the gin files and bindings in one --also.
 
     Raises:
-      UserError: it holds anything else, or nothing.
+      UserError: The --also contains anything else, or nothing.
     """
     files, bindings = [], []
     try:
@@ -156,5 +160,5 @@ def flags_of(also: str) -> tuple[list[str], list[str]]:
                 f"--also='{also}': '{word}' is neither --gin_file=FILE nor --gin.NAME=VALUE"
             )
     if not words:
-        raise UserError("--also is empty: it takes flags, as in --also='--gin.NAME=VALUE'")
+        raise UserError("--also is empty: pass flags, as in --also='--gin.NAME=VALUE'")
     return files, bindings

@@ -1,4 +1,4 @@
-"""The checkpoints of runs in training that are left for `fire-lm sweep --follow`."""
+"""The checkpoints of runs in training that `fire-lm sweep --follow` still has to score."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from fire_lm.results import read_own
 from fire_lm.runs.find import (
     SAME_NAME,
     NotYet,
-    Wanted,
+    RunSteps,
     find_runs,
     folder_of_all,
 )
 from fire_lm.runs.saved import saved_config
 from fire_lm.training import stopped_at
 
-# How often a checkpoint that is whole, and cannot be scored, is tried.
+# The number of attempts for an intact checkpoint that cannot be scored.
 _TRIES = 3
 
 
 class Survey:
-    """The checkpoints to score in runs that are being trained. Process 0's survey counts.
+    """The checkpoints to score in runs that are being trained; only process 0's survey counts.
 
     Attributes:
-      begun: whether all that were named had, at the last look.
+      begun: Whether all named runs had started at the last look.
     """
 
     def __init__(self, arguments: argparse.Namespace):
         self._arguments = arguments
-        self._runs: dict[str, Wanted] = {}
+        self._runs: dict[str, RunSteps] = {}
         self._seen: set[tuple[str, int]] = set()
         self._left: set[tuple[str, int]] = set()
         self._failures: dict[tuple[str, int], list[str]] = {}
@@ -43,7 +43,7 @@ class Survey:
         self.begun = False
 
     def leave(self, name: str, step: int) -> None:
-        """It has been scored, or cannot be."""
+        """Skip a checkpoint from now on, because it has been scored or cannot be."""
         self._left.add((name, step))
 
     def failed(self, name: str, step: int, problem: str) -> None:
@@ -64,7 +64,7 @@ class Survey:
                 self.leave(name, step)
 
     def look(self) -> tuple[list[tuple[str, int]], str, bool]:
-        """(checkpoints to score, folder of the combined results, whether training has ended)."""
+        """Return the checkpoints to score, the output folder, and whether training has ended."""
         due, over = [], True
         workdirs: list[epath.Path] = []
         named: list[epath.Path] = []
@@ -75,14 +75,14 @@ class Survey:
             except NotYet as error:
                 self._tell(f"{error}: waiting for it")
                 over = self.begun = False
-                workdirs.append(error.folder)  # as far as is known
+                workdirs.append(error.folder)  # as far as is known now
                 named.append(error.folder)
                 continue
             workdirs += [run.workdir for run in runs]
             named += folders
             for run in runs:
                 self._runs[str(run.workdir)] = run
-                over &= self._has_ended(run)  # before the existing files: the last one counts
+                over &= self._has_ended(run)  # before listing steps, so that the last one counts
                 due += [(str(run.workdir), step) for step in self._steps(run)]
         names = [run.workdir.name for run in self._runs.values()]
         if len(set(names)) < len(names):
@@ -90,21 +90,21 @@ class Survey:
         top = folder_of_all(self._arguments.output, workdirs, named)
         return due, str(top), over
 
-    def _steps(self, run: Wanted) -> list[int]:
-        """The checkpoints left to score; reports the ones that have disappeared."""
+    def _steps(self, run: RunSteps) -> list[int]:
+        """Return the checkpoints left to score, and report those that have disappeared."""
         name, there = str(run.workdir), available_steps(run.workdir)
         wanted = {(name, step) for step in there if not run.steps or step in run.steps}
         gone = {one for one in self._seen - wanted - self._left if one[0] == name}
         if gone:
             scored = _steps_with_rows(run.workdir)
             for _, step in sorted(gone):
-                if step not in scored:  # else another sweep has scored it
+                if step not in scored:  # otherwise another sweep has scored it
                     self._tell(f"checkpoint {step} of {name} was removed before it was scored")
         self._left |= gone
         self._seen |= wanted
         return sorted(step for _, step in wanted - self._left)
 
-    def _has_ended(self, run: Wanted) -> bool:
+    def _has_ended(self, run: RunSteps) -> bool:
         name, there = str(run.workdir), available_steps(run.workdir)
         last = saved_config(run.workdir).macro("TRAIN_STEPS")
         assert isinstance(last, int)
@@ -119,11 +119,11 @@ class Survey:
         return stopped is not None
 
     def runs(self) -> list[str]:
-        """The runs that have begun."""
+        """Return the runs that have started."""
         return list(self._runs)
 
     def scored(self) -> list[tuple[str, int]]:
-        """All checkpoints of these runs that have rows, whoever scored them."""
+        """Return all checkpoints of these runs that have rows, whoever scored them."""
         if jax.process_index() != 0:
             return []
         return [
@@ -134,12 +134,12 @@ class Survey:
         ]
 
     def judge(self) -> None:
-        """Raises RunFailed if something is missing in the end."""
+        """Raise RunFailed if results are missing at the end."""
         lost = [f"{n}@{s}: {p[-1]}" for (n, s), p in self._failures.items() if len(p) == _TRIES]
         if lost:
             raise RunFailed(f"{len(lost)} checkpoints could not be scored\n" + "\n".join(lost))
         if not self.scored():
-            raise RunFailed("training has ended, and there was no intact checkpoint to score")
+            raise RunFailed("training has ended without an intact checkpoint to score")
 
     def _tell(self, words: str) -> None:
         if words not in self._told:

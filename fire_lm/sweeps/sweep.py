@@ -1,4 +1,4 @@
-"""`fire-lm sweep`: which checkpoints are scored, when, and by whom; evaluation has the numbers."""
+"""The command `fire-lm sweep`, which decides which checkpoints are scored, when, and by whom."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from fire_lm.sweeps.settings import Setting, check_effects, settings
 from fire_lm.sweeps.survey import Survey
 from fire_lm.sweeps.tables import write_tables
 
-# Seconds between looks at a run that is being trained, or at a checkpoint that another scores.
+# The number of seconds between looks at a run in training, or at another sweep's checkpoint.
 _EVERY = 10.0
 _ROWS, _POSITIONS = "length_sweep.csv", "position_losses.csv"
 _T = TypeVar("_T")
 
 
 def sweep(arguments: argparse.Namespace) -> None:
-    """Rows beside each run, table and figure of all of them at the top."""
-    if arguments.output:  # first: --follow may wait for runs
+    """Write rows beside each run, and a table and figure of all runs in the top folder."""
+    if arguments.output:  # checked first, because --follow may wait for runs
         require_folder(place(arguments.output), "--output")
     if arguments.follow:
         follow(arguments)
@@ -64,15 +64,17 @@ def sweep(arguments: argparse.Namespace) -> None:
             while not score(arguments, place(name), step):
                 say(f"{name}@{step} is being scored by another sweep: waiting for it")
                 time.sleep(_EVERY)
-        except FireLMError as error:  # such as one that has been removed meanwhile
+        except FireLMError as error:  # such as a checkpoint removed in the meantime
             failures[name, step] = error
             if len(failures) == len(checkpoints):
                 raise
-            say(f"{name}@{step} is left out: {error}")
+            say(f"{name}@{step} is skipped: {error}")
     combine([one for one in checkpoints if tuple(one) not in failures], place(top))
     if failures:
-        told = "\n".join(f"{name}@{step}: {error}" for (name, step), error in failures.items())
-        raise RunFailed(f"{len(failures)} of {len(checkpoints)} could not be scored\n{told}")
+        found = "\n".join(f"{name}@{step}: {error}" for (name, step), error in failures.items())
+        raise RunFailed(
+            f"{len(failures)} of {len(checkpoints)} checkpoints could not be scored\n{found}"
+        )
 
 
 def describe(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> None:
@@ -85,10 +87,10 @@ def describe(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> N
 
 
 def chosen(arguments: argparse.Namespace) -> tuple[list[tuple[str, int]], str]:
-    """Each checkpoint to score once, and the folder of the combined results.
+    """Return each checkpoint to score once, and the folder of the combined results.
 
     Raises:
-      UserError, RunFailed: one that was named, or the newest, is not there or not whole.
+      UserError, RunFailed: A named checkpoint, or the newest one, is missing or damaged.
     """
     runs, named = find_runs(arguments.runs)
     top = folder_of_all(arguments.output, [run.workdir for run in runs], named)
@@ -107,12 +109,12 @@ def chosen(arguments: argparse.Namespace) -> tuple[list[tuple[str, int]], str]:
 
 
 def follow(arguments: argparse.Namespace) -> None:
-    """Score each checkpoint of runs that are being trained, oldest first, until they have ended.
+    """Score each checkpoint of runs that are being trained, oldest first, until training ends.
 
-    Scored rows stay, so that the same command resumes a killed follower.
+    Scored rows stay, so the same command resumes after a kill.
 
     Raises:
-      RunFailed: training has ended, and some checkpoints could not be scored, or there were none.
+      RunFailed: Training has ended, and some checkpoints could not be scored, or there were none.
     """
     if arguments.dry_run:
         raise UserError("--follow and --dry_run exclude each other")
@@ -141,7 +143,7 @@ def follow(arguments: argparse.Namespace) -> None:
 
 
 def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool:
-    """Write what is missing of a checkpoint's rows; False if another process is at it."""
+    """Write the missing rows of a checkpoint; return False if another process is scoring it."""
     whole = True
     for one in settings(arguments, workdir):
         with claimed(workdir, one.claim(step), jax.process_index() == 0) as claim:
@@ -153,7 +155,7 @@ def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool
 
 
 def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
-    """Each row is written as soon as it is known."""
+    """Score a claimed checkpoint, writing each row as soon as it is known."""
     score_checkpoint(
         setting.asked,
         str(workdir),
@@ -166,7 +168,7 @@ def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
 
 
 def finished_in(workdir: epath.Path, encoding: str) -> Known:
-    """The finished rows of a run, as process 0 sees them."""
+    """Return the finished rows of a run, as process 0 sees them."""
     own = read_own(workdir, encoding)
     if own.problem:
         say_once(own.problem)
@@ -182,21 +184,23 @@ def finished_in(workdir: epath.Path, encoding: str) -> Known:
 
 
 def write_scored(workdir: epath.Path, scored: Scored) -> None:
-    """Its text first: it belongs to its row by their common loss, so that one without a row, left
-    by a kill, belongs to no row. The text of an existing row stays with it.
+    """Write a row after its text and its losses by position.
+
+    A text belongs to the row with the same loss, so a text that a kill left without a row belongs
+    to none. The text of an existing row stays.
 
     Raises:
-      RunFailed: another sweeper has begun with another text meanwhile.
+      RunFailed: Another sweep has started with another text in the meantime.
     """
-    with held(workdir, "rows"):  # from reading the existing files to writing the last one
+    with held(workdir, "rows"):  # from reading the existing files until all are written
         if (line := scored.text) is not None:
             own = read_own(workdir, line.encoding)
             for row in own.losses:
                 same_name = row.key[4:8] == line.key[4:8]
                 if same_name and own.texts.of(row) not in (UNKNOWN, line.text):
                     raise RunFailed(
-                        f"another sweep of {workdir} scores another text of the same name at the "
-                        "same time\nrun both with the same length_sweep.tokens and data"
+                        f"another sweep of {workdir} is scoring another text of the same name\n"
+                        "run both with the same length_sweep.tokens and data"
                     )
             if not any(row.key == line.key and own.texts.of(row) for row in own.losses):
                 merge_table(workdir / TEXTS_FILE, ScoredText, [line], replace=True)
@@ -205,7 +209,7 @@ def write_scored(workdir: epath.Path, scored: Scored) -> None:
 
 
 def combine(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> None:
-    """Table and figure of these checkpoints' rows, and at the top of several runs their CSV."""
+    """Write a table and figure of these checkpoints, and for several runs their common CSV file."""
     if jax.process_index() == 0:
         table = write_tables(checkpoints, top)
         print(f"\n{table}\n\n{top / _ROWS}, .png")

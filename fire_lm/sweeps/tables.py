@@ -1,4 +1,4 @@
-"""The combined files of several runs' sweeps: their rows, a table and a figure."""
+"""The combined results of several runs' sweeps: their rows, a table and a figure."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fire_lm.storage import make_folder, place, remove
 
 
 def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str:
-    """Rows of these checkpoints, what they are of, and a figure; returns the table.
+    """Write the rows of these checkpoints, their texts and a figure, and return the table.
 
-    The folder gets these rows, and what belongs to them, anew each time. A run's own folder has
-    them already, and perhaps more.
+    The folder's rows are replaced each time. If the folder is a run, it already has these rows, and
+    perhaps more, so only the figure is written.
     """
-    wanted = {(name, step) for name, step in checkpoints}  # in a job they come as lists (JSON)
+    wanted = {(name, step) for name, step in checkpoints}  # which are lists in a job (from JSON)
     rows: list[SweepRow] = []
     texts: list[ScoredText] = []
     positions: list[PositionLoss] = []
@@ -45,11 +45,11 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
         configs[place(name).name] = config
     make_folder(top)
     if newest_config(top) is None:
-        write_table(top / TEXTS_FILE, ScoredText, texts)  # first: see its module
+        write_table(top / TEXTS_FILE, ScoredText, texts)  # written first, see its module
         if positions:
             write_table(top / "position_losses.csv", PositionLoss, positions)
         else:
-            remove(top / "position_losses.csv")  # one of before would be of other rows
+            remove(top / "position_losses.csv")  # an old file would belong to other rows
         write_rows(top / "length_sweep.csv", rows)
     results = as_results(rows, texts, configs)
     write_figure(results, top / "length_sweep.png")
@@ -59,8 +59,10 @@ def write_tables(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> str
 def as_results(
     rows: Sequence[SweepRow], texts: Sequence[ScoredText], configs: Mapping[str, Config]
 ) -> Results:
-    """As a report has them: runs that differ by their seed alone are an arm, of each step its
-    own."""
+    """Return the rows in the form of a report's results.
+
+    Runs that differ only in their seed form an arm, separately for each step.
+    """
     own = dict(configs)
     arms = arm_names(own, differing(own))
     asked = {run: config.call("pretrain") for run, config in own.items()}

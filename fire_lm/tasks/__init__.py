@@ -1,1 +1,1 @@
-"""Tasks with answers, which a model is trained on and scored by."""
+"""Tasks with answers, on which models are trained and scored."""

@@ -1,4 +1,4 @@
-"""Pretraining: the loop, the step, the optimizer, and what a run says before it starts."""
+"""Pretraining: the loop, the step, the optimizer, and the description printed before a run."""
 
 from fire_lm.training.compile import compile_training
 from fire_lm.training.description import describe

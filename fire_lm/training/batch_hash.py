@@ -1,8 +1,9 @@
-"""A hash of the batches that a run has seen, by which two runs can be compared.
+"""A hash of the batches that a run has seen, for comparing two runs.
 
-The hash of a batch is a sum over its rows, modulo 2^32 twice, so that it is computed where the rows
-are, whatever the processes and devices and whichever row lies where; rows enter with all their
-tokens and segment ids by position. The step's hash is chained to the one before on the host.
+The hash of a batch is a sum over its rows, modulo 2^32, with two seeds. It is therefore computed
+where the rows are, and does not depend on processes, devices or the placement of rows; each row
+contributes all its tokens and segment ids by position. The host chains the hash of each step to the
+previous one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _SEEDS = (0x9E3779B9, 0x7F4A7C15)
 
 
 def batch_hash(batch: Mapping[str, jax.Array]) -> jax.Array:
-    """uint32 [2] of a batch of int32 [B, T] arrays; the order of the rows does not matter."""
+    """Return the hash, uint32 [2], of int32 [B, T] arrays; the order of rows does not matter."""
     return jnp.stack([_sum_of_rows(batch, jnp.uint32(seed)) for seed in _SEEDS])
 
 
@@ -32,13 +33,13 @@ def _sum_of_rows(batch: Mapping[str, jax.Array], seed: jax.Array) -> jax.Array:
 
 
 def _mixed(x: jax.Array) -> jax.Array:
-    """uint32 -> uint32, a bijection whose every bit depends on every bit (MurmurHash3's end)."""
+    """Map uint32 to uint32 bijectively, mixing every bit into every other (MurmurHash3's end)."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = (x ^ (x >> jnp.uint32(shift))) * jnp.uint32(factor)
     return x ^ (x >> jnp.uint32(16))
 
 
 def chained(before: str, batch: Sequence[int]) -> str:
-    """16 hex digits of all batches up to now, from those `before` ('' at the start)."""
+    """Return 16 hex digits for all batches so far, given those of `before` ('' at the start)."""
     text = f"{before} {' '.join(map(str, batch))}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The training step compiled before it runs, on the devices of the job or for those of another."""
+"""Compiles the training step ahead of time, for the devices of this job or of another one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fire_lm.training.step import TrainState, init_state, train_step
 
 
 def abstract_state(model: Decoder, optimizer: optax.GradientTransformation) -> TrainState:
-    """Shapes and dtypes of the state."""
+    """Return the shapes and dtypes of the state."""
     return jax.eval_shape(functools.partial(init_state, model, optimizer), jax.random.key(0))
 
 
 def on_mesh(model: Decoder, mesh: Mesh) -> Decoder:
-    """The model, with its activations laid out over `mesh`."""
+    """Return the model with its activations sharded over `mesh`."""
     return model.clone(activation_sharding=NamedSharding(mesh, sharding.ACTIVATIONS))
 
 
@@ -41,7 +41,10 @@ def compile_training(
     spikes: Spikes,
     unshifted: bool = False,
 ) -> jax.stages.Compiled:
-    """The step of `pretrain`: takes state, batch and, with `spikes`, a limit of the loss."""
+    """Compile the step of `pretrain`.
+
+    It takes the state, a batch and, if `spikes` allows skips, a limit of the loss.
+    """
     like = sharding.with_shardings(abstract_state(model, optimizer), mesh)
     step = functools.partial(
         train_step,
@@ -64,7 +67,7 @@ def compile_step(
     batch: dict[str, jax.ShapeDtypeStruct],
     *skip_above: jax.ShapeDtypeStruct,
 ) -> jax.stages.Compiled:
-    """The step for states and batches like these; it takes over the memory of the state."""
+    """Compile the step for such states and batches; it overwrites the state that it is given."""
     state_shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     jitted = jax.jit(step, out_shardings=(state_shardings, None), donate_argnums=0)
     return jitted.lower(like, batch, *skip_above).compile()

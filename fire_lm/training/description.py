@@ -16,10 +16,10 @@ from fire_lm.training.summary import bytes_per_device, count_parameters
 
 
 def describe(run: Pretraining) -> str:
-    """The table printed at the start of a run; nothing is allocated.
+    """Return the table printed at the start of a run, without allocating anything.
 
     Raises:
-      UserError: the mesh does not fit the devices, or the batch the mesh.
+      UserError: The mesh does not fit the devices, or the batch does not fit the mesh.
     """
     mesh = sharding.abstract_mesh(run.mesh)
     sharding.check_batch(run.batch_size, run.microbatches, mesh)
@@ -42,13 +42,13 @@ def describe(run: Pretraining) -> str:
             "parameters",
             *rows,
             f"  non-embedding {non_embedding / 1e6:.1f}M ({matrices / 1e6:.1f}M in matrices)",
-            f"  encoding {encoding_names(model)} {encoding:,}, listed apart{shared}",
+            f"  encoding {encoding_names(model)} {encoding:,}, listed separately{shared}",
             f"mesh {' x '.join(f'{axis}={size}' for axis, size in mesh.shape.items())}"
             f" = {math.prod(mesh.shape.values())} devices; state "
-            f"{bytes_per_device(state) / 2**20:.1f} MiB a device",
+            f"{bytes_per_device(state) / 2**20:.1f} MiB per device",
             f"attention {attention} at length {run.train_length}; compute in {model.dtype.name}; "
-            f"remat {model.remat}; layers {'in a loop' if model.scan_layers else 'written out'}",
-            f"batch {run.batch_size} x {run.train_length} = {run.tokens_per_step:,} tokens a step"
+            f"remat {model.remat}; layers {'in a loop' if model.scan_layers else 'unrolled'}",
+            f"batch {run.batch_size} x {run.train_length} = {run.tokens_per_step:,} tokens per step"
             f"{microbatches}, {run.train_steps:,} steps, "
             f"{run.tokens_per_step * run.train_steps:.4g} tokens",
             f"FLOPs per token {run.flops_per_token:.4g} ({FLOPS_CONVENTION})",

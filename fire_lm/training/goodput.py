@@ -1,8 +1,8 @@
-"""Goodput: where the time of a run goes over all its starts, from the run's own files.
+"""Goodput: how a run spent its time over all its starts, from files in the run directory.
 
-Process 0 keeps one file a start, `goodput/<number>.json`, with the seconds of each stage so far. It
-is written where starting and compiling begin and end, at each save, and every few seconds of steps,
-between two of them; in a bucket, not that often. What a kill loses after that counts as stopped.
+Process 0 keeps one file per start, `goodput/<number>.json`, with the seconds of each stage so far.
+It writes the file when starting and compiling begin and end, at each save and, except in a bucket,
+every few seconds between steps. The time that a kill leaves unrecorded counts as stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 import jax
 from etils import epath
 
-import fire_lm
 from fire_lm import storage
 from fire_lm.console import duration
 from fire_lm.errors import RunFailed, UserError
@@ -27,34 +26,35 @@ from fire_lm.results.metrics_log import whole_lines
 START, COMPILE = "starting", "compiling"
 DATA, DEVICES, SAVE = "waiting for data", "waiting for the devices", "saving"
 STEPS = (DATA, DEVICES, SAVE)
-LOST, STOPPED = "steps done again", "stopped"
+LOST, STOPPED = "repeated steps", "stopped"
 _STAGES = (*STEPS, START, COMPILE)
-_PERIOD = 2.0  # seconds between two writings while there are steps; in a bucket, one at each save
+_PERIOD = 2.0  # seconds between two writes while steps run; in a bucket, each save writes once
 
 
 class Goodput:
-    """The stages of this start. One is always under way: time has no gaps."""
+    """The stages of this start; exactly one is active at any time, so no time is unaccounted."""
 
-    def __init__(self, workdir: str, quiet: bool):
+    def __init__(self, workdir: str, quiet: bool, since: float | None = None):
+        """Begin a start at `since`, a time of `time.monotonic`; by default, it begins now."""
         self._workdir, self._quiet = workdir, quiet
         self._file: epath.Path | None = None
         self._earlier: list[dict[str, Any]] = []
-        self._in_bucket = storage.in_bucket(workdir)  # which has no folders
+        self._in_bucket = storage.in_bucket(workdir)  # a bucket has no folders
         self._period = math.inf if self._in_bucket else _PERIOD
         now = time.monotonic()
         self.stage = START
-        self._since, self._written = fire_lm.STARTED, now
+        self._since, self._written = now if since is None else since, now
         self._seconds: dict[str, float] = {}
         self._at_save: dict[str, dict[str, float]] = {}
-        self._told = (now, 0.0)  # when fractions were last asked for, and the wait for data then
-        # The clock on the wall is asked once: it may jump.
-        self._began, self._resumed_from = time.time() - (now - fire_lm.STARTED), 0
+        self._told = (now, 0.0)  # the last call of `fractions`, and the wait for data until then
+        # The wall clock is read only once, because it may jump.
+        self._began, self._resumed_from = time.time() - (now - self._since), 0
         self._refused = False
-        self._counts = False  # to find nothing to do is no start
+        self._counts = False  # a start that finds nothing to do does not count
         self._machine: dict[str, Any] = {}
 
     def resumed(self, step: int) -> None:
-        """There is something to do, from `step` on, and the run directory is ours."""
+        """Count this start, which resumes from `step` and holds the run directory."""
         if self._file is None and not self._quiet:
             folder = epath.Path(self._workdir) / "goodput"
             storage.make_folder(folder)
@@ -74,7 +74,7 @@ class Goodput:
             self.write()
 
     def saved(self, step: int) -> None:
-        """All up to here is kept if the next start resumes from `step`."""
+        """Record that all time so far is kept if the next start resumes from `step`."""
         self.enter(self.stage)
         self._at_save[str(step)] = dict(self._seconds)
         self.write()
@@ -83,7 +83,7 @@ class Goodput:
         self._written = time.monotonic()
         if self._file is None or not self._counts:
             return
-        # In a bucket the lease tells (`lock.only_writer`): there is no folder to be gone.
+        # A bucket has no folder that could vanish; there the lease checks (`lock.only_writer`).
         if not self._in_bucket and not self._file.parent.is_dir():
             raise RunFailed(
                 f"{self._workdir} was removed or renamed while the run was writing to it: stopped\n"
@@ -103,9 +103,12 @@ class Goodput:
         }
 
     def fractions(self) -> dict[str, float]:
-        """`goodput`: of the run's time, all its starts and the gaps between them, what the devices
-        worked on steps that count; `data_wait`: of the time since the last call, what the loop
-        waited for data."""
+        """Return two fractions of time for the log.
+
+        `goodput` is the fraction of the run's time, over all its starts and the gaps between them,
+        in which the devices worked on steps that count. `data_wait` is the fraction of the time
+        since the last call in which the loop waited for data.
+        """
         self.enter(self.stage)
         total, waited = _account([*self._earlier, self._facts()]), self._seconds.get(DATA, 0.0)
         since, before = self._told
@@ -119,7 +122,7 @@ class Goodput:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """A start that was refused is no part of where the run's time went."""
+        """Exclude a start that was refused from the account of the run's time."""
         self._refused = kind is not None and issubclass(kind, UserError)
         self.close()
 
@@ -148,10 +151,10 @@ def machine() -> dict[str, Any]:
 
 
 def account(workdir: str) -> dict[str, float]:
-    """Seconds of a run by what they went into, of all its starts; together, its time on the wall.
+    """Return the seconds of each stage over all starts of a run; they add up to its wall time.
 
-    `LOST` are the steps after the last checkpoint of each start, which the next one did again, and
-    `STOPPED` is the time between starts.
+    `LOST` counts the steps after the last checkpoint of each start, which the next start repeated;
+    `STOPPED` counts the time between starts.
     """
     return _account(starts(workdir))
 
@@ -164,13 +167,13 @@ def starts(workdir: str) -> list[dict[str, Any]]:
 
 
 def _records(folder: epath.Path) -> list[epath.Path]:
-    """The records in the order of starts, without other files."""
+    """Return the records in the order of starts, ignoring other files."""
     found = storage.children(folder)
     return sorted(path for path in found if re.fullmatch(r"[0-9]{5,9}\.json", path.name))
 
 
 def _of_a_start(facts: dict[str, Any]) -> bool:
-    """Return whether a record has all that `_account` needs: it may be damaged."""
+    """Return whether a record has all that `_account` needs; it may be damaged."""
     at_save = facts.get("at_save")
     return (
         _is_time(facts.get("began"))
@@ -193,7 +196,7 @@ def _is_time(found: Any) -> bool:
 
 def _account(starts: list[dict[str, Any]]) -> dict[str, float]:
     total = dict.fromkeys((DEVICES, DATA, SAVE, START, COMPILE, LOST, STOPPED), 0.0)
-    kept_to: int | None = None  # the step from which what follows has gone on; None: it is the end
+    kept_to: int | None = None  # the step from which the next start resumed; None for the last one
     for index, start in reversed(list(enumerate(starts))):
         seconds = start["seconds"]
         kept = seconds
@@ -211,11 +214,11 @@ def _account(starts: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def table(workdir: str) -> str:
-    """`account` for people."""
+    """Format `account` as a table."""
     total = account(workdir)
     wall = sum(total.values())
     lines = [
         f"  {stage:<24}{duration(seconds):>10}{seconds / max(wall, 1e-9):>8.1%}"
         for stage, seconds in total.items()
     ]
-    return "\n".join([f"where the time went, {duration(wall)} in all:", *lines])
+    return "\n".join([f"where the time went, {duration(wall)} in total:", *lines])

@@ -1,4 +1,4 @@
-"""The lock of a run directory: two writers would spoil each other's logs and checkpoints."""
+"""The lock of a run directory: two writers would corrupt each other's logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import jax
 
-from fire_lm.errors import FireLMError, RunFailed, UserError
-from fire_lm.processes import agreed
+from fire_lm.errors import UserError
+from fire_lm.processes import failing_together
 from fire_lm.storage import Lease, LeaseLost, in_bucket
 
 _LOOK_SECONDS = 2.0
@@ -21,43 +21,37 @@ _LOOK_SECONDS = 2.0
 
 @contextlib.contextmanager
 def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
-    """Hold the run directory until the block ends, or the process dies.
+    """Hold the run directory until the block ends or the process dies.
 
     On a disk the operating system releases the lock with the process, so a kill leaves nothing
-    behind. In a bucket it is a lease (`storage.Lease`): after a kill on another machine the next
-    start waits for up to a minute. Shared file systems without locks are used without one.
+    behind. In a bucket the lock is a lease (`storage.Lease`): after a kill on another machine, the
+    next start waits for up to a minute. Shared file systems without locks are used unlocked.
 
-    Process 0 of a job holds it for all processes, which wait until it does.
+    Process 0 holds the lock for all processes of a job, which wait until it does.
 
     Yields:
-      A function to call before anything is published or removed: it raises LeaseLost where another
-      process has taken the run directory over, or somebody has removed it, and RunFailed where the
-      storage does not say. Only a bucket needs to be asked.
+      A function to call before anything is published or removed. It raises LeaseLost if another
+      process has taken over the run directory or somebody has removed it, and RunFailed if the
+      storage does not answer. It checks only buckets.
 
     Raises:
-      UserError: another process holds it.
+      UserError: Another process holds the run directory.
     """
     with contextlib.ExitStack() as held:
         still_ours: Callable[[], None] = lambda: None  # noqa: E731
-        refused: FireLMError | None = None
-        try:
+        with failing_together():
             if jax.process_index() == 0 and in_bucket(workdir):
                 still_ours = held.enter_context(_leased(workdir))
             elif jax.process_index() == 0:
                 held.enter_context(_flocked(Path(workdir)))
-        except FireLMError as error:
-            refused = error
-        told = agreed("" if refused is None else f"{refused.exit_code}{refused}")
-        if told:
-            raise refused or (UserError if told[0] == "2" else RunFailed)(told[1:])
         yield still_ours
 
 
 def writer_of(workdir: str) -> str:
-    """The process that holds a run directory, with its host; empty if none does.
+    """Return the process that holds a run directory, with its host, or "" if none does.
 
-    In a bucket a process that was killed in the last minutes is still named, with the time of its
-    last sign of life.
+    In a bucket, a process that was killed within the last minutes is still named, with the time
+    of its last sign of life.
     """
     if in_bucket(workdir):
         return Lease(f"{workdir.rstrip('/')}/.lock").holder()
@@ -78,7 +72,7 @@ def _flocked(workdir: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise _refused(str(workdir), file.read().strip()) from None
-        except OSError:  # a file system without locks, as some shared ones are
+        except OSError:  # some shared file systems have no locks
             pass
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")

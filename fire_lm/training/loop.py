@@ -1,8 +1,8 @@
 """The training loop, in chapters: data, state, step, train.
 
-Running the same command again resumes from the newest checkpoint: the state, the place in the
-data and the counters come back, so that the continued run is bit-equal to an uninterrupted one on
-the same machine shape.
+Running the same command again resumes from the newest checkpoint: the state, the position in the
+data and the counters are restored, so that the continued run is bit-equal to an uninterrupted one
+on the same machine shape.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ from fire_lm.training.watchdog import Watch
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The resources of a process while it trains in a run directory."""
+    """The resources of a process while it trains in a run directory.
+
+    Attributes:
+      quiet: Whether this is not process 0, which alone prints.
+      stop: Set by SIGTERM or Ctrl-C.
+      still_ours: Raises LeaseLost if another process has taken over the run directory.
+    """
 
     workdir: str
     quiet: bool
@@ -57,26 +63,29 @@ def pretrain(
     once_held: Callable[[], None] = lambda: None,
     before_first_step: Callable[[], None] = lambda: None,
     ranked: Callable[[], Sequence[int]] = lambda: (),
+    since: float | None = None,
 ) -> None:
-    """Train, or resume, `run` and leave a run directory (docs/pretraining.md lists its files).
+    """Train or resume `run` in a run directory (docs/pretraining.md lists its files).
 
     Args:
-      workdir: the run directory, local or gs://.
-      source: gives the model of the run that `run.init_from` names, if this run starts from it.
-      once_held: called when no other process writes to the run directory any more; it may refuse
-        what is there.
-      before_first_step: called when everything is ready (the caller records the configuration).
-      ranked: the steps that sweeps have scored, the best first, for `Checkpointing.keep_best`.
+      workdir: The run directory, local or gs://.
+      source: Returns the model of the run that `run.init_from` names, if this run starts from it.
+      once_held: Called once no other process can write to the run directory; it may refuse the
+        directory's contents.
+      before_first_step: Called when everything is ready (the caller records the configuration).
+      ranked: Returns the steps that sweeps have scored, best first, for `Checkpointing.keep_best`.
+      since: When this start began, by `time.monotonic`; by default, with this call.
 
     Raises:
-      UserError: a setting that cannot work. RunFailed: NaN, unreadable checkpoint or storage.
-      Preempted: after a SIGTERM or a Ctrl-C, once the state is saved.
+      UserError: A setting cannot work.
+      RunFailed: The loss is NaN, or a checkpoint or the storage cannot be read.
+      Preempted: A SIGTERM or a Ctrl-C arrived; the state has been saved.
     """
     told = describe(run)  # refuses in all processes alike
     if jax.process_index() == 0:
         print(told, flush=True)
     ensure_writable(workdir)
-    with job_in(workdir, run, ranked) as job:
+    with job_in(workdir, run, ranked, since) as job:
         once_held()
         with phase("verifying checkpoints", job.quiet):
             start = job.checkpoints.recover()
@@ -98,11 +107,13 @@ def pretrain(
 
 
 @contextlib.contextmanager
-def job_in(workdir: str, run: Pretraining, ranked: Callable[[], Sequence[int]]) -> Iterator[Job]:
+def job_in(
+    workdir: str, run: Pretraining, ranked: Callable[[], Sequence[int]], since: float | None
+) -> Iterator[Job]:
     """Hold the run directory until the last save is on disk."""
     quiet = jax.process_index() != 0
     with (
-        Goodput(workdir, quiet) as goodput,
+        Goodput(workdir, quiet, since) as goodput,
         run.watchdog.watching(workdir, goodput) as watch,
         only_writer(workdir) as still_ours,
         sigterm_flag() as stop,
@@ -117,7 +128,7 @@ def preempted(by: str, newest: int) -> Preempted:
             f"stopped by {by} before any step was saved\nrun the same command to start over"
         )
     return Preempted(
-        f"stopped by {by} after step {newest}, which is saved\nthe same command resumes"
+        f"stopped by {by} after step {newest}, which is saved\nrun the same command to resume"
     )
 
 
@@ -128,17 +139,17 @@ def train(
     source: Callable[[], Decoder] | None,
     before_first_step: Callable[[], None],
 ) -> bool:
-    """Train from an intact checkpoint or step 0; returns whether a signal ended it."""
+    """Train from an intact checkpoint or step 0, and return whether a signal ended training."""
     job.goodput.resumed(start)
     mesh = sharding.make_mesh(run.mesh)
 
     # --- Data: this process's slice of every batch.
     batches = open_text(run, mesh, job.quiet)
 
-    # --- State: from where this run stopped, or fresh, or from another run.
+    # --- State: from this run's checkpoint, or fresh, or from another run.
     start, state, counters = state_at(start, run, job, mesh, batches, source)
 
-    # --- Step: compiled before the first batch, so that what follows is steady.
+    # --- Step: compiled before the first batch, so that all later steps take the same time.
     job.goodput.enter(COMPILE)
     with phase("compiling the training step", job.quiet):
         step_fn = run.compile(mesh)
@@ -162,7 +173,7 @@ def train(
 
 
 def open_text(run: Pretraining, mesh: Mesh, quiet: bool) -> data_layer.TrainIterator:
-    """This process's slice of every batch; says which text it is."""
+    """Open this process's slice of every batch and print which text it reads."""
     with phase("opening the data", quiet):
         check_vocabulary(run.data, run.model.vocab_size)
         unknown = 0.0 if quiet else data_layer.unknown_share(run.data, "train")
@@ -184,15 +195,17 @@ def open_text(run: Pretraining, mesh: Mesh, quiet: bool) -> data_layer.TrainIter
 
 
 def rows_shown(quiet: bool) -> Callable[[int, int], None]:
-    """Show how much of the shuffle buffer is filled, where that takes more than a few seconds: few
-    long documents fill a large one slowly, with many epochs of them."""
+    """Return a callback that shows how full the shuffle buffer is, if filling takes seconds.
+
+    A few long documents fill a large buffer slowly, with many epochs over them.
+    """
     bars: list[Progress] = []
 
     def show(done: int, total: int) -> None:
         if not bars:
             bars.append(Progress(total, quiet=quiet, patient=True))
         bars[0].show(
-            done, "rows to shuffle among (a smaller TextData.shuffle_buffer starts sooner)"
+            done, "rows in the shuffle buffer (a smaller TextData.shuffle_buffer starts sooner)"
         )
         if done >= total:
             bars.pop().close()
@@ -208,7 +221,7 @@ def state_at(
     batches: data_layer.TrainIterator,
     source: Callable[[], Decoder] | None,
 ) -> tuple[int, TrainState, dict[str, Any]]:
-    """(step, state, counters) to continue from; `batches` continue from there, too."""
+    """Return (step, state, counters) to continue from, and move `batches` to that step."""
     like = sharding.with_shardings(run.abstract_state(), mesh)
     counters = new_counters()
     while start:
@@ -218,7 +231,7 @@ def state_at(
             state, position, info = restored
             batches.set_state(position)
             return start, state, {name: info.get(name, old) for name, old in counters.items()}
-        start = job.checkpoints.recover()  # its arrays are damaged
+        start = job.checkpoints.recover()  # the arrays of the newest checkpoint are damaged
         job.goodput.resumed(start)
     with phase("initialising parameters", job.quiet):
         state = fresh_state(run, mesh, like)
@@ -228,7 +241,7 @@ def state_at(
 
 
 def fresh_state(run: Pretraining, mesh: Mesh, like: TrainState) -> TrainState:
-    """Step 0, sharded as `like`."""
+    """Return the state at step 0, sharded as `like`."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     init = functools.partial(init_state, on_mesh(run.model, mesh), run.transformation())
     return jax.jit(init, out_shardings=shardings)(jax.random.key(run.seed))
@@ -244,8 +257,11 @@ def run_steps(
     state: TrainState,
     start: int,
 ) -> bool:
-    """Steps `start + 1` to the last, or until SIGTERM or Ctrl-C; whether that came. The last step
-    is saved, but none whose loss is not finite: what made it so may be in the state."""
+    """Run the steps after `start` until the last one or a signal (SIGTERM, Ctrl-C).
+
+    The last step is saved unless its loss is not finite, because the state may then hold the
+    cause. Returns whether a signal ended the steps.
+    """
     due = False
     for step in range(start + 1, run.train_steps + 1):
         job.goodput.enter(DATA)
@@ -272,7 +288,7 @@ def save(
     job: Job, reporter: Reporter, batches: data_layer.TrainIterator, step: int, state: TrainState
 ) -> None:
     job.goodput.enter(SAVE)
-    job.goodput.write()  # tells a run directory that is gone; a save would make a new one
+    job.goodput.write()  # raises if the run directory is gone; a save would create a new one
     job.checkpoints.save(
         step, state, batches.get_state(), reporter.counters, shared_position=batches.shared_state
     )

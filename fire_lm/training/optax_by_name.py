@@ -1,7 +1,7 @@
-"""optax's transformations and schedules as gin names them: `@optax.adafactor()`.
+"""Optax's transformations and schedules under their gin names: `@optax.adafactor()`.
 
-They keep their own parameters and defaults. Where they take another transformation, a schedule or a
-mask, gin gives a reference: `optax.lion.mask = @decay_mask`.
+They keep their own parameters and defaults. Where they take another transformation, a schedule or
+a mask, gin passes a reference: `optax.lion.mask = @decay_mask`.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from fire_lm.errors import UserError, first_line
 from fire_lm.sharding import path_name
 from fire_lm.training.optimizer import POSITION
 
-_RATE = ("learning_rate", "step_size_fn")  # the second of `scale_by_schedule`
+_RATE = ("learning_rate", "step_size_fn")  # the second is that of `scale_by_schedule`
 _TRANSFORMATIONS = (optax.GradientTransformation, optax.GradientTransformationExtraArgs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Optax:
-    """A transformation of optax that can stand as `pretrain.optimizer`, as AdamW does.
+    """An Optax transformation that can be bound to `pretrain.optimizer`, as AdamW can.
 
     Attributes:
-      learning_rate: what it was given as such, by the number of updates done; None for nothing.
+      learning_rate: The learning rate passed to the transformation, or None if it has none.
     """
 
     transformation: optax.GradientTransformation
     learning_rate: float | optax.Schedule | None = None
 
     def build(self, train_steps: int) -> optax.GradientTransformation:
-        del train_steps  # schedules are given theirs by gin: decay_steps = %TRAIN_STEPS
+        del train_steps  # schedules get theirs from gin: decay_steps = %TRAIN_STEPS
         return self.transformation
 
     def schedule(self, train_steps: int) -> optax.Schedule:
-        """The learning rate by the number of updates done, for the log."""
+        """Return the learning rate as a function of the number of updates done, for the log."""
         del train_steps
         if self.learning_rate is None:
             raise UserError(
@@ -57,20 +57,21 @@ class Optax:
 
 
 def chained(transformations: Sequence[Optax]) -> Optax:
-    """Chain transformations as `optax.chain`; the rate is that of the last that has one."""
+    """Chain transformations as `optax.chain`; the last learning rate among them is logged."""
     if not transformations:
-        raise UserError("pretrain.optimizer is an empty list: name a transformation of optax")
+        raise UserError("pretrain.optimizer is an empty list: name an Optax transformation")
     rates = [one.learning_rate for one in transformations if one.learning_rate is not None]
     together = optax.chain(*(one.transformation for one in transformations))
     return Optax(together, rates[-1] if rates else None)
 
 
 def muon_dimensions(params: Any) -> Any:
-    """The axes of each kernel that are a matrix, for `optax.contrib.muon`.
+    """Return the axes of each kernel that form a matrix, for `optax.contrib.muon`.
 
     Arrays of the layers are stacked: their first axis is the layer, and each layer's matrix is
-    orthogonalised separately, all heads of a layer together. None for embeddings, biases, norms and
-    everything that an encoding learns: Muon leaves them to its AdamW.
+    orthogonalised separately, with all heads of a layer together. The result is None for
+    embeddings, biases, norms and everything that an encoding learns: Muon updates these with
+    AdamW.
     """
 
     def dimensions(path: Any, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
@@ -85,7 +86,7 @@ def muon_dimensions(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(dimensions, params)
 
 
-# The axes of a layer's kernel that are read and that are written.
+# The axes of a layer's kernel that are contracted with the input, and those of the output.
 _MATRICES = {
     **dict.fromkeys(("query", "key", "value"), ((1,), (2, 3))),  # [L, D, N, H]
     "attention_out": ((1, 2), (3,)),  # [L, N, H, D]
@@ -95,7 +96,7 @@ _MATRICES = {
 
 @functools.cache
 def optax_configurables() -> Mapping[str, Callable[..., Any]]:
-    """Every public transformation and schedule, by its name in gin."""
+    """Return every public transformation and schedule, keyed by its name in gin."""
     return {
         f"{module.__name__}.{name}": _configurable(f"{module.__name__}.{name}", target)
         for module in (optax, optax.contrib)
@@ -111,7 +112,7 @@ def _named(module: types.ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]
         signature = inspect.signature(target)
         kinds = {parameter.kind for parameter in signature.parameters.values()}
         if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
-            continue  # gin binds keywords that have a name
+            continue  # gin binds named keywords only
         if signature.return_annotation in _TRANSFORMATIONS or (
             id(target) in schedules and name.endswith(("schedule", "decay", "schedules"))
         ):
@@ -119,7 +120,7 @@ def _named(module: types.ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]
 
 
 def _configurable(name: str, target: Callable[..., Any]) -> Callable[..., Any]:
-    """`target` for gin: values are checked, and what it cannot take is an error in a line."""
+    """Wrap `target` for gin: values are checked, and a bad one raises a one-line error."""
     signature = inspect.signature(target)
     makes_schedule = signature.return_annotation not in _TRANSFORMATIONS
 
@@ -149,10 +150,10 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _hint(annotation: Any) -> Any:
-    """An annotation of optax as a type that gin's values can be checked against; else Any."""
+    """Return an Optax annotation as a type against which gin's values can be checked, or Any."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     members = typing.get_args(annotation) if union else (annotation,)
-    numeric = float in members  # arrays are numbers to it, and so is a bool
+    numeric = float in members  # Optax annotates numbers as arrays or bool, too
     kept: list[Any] = []
     for member in members:
         if member in _TRANSFORMATIONS:

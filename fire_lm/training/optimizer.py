@@ -13,14 +13,14 @@ import optax
 from fire_lm.errors import UserError
 from fire_lm.sharding import path_name
 
-# Matrices decay; biases, norm scales and everything an encoding learns do not. Decided by path,
-# because scanned layers add an axis, so that a bias would look like a matrix by its rank.
+# Matrices decay; biases, norm scales and everything that an encoding learns do not. The path
+# decides, not the rank: scanned layers add an axis, so that a bias would look like a matrix.
 _DECAYED = re.compile(r"(^|/)(kernel|embedding)$")
 POSITION = re.compile(r"(^|/)position(_\d+)?/")
 
 
 def decay_mask(params: Any) -> Any:
-    """True for every parameter that weight decay acts on."""
+    """Return True for every parameter to which weight decay applies."""
 
     def decays(path: Any, leaf: Any) -> bool:
         del leaf
@@ -33,7 +33,7 @@ def decay_mask(params: Any) -> Any:
 def learning_rate_schedule(
     peak: float, warmup_steps: int, train_steps: int, final_fraction: float
 ) -> optax.Schedule:
-    """Linear from 0 to `peak` in `warmup_steps`, then cosine to `final_fraction * peak`."""
+    """Rise linearly to `peak` in `warmup_steps`, then decay by a cosine to the final fraction."""
     if not 0 <= warmup_steps < train_steps:
         raise UserError(
             f"warm-up of {warmup_steps} steps does not fit into TRAIN_STEPS = {train_steps}: "
@@ -50,14 +50,14 @@ def learning_rate_schedule(
 
 @dataclasses.dataclass(frozen=True)
 class AdamW:
-    """Loshchilov & Hutter (2019), after clipping the gradient by its global norm.
+    """AdamW (Loshchilov & Hutter, 2019), after clipping the gradient by its global norm.
 
     Attributes:
-      learning_rate: peak of the schedule, the same for all parameters.
-      warmup_steps: steps from 0 to the peak.
-      final_fraction: last learning rate as a fraction of the peak.
-      weight_decay: applied to `decay_mask`, times the learning rate.
-      clip_norm: bound on the global norm of the gradient.
+      learning_rate: The peak of the schedule, the same for all parameters.
+      warmup_steps: The number of steps from 0 to the peak.
+      final_fraction: The last learning rate as a fraction of the peak.
+      weight_decay: The decay applied to `decay_mask`, multiplied by the learning rate.
+      clip_norm: The bound on the global norm of the gradient.
     """
 
     learning_rate: float = 6e-4

@@ -1,4 +1,4 @@
-"""Signals that end a run after it has saved: a machine's SIGTERM, and Ctrl-C."""
+"""Signals that end a run after saving it: SIGTERM from the machine, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ class StopFlag:
 
 @contextlib.contextmanager
 def sigterm_flag() -> Iterator[StopFlag]:
-    """Turn SIGTERM into a flag. With several processes JAX's preemption service agrees on a
-    step instead, and a flag of one process alone would let them part."""
+    """Turn SIGTERM into a flag, in a job of one process.
+
+    With several processes, JAX's preemption service agrees on a common step instead; flags would
+    let the processes stop at different steps.
+    """
     flag = StopFlag()
 
     def request(*_: Any) -> None:
@@ -32,19 +35,20 @@ def sigterm_flag() -> Iterator[StopFlag]:
     finally:
         if alone:
             signal.signal(signal.SIGTERM, previous)
-        if flag.by == "Ctrl-C":  # the last save is on disk
+        if flag.by == "Ctrl-C":  # the last save is complete
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager
 def ctrl_c_saves(flag: StopFlag) -> Iterator[None]:
-    """While there are steps, the first Ctrl-C does as SIGTERM does; the second ends at once.
+    """While steps run, let the first Ctrl-C act like SIGTERM and the second end the run at once.
 
-    Before the first step there is nothing to save, and Ctrl-C ends the start-up. The second is left
-    to the system (exit code 130 in a shell): Python would wait for a call into XLA to return. In a
-    job of several processes the signal is passed on as SIGTERM, so that all save the same step.
+    Before the first step there is nothing to save, and Ctrl-C ends the start-up. The second Ctrl-C
+    is left to the operating system (exit code 130 in a shell): Python would wait for a call into
+    XLA to return. In a job of several processes, the first is passed on as SIGTERM, so that all
+    save the same step.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # such as with nohup
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # under nohup, say
         yield
         return
 
@@ -62,5 +66,5 @@ def ctrl_c_saves(flag: StopFlag) -> Iterator[None]:
     try:
         yield
     finally:
-        if flag.by != "Ctrl-C":  # else a second one still ends the last save at once
+        if flag.by != "Ctrl-C":  # otherwise a second one must still end the last save at once
             signal.signal(signal.SIGINT, signal.default_int_handler)

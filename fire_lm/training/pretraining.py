@@ -26,23 +26,29 @@ from fire_lm.training.watchdog import Watchdog
 
 @dataclasses.dataclass(frozen=True)
 class Pretraining:
-    """The settings of a run, and nothing of where or when it runs.
+    """The settings of a run, independent of where or when it runs.
 
     Attributes:
-      train_steps, batch_size, train_length: updates, sequences per update, tokens per sequence.
-      optimizer: AdamW, a transformation of optax, or a list of these, one after another.
-      seed: of parameters and of the order of the data.
-      mesh: devices along data, fsdp, tensor.
-      microbatches: parts of a batch whose gradients are accumulated one after the other.
-      z_loss: weight of log(Z)^2.
-      log_every: steps between lines of metrics.
-      watchdog: when a run counts as stuck.
-      spikes: what happens at a loss that is not finite, or jumps.
-      init_from: `RUN[@STEP]`, parameters to start from, with a fresh optimizer and step 0.
-      init_allow_missing, init_allow_unused: path patterns that INIT_FROM may lack or leave over.
+      model: The model to train.
+      data: The text or the exercises to train on.
+      checkpoints: When to save, and what to keep.
+      train_steps, batch_size, train_length: The numbers of updates, of sequences per update and of
+        tokens per sequence.
+      optimizer: AdamW, an Optax transformation, or a list of these to be chained.
+      seed: The seed of the parameters and of the order of the data.
+      mesh: The numbers of devices along data, fsdp and tensor.
+      microbatches: The number of parts of a batch whose gradients are accumulated in sequence.
+      z_loss: The weight of log(Z)^2.
+      log_every: The number of steps between lines of metrics.
+      watchdog: When a run counts as stuck.
+      spikes: What happens if a loss is not finite, or jumps.
+      init_from: `RUN[@STEP]`, whose parameters this run starts from, with a fresh optimizer at
+        step 0.
+      init_allow_missing, init_allow_unused: Path patterns of parameters that INIT_FROM may lack, or
+        that may remain unused.
 
     Raises:
-      UserError: a number that no run can have.
+      UserError: A number is impossible for any run.
     """
 
     model: Decoder
@@ -68,17 +74,17 @@ class Pretraining:
             value = getattr(self, name)
             if value < 1:
                 raise UserError(f"{name} is {value}: it must be 1 or more")
-            if value >= 2**31:  # steps and tokens of a row are counted in int32
+            if value >= 2**31:  # steps, and the tokens of a row, are counted in int32
                 raise UserError(f"{name} is {value}: it must be less than {2**31}")
         if self.train_length < 2:  # the first token predicts the second
             raise UserError(f"TRAIN_LENGTH is {self.train_length}: it must be 2 or more")
-        if not 0 <= self.seed < 2**32:  # of more, jax.random.key takes the lower bits
+        if not 0 <= self.seed < 2**32:  # of larger seeds, jax.random.key uses the lower bits only
             raise UserError(f"SEED is {self.seed}: it must be 0 or more, and less than {2**32}")
         if not 0 <= self.z_loss < math.inf:
             raise UserError(f"z_loss is {self.z_loss}: it must be 0 or more")
         if not isinstance(self.optimizer, AdamW):
-            self.schedule()  # there has to be one
-        # A longer run may keep the table of positions of the run that it starts from.
+            self.schedule()  # raises if there is none
+        # With INIT_FROM, an encoding may keep a shorter length: check this run's, too.
         for encoding in self.model.encodings:
             encoding.check_length(
                 self.model.resampling.largest(self.train_length), self.train_length
@@ -90,7 +96,7 @@ class Pretraining:
 
     @property
     def flops_per_token(self) -> float:
-        """The FLOPs of a token, by the convention `FLOPS_CONVENTION`."""
+        """The FLOPs per token, by the convention `FLOPS_CONVENTION`."""
         params = self.abstract_state().params
         return model_flops_per_token(self.model, params, self.train_length)
 
@@ -102,15 +108,15 @@ class Pretraining:
         return self._optimizer.build(self.train_steps)
 
     def schedule(self) -> optax.Schedule:
-        """The learning rate by the number of updates done."""
+        """Return the learning rate as a function of the number of updates done."""
         return self._optimizer.schedule(self.train_steps)
 
     def abstract_state(self) -> TrainState:
-        """Shapes and dtypes of what the run trains and saves."""
+        """Return the shapes and dtypes of what the run trains and saves."""
         return abstract_state(self.model, self.transformation())
 
     def compile(self, mesh: Mesh) -> jax.stages.Compiled:
-        """The training step, on the devices of `mesh`."""
+        """Compile the training step for the devices of `mesh`."""
         return compile_training(
             self.model,
             self.transformation(),

@@ -1,9 +1,9 @@
-"""Reads what the steps report, one step behind the device, and tells people and files.
+"""Reads the metrics of each step, one step behind the device, and writes them to logs and screen.
 
-`documents_skipped` counts those of process 0's share of the text. `data_wait` is the share of the
-time since the last line that process 0 waited for batches. `batch_hash` tells which batches the run
-has seen from its first step on, in which order. What an encoding learns (FIRE's c and L) is logged
-as the step found it, layer by layer ("L/layer_0").
+`documents_skipped` counts the skipped documents in process 0's share of the text. `data_wait` is
+the fraction of the time since the last line in which process 0 waited for batches. `batch_hash`
+identifies the batches that the run has seen since its first step, and their order. What an encoding
+learns (FIRE's c and L) is logged layer by layer ("L/layer_0"), as it was before the step.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fire_lm.training.spikes import SpikeLog, remember
 
 
 def new_counters() -> dict[str, Any]:
-    """The counters of a run, as its checkpoints keep them: plain JSON.
+    """Return the counters of a new run, as its checkpoints store them: plain JSON.
 
-    `largest` holds the metrics of the encoding since the last line of the log, `recent_losses`
-    what `Spikes` judges by.
+    `largest` holds the maxima of the encoding's metrics since the last line of the log;
+    `recent_losses` holds the losses by which `Spikes` judges.
     """
     return {
         "tokens": 0,
@@ -43,7 +43,7 @@ def new_counters() -> dict[str, Any]:
 
 
 class Reporter:
-    """Reads the metrics of each step once the next one is under way; stops a run gone wrong."""
+    """Reads the metrics of each step once the next one is running, and stops a failing run."""
 
     def __init__(
         self,
@@ -60,17 +60,17 @@ class Reporter:
         self._log = None if quiet else MetricsLog(workdir, start)
         self._spike_log = None if quiet else SpikeLog(workdir, start)
         self._goodput, self._newest_saved = goodput, newest_saved
-        self.sound = True  # whether loss and gradient of the step read last are finite
+        self.sound = True  # whether loss and gradient of the last step read are finite
         self._progress = Progress(run.train_steps, start, quiet)
         self._schedule, self._flops = run.schedule(), run.flops_per_token
         self._peak = peak_flops(jax.devices()[0].device_kind)
         self._waiting: tuple[int, Any, int] | None = None
-        # When how many tokens had been read, and after which step: of the last two lines.
+        # For each of the last two lines: the time, the tokens read by then, and the step.
         began = (time.monotonic(), counters["tokens"], start)
         self._marks = (began, began)
 
     def pending(self, step: int, metrics: Any, skipped: int) -> None:
-        """Hands over a dispatched step; its predecessor is read now."""
+        """Hand over a dispatched step, and read its predecessor."""
         self.flush()
         self._waiting = (step, metrics, skipped)
 
@@ -87,11 +87,11 @@ class Reporter:
         learned = {name: float(value) for name, value in found.pop("learned").items()}
         values = {name: float(value) for name, value in found.items()}
         skipped_update = values.pop("skipped", 0.0) > 0
-        # A skipped update leaves the optimizer's count of updates as it is.
+        # A skipped update does not advance the optimizer's count of updates.
         learning_rate = float(self._schedule(step - 1 - self.counters["updates_skipped"]))
         self._judge(step, values, skipped_update)
         largest = self.counters["largest"]
-        # A new dict: a checkpoint that is still being written may hold the old one.
+        # A new dict, because a checkpoint that is still being written may hold the old one.
         self.counters["largest"] = {
             name: max(value, largest.get(name, value))
             for name, value in values.items()
@@ -103,7 +103,7 @@ class Reporter:
             self._write(step, values, learning_rate, learned)
 
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
-        """Log a spike; stop a run with more of them than allowed."""
+        """Log a spike, and stop a run that has more of them than allowed."""
         loss, gradient, losses = values["loss"], values["grad_norm"], self.counters["recent_losses"]
         finite, limit = (
             math.isfinite(loss) and math.isfinite(gradient),
@@ -114,7 +114,7 @@ class Reporter:
         ends = count > allowed if skipped else not finite
         if (not finite or loss > limit or skipped) and self._spike_log is not None:
             facts = {"step": step, **values, "limit": limit, "skipped": skipped}
-            # Who starts runs reads it: this one would come here again (tpu/host.py).
+            # The launcher reads this line: a restarted run would fail here again (tpu/host.py).
             self._spike_log.add({**facts, "stopped": True} if ends else facts)
         self.sound = finite
         if finite and not skipped:
@@ -123,15 +123,15 @@ class Reporter:
             return
         name = "loss" if finite or not math.isfinite(loss) else "grad_norm"
         bound = (
-            f"{count} updates have been left out, {allowed} are allowed"
+            f"{count} updates have been skipped, {allowed} are allowed"
             if allowed
-            else "--gin.Spikes.skips_allowed=10 with --allow_config_change leaves such updates out"
+            else "--gin.Spikes.skips_allowed=10 with --allow_config_change skips such updates"
         )
         newest = self._newest_saved() or "none"
         reason = self._reason_of_nan(values)
         raise RunFailed(
             f"{name} is {values[name]} at step {step}: stopped\n"
-            f"newest checkpoint, of a step with finite loss: {newest}; {reason or bound}"
+            f"newest checkpoint of a step with finite loss: {newest}; {reason or bound}"
         )
 
     def _reason_of_nan(self, values: dict[str, float]) -> str | None:
@@ -160,22 +160,22 @@ class Reporter:
         self.counters["largest"] = {}
         if self._peak is not None:
             logged["mfu"] = rate * self._flops / (self._peak * jax.device_count())
-        if self._log is not None:  # JSON knows no NaN: the spike log tells
+        if self._log is not None:  # JSON has no NaN: the spike log records it
             self._log.write(
                 step, {name: value for name, value in logged.items() if _in_json(value)}
             )
         self._progress.show(step, f"loss {values['loss']:.4f}  {rate:,.0f} tokens/s")
 
     def upload(self) -> None:
-        """Ask for the lines so far to reach a bucket, without waiting for it."""
+        """Start uploading the lines so far to a bucket, without waiting for it."""
         if self._log is not None:
             self._log.flush()
 
     def _tokens_per_second(self, step: int) -> float:
-        """Since the last line; of an interval that is cut short, since the line before that.
+        """Return the rate since the last line; for a shortened interval, since the line before it.
 
-        Steps are read one behind the device. The last one is read at once, and may have been ready
-        together with the one before.
+        Steps are read one behind the device. The last step is read at once, and may have been
+        ready at the same time as its predecessor.
         """
         before, last = self._marks
         now, tokens = time.monotonic(), self.counters["tokens"]

@@ -1,8 +1,8 @@
 """The handling of bad steps: a loss that is not finite, or that jumps.
 
-The limit of a step comes from the losses up to two steps before it, because the host works one
-step ahead of the losses that it reads. It is kept with the counters of a checkpoint, so that a
-resumed run judges as an uninterrupted one.
+The limit of a step is derived from the losses up to two steps before it, because the host works
+one step ahead of the losses that it reads. Those losses are stored with the counters of a
+checkpoint, so that a resumed run judges as an uninterrupted one does.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from fire_lm.results.metrics_log import whole_lines
 
 _Array = TypeVar("_Array")
 
-_WINDOW = 100  # losses that say what is usual
-_LEAST = 20  # of them, before anything counts as a spike
+_WINDOW = 100  # the number of losses that define what is usual
+_LEAST = 20  # the number of losses before anything counts as a spike
 
 
 @dataclasses.dataclass(frozen=True)
 class Spikes:
-    """When a loss counts as a spike, and how many updates a run may leave out.
+    """When a loss counts as a spike, and how many updates a run may skip.
 
     Every spike becomes a line of `spikes.jsonl` in the run directory.
 
     Attributes:
-      deviations: a spike lies this many standard deviations above the median of the last hundred
-        losses; the deviation is 1.4826 times the median absolute one, which spikes do not move.
-      skips_allowed: updates that may be left out, in the whole run, for a loss or gradient that
-        is not finite; the next one stops the run. 0 stops at the first.
-      skip_finite: leave out the updates of spikes too; they count as well.
+      deviations: A spike is this many standard deviations above the median of the last hundred
+        losses. The deviation is 1.4826 times the median absolute deviation, which is robust to
+        spikes.
+      skips_allowed: The number of updates that may be skipped in the whole run because the loss or
+        gradient is not finite; the next one stops the run. 0 stops at the first.
+      skip_finite: Whether to skip the updates of finite spikes too; they count as well.
     """
 
     deviations: float = 10.0
@@ -51,10 +52,12 @@ class Spikes:
                 "they must be 0 or more, and more than 0"
             )
         if self.skip_finite and not self.skips_allowed:
-            raise UserError("Spikes.skip_finite needs Spikes.skips_allowed: how many at most")
+            raise UserError(
+                "Spikes.skip_finite needs Spikes.skips_allowed, the largest number of skips"
+            )
 
     def limit(self, losses: list[float]) -> float:
-        """The loss, in nats per token, above which a step after these is a spike."""
+        """Return the loss, in nats per token, above which the step after these is a spike."""
         if len(losses) < _LEAST:
             return math.inf
         middle = statistics.median(losses)
@@ -62,28 +65,28 @@ class Spikes:
         return middle + self.deviations * deviation
 
     def skip_above(self, losses: list[float]) -> float:
-        """The loss above which the next update is left out, if any ever is (see `guard`)."""
+        """Return the loss above which the next update is skipped, if any may be (see `guard`)."""
         return self.limit(losses) if self.skip_finite else math.inf
 
     def guard(self, skip_above: _Array) -> tuple[_Array, ...]:
-        """The training step's arguments besides state and batch; none where it need not judge."""
+        """Return the training step's arguments besides state and batch; () if it need not judge."""
         return (skip_above,) if self.skips_allowed else ()
 
 
 def remember(losses: list[float], loss: float) -> list[float]:
-    """A new list: a checkpoint that is still being written may hold the old one."""
+    """Return a new list, because a checkpoint that is still being written may hold the old one."""
     return [*losses, loss][-_WINDOW:]
 
 
 def stopped_at(workdir: str | epath.Path) -> int | None:
-    """The step at which a run stopped, if that was for a loss that is not finite."""
+    """Return the step at which a run stopped because a loss was not finite, or None."""
     content = storage.read_bytes(_file(workdir))
     lines = [facts for facts, _ in whole_lines(content)]
     return int(lines[-1]["step"]) if lines and lines[-1].get("stopped") else None
 
 
 class SpikeLog:
-    """`spikes.jsonl`; lines after `resume_step` are dropped, as those of the metrics are."""
+    """The file `spikes.jsonl`; as in the metrics, lines after `resume_step` are dropped."""
 
     def __init__(self, workdir: str | epath.Path, resume_step: int):
         self._path, self._resume_step = _file(workdir), resume_step
@@ -92,7 +95,7 @@ class SpikeLog:
             self._open()
 
     def add(self, facts: Mapping[str, Any]) -> None:
-        """`facts` are plain numbers; NaN and infinities are written as words, as JSON has none."""
+        """Append plain numbers; NaN and infinities are written as words, as JSON has none."""
         words = {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in facts.items()

@@ -21,10 +21,10 @@ from fire_lm.training.step import TrainState
 
 
 def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> TrainState:
-    """`state` with the parameters of the run that `run.init_from` names, whose model is `source`.
+    """Return `state` with the parameters of the run that `run.init_from` names.
 
-    Fresh where that run lacks allowed leaves. Parameters of another encoding are never taken over,
-    even if they go by the same names.
+    `source` is the model of that run. Parameters that it is allowed to lack stay fresh. Parameters
+    of another encoding are never taken over, even if they have the same names.
     """
     workdir, asked = split_run(run.init_from)
     step = choose_step(workdir, asked)
@@ -44,10 +44,10 @@ def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> T
 
 
 def check_start(run: Pretraining, source: Decoder) -> tuple[int, list[str]]:
-    """Refuse what `start_from` would for its names and shapes, and read no array.
+    """Refuse what `start_from` would refuse for its names and shapes, without reading arrays.
 
     Returns:
-      The checkpoint that it would read if it is whole, and what that lacks.
+      The checkpoint that `start_from` would read if it is intact, and what that checkpoint lacks.
     """
     workdir, asked = split_run(run.init_from)
     step = candidates(workdir, asked)[0]
@@ -70,7 +70,8 @@ def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Cal
     if source is not None and len(source.encodings) != len(model.encodings):
         raise UserError(
             f"INIT_FROM: {run} has {theirs}, this run {ours}: layers that take turns are stored "
-            "by turn\ngive both as many turns, as in POSITION = [@RoPE, @RoPE] for one encoding"
+            "by turn\ngive both the same number of turns, as in POSITION = [@RoPE, @RoPE] for one "
+            "encoding"
         )
     try:
         yield lambda path: ours != theirs and bool(POSITION.search(path))
@@ -81,20 +82,20 @@ def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Cal
 
 
 def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
-    """Fails before the work starts rather than at the first checkpoint; makes the folder."""
+    """Create the folder and check that it is writable, before the work starts."""
     require_bucket(folder, flag)
     probe = epath.Path(folder) / f".writable_{jax.process_index()}_{os.getpid()}"
     try:
         make_folder(folder)
         replace_text(probe, "")
-        remove(probe)  # one of the same name, on another machine, may have been faster
+        remove(probe)  # a probe of the same name from another machine may have been faster
     except (OSError, RunFailed) as error:
         told = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot write to {flag} {folder}: {told}") from error
 
 
 def check_vocabulary(data: TrainingData, vocab_size: int) -> None:
-    """Every id that the vocabulary emits needs a row of the embedding."""
+    """Check that every id that the vocabulary emits has a row of the embedding."""
     needed = data_layer.vocabulary_size(data)
     if needed > vocab_size:
         raise UserError(

@@ -1,10 +1,10 @@
 """Loss and the training step: pure functions of state and batch.
 
 A batch is `{"targets": int32 [B, T], "weights": int8 [B, T]}`, with `segment_ids` int32 `[B, T]`
-where documents are packed. A weight says what its target counts: 0 leaves it out, as all padding.
-What is read is the targets shifted by one, unless there are `inputs` int32 `[B, T]`; with `tokens`
-int32 `[B, 1]`, the tokens of each row before its padding, positions are drawn for so many.
-B batch, T positions.
+if documents are packed. A weight determines how much its target counts; 0 excludes it, as for all
+padding. The model reads the targets shifted by one, unless there are `inputs` int32 `[B, T]`. With
+`tokens` int32 `[B, 1]`, the number of tokens of each row before its padding, positions are drawn
+for that many tokens. B batch, T positions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fire_lm.models import (
 )
 from fire_lm.training.batch_hash import batch_hash
 
-# Folded into the key of a step; the key itself draws the positions.
+# Folded into the key of a step to draw dropout; the key itself draws the positions.
 _DROPOUT = 2**32 - 1
 
 Batch = dict[str, jax.Array]
@@ -34,9 +34,9 @@ Metrics = dict[str, Any]
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything a run continues from, but for its place in the data."""
+    """Everything from which a run continues, except for its position in the data."""
 
-    step: jax.Array  # int32 []: updates done
+    step: jax.Array  # int32 []: the number of updates done
     params: Any
     opt_state: Any
 
@@ -44,7 +44,7 @@ class TrainState:
 def init_state(
     model: Decoder, optimizer: optax.GradientTransformation, rng: jax.Array
 ) -> TrainState:
-    """A fresh state; parameter shapes do not depend on the length."""
+    """Create a fresh state; the shapes of the parameters do not depend on the length."""
     tokens_BT = jnp.zeros((1, 1), jnp.int32)
     params = model.init(rng, tokens_BT, tokens_BT)["params"]
     return TrainState(jnp.int32(0), params, optimizer.init(params))
@@ -61,7 +61,7 @@ def summed_loss(
     dropout_rng: jax.Array | None = None,
     read_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """(objective, nll), weighted sums over tokens; the objective adds `z_loss * log(Z)^2`."""
+    """Return weighted sums (objective, nll) over tokens; the objective adds `z_loss log(Z)^2`."""
     weight_BT = weight_BT.astype(jnp.float32)
     nll_BT, log_z_BT = token_losses(
         model, params, targets_BT, pos_BT, segment_BT, dropout_rng, read_BT
@@ -71,7 +71,10 @@ def summed_loss(
 
 
 def split_microbatches(batch: Batch, microbatches: int) -> Batch:
-    """`[B, T] -> [microbatches, B / microbatches, T]` such that no row leaves its device."""
+    """Reshape `[B, T]` to `[microbatches, B / microbatches, T]`.
+
+    A microbatch takes every `microbatches`-th row, so that rows stay on their devices.
+    """
     return {
         name: x_BT.reshape(-1, microbatches, x_BT.shape[1]).swapaxes(0, 1)
         for name, x_BT in batch.items()
@@ -89,16 +92,17 @@ def train_step(
     z_loss: float,
     microbatches: int,
 ) -> tuple[TrainState, Metrics]:
-    """Update the state by the mean gradient over the batch's tokens.
+    """Update the state with the mean gradient over the batch's tokens.
 
-    `seed` draws the positions, where the model resamples them, and the masks of its dropout.
-    With `skip_above`, a float32 scalar, an update is left out whose loss is above it or whose loss
-    or gradient is not finite: then the step alone is counted.
+    `seed` draws the positions, if the model resamples them, and the masks of its dropout. With
+    `skip_above`, a float32 scalar, an update is skipped if its loss is above it, or if its loss or
+    gradient is not finite; then only the step counter advances.
 
-    Metrics, float32 scalars: `loss` (nats per token, without z-loss), `grad_norm` (before
-    clipping), `tokens` (the weights of this batch, summed), `skipped` (1 if the update was left
-    out; only with `skip_above`), and those of the encoding; `batch_hash`, uint32 [2] (of the token
-    ids and segments alone); `learned`, a dict of what the encodings learned up to here.
+    The metrics are float32 scalars: `loss` (nats per token, without z-loss), `grad_norm` (before
+    clipping), `tokens` (the sum of this batch's weights), `skipped` (1 if the update was skipped;
+    only with `skip_above`) and those of the encoding; besides them, `batch_hash`, uint32 [2] (of
+    the token ids and segments only), and `learned`, a dict of what the encodings had learned before
+    this update.
     """
     tokens = jnp.sum(batch["weights"].astype(jnp.float32))
     rng = jax.random.fold_in(jax.random.key(seed), state.step)  # the same draw after a restart
@@ -129,9 +133,9 @@ def train_step(
         zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params))
         parts = (split_microbatches(rows, microbatches), dropout_rngs)
         (nll, grads), _ = jax.lax.scan(accumulate, zeros, parts)
-    divisor = jnp.maximum(tokens, 1.0)  # a batch of padding alone changes nothing
+    divisor = jnp.maximum(tokens, 1.0)  # a batch of nothing but padding changes nothing
     grads = jax.tree.map(lambda g: g / divisor, grads)
-    with jax.numpy_dtype_promotion("standard"):  # optax multiplies floats by int32 counts
+    with jax.numpy_dtype_promotion("standard"):  # Optax multiplies floats by int32 counts
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = {"loss": nll / divisor, "grad_norm": optax.tree.norm(grads), "tokens": tokens}

@@ -1,4 +1,4 @@
-"""Parameters by module, and the FLOPs and memory that follow from them."""
+"""Parameter counts by module, and the FLOPs and memory that follow from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fire_lm.training.optimizer import POSITION
 
 
 def group_of(path: str) -> str:
-    """The row of the parameter table that a parameter belongs to."""
+    """Return the row of the parameter table to which a parameter belongs."""
     if POSITION.search(path):
         return "encoding"
     parts = path.split("/")
@@ -22,7 +22,7 @@ def group_of(path: str) -> str:
 
 
 def count_parameters(params: Any) -> dict[str, int]:
-    """Parameters by row of the table."""
+    """Return the number of parameters of each row of the table."""
     counts: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         group = group_of(path_name(path))
@@ -31,7 +31,7 @@ def count_parameters(params: Any) -> dict[str, int]:
 
 
 def model_flops_per_token(model: Decoder, params: Any, length: int) -> float:
-    """`flops_per_token` of this model; the tied head counts, encoding and lookup do not."""
+    """Return `flops_per_token` of this model, with the tied head, without encoding and lookup."""
     counts = count_parameters(params)
     counted = sum(counts.values()) - counts.get("encoding", 0)  # the head is the embedding
     width = model.size.num_heads * model.size.head_dim
@@ -39,7 +39,7 @@ def model_flops_per_token(model: Decoder, params: Any, length: int) -> float:
 
 
 def bytes_per_device(state: Any) -> int:
-    """Memory of the sharded arrays on one device, in bytes."""
+    """Return the memory of the sharded arrays on one device, in bytes."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(state)

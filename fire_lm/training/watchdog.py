@@ -1,11 +1,12 @@
-"""Ends a run that stands still, so that a launcher can start it again, and says who is to blame.
+"""Ends a run that is stuck, so that a launcher can restart it, and names the process at fault.
 
 Each process has a thread that watches its own steps and, through JAX's coordination service, the
-other processes. In a job of several, one that waits for data holds up all others in their
-collectives; so every process tells what it is doing, and the one that is not waiting for the
-devices is the late one. A peer that dies is noticed by its silence: JAX by itself would take a
-minute, and then abort without a plain word. Process 0 holds that service: when it dies, JAX aborts
-the others within a second, so they keep a connection to it, whose end tells a little sooner.
+other processes. In a job of several processes, one that waits for data blocks all others in their
+collectives; so every process publishes what it is doing, and the one that is not waiting for the
+devices is the late one. A peer that dies is detected by its silence: JAX itself would take a
+minute, and then abort without a plain message. Process 0 hosts that service: when it dies, JAX
+aborts the others within a second, so they keep a connection to it, whose end is noticed slightly
+earlier.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from fire_lm.errors import FireLMError, Preempted, UserError
 from fire_lm.processes import coordination_client, coordinator_host
 from fire_lm.training.goodput import DEVICES, SAVE, STEPS, Goodput
 
-_PERIOD = 1.0  # seconds between two looks
-_SAVE_SECONDS = 1800.0  # that a step may wait for storage; saves have limits of their own
+_PERIOD = 1.0  # seconds between two checks
+_SAVE_SECONDS = 1800.0  # how long a step may wait for storage; saves have limits of their own
 _PREFIX = "fire_lm/watchdog/"
 _PORT = "fire_lm/watchdog_port"
 _FAILED = _PREFIX + "failed"
-_START_SECONDS = 30.0  # that a process may take longer to its first word than between two
+_START_SECONDS = 30.0  # how much longer a process's first message may take than later ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Watchdog:
     """When a run counts as stuck.
 
     Attributes:
-      multiple: a step may take this many times the median of the last hundred.
-      least_seconds: and at least this long; the first step, too.
-      silence_seconds: another process is lost that has not been heard of for so long.
+      multiple: A step may take this many times the median duration of the last hundred steps.
+      least_seconds: A step may always take at least this long, and so may the first step.
+      silence_seconds: A process that has been silent for this long counts as lost.
     """
 
     multiple: float = 30.0
@@ -52,7 +53,7 @@ class Watchdog:
     silence_seconds: float = 45.0
 
     def __post_init__(self) -> None:
-        # A silence shorter than a few looks is none; longer waits than 1e9 s threads do not take.
+        # A silence of a few checks means nothing, and threads cannot wait longer than 1e9 s.
         for name, least in {"multiple": 1, "least_seconds": 1, "silence_seconds": 5}.items():
             value = getattr(self, name)
             if not least <= value <= 1e9:
@@ -67,7 +68,7 @@ class Watchdog:
         try:
             yield watch
         except jax.errors.JaxRuntimeError:
-            # So ends a collective whose peer has died. Who it was, only its silence tells.
+            # A collective whose peer has died ends like this. Only silence shows which one it was.
             if jax.process_count() > 1:
                 thread.join(self.silence_seconds + 5 * _PERIOD)
             raise
@@ -78,31 +79,33 @@ class Watchdog:
 
 @contextlib.contextmanager
 def telling_others() -> Iterator[None]:
-    """Tell the other processes of an error in this one, for which they would wait in vain: their
-    watchdogs print it, and end with the same exit code."""
+    """Report an error in this process to the other processes, which would wait for it in vain.
+
+    Their watchdogs print the error and exit with the same code.
+    """
     try:
         yield
-    except Preempted:  # all of them end so
+    except Preempted:  # every process ends like this
         raise
     except Exception as error:
         if jax.process_count() > 1:
             code = error.exit_code if isinstance(error, FireLMError) else 1
             words = f"{code}|{_own_name()}: {str(error) or type(error).__name__}"
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first one counts
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # only the first error is kept
                 coordination_client().key_value_set(_FAILED, words)
-            if jax.process_index() == 0:  # it runs the service by which the others hear of this
+            if jax.process_index() == 0:  # it hosts the service through which the others learn this
                 time.sleep(3 * _PERIOD)
         raise
 
 
 class Watch:
-    """The watchdog of a training loop, which reports its stages to it."""
+    """The watchdog of a training loop, which reports its stages to the watchdog."""
 
     def __init__(self, settings: Watchdog, workdir: str, goodput: Goodput):
         self._settings, self._workdir, self._goodput = settings, workdir, goodput
         self.stop = threading.Event()
         self._step = 0
-        self._since = time.monotonic()  # of this step
+        self._since = time.monotonic()  # the start of this step
         self._durations: collections.deque[float] = collections.deque(maxlen=100)
         self._peers = _Peers() if jax.process_count() > 1 else None
 
@@ -121,12 +124,12 @@ class Watch:
         self._since = time.monotonic()
 
     def limit(self) -> float:
-        """Seconds that a step may take."""
+        """Return the number of seconds that a step may take."""
         typical = statistics.median(self._durations) if self._durations else 0.0
         return max(self._settings.least_seconds, self._settings.multiple * typical)
 
     def run(self) -> None:
-        """The thread."""
+        """Run the thread."""
         while not self.stop.wait(_PERIOD):
             stage, taken = self._goodput.stage, time.monotonic() - self._since
             if self._peers is not None:
@@ -138,7 +141,7 @@ class Watch:
                 lost = self._peers.lost(self._settings.silence_seconds)
                 if lost and not self.stop.is_set():
                     self._end(f"{lost} at step {self._step + 1}")
-            if stage not in STEPS:  # starting and compiling take what they take
+            if stage not in STEPS:  # starting and compiling have no time limit
                 self._since = time.monotonic()
                 continue
             limit = max(self.limit(), _SAVE_SECONDS if stage == SAVE else 0.0)
@@ -150,13 +153,13 @@ class Watch:
                 )
 
     def _end(self, why: str) -> None:
-        """There is no way to interrupt a thread that waits in a collective."""
+        """Exit the process, because a thread that waits in a collective cannot be interrupted."""
         try:
             name = f"stacks_{jax.process_index():04d}.txt"
             if self._peers is not None:
                 self._peers.say(why)
-            tell_end(why, f"what its threads were doing is in {self._workdir}/{name}; ")
-            # It may be the storage that stands still.
+            tell_end(why, f"the stacks of its threads are in {self._workdir}/{name}; ")
+            # The storage itself may be stuck.
             writing = threading.Thread(target=self._write_stacks, args=(name,), daemon=True)
             writing.start()
             writing.join(10.0)
@@ -171,10 +174,10 @@ class Watch:
 
 
 def tell_end(why: str, where: str = "") -> None:
-    say_at_once(f"{why}: stopped\n{where}the same command resumes")
+    say_at_once(f"{why}: stopped\n{where}run the same command to resume")
 
 
-# The stderr that the process was born with: the descriptor 2 is another's while TensorFlow loads.
+# The process's original stderr: while TensorFlow loads, descriptor 2 points elsewhere.
 _STDERR = os.dup(2)
 
 
@@ -187,7 +190,7 @@ def _own_name() -> str:
 
 
 class _Peers:
-    """Messages between the processes of a job, through JAX's coordination service."""
+    """The messages between the processes of a job, through JAX's coordination service."""
 
     def __init__(self) -> None:
         self._client = coordination_client()
@@ -195,16 +198,16 @@ class _Peers:
         self._name = _own_name()
         self._beats = 0
         first = time.monotonic() + _START_SECONDS
-        # Last words, and when they were new.
+        # The last message of each process, and when it arrived.
         self._heard = {i: (f"0|0|process {i}|starting", first) for i in range(self._count)}
-        self.failed = ""  # exit code, and what one of them has died of
+        self.failed = ""  # the exit code and message of a process that failed
         self._lines: list[socket.socket] = []
         self._server = socket.create_server(("", 0)) if self._index == 0 else None
         start = self._accept if self._server else self._listen
         threading.Thread(target=start, name="watchdog_line", daemon=True).start()
 
     def say(self, last_words: str) -> None:
-        """Tell the listeners that process 0 ends; a normal end is a full stop."""
+        """Send the listeners the reason why process 0 ends; a normal end sends a full stop."""
         for line in self._lines:
             with contextlib.suppress(OSError):
                 line.sendall(last_words.encode())
@@ -220,7 +223,7 @@ class _Peers:
                 self._lines.append(self._server.accept()[0])
 
     def _listen(self) -> None:
-        """Listen for the end of process 0; without a connection, JAX's own message has to do."""
+        """Wait for the end of process 0; without a connection, JAX's own message must suffice."""
         with contextlib.suppress(Exception):
             host = coordinator_host()
             port = int(self._client.blocking_key_value_get(_PORT, 60_000))
@@ -231,7 +234,7 @@ class _Peers:
             if why == ".":
                 return
             name = self._heard[0][0].split("|")[2]
-            tell_end(why or f"{name} is gone, on whom the others depend")
+            tell_end(why or f"{name} is gone, and the others depend on it")
             os._exit(1)
 
     def tell(self, step: int, doing: str) -> None:
@@ -251,7 +254,7 @@ class _Peers:
             return
 
     def lost(self, silence_seconds: float) -> str:
-        """The processes that have fallen silent; empty if none has."""
+        """Return the processes that have fallen silent, or "" if none has."""
         now = time.monotonic()
         names = [
             said.split("|")[2]
@@ -260,12 +263,12 @@ class _Peers:
         ]
         if not names:
             return ""
-        if len(names) == self._count:  # even oneself: it is the coordinator that is gone
+        if len(names) == self._count:  # including this process: it is the coordinator that is gone
             names = [self._heard[0][0].split("|")[2]]
-        return f"{' and '.join(names)} not heard of for {silence_seconds:.0f} s"
+        return f"{' and '.join(names)} not heard from for {silence_seconds:.0f} s"
 
     def late(self) -> str:
-        """Who holds up the others."""
+        """Return which processes delay the others, and what they are doing."""
         told = [said.split("|", 3) for said, _ in self._heard.values()]
         behind = min(int(step) for _, step, _, _ in told)
         candidates = [(name, doing) for _, step, name, doing in told if int(step) == behind]

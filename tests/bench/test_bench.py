@@ -336,11 +336,11 @@ def test_the_peer_in_torch_had_these_numbers(name, monkeypatch):
         )
 
 
+@pytest.mark.interop("torch")
 @pytest.mark.parametrize("name", PEERS)
 def test_the_torch_peer_is_the_same_model(name, monkeypatch):
     """The same logits from the same weights, and the same change of every weight by one step of
     training. UPDATE_GOLDEN=1, with torch installed, keeps torch's for the test above."""
-    pytest.importorskip("torch")
     from fire_lm.bench import torch_peer
 
     _, params, text = a_model(name)

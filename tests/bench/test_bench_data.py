@@ -50,7 +50,7 @@ def test_the_report(data_dir, tmp_path, capsys, monkeypatch):
     assert all(row["tokens_per_cpu_s"] > 0 for row in rows.values())
     assert report["tokens"] == 20 * 16 * 64  # whole batches
     said = capsys.readouterr().out
-    assert "vocabulary bytes, 1.00 bytes a token" in said and "x on the fly" in said
+    assert "vocabulary bytes, 1.00 bytes per token" in said and "x on the fly" in said
 
 
 def test_the_only_data_set_of_a_directory_needs_no_name(tmp_path, monkeypatch):

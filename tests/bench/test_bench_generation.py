@@ -42,11 +42,9 @@ def test_the_real_programs(hasty, tmp_path, capsys):
     assert json.loads(path.read_text())["rows"][1]["encoding"] == "learned"
 
 
-@pytest.mark.ci
+@pytest.mark.interop("torch", "transformers")
 def test_transformers_generates_the_same(hasty, capsys):
     """With torch and transformers installed; a stock class and our own."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     asked = ["--size=tiny", "--lengths=32", "--encodings=fire", "--new_tokens=4", "--peer=torch"]
     peer = load_peer("torch", "transformers_peer")
     found = generation.bench(cli.parse(["bench", "generate", *asked, "--rounds=1"]), peer)
@@ -55,11 +53,9 @@ def test_transformers_generates_the_same(hasty, capsys):
     assert "4 of 4" in capsys.readouterr().out
 
 
-@pytest.mark.ci
+@pytest.mark.interop("torch", "transformers")
 def test_the_peer_writes_behind_the_end_of_a_document():
     """Of a model that writes nothing but end-of-document tokens."""
-    pytest.importorskip("torch", reason="torch is not installed")
-    pytest.importorskip("transformers", reason="transformers is not installed")
     model = configured("nope")
     params = filled(model)
     bias = 100 * params["embedding"][1]
@@ -80,7 +76,7 @@ def test_a_peer_that_is_not_installed(monkeypatch):
     [
         (["--encodings=fire,alibbi"], "did you mean alibi?"),
         (["--lengths="], "--lengths: name at least one"),
-        (["--new_tokens=1"], "--new_tokens: the first comes with the prompt"),
+        (["--new_tokens=1"], "--new_tokens: the first one comes with the prompt"),
         (["--json=no/such/folder/x.json"], "no/such/folder"),
     ],
 )

@@ -160,7 +160,7 @@ def test_what_an_encoding_cannot_take_is_left_out_and_said(monkeypatch, capsys):
     ]
     shown = capsys.readouterr().out
     for told in report.left_out:
-        assert f"left out: {told}\n" in shown and "2048 positions" in told
+        assert f"skipped: {told}\n" in shown and "2048 positions" in told
 
 
 def test_a_device_that_is_too_small_is_told(monkeypatch, capsys):
@@ -214,7 +214,7 @@ def test_each_backend_has_its_measure(backend, clock, dtype, tokens, processor, 
     """An accelerator computes while the process waits: its clock is the wall's."""
     device = SimpleNamespace(platform=backend, device_kind="NVIDIA H200")
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    setting = model.setting_for("tiny", None, "best")
+    setting = model.workload_for("tiny", None, "best")
     assert (setting.dtype, setting.tokens_per_batch) == (dtype, tokens)
     assert setting.mesh.size == 1
     monkeypatch.setattr(jax, "devices", lambda: [device])
@@ -224,7 +224,7 @@ def test_each_backend_has_its_measure(backend, clock, dtype, tokens, processor, 
 
 
 def test_the_protocol_of_the_paper_is_the_mean_on_all_devices():
-    setting = model.setting_for("tiny", 64, "paper")
+    setting = model.workload_for("tiny", 64, "paper")
     assert setting.mesh.size == jax.local_device_count() > 1
     assert setting.tokens_per_batch == 64 * setting.mesh.size
     own, nope = rounds.Times(cpu_s=[3.0, 6.0], wall_s=[3.0, 9.0]), rounds.Times([2.0, 4.0], [2, 4])
@@ -245,7 +245,7 @@ def test_a_file_of_before_has_one_device(tmp_path):
 
 
 def test_encodings_share_all_but_their_own():
-    setting = model.setting_for("tiny", 64, "best")
+    setting = model.workload_for("tiny", 64, "best")
     states = States(AdamW().build(1000), setting.mesh)
     for name in ("nope", "learned"):
         states.add(name, model.decoder(name, setting))
@@ -270,9 +270,9 @@ def test_the_file_reads_back(tmp_path):
         "wall time, least of 1 rounds"
     )
     text = tables.model_text(REPORT)
-    assert f"MFU: FLOPs of a token = {FLOPS_CONVENTION}" in text and "25.0%" in text
+    assert f"MFU: FLOPs per token = {FLOPS_CONVENTION}" in text and "25.0%" in text
     assert text.count("\nlength ") == 2
-    assert text.endswith("left out: learned at 4096: too long")
+    assert text.endswith("skipped: learned at 4096: too long")
 
 
 def _without(*names: str) -> str:
@@ -293,15 +293,15 @@ WHOLE = json.dumps(dataclasses.asdict(REPORT))
     [
         ("", "damaged"),
         (WHOLE[:-40], "damaged"),
-        (WHOLE.replace("1234.5", '"fast"'), '"fast" is no float'),
-        (WHOLE.replace("[4.0]", "4.0"), "4.0 is no list"),
-        (WHOLE.replace('"cores": [0, 1]', '"cores": [0, true]'), "true is no int"),
+        (WHOLE.replace("1234.5", '"fast"'), '"fast" is not of type float'),
+        (WHOLE.replace("[4.0]", "4.0"), "4.0 is not of type list"),
+        (WHOLE.replace('"cores": [0, 1]', '"cores": [0, true]'), "true is not of type int"),
         (_without("rows", "0", "forward", "x_nope"), "Cost without x_nope"),
         (_without("machine", "date"), "Machine without date"),
         (_without("machine", "versions", "jax"), "are missing"),
-        (_without("benchmark"), "is not what"),
-        ('{"description": "two blocks", "rows": []}', "is not what"),
-        ("[1, 2]", "is not what"),
+        (_without("benchmark"), "was not written by"),
+        ('{"description": "two blocks", "rows": []}', "was not written by"),
+        ("[1, 2]", "was not written by"),
     ],
 )
 def test_what_is_damaged_or_foreign_is_told(text, told, tmp_path):

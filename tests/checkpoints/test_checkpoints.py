@@ -132,7 +132,9 @@ def test_split_run():
     assert checkpoints.split_run("runs/fire@20") == ("runs/fire", 20)
     assert checkpoints.split_run("gs://me@here/run@20") == ("gs://me@here/run", 20)
     for wrong in ("last", "²", "٣", "-1", "", "9" * 5000):
-        with pytest.raises(UserError, match=f"'runs/fire@{wrong}': after @ comes a step .*@1000"):
+        with pytest.raises(
+            UserError, match=f"'runs/fire@{wrong}': a step number must follow the @.*@1000"
+        ):
             checkpoints.split_run(f"runs/fire@{wrong}")
 
 
@@ -184,10 +186,10 @@ def test_left_over_leaves_are_refused_unless_listed(tmp_path):
     wanted = state().params
     del wanted["layers"]["position"]
     with pytest.raises(
-        UserError, match="left over layers/position/L, layers/position/c\n.*init_allow_unused"
+        UserError, match="has unused layers/position/L, layers/position/c\n.*init_allow_unused"
     ):
         restore_params(tmp_path, 5, wanted)
-    with pytest.raises(UserError, match="left over layers/position/c\n"):
+    with pytest.raises(UserError, match="has unused layers/position/c\n"):
         restore_params(tmp_path, 5, wanted, allow_unused=["*/L"])
     found, _ = restore_params(tmp_path, 5, wanted, allow_unused=["layers/position/*"])
     assert_equal(found["embedding"], state(scale=5).params["embedding"])

@@ -226,7 +226,7 @@ def test_a_manifest_without_arrays_is_damage(bucket: Bucket, capsys):
     bucket.put("run/checkpoints/2/manifest.sha256", nothing)
     assert choose_step(bucket.url("run"), None) == 1
     assert recovered(bucket)[0] == 1
-    assert "manifest.sha256 names no arrays): kept as 2.damaged" in capsys.readouterr().err
+    assert "manifest.sha256 lists no arrays): kept as 2.damaged" in capsys.readouterr().err
 
 
 # --- A run whose directory has been taken over while it was saving.

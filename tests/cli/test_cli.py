@@ -69,7 +69,7 @@ def test_help_and_version_are_no_failure(capsys):
         ([*DRY_RUN[:3]], "alibi, alibi_pi, fire, fire_1_hidden"),
         ([*DRY_RUN[:3]], "--gin_file=configs/positions/NAME.gin"),
         (["sweep", "no/such/run"], "no/such/run"),
-        (["sweep", "no/such/run@latest"], "after @ comes a step"),
+        (["sweep", "no/such/run@latest"], "must follow the @"),
     ],
     ids=lambda value: "_".join(value[-1:]) if isinstance(value, list) else value,
 )
@@ -287,7 +287,7 @@ def test_sweep_of_a_folder_leaves_out_a_run_without_checkpoints(runs, capsys):
     fake_run(runs / "young")
     assert main(["sweep", str(runs), "--dry_run"]) == 0
     shown = capsys.readouterr().out
-    assert "young has no checkpoint yet: left out" in shown and "fire@" in shown
+    assert "young has no checkpoint yet: skipped" in shown and "fire@" in shown
 
 
 def test_sweep_of_a_checkpoint_that_is_missing(runs, capsys):

@@ -52,18 +52,18 @@ def refused(arguments: tuple[str, ...] | list[str], capsys) -> str:
 
 # What a sweep cannot do: with any checkpoint, any text.
 SCORING = [
-    ("EVAL_LENGTHS=0", "EVAL_LENGTHS = (0,): give lengths of 2"),
-    ("EVAL_LENGTHS=[]", "EVAL_LENGTHS = (): give lengths of 2"),
-    ("EVAL_LENGTHS=1e-400", "EVAL_LENGTHS = (0,): give lengths of 2"),
-    ("EVAL_LENGTHS=64,1", "give lengths of 2"),
+    ("EVAL_LENGTHS=0", "EVAL_LENGTHS = (0,): set lengths of 2"),
+    ("EVAL_LENGTHS=[]", "EVAL_LENGTHS = (): set lengths of 2"),
+    ("EVAL_LENGTHS=1e-400", "EVAL_LENGTHS = (0,): set lengths of 2"),
+    ("EVAL_LENGTHS=64,1", "set lengths of 2"),
     ("length_sweep.position_bins=-1", "position_bins is -1: it must be 0 or more"),
     ("length_sweep.tokens_per_batch=0", "tokens_per_batch is 0: it must be 1 or more"),
     ("length_sweep.tokens=0", "tokens is 0: it must be 1 or more"),
     ("length_sweep.stride=0", "stride is 0: it must be 1 or more"),
     ("length_sweep.protocols=nope", "there is no 'nope', only full, last256, sliding"),
     ("length_sweep.protocols=[]", "length_sweep.protocols is empty"),
-    ("TextData.shuffle_buffer=-1", "shuffle_buffer is at least 1, not -1"),
-    ("TextData.mixture=(('a', -1),)", "the rate of a is -1.0, not above 0"),
+    ("TextData.shuffle_buffer=-1", "shuffle_buffer must be at least 1, not -1"),
+    ("TextData.mixture=(('a', -1),)", "the rate of a must be positive and finite, not -1.0"),
     ("DATA_DIR=b'x'", "expects str, got b'x'"),
     ("DATA_DIR=\"''\"", "DATA_DIR is empty"),
 ]  # fmt: skip
@@ -81,7 +81,7 @@ def test_a_dry_run_refuses_what_no_sweep_can_do(folder, binding, told, capsys):
     "binding, told",
     [
         ("TRAIN_LENGTH=1", "TRAIN_LENGTH is 1: it must be 2 or more"),
-        ("INIT_FROM=nope@x", "'nope@x': after @ comes a step number"),
+        ("INIT_FROM=nope@x", "'nope@x': a step number must follow the @"),
         ("FIRE.init_c=1e-300", "FIRE.init_c is 1e-300, which is 0.0 in float32"),
         ("FIRE.init_L=1e300", "FIRE.init_L is 1e+300, which is inf in float32"),
         ("FIRE.hidden_layers=99", "FIRE.hidden_layers is 99: it must be 16 or less"),
@@ -103,8 +103,8 @@ def test_a_dry_run_refuses_what_pretrain_cannot_do(folder, binding, told, capsys
         (["--also=--gin.length_sweep.split=nope"], "no split 'nope', only train, validation"),
         (["--gin.length_sweep.split=nope"], "no split 'nope', only train, validation"),
         (["--also=--gin.EVAL_LENGTHS=8192"], "longer than a row of text"),
-        (["--output=file"], "--output=file is no folder"),
-        (["--output=file/below"], "--output=file/below cannot be: "),
+        (["--output=file"], "--output=file is not a folder"),
+        (["--output=file/below"], "--output=file/below cannot be created: "),
         (["--output=http://x"], "http://x is neither a local folder nor gs://"),
     ],
 )
@@ -122,8 +122,8 @@ def test_dry_runs_that_can_work_still_do(folder, capsys):
 
 def test_a_report_looks_at_its_folder_before_it_reads_runs(folder, monkeypatch, capsys):
     monkeypatch.setattr("fire_lm.cli.report.gather", lambda *_, **__: pytest.fail("runs are read"))
-    assert "--output=file is no folder" in refused(["report", "runs", "--output=file"], capsys)
-    assert "cannot be: " in refused(["report", "runs", "--output=file/below"], capsys)
+    assert "--output=file is not a folder" in refused(["report", "runs", "--output=file"], capsys)
+    assert "cannot be created: " in refused(["report", "runs", "--output=file/below"], capsys)
 
 
 def test_a_bucket_without_a_name_is_refused(folder, capsys):
@@ -156,11 +156,11 @@ def test_a_binding_given_twice_is_told(folder, capsys):
         (["--gin." + "x" * 5000 + "=3"], "x...x"),
         (["--gin.SEED=@" + "x" * 5000], "x...x"),
         (["--gin.SEED=" + "1" * 5000], "1...: SEED feeds"),
-        (["--gin.EVAL_LENGTHS=" + ",".join(["1"] * 3000)], ": give lengths of 2"),
-        (["--workdir=a\0b"], r"--workdir holds the character '\x00'"),
-        (["--workdir=\x1b[31m"], r"--workdir holds the character '\x1b'"),
-        (["--gin.DATA_DIR=\x1b[31m"], r"--gin.DATA_DIR holds the character '\x1b'"),
-        (["--gin.DATA_DIR=\udcff"], r"--gin.DATA_DIR holds the character '\udcff'"),
+        (["--gin.EVAL_LENGTHS=" + ",".join(["1"] * 3000)], ": set lengths of 2"),
+        (["--workdir=a\0b"], r"--workdir contains the character '\x00'"),
+        (["--workdir=\x1b[31m"], r"--workdir contains the character '\x1b'"),
+        (["--gin.DATA_DIR=\x1b[31m"], r"--gin.DATA_DIR contains the character '\x1b'"),
+        (["--gin.DATA_DIR=\udcff"], r"--gin.DATA_DIR contains the character '\udcff'"),
         (["--\x1b[31m"], r"unknown argument --\x1b[31m"),
     ],
     ids=lambda value: ascii(value)[:30],

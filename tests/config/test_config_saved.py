@@ -11,6 +11,7 @@ from sample_config import BASE, FIRE_GIN, ROPE_GIN, load, outcome
 
 from fire_lm import config
 from fire_lm.errors import UserError
+from fire_lm.runs.saved import save_config
 
 AWKWARD = ["", "a'b", 'a"b', "a\\b", "a\nb", "%x", "@y", "é…\udcff", "# no comment", "  ", "None"]
 
@@ -128,7 +129,7 @@ def test_differences_refuses_a_broken_text(tmp_path):
 def test_every_start_saves_its_own_file(tmp_path):
     first, second = load(tmp_path), load(tmp_path, "TRAIN_STEPS=5")
     run = tmp_path / "runs" / "a"
-    names = [config.save(c, run).name for c in (first, second, first)]
+    names = [save_config(c, run).name for c in (first, second, first)]
     assert names == ["config.gin", "config_1.gin", "config_2.gin"]
     assert sorted(os.listdir(run)) == names
     assert [(run / name).read_text() for name in names] == [
@@ -141,5 +142,5 @@ def test_every_start_saves_its_own_file(tmp_path):
 def test_an_unwritable_workdir_is_told(tmp_path):
     loaded = load(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write the configuration there"):
-        config.save(loaded, tmp_path / "file" / "run")
+    with pytest.raises(UserError, match="cannot write the configuration in "):
+        save_config(loaded, tmp_path / "file" / "run")

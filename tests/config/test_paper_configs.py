@@ -87,7 +87,7 @@ def test_a_dry_run_has_the_papers_size(model, capsys):
         if name != "embedding"
     )
     assert body + 50_257 * width == pytest.approx(total, rel=0.015)
-    (encoding,) = re.findall(r"^  encoding .*? ([\d,]+), listed apart", said, re.MULTILINE)
+    (encoding,) = re.findall(r"^  encoding .*? ([\d,]+), listed separately", said, re.MULTILINE)
     assert int(encoding.replace(",", "")) == expected_encoding_parameters(model)
 
 
@@ -99,7 +99,7 @@ def test_a_dry_run_at_a_smaller_scale(model, scale, capsys):
     length = pretrained // 4 if "_512_" in model else pretrained * TUNED_TIMES.get(model, 1)
     batch = {"mini": 16, "gpu": 64}[scale]
     steps = TUNED.get(model, {"mini": 1000, "gpu": 6000}[scale])
-    tokens = f"batch {batch} x {length} = {batch * length:,} tokens a step, {steps:,} steps"
+    tokens = f"batch {batch} x {length} = {batch * length:,} tokens per step, {steps:,} steps"
     assert tokens in said
     assert "non-embedding " + {"mini": "0.3M", "gpu": "25.2M"}[scale] in said
 

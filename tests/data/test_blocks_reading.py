@@ -313,19 +313,19 @@ def bad(path: str, **arguments) -> str:
 
 def test_what_cannot_be_read_is_said_plainly(path, tmp_path):
     rows = iterator(path)._rows.count
-    assert f"has {rows} rows of 16 tokens (concat), less than one batch of {rows + 1}" in bad(
+    assert f"has {rows} rows of 16 tokens (concat), fewer than one batch of {rows + 1}" in bad(
         path, batch_size=rows + 1
     )
-    assert "less than one batch of 10000" in bad(
+    assert "fewer than one batch of 10000" in bad(
         path, batch_size=1, shard_index=0, shard_count=10_000
     )
     assert "no row of 400 tokens (long_documents)" in bad(
         path, construction="long_documents", length=400
     )
     assert "at least 2 tokens" in bad(path, length=1)
-    assert "is one of 'concat', 'cut', 'packed'" in bad(path, construction="stuffed")
+    assert "must be one of 'concat', 'cut', 'packed'" in bad(path, construction="stuffed")
     assert "Cannot read shard 2 of 2" in bad(path, shard_index=2, shard_count=2)
-    assert "The seed is 0 or more, not -1" in bad(path, seed=-1)
+    assert "The seed must be 0 or more, not -1" in bad(path, seed=-1)
     assert "no manifest.json" in bad(str(tmp_path))
     with pytest.raises(UserError, match="no split 'test', only train, validation"):
         scoring_text(Blocks(path), length=16, num_sequences=1, split="test")
@@ -353,5 +353,5 @@ def test_a_position_of_other_blocks_is_refused(path, data_dir, tmp_path):
         with pytest.raises(UserError, match=complaint):
             iterator(**{"path": path, **arguments}).set_state(state)
     for damaged in (b"", b"PK\x03\x04", state[:-9], b"[1]", b'{"samples": null}'):
-        with pytest.raises(UserError, match="damaged, or not one of blocks"):
+        with pytest.raises(UserError, match="damaged, or does not belong to blocks"):
             iterator(path).set_state(damaged)

@@ -101,7 +101,7 @@ def test_names_are_from_here_or_from_the_top(blocks, monkeypatch):
 
 def test_a_mixture_is_refused(data_dir, tmp_path):
     data = TextData(data_dir, mixture=(("c4/en:3.1.0", 1.0), ("other:1.0.0", 1.0)))
-    with pytest.raises(UserError, match="(?s)hold one data set.*once for each"):
+    with pytest.raises(UserError, match="(?s)hold one data set.*separately"):
         write_blocks(data, str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
@@ -196,7 +196,7 @@ def test_parts_of_another_number_of_documents_are_told(data_dir, tmp_path):
     manifests.write_json(part, content)
     with pytest.raises(RunFailed, match=f"(?s)holds {len(TRICKY) - 1} documents.*Remove") as told:
         write_blocks(TextData(data_dir), str(output), parts=2)
-    assert "goes on" not in str(told.value)
+    assert "write the rest" not in str(told.value)
     shutil.rmtree(output / "train")
     write_blocks(TextData(data_dir), str(output), parts=2)
 
@@ -244,7 +244,7 @@ def test_the_vocabulary_is_known_by_its_content(data_dir, tmp_path):
     assert vocabulary_size(data) == open_set(data.path, "").identity.vocabulary_size
     with open(moved, "ab") as file:
         file.write(b" ")
-    with pytest.raises(UserError, match="another SHA-256"):
+    with pytest.raises(UserError, match="its SHA-256 differs"):
         vocabulary_size(data)
 
 
@@ -266,7 +266,7 @@ def test_the_command(data_dir, tmp_path, capsys):
         (["--data_dir=x", "--output=y"], "unknown argument --output"),
         (["--data_dir=x", "--parts=2"], "unknown argument --parts"),
         (["blocks", "--data_dir=x", "--output=y", "--parts=0"], "not a whole number of 1"),
-        (["blocks", "--data_dir=x", "--output=y", "--runner_options=--a=1"], "say which --runner"),
+        (["blocks", "--data_dir=x", "--output=y", "--runner_options=--a=1"], "add --runner"),
         (["blocks", "--data_dir=nowhere", "--output=y"], "No data set c4/en:3.1.0 in"),
         (
             ["blocks", "--data_dir=nowhere", "--output=y", "--vocabulary=gone"],

@@ -219,7 +219,7 @@ def test_the_reading_of_contents_is_traced_once(data_dir, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, told",
     [
-        (["--size=259"], "259 ids are bytes"),
+        (["--size=259"], "--size 259 is too small"),
         (["--size=32000"], "No vocabulary of 32000 pieces from"),
         (["--tfds_name=other:1.0.0"], "It holds c4/en:3.1.0"),
     ],
@@ -258,7 +258,7 @@ def test_several_data_sets_need_a_name(tmp_path, capsys):
     for verb in (["corpus", "check"], ["corpus", "blocks", "--output=x"], ["bench", "data"]):
         assert main([*verb, f"--data_dir={tmp_path}"]) == 2
         told = capsys.readouterr().err
-        assert "holds one:1.0.0, two:1.0.0: say --tfds_name=NAME" in told
+        assert "holds one:1.0.0, two:1.0.0: set --tfds_name=NAME" in told
         assert main([*verb, f"--data_dir={tmp_path}", "--tfds_name=three"]) == 2
         told = capsys.readouterr().err
-        assert "It holds one:1.0.0, two:1.0.0: say --tfds_name=NAME" in told
+        assert "It holds one:1.0.0, two:1.0.0: set --tfds_name=NAME" in told

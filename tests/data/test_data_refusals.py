@@ -26,7 +26,7 @@ __all__ = ["data_dir"]  # fixtures
         ({}, {"length": 1}, "at least 2 tokens"),
         ({}, {"batch_size": 0}, "batches of 0"),
         ({}, {"shard_index": 2, "shard_count": 2}, "shard 2 of 2"),
-        ({}, {"seed": -1}, "The seed is 0 or more, not -1"),
+        ({}, {"seed": -1}, "The seed must be 0 or more, not -1"),
     ],
 )
 def test_bad_input_is_told_in_plain_words(data_dir, change, arguments, message):
@@ -156,10 +156,10 @@ def test_data_sets_of_other_schemas(tmp_path):
     for number, (features, example, complaint) in enumerate(
         [
             ({"body": text}, {"body": "text"}, "has no feature 'text', only body"),
-            ({"text": np.int64}, {"text": 3}, "is no single string"),
-            ({"text": {"en": text}}, {"text": {"en": "text"}}, "is no single string"),
-            ({"text": tfds.features.Sequence(text)}, {"text": ["a"]}, "is no single string"),
-            ({"text": tfds.features.Dataset(text)}, {"text": ["a"]}, "is no single string"),
+            ({"text": np.int64}, {"text": 3}, "is not a single string"),
+            ({"text": {"en": text}}, {"text": {"en": "text"}}, "is not a single string"),
+            ({"text": tfds.features.Sequence(text)}, {"text": ["a"]}, "is not a single string"),
+            ({"text": tfds.features.Dataset(text)}, {"text": ["a"]}, "is not a single string"),
         ]
     ):
         data = _store(tmp_path / str(number), features, [example])

@@ -63,7 +63,7 @@ def test_a_place_of_other_batches_is_refused(other, named):
 
 def test_rows_that_are_too_short_are_refused_with_the_length_that_does():
     batches(length=25)
-    with pytest.raises(UserError, match="takes 25 tokens a row: set --gin.TRAIN_LENGTH=25"):
+    with pytest.raises(UserError, match="needs 25 tokens per row: set --gin.TRAIN_LENGTH=25"):
         batches(length=24)
     with pytest.raises(UserError, match="Recall has no exercise of length 600"):
         Synthetic(synthetic.Recall(), max_length=600)

@@ -105,9 +105,13 @@ def test_a_position_of_other_rates_is_refused(data_dir):
 @pytest.mark.parametrize(
     "mixture, changes, told",
     [
-        ((("c4/en:3.1.0", 0.0),), {}, "the rate of c4/en:3.1.0 is 0.0, not above 0"),
-        ((("c4/en:3.1.0", -1.0),), {}, "not above 0"),
-        ((("c4/en:3.1.0", float("inf")),), {}, "not above 0"),
+        (
+            (("c4/en:3.1.0", 0.0),),
+            {},
+            "the rate of c4/en:3.1.0 must be positive and finite, not 0.0",
+        ),
+        ((("c4/en:3.1.0", -1.0),), {}, "must be positive and finite"),
+        ((("c4/en:3.1.0", float("inf")),), {}, "must be positive and finite"),
         ((("c4/en:3.1.0", 1.0), ("c4/en:3.1.0", 2.0)), {}, "names c4/en:3.1.0 twice"),
         ((("absent:1.0.0", 1.0),), {}, "It holds bbb:1.0.0, c4/en:3.1.0, short:1.0.0"),
         ((RATES[0], ("short:1.0.0", 1.0)), {"construction": "long_documents"}, "has the 32 tokens"),

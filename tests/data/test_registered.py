@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import os
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_a_text_of_ours_is_a_task_of_theirs(data_dir):
     read = documents(theirs)
     short = {text.decode() for text in GOOD["train"].values() if len(text) < 60}
     assert short and short <= read
-    with pytest.raises(UserError, match="has a task fire_lm:sample already"):
+    with pytest.raises(UserError, match="already has a task fire_lm:sample"):
         fire_lm.data.register_task("sample", TextData(data_dir))
 
 
@@ -102,7 +103,7 @@ def test_a_text_of_ours_is_a_task_of_theirs(data_dir):
     [
         (SeqioTask("mane"), "seqio has no Task or Mixture mane. Did you mean mine?"),
         (SeqioTask("mine", feature="text"), "has no feature 'text', only targets"),
-        (SeqioTask("two_sided"), "has inputs beside targets"),
+        (SeqioTask("two_sided"), "has inputs besides targets"),
         (SeqioTask("passed"), "is a PassThroughVocabulary"),
         (SeqioTask("mine", use_cached=True), "the task mine is not cached"),
         (SeqioTask("mine", vocabulary="/nowhere.model"), "Vocabulary file not found"),
@@ -115,6 +116,42 @@ def test_what_cannot_be_read_is_refused(data, words):
     assert words in str(told.value) and len(str(told.value).splitlines()) <= 2
 
 
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The task `cached` as `seqio_cache_tasks` leaves it: examples before the placeholder."""
+    import seqio
+    import tensorflow as tf
+
+    folder = tmp_path / "cached"
+    folder.mkdir()
+    with tf.io.TFRecordWriter(str(folder / "train.tfrecord-00000-of-00001")) as file:
+        for line in reversed(LINES):  # another order than that of the source
+            ids = tf.train.Int64List(value=seqio.ByteVocabulary().encode(line))
+            features = {"targets": tf.train.Feature(int64_list=ids)}
+            example = tf.train.Example(features=tf.train.Features(feature=features))
+            file.write(example.SerializeToString())
+    features = {"targets": {"shape": [None], "dtype": "int32"}}
+    info = {"num_shards": 1, "features": features, "seqio_version": seqio.__version__}
+    (folder / "info.train.json").write_text(json.dumps(info))
+    (folder / "stats.train.json").write_text(json.dumps({"examples": len(LINES)}))
+    (folder / "COMPLETED").write_text("")
+    monkeypatch.setattr("seqio.utils._GLOBAL_CACHE_DIRECTORIES", [])
+    return str(tmp_path)
+
+
+@pytest.mark.ci
+def test_a_cached_task_is_read_from_its_cache_and_resumes_exactly(cache):
+    settings = {"construction": "cut", "shuffle_buffer": 1}
+    data = SeqioTask("cached", use_cached=True, cache_dirs=(cache,), **settings)
+    iterator, rows = batches(data, 30, length=32)
+    uncached = batches(SeqioTask("cached", **settings), 30, length=32)[1]
+    assert documents(rows) < set(LINES)
+    assert not all(map(np.array_equal, rows, uncached))  # the order of the cache
+    resumed, _ = batches(data, 2, length=32)
+    resumed.set_state(iterator.get_state())
+    np.testing.assert_array_equal(next(resumed)["targets"], next(iterator)["targets"])
+
+
 def test_a_split_that_is_not_there():
     with pytest.raises(UserError, match="has no split 'test', only train, validation"):
         fire_lm.data.scoring_text(SeqioTask("mine"), length=8, num_sequences=1, split="test")
@@ -123,7 +160,7 @@ def test_a_split_that_is_not_there():
 def test_values_that_have_no_effect_are_refused():
     with pytest.raises(UserError, match="has no effect without"):
         SeqioTask("mine", cache_dirs=("gs://a",))
-    with pytest.raises(UserError, match="is at least 1"):
+    with pytest.raises(UserError, match="must be at least 1"):
         dataclasses.replace(SeqioTask("mine"), shuffle_buffer=0)
 
 

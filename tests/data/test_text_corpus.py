@@ -165,7 +165,7 @@ def test_a_second_run_does_nothing_and_another_text_is_refused(source, tmp_path)
     write(source / "plain", tmp_path, "other", validation_percent=50)  # another set beside it
     assert len(stored(tmp_path, "train")) + len(stored(tmp_path, "validation")) == 52
     (tmp_path / "mine/1.0.0/fire_lm_corpus.json").unlink()
-    with pytest.raises(UserError, match="has no whole fire_lm_corpus.json"):
+    with pytest.raises(UserError, match="has no complete fire_lm_corpus.json"):
         write(source, tmp_path)
 
 
@@ -216,13 +216,13 @@ def damaged(name: str) -> bytes:
         ("cut.jsonl.gz", r"cut.jsonl.gz line \d+: the file is truncated or damaged"),
         ("cut.jsonl.zst", r"cut.jsonl.zst line \d+: the file is truncated or damaged"),
         ("cut.txt.gz", "cut.txt.gz: the file is truncated"),
-        ("noise.jsonl.gz", "noise.jsonl.gz does not begin as a .gz file"),
-        ("noise.jsonl.zst", "noise.jsonl.zst does not begin as a .zst file"),
+        ("noise.jsonl.gz", "noise.jsonl.gz does not begin like a .gz file"),
+        ("noise.jsonl.zst", "noise.jsonl.zst does not begin like a .zst file"),
         ("broken.jsonl", "broken.jsonl line 7 is not JSON"),
         ("list.jsonl", "list.jsonl line 1 is not a JSON object"),
         ("number.jsonl", "number.jsonl line 1: the text is a int, not a string"),
         ("deep.jsonl", "deep.jsonl line 1 is not JSON"),
-        ("noise.parquet", "noise.parquet row 1: not a whole Parquet file"),
+        ("noise.parquet", "noise.parquet row 1: not a complete Parquet file"),
     ],
 )
 def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path, name, message):
@@ -255,14 +255,17 @@ def test_a_file_damaged_in_the_middle_of_writing_leaves_nothing(tmp_path, monkey
     [
         (
             {"text_field": "body"},
-            r"line 1 has no field 'body', only 'text', 'n'(.|\n)*--text_field",
+            r"line 1 has no field 'body'; its fields: 'text', 'n'(.|\n)*--text_field",
         ),
         ({"name": "C4"}, "--name C4 cannot be used"),
         ({"name": "c4"}, "--name c4 cannot be used"),
         ({"name": "../x"}, "cannot be used"),
-        ({"validation_percent": 100}, "--validation_percent is 100"),
-        ({"validation_percent": float("nan")}, "--validation_percent is nan"),
-        ({"validation_percent": 1e-9}, "No document is left for the split 'validation' of 52"),
+        (
+            {"validation_percent": 100},
+            "--validation_percent must be at least 0 and below 100, not 100",
+        ),
+        ({"validation_percent": float("nan")}, "--validation_percent must be .* not nan"),
+        ({"validation_percent": 1e-9}, "None of 52 documents falls into the split 'validation'"),
     ],
 )
 def test_settings_that_cannot_serve(source, tmp_path, settings, told):
@@ -284,14 +287,14 @@ def test_the_command(source, tmp_path, capsys):
     assert main([*arguments, "--validation_percent=30"]) == 0
     out = capsys.readouterr().out
     assert f"--gin.DATA_DIR={tmp_path} --gin.TextData.tfds_name=mine:1.0.0" in out
-    assert "documents left out: none" in out
+    assert "documents skipped: none" in out
     assert main([*arguments, "--validation_percent=30"]) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert main(["corpus", f"--data_dir={tmp_path}", "--name=x"]) == 2
     assert "add --from" in capsys.readouterr().err
     assert main(arguments[:3]) == 2
     assert "--name=NAME" in capsys.readouterr().err
-    with pytest.raises(UserError, match="It holds mine:1.0.0: say .*--gin.TextData.tfds_name=NAME"):
+    with pytest.raises(UserError, match="It holds mine:1.0.0: set .*--gin.TextData.tfds_name=NAME"):
         fire_lm.data.train_iterator(TextData(str(tmp_path)), length=8, batch_size=1, seed=0)
 
 

@@ -25,15 +25,19 @@ def parquet_file(column: pyarrow.Array, **settings) -> bytes:
 @pytest.mark.parametrize(
     "name, content, told",
     [
-        ("z.json.gz", POINTER, "z.json.gz is a Git LFS pointer, not the file: git lfs pull"),
+        (
+            "z.json.gz",
+            POINTER,
+            "z.json.gz is a Git LFS pointer, not the file itself: run `git lfs pull`",
+        ),
         ("z.jsonl", POINTER, "z.jsonl is a Git LFS pointer"),
         ("z.parquet", POINTER, "z.parquet is a Git LFS pointer"),
         ("z.jsonl.gz", b"", r"z.jsonl.gz is empty \(0 bytes\)"),
         ("z.txt.zst", b"", r"z.txt.zst is empty \(0 bytes\)"),
         ("z.jsonl", b"", r"z.jsonl is empty \(0 bytes\)"),
         ("z.parquet", b"", r"z.parquet is empty \(0 bytes\)"),
-        ("z.jsonl.gz", zstandard(b"{}"), "z.jsonl.gz does not begin as a .gz file"),
-        ("z.parquet", b"{}" * 50, "z.parquet does not begin as a .parquet file"),
+        ("z.jsonl.gz", zstandard(b"{}"), "z.jsonl.gz does not begin like a .gz file"),
+        ("z.parquet", b"{}" * 50, "z.parquet does not begin like a .parquet file"),
     ],
 )
 def test_a_file_that_is_not_there_in_truth_is_told_before_any_is_read(

@@ -85,7 +85,7 @@ def test_compressed_text_is_split_and_json_is_not(tmp_path):
     "flags, told",
     [
         (["--split_on=chapters"], "neither blank_lines nor a number of bytes"),
-        (["--split_on=8"], "neither blank_lines nor a number of bytes of 16 or more"),
+        (["--split_on=8"], "neither blank_lines nor a number of bytes from 16 to "),
         (["--split_on=blank_lines", "--whole_files"], "--whole_files and --split_on exclude"),
     ],
 )

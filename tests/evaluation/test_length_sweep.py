@@ -94,7 +94,7 @@ def test_padding_is_counted(monkeypatch, capsys):
     targets = np.ones((5, 40), np.int32)
     for padding, told in (
         (0, ""),
-        (30, "30 of the 200 places in the rows of mine are padding (15.0%)"),
+        (30, "30 of the 200 positions in the rows of mine are padding (15.0%)"),
     ):
         targets.ravel()[:padding] = 0
         text = ScoringText(targets, targets, skipped=0)

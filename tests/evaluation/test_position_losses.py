@@ -157,7 +157,7 @@ def test_a_file_that_lacks_them_gets_them(sweep, capsys):
     sweep.computed.clear()
     assert sweep() == [] and sweep.computed == [LONGEST] and len(sweep.positions) == LONGEST
     told = capsys.readouterr().out
-    assert told.count("run@7 at length 32 is scored again, for position_losses.csv\n") == 1
+    assert told.count("run@7 at length 32 is scored again to write position_losses.csv\n") == 1
     assert sweep(position_bins=4) == [] and sweep.computed == [LONGEST], "they stay in their bins"
 
 

@@ -144,7 +144,10 @@ def test_a_batch_that_is_too_much_is_halved(monkeypatch, capsys):
     monkeypatch.setattr(scoring, "_fitting", {})
     found = scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert tried == [8, 4, 2] and "4 sequences of 8 tokens are too many" in capsys.readouterr().out
+    assert (
+        tried == [8, 4, 2]
+        and "4 sequences of 8 tokens do not fit into memory" in capsys.readouterr().out
+    )
     scoring.score(MODEL, params(), text, laid, 64, mesh_of(), "run")[:, 0]
     assert tried[3:] == [2], "what fits is remembered"
     monkeypatch.setattr(scoring, "_fitting", {})
@@ -156,7 +159,7 @@ def test_a_batch_that_is_too_much_is_halved(monkeypatch, capsys):
 def test_protocols_that_cannot_be(last_4):
     for protocol, length, stride, words in (
         ("whole", 8, 4, "there is no 'whole', only full, last256, sliding"),
-        ("last4", 2, 4, "takes lengths of 4 tokens or more"),
+        ("last4", 2, 4, "needs lengths of 4 tokens or more"),
         ("sliding", 8, 3, "does not divide the evaluation length 8"),
     ):
         with pytest.raises(UserError, match=words):

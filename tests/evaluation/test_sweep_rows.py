@@ -103,7 +103,7 @@ def test_rows_that_do_not_say_their_text_stay_and_are_told_once(sweep, capsys):
         (new,) = sweep(lengths=(length,))
         assert Texts(sweep.texts).of(new) and not Texts(sweep.texts).of(old[0])
     told = capsys.readouterr().out
-    assert told.count("1 rows in length_sweep.csv of run do not say which text they are of") == 1
+    assert told.count("1 rows in length_sweep.csv of run do not record which text was scored") == 1
 
 
 @pytest.mark.parametrize("setting", ["tokens", "tokens_per_batch"])
@@ -136,7 +136,7 @@ def test_a_row_of_before_that_left_tokens_out_stays_and_says_so(sweep, capsys):
     assert sweep(lengths=(12,)) == []
     left = whole.tokens - tokens
     told = capsys.readouterr().out
-    assert f"full at length 12 leaves out {left} of {whole.tokens} tokens" in told
+    assert f"full at length 12 omits {left} of {whole.tokens} tokens" in told
 
 
 LEARNED = MODEL.clone(encodings=(Learned(2, 8, train_length=8, hidden_size=16),))
@@ -151,7 +151,7 @@ def test_lengths_that_the_model_cannot_read_are_left_out(sweep, capsys):
     assert told.startswith("learned is not scored at length 16, 32: length 16 is beyond the 8")
     assert dataclasses.replace(learned, run="fire") == others[8] and learned.tokens > 100
     assert {(row.run, row.length) for row in sweep.positions} == {("fire", LONGEST), ("learned", 8)}
-    with pytest.raises(UserError, match="(?s)run at length 16: .*lower EVAL_LENGTHS, or leave"):
+    with pytest.raises(UserError, match="(?s)run at length 16: .*lower EVAL_LENGTHS, or exclude"):
         sweep(model=LEARNED, lengths=(16, LONGEST))
 
 
@@ -181,7 +181,7 @@ def test_a_length_without_text_has_a_row_without_numbers(short_text, capsys):
     assert np.isnan([gap.nll, gap.nll_stderr, gap.perplexity, gap.bits_per_byte]).all()
     assert {row.length for row in short_text.positions} == {16}
     assert short_text() == [] and short_text.computed == [8, 16], "nor is it tried again"
-    with pytest.raises(UserError, match="too little text for length 32: it gives rows of 16"):
+    with pytest.raises(UserError, match="too little text for length 32: it yields rows of 16"):
         short_text(lengths=(LONGEST,))
 
 

@@ -92,7 +92,7 @@ def test_prompts_of_a_file_resume(workdir, greedy, prompts, tmp_path, capsys, mo
     other = tmp_path / "other.jsonl"
     other.write_text(prompts.read_text().replace("so they ", "so then "))
     assert main([*flags, f"--prompts={other}", f"--output={output}"]) == 2
-    assert "the prompt of id 3 is 'so they ' there and 'so then ' now" in capsys.readouterr().err
+    assert "the prompt with id 3 is 'so they ' there but 'so then ' now" in capsys.readouterr().err
     assert results(output) == whole
 
     assert main([*flags, f"--prompts={prompts}", f"--output={output}", "--top_k=2"]) == 2
@@ -116,7 +116,7 @@ def test_what_is_finished_stays_when_the_model_fails(workdir, prompts, tmp_path,
     def fail_later(*given):
         calls.append(given)
         if len(calls) == 2:
-            raise RunFailed("the model gives NaN")
+            raise RunFailed("the model returns NaN")
         return real(*given)
 
     monkeypatch.setattr(Writer, "continue_prompts", fail_later)
@@ -159,7 +159,7 @@ def test_samples_and_beams_from_python(workdir):
     "flags, told",
     [
         (["--prompt=x", "--beams=2", "--temperature=2"], "--beams searches and --temperature"),
-        (["--prompt=x", "--alpha=1"], "give --beams, too"),
+        (["--prompt=x", "--alpha=1"], "also give --beams"),
         (["--prompt=x", "--temperature=0"], "temperature is 0: it must be 1e-6 or more"),
         (["--prompt=x", "--temperature=1e-39"], "temperature is 1e-39"),
         (["--prompt=x", "--context_length=99999999"], "exact up to 16,777,216"),
@@ -184,7 +184,7 @@ def test_what_is_refused(workdir, capsys, flags, told):
     [
         (["no JSON"], "f, line 1: expected"),
         (["", '{"text": "a"}'], "f, line 2: expected"),
-        (['{"id": 2, "prompt": "a"}', '{"prompt": "b"}'], "the id 2 is that of line 1 too"),
+        (['{"id": 2, "prompt": "a"}', '{"prompt": "b"}'], "line 1 already has the id 2"),
         (['{"id": true, "prompt": "a"}'], "f, line 1: expected"),
         ([""], "f holds no prompt"),
     ],
@@ -197,7 +197,7 @@ def test_prompts_that_cannot_be_read(lines, told):
 def test_prompts_that_are_not_unicode():
     with pytest.raises(UserError, match="f, line 2: not UTF-8 .* at byte 13"):
         read_prompts(b'{"prompt": "a"}\n{"prompt": "\xff"}', "f")
-    with pytest.raises(UserError, match="f, line 1: half a surrogate pair"):
+    with pytest.raises(UserError, match="f, line 1: a lone surrogate"):
         read_prompts(b'{"prompt": "\\ud800"}', "f")
 
 
@@ -219,11 +219,11 @@ def test_what_a_stop_string_holds_back(capsys):
 def test_what_the_vocabulary_cannot_express():
     """Of seqio's sample model, which knows no Chinese. A stop of it would never be met."""
     data = TextData("nowhere", vocabulary=MODEL)
-    with pytest.raises(UserError, match="cannot express '火' of the prompt '火 f'"):
+    with pytest.raises(UserError, match="cannot express '火' in the prompt '火 f'"):
         Writer(None, {}, data, new_tokens=1).encode("火 f")
     with pytest.raises(UserError, match="is not valid UTF-8"):
         Writer(None, {}, data, new_tokens=1).encode("f\udcff")
-    with pytest.raises(UserError, match="cannot express '火' of the stop"):
+    with pytest.raises(UserError, match="cannot express '火' in the stop"):
         Writer(None, {}, data, new_tokens=1, stop=("火",))
 
 

@@ -40,20 +40,20 @@ def test_names_of_google_and_numbers_of_chips(text, name, chips, shape):
 @pytest.mark.parametrize(
     "text, told",
     [
-        ("v4-7", "v4 has no such slice; near it are v4-8 (4 chips), v4-16 (8 chips)"),
+        ("v4-7", "v4 has no such slice; the nearest are v4-8 (4 chips), v4-16 (8 chips)"),
         ("v4:100", "v4-256 (128 chips)"),
-        ("v3-8", "there are v4, v5p, v5e, v6e"),
+        ("v3-8", "known chips: v4, v5p, v5e, v6e"),
         ("0xv4-8", "2xv4-128 for two"),
-        ("v4", "name one as Google does"),
-        ("v4:4x6x8", "v4:4x6x8: v4 has no such slice; near it are v4-256 (128 chips) 4x4x8"),
-        ("v4:8x4x4", "near it are v4-128 (64 chips) 4x4x4, v4-256 (128 chips) 4x4x8"),
+        ("v4", "use Google's name"),
+        ("v4:4x6x8", "v4:4x6x8: v4 has no such slice; the nearest are v4-256 (128 chips) 4x4x8"),
+        ("v4:8x4x4", "the nearest are v4-128 (64 chips) 4x4x4, v4-256 (128 chips) 4x4x8"),
         ("v5e:32x32", "v5e-256 (256 chips) 16x16"),
         ("v5e:4x4x4", "no such slice"),
         ("v4:16x16x20", "no such slice"),
         ("v4:0x4x4", "no such slice"),
         ("v5p-12416", "v5p-12288 (6144 chips)"),
-        ("v4-0", "near it are v4-8"),
-        ("", "name one as Google does"),
+        ("v4-0", "the nearest are v4-8"),
+        ("", "use Google's name"),
     ],
 )
 def test_what_is_no_slice_is_said_with_what_is_near(text, told):

@@ -273,11 +273,11 @@ def lossless(tmp_path_factory):
     return output
 
 
-@pytest.mark.parametrize(
-    "kind", ["bytes", "unigram", "bpe", pytest.param("lossless", marks=pytest.mark.ci)]
-)
+@pytest.mark.interop("tokenizers")
+@pytest.mark.parametrize("kind", ["bytes", "unigram", "bpe", "lossless"])
 def test_tokenizers_agree(kind, request):
-    tokenizers = pytest.importorskip("tokenizers")
+    import tokenizers
+
     known = {"bytes": "bytes", "unigram": MODEL}
     vocabulary = known.get(kind) or request.getfixturevalue({"bpe": "merges"}.get(kind, kind))
     data = TextData("nowhere", vocabulary=vocabulary)

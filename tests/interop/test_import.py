@@ -84,8 +84,8 @@ def logits_of(model: Decoder, params: Any, tokens: np.ndarray) -> np.ndarray:
     return np.asarray(model.apply({"params": params}, jnp.asarray(tokens, jnp.int32), pos_BT))
 
 
-def our_logits(folder: Path) -> np.ndarray:
-    """Of `IDS`, by the ids of GPT-2."""
+def our_logits(folder: Path, ids: np.ndarray = IDS) -> np.ndarray:
+    """Our logits of ids of GPT-2, for the ids of GPT-2."""
     found = read_gpt2(folder)
 
     def learned(**shape: int) -> Learned:
@@ -98,7 +98,7 @@ def our_logits(folder: Path) -> np.ndarray:
         share_position=True,
     )
     check_shapes(parameter_shapes(model), found.params, folder)
-    return logits_of(model, found.params, IDS + 1)[..., 1:]
+    return logits_of(model, found.params, ids + 1)[..., 1:]
 
 
 def test_gpt2_computes_what_transformers_does(tmp_path):
@@ -142,7 +142,10 @@ def test_a_field_that_we_do_not_compute_is_named(field, value, tmp_path, capsys)
             lambda arrays: arrays.update({"transformer.wpe.weight": np.zeros((11, 24))}),
             r"transformer.wpe.weight has the shape \[11, 24\]",
         ),
-        (lambda arrays: arrays.update({"score.weight": np.zeros(3)}), "score.weight has no place"),
+        (
+            lambda arrays: arrays.update({"score.weight": np.zeros(3)}),
+            "score.weight does not belong",
+        ),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(change, told, tmp_path):
@@ -249,45 +252,58 @@ def test_a_run_there_and_back(tmp_path, capsys):
     assert "is not empty" in capsys.readouterr().err
 
 
-@pytest.mark.ci
-def test_gpt2_with_fire_for_its_table(tmp_path, capsys):
-    """The documented recipe, on a small GPT-2 and text of bytes."""
-    run = tmp_path / "runs/gpt2"
-    folder = gpt2_folder(tmp_path / "gpt2", vocab_size=300, eos_token_id=299)
-    assert main(["import", f"--from={folder}", f"--output={run}"]) == 0
-    assert "learned at step 0" in (told := capsys.readouterr().out) and "dropout of 0.1" in told
-    opened = fire_lm.open_run(run)
-    model, params = opened.restore()
-    assert opened.settings.train_length == 12
-    table = load_file(folder / "model.safetensors")["transformer.wpe.weight"]
-    np.testing.assert_array_equal(params["position"]["embedding"], table)
-    text = write_text(tmp_path / "text")
-    arguments = [
-        "pretrain",
-        "--gin_file=configs/runs/gpt2_new_positions.gin",
-        "--gin_file=configs/positions/fire.gin",
-        f"--workdir={tmp_path / 'runs/gpt2_fire'}",
-    ]
-    bindings: dict[str, Any] = {
-        "pretrain.data": "@TextData()",
-        "length_sweep.data": "@TextData()",
-        "TextData.shuffle_buffer": 50,
-        "DATA_DIR": text,
-        "VOCABULARY": "bytes",
+def recipe(position: str, run: Path, workdir: Path, **more: Any) -> list[str]:
+    """The documented command, small: `run`, an imported GPT-2, trained on for two steps."""
+    model, _ = fire_lm.open_run(str(run)).restore()
+    bindings = {
         "INIT_FROM": run,
         "TRAIN_STEPS": 2,
         "AdamW.warmup_steps": 1,
         "BATCH_SIZE": 8,
         "TRAIN_LENGTH": 32,
         "VOCAB_SIZE": model.vocab_size,
+        "length_sweep.tokens": 2048,
+        "EVAL_LENGTHS": "(32,256)",  # up to 8 times
+        **more,
     }
-    size = model.size
     for name in ("num_layers", "hidden_size", "num_heads", "head_dim", "mlp_size"):
-        bindings[f"size_125m.{name}"] = getattr(size, name)
-    assert main([*arguments, *(f"--gin.{name}={one}" for name, one in bindings.items())]) == 0
+        bindings[f"size_125m.{name}"] = getattr(model.size, name)
+    return [
+        "pretrain",
+        "--gin_file=configs/runs/gpt2_new_positions.gin",
+        f"--gin_file=configs/positions/{position}.gin",
+        f"--workdir={workdir}",
+        *(f"--gin.{name}={one}" for name, one in bindings.items()),
+    ]
+
+
+@pytest.mark.ci
+def test_gpt2_with_fire_for_its_table(tmp_path, capsys):
+    """The documented recipe, on a small GPT-2 and text of bytes; with GPT-2's own kind of
+    vocabulary in test_hub_vocabulary.py."""
+    run, workdir = tmp_path / "runs/gpt2", tmp_path / "runs/gpt2_fire"
+    folder = gpt2_folder(tmp_path / "gpt2", vocab_size=300, eos_token_id=299)
+    assert main(["import", f"--from={folder}", f"--output={run}"]) == 0
+    assert "learned at step 0" in (told := capsys.readouterr().out) and "dropout of 0.1" in told
+    opened = fire_lm.open_run(str(run))
+    _, params = opened.restore()
+    assert opened.settings.train_length == 12
+    table = load_file(folder / "model.safetensors")["transformer.wpe.weight"]
+    np.testing.assert_array_equal(params["position"]["embedding"], table)
+    bytes_of_text: dict[str, Any] = {
+        "pretrain.data": "@TextData()",
+        "length_sweep.data": "@TextData()",
+        "TextData.shuffle_buffer": 50,
+        "DATA_DIR": write_text(tmp_path / "text"),
+        "VOCABULARY": "bytes",
+    }
+    assert main(recipe("fire", run, workdir, **bytes_of_text)) == 0
     told = capsys.readouterr().out
     assert "fresh, as it lacks them" in told and "layers/position/mlp/dense_0/kernel" in told
-    trained = fire_lm.open_run(tmp_path / "runs/gpt2_fire")
+    trained = fire_lm.open_run(workdir)
     assert trained.encoding == "fire" and trained.steps == [2]
     change = np.abs(trained.restore()[1]["embedding"] - params["embedding"]).max()
     assert 0 < change < 1e-2
+    assert main(["sweep", str(workdir)]) == 0
+    losses = {row.length: row.nll for row in trained.rows().losses}
+    assert losses.keys() == {32, 256} and all(0 < nll < 30 for nll in losses.values())

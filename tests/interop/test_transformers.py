@@ -1,7 +1,7 @@
 """Exported folders opened by transformers: every encoding computes what our decoder computes.
 
-Where torch and transformers are installed, which is in no tier's environment. Apart from tests that
-load TensorFlow: a process that has done so cannot load triton, which comes with torch.
+No test here loads TensorFlow: a process that has done so cannot load triton, which comes with the
+CUDA build of torch.
 """
 
 import functools
@@ -15,6 +15,7 @@ import pytest
 from gin_files import NAMES
 from safetensors.numpy import load_file
 from sample_decoders import configured, filled
+from sample_run import quick_compiles  # noqa: F401  (a fixture)
 from test_export import CONTEXT, DATA, FIXED, exported
 from test_import import GOLDEN, gpt2_folder, our_logits
 from test_import import IDS as GPT2_IDS
@@ -25,6 +26,10 @@ from fire_lm.interop.export import export
 from fire_lm.interop.own_exports import read_own
 from fire_lm.interop.weights import Weights, read_config
 
+pytestmark = pytest.mark.interop("torch", "transformers")
+
+NEW_TOKENS = 64
+LENGTH = 80  # for 9 tokens of a prompt and these
 TOKENS = np.random.default_rng(1).integers(1, 32, (2, 24)).astype(np.int32)
 
 
@@ -33,39 +38,43 @@ def reference(case: tuple[str, ...]) -> Any:
     """Logits of full passes, and greedy continuations of two prompts of 9 and 5 tokens."""
     model = configured(*case)
     params = filled(model)
-    padded = jnp.pad(jnp.asarray(TOKENS), ((0, 0), (0, CONTEXT - TOKENS.shape[1])))
-    logits = jax.jit(model.apply)({"params": params}, padded, jnp.arange(CONTEXT)[None])
+    padded = jnp.pad(jnp.asarray(TOKENS), ((0, 0), (0, LENGTH - TOKENS.shape[1])))
+    logits = jax.jit(model.apply)({"params": params}, padded, jnp.arange(LENGTH)[None])
     prompts = np.where(np.arange(9)[None] < [[9], [5]], TOKENS[:, :9], 0)
     prompts[:, 0] = 0
     found = generate(
-        *(model, params, prompts, np.array([9, 5])), new_tokens=12, context_length=CONTEXT
+        *(model, params, prompts, np.array([9, 5])), new_tokens=NEW_TOKENS, context_length=LENGTH
     )
     return np.asarray(logits)[:, : TOKENS.shape[1]], prompts, found
 
 
 CASES = [
-    *((name,) for name in NAMES),
+    *((name,) for name in NAMES if name != "learned"),
+    ("learned", f"Learned.max_length = {LENGTH}"),
     *((name, binding) for name, binding in FIXED.items()),
     ("fire", "log_n/inference_both"),
     ("rope", "log_n/training"),
 ]
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_transformers_computes_the_same(case, tmp_path):
-    """Logits of a full pass; greedy decoding of prompts padded on the left, with dynamic and
-    static caches, and its log-probabilities; saved and loaded again."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    exported(tmp_path / "model", *case)
+    """Logits of a full pass by both of torch's forms of attention; greedy decoding of prompts
+    padded on the left, with dynamic and static caches, and its log-probabilities; a model that was
+    saved and loaded again."""
+    import torch
+    import transformers
+
+    exported(tmp_path / "model", *case, context=LENGTH)
     expected, prompts, found = reference(case)
     opened = functools.partial(
         transformers.AutoModelForCausalLM.from_pretrained, trust_remote_code=True
     )
-    model = opened(str(tmp_path / "model")).eval()
-    with torch.no_grad():
-        logits = model(torch.tensor(TOKENS, dtype=torch.long)).logits.numpy()
-    assert np.max(np.abs(logits - expected)) < 1e-5 * np.std(expected)
+    for attention in ("eager", "sdpa"):
+        model = opened(str(tmp_path / "model"), attn_implementation=attention).eval()
+        with torch.no_grad():
+            logits = model(torch.tensor(TOKENS, dtype=torch.long)).logits.numpy()
+        assert np.max(np.abs(logits - expected)) < 1e-5 * np.std(expected), attention
 
     ids = torch.zeros(2, 9, dtype=torch.long)
     for row, length in enumerate((9, 5)):
@@ -75,7 +84,7 @@ def test_transformers_computes_the_same(case, tmp_path):
         out = model.generate(
             *(ids,),
             attention_mask=mask,
-            max_new_tokens=12,
+            max_new_tokens=NEW_TOKENS,
             eos_token_id=None,
             output_logits=True,
             return_dict_in_generate=True,
@@ -95,10 +104,10 @@ def test_transformers_computes_the_same(case, tmp_path):
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.ci
 def test_gpt2_beside_transformers(tmp_path):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    import torch
+    import transformers
+
     folder = gpt2_folder(tmp_path / "folder")
     model = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
     with torch.no_grad():
@@ -109,12 +118,33 @@ def test_gpt2_beside_transformers(tmp_path):
     np.testing.assert_allclose(kept, theirs, atol=1e-5)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
+def test_gpt2_of_the_real_size(tmp_path):
+    """124 million weights that are drawn, at which every bias and norm matters; as many tokens as
+    GPT-2 reads."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
+    ids = np.random.default_rng(3).integers(0, 50257, (1, 1024))
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight += 0.1 * torch.randn_like(weight)
+        theirs = model(torch.tensor(ids)).logits.numpy()
+    model.save_pretrained(tmp_path / "gpt2")
+    ours = our_logits(tmp_path / "gpt2", ids)
+    assert ours.shape == theirs.shape == (1, 1024, 50257) and np.std(theirs) > 0.3
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+    assert np.max(np.abs(our_logits(tmp_path / "gpt2", ids[:, ::-1]) - theirs)) > 0.1
+
+
 @pytest.mark.parametrize("name", ["fire", "learned", "rope"])
 def test_a_model_that_transformers_has_saved_comes_back(name, tmp_path):
     """With the configuration of its run, as after training there."""
-    pytest.importorskip("torch", reason="torch is not installed")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    import transformers
+
     model = configured(name)
     params, lines = filled(model), "# one\n# two"
     export(model, params, DATA, tmp_path / "model", "#", CONTEXT, configuration=lines)

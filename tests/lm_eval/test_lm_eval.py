@@ -1,11 +1,12 @@
-"""The harness's requests, and what is asked of the run for them.
-
-Where lm-eval is installed, which is in no tier's environment: `scripts/test --interop` does it.
-"""
+"""The harness's requests, and what is asked of the run for them."""
 
 import json
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +17,14 @@ from fire_lm.data import TextData
 from fire_lm.errors import UserError
 from fire_lm.lm_eval.__main__ import main
 
+# Not the folder of these tests, which has the package's name.
+needs_harness = pytest.mark.interop("lm_eval.api")
+
 
 @pytest.fixture
 def harness(monkeypatch):
     """A `FireLM` of ten tokens over an engine that notes what it is asked: a row scores minus its
     number of tokens, a prompt is continued by its last character."""
-    pytest.importorskip("lm_eval.api", reason="lm-eval is not installed")
     from fire_lm.lm_eval import model
 
     asked = []
@@ -59,6 +62,7 @@ def ids(text):
     return [byte + 3 for byte in text.encode()]
 
 
+@needs_harness
 def test_a_text_begins_with_token_0_and_a_long_one_loses_its_beginning(harness, capsys):
     asked = requests(("ab", "c"), ("", "xy"), ("0123456789", "end"), ("a ", "b"))
     assert harness.loglikelihood(asked, disable_tqdm=True) == [
@@ -72,6 +76,7 @@ def test_a_text_begins_with_token_0_and_a_long_one_loses_its_beginning(harness, 
     assert "1 of 4 requests are longer than max_length=10" in capsys.readouterr().out
 
 
+@needs_harness
 def test_a_long_text_is_scored_in_windows_each_token_once(harness):
     text = "abcdefghijklmnopqrstuvwxy"
     assert harness.loglikelihood_rolling(requests((text,), ("z",)), disable_tqdm=True) == [
@@ -83,6 +88,7 @@ def test_a_long_text_is_scored_in_windows_each_token_once(harness):
     assert all(len(context) + len(continuation) <= 11 for context, continuation in rows)
 
 
+@needs_harness
 def test_generation_is_grouped_by_its_settings(harness, capsys):
     greedy = {"until": ["\n", ""], "max_gen_toks": 4}
     drawn = {"until": [], "max_gen_toks": 4, "do_sample": True, "temperature": 0.5, "top_k": 3}
@@ -95,10 +101,11 @@ def test_generation_is_grouped_by_its_settings(harness, capsys):
     assert "1 of 4 requests are longer" in capsys.readouterr().out
     with pytest.raises(UserError, match="leaves no room for a prompt beside 10 new tokens"):
         harness.generate_until(requests(("a", {"until": [], "max_gen_toks": 10})))
-    with pytest.raises(UserError, match="generation setting num_beams is unknown"):
+    with pytest.raises(UserError, match="the generation setting num_beams is not supported"):
         harness.generate_until(requests(("a", {"until": [], "max_gen_toks": 1, "num_beams": 2})))
 
 
+@needs_harness
 def test_arguments_that_have_no_meaning_are_refused(harness):
     with pytest.raises(UserError, match="temperature is not an argument of fire_lm"):
         type(harness)(run="run", temperature=1)
@@ -108,24 +115,25 @@ def test_arguments_that_have_no_meaning_are_refused(harness):
     assert asked._leader.settings.bindings == ["RoPE.base=500"]
 
 
-@pytest.mark.ci
-def test_the_three_kinds_of_tasks_over_a_run(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("lm_eval.api", reason="lm-eval is not installed")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sys, "argv", ["lm_eval"])
-    workdir = tmp_path / "run"
-    assert cli.main(command(write_text(tmp_path / "text"), workdir)) == 0
-    lines = [{"q": "fire and", "choices": [" rope", " alibi"], "gold": 0}, {"q": "", "gold": 1}]
-    lines[1]["choices"] = lines[0]["choices"]
-    (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    base = {
+QUESTIONS = [
+    {"q": "fire and", "choices": [" rope", " alibi"], "gold": 0},
+    {"q": "", "choices": ["so they say. ", "positions"], "gold": 1},
+    {"q": "rope alibi and fire nope are positions, so they", "choices": [" say.", " x"], "gold": 0},
+]
+
+
+def write_tasks(folder: Path) -> tuple[str, ...]:
+    """A multiple-choice, a rolling and a generate_until task over QUESTIONS; their names."""
+    folder.mkdir(exist_ok=True)
+    lines = folder / "lines.jsonl"
+    lines.write_text("\n".join(map(json.dumps, QUESTIONS)))
+    base: dict[str, Any] = {
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "lines.jsonl")}},
+        "dataset_kwargs": {"data_files": {"test": str(lines)}},
         "test_split": "test",
         "doc_to_text": "{{q}}",
     }
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         "choice": {
             "output_type": "multiple_choice",
             "doc_to_choice": "{{choices}}",
@@ -134,7 +142,7 @@ def test_the_three_kinds_of_tasks_over_a_run(tmp_path, monkeypatch, capsys):
         "rolling": {
             "output_type": "loglikelihood_rolling",
             "doc_to_text": "",
-            "doc_to_target": "fire and {{choices[0]}}",
+            "doc_to_target": "{{q}} and {{choices[0]}}",
             "metric_list": [{"metric": "byte_perplexity"}],
         },
         "generated": {
@@ -144,19 +152,81 @@ def test_the_three_kinds_of_tasks_over_a_run(tmp_path, monkeypatch, capsys):
             "metric_list": [{"metric": "exact_match"}],
         },
     }
-    tasks = tmp_path / "tasks"
-    tasks.mkdir()
     for name, more in kinds.items():
-        (tasks / f"{name}.yaml").write_text(json.dumps({"task": name, **base, **more}))
-    asked = ["run", "--model", "fire_lm", "--include_path", str(tasks), "--tasks", *kinds]
+        (folder / f"{name}.yaml").write_text(json.dumps({"task": name, **base, **more}))
+    return tuple(kinds)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of twelve steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert cli.main(command(write_text(folder / "text"), folder / "run")) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    """The harness asks no hub, and keeps what it reads in the test's folder."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "argv", ["lm_eval"])
+
+
+@needs_harness
+def test_the_three_kinds_of_tasks_over_a_run(trained, offline, tmp_path, capsys):
+    """And over the tasks of docs/hugging_face.md."""
+    shutil.copytree("docs/lm_eval_tasks", tmp_path / "tasks")
+    names = [*write_tasks(tmp_path / "tasks"), "code_choice", "code_bits"]
+    asked = ["run", "--model", "fire_lm", "--include_path", str(tmp_path / "tasks")]
+    asked += ["--tasks", *names]
     results = ["--output_path", str(tmp_path / "out"), "--model_args"]
-    assert main([*asked, *results, f"run={workdir}"]) == 0
+    assert main([*asked, *results, f"run={trained}"]) == 0
     (found,) = (tmp_path / "out").rglob("results_*.json")
     scores = json.loads(found.read_text())["results"]
     assert 1 < scores["rolling"]["byte_perplexity,none"] < 256
     assert np.isfinite(scores["choice"]["acc,none"])
+    assert scores["code_choice"]["acc,none"] in np.arange(9) / 8
+    assert 0 < scores["code_bits"]["bits_per_byte,none"] < 9
     assert main([*asked, "--model_args", f"run={tmp_path}/none"]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.interop("lm_eval.api", "torch", "transformers", "accelerate")
+def test_the_harness_model_of_transformers_agrees(trained, offline, tmp_path):
+    """On the exported run: all log-likelihoods, and all texts that are generated."""
+    names = write_tasks(tmp_path / "tasks")
+    assert cli.main(["export", str(trained), f"--output={tmp_path / 'exported'}"]) == 0
+    common = ["run", "--include_path", str(tmp_path / "tasks"), "--tasks", *names, "--log_samples"]
+
+    def arguments(model: str, settings: str) -> list[str]:
+        output = ["--output_path", str(tmp_path / model)]
+        return [*common, "--model", model, "--model_args", f"{settings},max_length=32", *output]
+
+    assert main(arguments("fire_lm", f"run={trained}")) == 0
+    folder = f"pretrained={tmp_path / 'exported'},trust_remote_code=True,dtype=float32"
+    subprocess.run(  # torch is not loaded into a process that has TensorFlow
+        [sys.executable, "-m", "lm_eval", *arguments("hf", f"{folder},add_bos_token=True")]
+        + ["--device", "cpu"],
+        check=True,
+        cwd=tmp_path,
+        timeout=600,
+    )
+    for name in names:
+        ours, theirs = (responses(tmp_path / model, name) for model in ("fire_lm", "hf"))
+        assert len(ours) == len(theirs) == len(QUESTIONS)
+        if name == "generated":
+            assert ours == theirs and all(text for ((text,),) in ours)
+        else:
+            numbers, others = (np.array(each, float).ravel() for each in (ours, theirs))
+            np.testing.assert_allclose(numbers, others, rtol=1e-6, atol=1e-5)
+
+
+def responses(output: Path, task: str) -> list[Any]:
+    """What a model has answered to a task's requests, document by document."""
+    (file,) = output.rglob(f"samples_{task}_*.jsonl")
+    samples = [json.loads(line) for line in file.read_text().splitlines()]
+    return [one["resps"] for one in sorted(samples, key=lambda one: one["doc_id"])]
 
 
 def test_without_the_harness_it_says_how_to_install_it(monkeypatch, capsys):

@@ -20,7 +20,7 @@ import pytest
 from encoding_properties import LENGTH, SIZE, Check, init, largest_error
 from gin_files import CONFIGS, QUICK_THEN_ALL
 
-from fire_lm.config.program import Place
+from fire_lm.config.bindings import Scoped
 from fire_lm.experiment import load_config
 from fire_lm.models import Decoder
 from fire_lm.positions import PositionalEncoding
@@ -35,7 +35,7 @@ def configured(name: str) -> Decoder:
     config = load_config(files)
     assert config.macro("ENCODING") == name, "the sweep's tables name runs by this macro"
     changed: dict[str, Any] = {"size": SIZE, "vocab_size": 32, "train_length": LENGTH}
-    return config.call_place(Place((), "build_decoder"), (), changed)
+    return config.call_scoped(Scoped((), "build_decoder"), **changed)
 
 
 PROPERTIES: dict[Check, list[type[PositionalEncoding]]] = {

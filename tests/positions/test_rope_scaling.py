@@ -252,9 +252,7 @@ HUGGING_FACE: list[tuple[str, dict[str, float], RopeScaling | None]] = [
 def hugging_face(
     name: str, settings: dict[str, float], width: int, base: float, length: int, context: int
 ) -> tuple[list[float], float]:
-    """Frequencies and factor of attention by transformers, where it is installed."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+    """Frequencies and factor of attention by transformers."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -298,6 +296,7 @@ def test_hugging_face_has_the_same_frequencies(name, settings, scaling, width, b
         assert factor == pytest.approx(their_factor, rel=1e-12)
 
 
+@pytest.mark.interop("torch", "transformers")
 def test_hugging_face_still_has_these_frequencies():
     """UPDATE_GOLDEN=1, with torch and transformers installed, writes what the test above reads."""
     found = {

@@ -57,9 +57,10 @@ def test_last_buckets_start_where_they_are_known_to():
 
 
 def transformers_buckets(num_buckets: int, max_distance: int) -> list[int]:
-    """Of the distances up to three times `max_distance`, where transformers is installed."""
-    torch = pytest.importorskip("torch")
-    modeling = pytest.importorskip("transformers.models.t5.modeling_t5")
+    """Of the distances up to three times `max_distance`, by transformers."""
+    import torch
+    from transformers.models.t5 import modeling_t5 as modeling
+
     numbers = modeling.T5Attention._relative_position_bucket(
         -torch.arange(3 * max_distance)[None],
         bidirectional=False,
@@ -83,6 +84,7 @@ def test_buckets_are_those_of_transformers(num_buckets, max_distance):
     assert np.all(np.diff(ours) >= 0) and first_of_each(ours.tolist()) == kept
 
 
+@pytest.mark.interop("torch", "transformers")
 def test_transformers_still_has_these_buckets():
     """UPDATE_GOLDEN=1, with torch and transformers installed, writes what the test above reads."""
     found = {}

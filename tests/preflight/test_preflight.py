@@ -119,7 +119,9 @@ def test_what_is_too_large_fails_with_how_much_and_what_would_fit(tmp_path):
         ("sweep at 128", "--gin.length_sweep.tokens_per_batch=67108864"),
     ):
         told = run.report["failures"][name]
-        assert "GiB a chip, 15.75 are usable: " in told and f"with {setting} it fits" in told, told
+        assert "GiB per chip, 15.75 are usable: " in told and f"with {setting} it fits" in told, (
+            told
+        )
         assert told.splitlines()[0] in run.out
 
 

@@ -77,14 +77,14 @@ def test_a_new_token_gathers_no_parameters(gathered, outcome):
     token = dataclasses.replace(GENERATION.token, collectives={"all-gather": (12, gathered)})
     found = check_token(dataclasses.replace(GENERATION, token=token))
     assert found.outcome == outcome
-    assert found.told.endswith("every parameter of a chip once would be 256.0 MiB")
+    assert found.told.endswith("gathering a chip's parameters once would be 256.0 MiB")
 
 
 def test_a_report_on_generation():
     where, programs = parse_slice("v5e-8"), {"generation": STEP}
     report = Report(where, {"data": 8}, programs, 1e15, 1, {}, [], "libtpu 1", GENERATION)
     assert str(report).endswith("""
-generation of 8 x (8192 + 128), beam-4: 1,536 MiB of keys and values a chip
+generation of 8 x (8192 + 128), beam-4: 1,536 MiB of keys and values per chip
 a new token, by the compiler's estimate: 1.00 ms; all-gather 2 (4.00 MiB)
 """)
     found = report.as_json()["generation"]
@@ -92,7 +92,7 @@ a new token, by the compiler's estimate: 1.00 ms; all-gather 2 (4.00 MiB)
 
 
 def test_a_report_of_failures_alone():
-    told = {"training step": "it needs 20.00 GiB a chip, 15.75 are usable: 4.25 too many"}
+    told = {"training step": "it needs 20.00 GiB per chip, 15.75 are usable: 4.25 too many"}
     report = Report(parse_slice("v5e-8"), {"data": 8}, {}, 1e15, 1, told, [], "libtpu 1")
     assert not report.passed and report.mfu is None
     assert str(report).splitlines() == [

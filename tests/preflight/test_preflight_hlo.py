@@ -42,7 +42,7 @@ def test_collectives_also_within_fusions():
 
 
 def test_a_loop_of_unknown_length_is_refused():
-    with pytest.raises(RunFailed, match="loop whose length is not known"):
+    with pytest.raises(RunFailed, match="loop of unknown length"):
         Program(TEXT.replace("direction=LT", "direction=NE")).runs()
     with pytest.raises(RunFailed, match="no entry"):
         Program("HloModule empty")

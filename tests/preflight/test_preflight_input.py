@@ -58,7 +58,7 @@ def nothing_compiles(monkeypatch):
         (
             "2xv4-8",
             ("--gin.MeshShape.data=1", "--gin.MeshShape.fsdp=8"),
-            "MeshShape.data is 1, but the batch is what 2 slices share",
+            "MeshShape.data is 1, but 2 slices must share the batch",
         ),
         ("v4-256", ("--gin.BATCH_SIZE=100",), "make BATCH_SIZE a multiple of 128"),
         ("v4-256", ("--gin.BATCH_SIZE=64",), "make BATCH_SIZE a multiple of 128"),
@@ -71,7 +71,7 @@ def nothing_compiles(monkeypatch):
         ),
         ("v4-256", ("--generate=8x8192",), "'8x8192' is not of the form BATCHxPROMPTxNEW"),
         ("v4-256", ("--generate=8x8192x0",), "'0' is not a whole number of 1 or more"),
-        ("v4-256", ("--beams=4",), "--beams is for --generate=BATCHxPROMPTxNEW"),
+        ("v4-256", ("--beams=4",), "--beams needs --generate=BATCHxPROMPTxNEW"),
         ("v4-256", ("--json=no/such/folder/it.json",), "there is no folder no/such/folder"),
         ("v4-256", ("--json=configs",), "--json=configs is a folder"),
         ("v4-256", ("--json=/proc/it.json",), "cannot write to --json /proc"),
@@ -178,7 +178,11 @@ def test_a_place_that_cannot_be_written(data, tmp_path):
             {("full", 8)},
             "with --gin.build_decoder.remat=full --gin.pretrain.microbatches=8 it fits: 1.00 GiB",
         ),
-        ("none", set(), "nor --gin.build_decoder.remat=full with the most: split the state"),
+        (
+            "none",
+            set(),
+            "nor does --gin.build_decoder.remat=full with the most of them: split the state",
+        ),
         ("full", set(), "no number of microbatches makes it fit: split the state"),
     ],
 )

@@ -13,12 +13,12 @@ from sample_run import command, write_text
 
 from fire_lm.checkpoints import Checkpointing, Checkpoints, check_arrays
 from fire_lm.cli import preflight
-from fire_lm.config import save
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import load_config
 from fire_lm.positions.fire import FIRE
 from fire_lm.preflight import check
 from fire_lm.preflight.report import FAILED, OK
+from fire_lm.runs.saved import save_config
 from fire_lm.training.start import check_start
 from fire_lm.training.step import TrainState
 
@@ -62,7 +62,7 @@ def trained(data, tmp_path_factory) -> Path:
     """A run directory as training leaves it, but for what its arrays hold."""
     run = tmp_path_factory.mktemp("runs") / "fire"
     config = config_as_trained(data)
-    save(config, str(run))
+    save_config(config, str(run))
     state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state_as_trained(data))
     with contextlib.closing(Checkpoints(run, Checkpointing())) as writer:
         writer.save(3, state, b"", {})
@@ -87,12 +87,15 @@ def test_a_run_goes_on_where_it_is(data, trained):
 @pytest.mark.parametrize(
     "change, told",
     [
-        ("size_tiny.mlp_size=128", "is float32 [1, 64] in it, float32 [1, 128] in the model"),
-        ("FIRE.width=8", "is float32 [1, 32] in it, float32 [1, 8] in the model"),
-        ("POSITION=@NoPE", " in it, missing in the model"),
+        (
+            "size_tiny.mlp_size=128",
+            "is float32 [1, 64] in the checkpoint, but float32 [1, 128] in the model",
+        ),
+        ("FIRE.width=8", "is float32 [1, 32] in the checkpoint, but float32 [1, 8] in the model"),
+        ("POSITION=@NoPE", " in the checkpoint, but missing in the model"),
         (
             "POSITION=@Learned build_decoder.share_position=True",
-            "'params/position/embedding' is missing in it, float32 [32, 32] in the model",
+            "is missing in the checkpoint, but float32 [32, 32] in the model",
         ),
     ],
 )
@@ -110,7 +113,9 @@ def test_a_checkpoint_of_another_type(data, trained):
     like = state_as_trained(data)
     check_arrays(trained, 3, like)
     halved = jax.tree.map(lambda leaf: leaf.update(dtype=jnp.bfloat16), like.params)
-    with pytest.raises(RunFailed, match=r"float32 \[384, 32\] in it, bfloat16 \[384, 32\] in"):
+    with pytest.raises(
+        RunFailed, match=r"float32 \[384, 32\] in the checkpoint, but bfloat16 \[384, 32\] in"
+    ):
         check_arrays(trained, 3, like.replace(params=halved))
 
 
@@ -122,7 +127,7 @@ def test_a_checkpoint_of_another_type(data, trained):
         ("@3", "", OK, "starts from the parameters of {run}@3"),
         ("@0", "", FAILED, "{run} has no checkpoint 0, only [3]"),
         ("", "size_tiny.mlp_size=128", FAILED, "has shape (1, 64) in {run}@3, but (1, 128)"),
-        ("", "POSITION=@NoPE", FAILED, "this run NoPE: checkpoint {run}@3 has left over layers"),
+        ("", "POSITION=@NoPE", FAILED, "this run NoPE: checkpoint {run}@3 has unused layers"),
         ("", "POSITION=@NoPE pretrain.init_allow_unused=layers/position/*", OK, "{run}@3"),
         ("", "POSITION=@KERPLELog", FAILED, "lacks layers/position/"),
         (

@@ -94,7 +94,7 @@ def test_the_documentation_has_the_warm_starts_of_the_evidence():
         "fire_g_from_kerple": "`fire_from_kerple`, init_gamma 1",
         "fire_g": "`fire_g`",
         "kerple_log": "`kerple_log`",
-        "kerple_per_layer": "`kerple_log`, one set a layer",
+        "kerple_per_layer": "`kerple_log`, one set per layer",
     }
     page, rows = (DOCS / "results.md").read_text().replace("**", ""), warm_start_rows()
     assert rows.keys() == names.keys()

@@ -201,7 +201,9 @@ def test_against_another_report():
         results, [dataclasses.replace(r, tokens=1024, nll=4 * r.nll) for r in results.losses]
     )
     told = _text(alone, ("there", other_tokens))
-    assert "different vocabularies" in told and told.count("+0.000") == 9, "in bits they are equal"
+    assert "differ in their vocabularies" in told and told.count("+0.000") == 9, (
+        "in bits they are equal"
+    )
 
 
 @pytest.mark.ci
@@ -222,7 +224,7 @@ def test_texts_of_one_name_are_apart_in_a_report(tmp_path):
     rows = [dataclasses.replace(row, nll=row.nll + 0.01) for row in results.losses]
     other = dataclasses.replace(results, losses=rows, scored=text_of(rows, text="b" * 16))
     told = _text(whole, ("there", other))
-    assert "The two have different texts or vocabularies: in bits per byte alone" in told
+    assert "The two differ in their texts or vocabularies: in bits per byte alone" in told
     told = _text(whole, ("there", whole))
     assert "+0.000 ± 0.000" in told and "± standard error over the rows of their common" in told
     write_report(epath.Path(tmp_path), "A report", whole, Beside())
@@ -328,7 +330,7 @@ def test_captions_name_ranges_bars_bands_and_dotted_lines(text):
     assert "bands: standard deviation over seeds; dotted: the training length, 64." in positions
     biases = captions["biases_fire"]
     assert "dotted: the training length, 64. Each panel has its own scale; all values lie" in biases
-    assert "bands: from the least" in captions["attention_alibi"]
+    assert "bands: from their smallest" in captions["attention_alibi"]
     assert "up to 1,024,000 tokens; losses above" in captions["training"]
 
 

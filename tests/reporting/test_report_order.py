@@ -32,7 +32,9 @@ def test_what_stands_after_plus_minus_is_said_and_never_mixed():
     mixed = [r for r in sample_results().losses if r.run != "fire-seed1"]
     (lines,) = loss_lines(with_losses(sample_results(), mixed)).values()
     table = loss_table(lines, nats=True)
-    assert "over 2 seeds, none of a single run; in parentheses how many" in table.caption
+    assert (
+        "over 2 seeds, none for a single run; the number of seeds in parentheses" in table.caption
+    )
     cells = {row[0]: row[1] for row in table.rows}
     assert cells["fire"] == "1.800 (1)" and cells["alibi"] == "1.910 ± 0.014 (2)"
 
@@ -52,10 +54,10 @@ def test_the_order_is_held_against_the_papers():
         assert apart in words[0]
     trained, twice, four = words[1:]
     assert "rope < fire < alibi; in the paper fire < rope < alibi" in trained
-    assert "Pairs in the paper's order: 2. The other way (1): rope before fire." in trained
+    assert "Pairs in the paper's order: 2. Reversed (1): rope before fire." in trained
     # Table 4 at 4096: fire 3.046, rope 3.375, alibi 3.438.
     assert "fire < alibi < rope; in the paper fire < rope < alibi" in twice
-    assert "The other way (1): alibi before rope" in four
+    assert "Reversed (1): alibi before rope" in four
     assert table.header[2:] == [
         "x1: ours", "paper, column 2048", "x2: ours", "paper, column 4096",
         "x4: ours", "paper, column 8192",
@@ -80,16 +82,16 @@ def test_of_one_seed_the_order_is_by_value_with_errors_in_pairs():
     assert "Welch" not in trained and "there is no test over seeds" in trained
     assert "best first: rope 1.700 < fire 1.800 (+0.100 ± 0.00" in trained
     assert "the one before, ± its standard error over the rows of text that both have" in trained
-    assert "Pairs in the paper's order: 2. The other way (1): rope before fire." in trained
+    assert "Pairs in the paper's order: 2. Reversed (1): rope before fire." in trained
     close = " ".join(compared(of_one_seed(noise=1.0))[0])
     assert "fire and alibi (0.1" in close
-    assert "Nearer to each other than two standard errors of the difference (" in close
+    assert "Closer to each other than two standard errors of the difference (" in close
 
 
 def test_of_one_seed_without_a_recorded_text_there_is_the_order_alone():
     trained = compared(of_one_seed(noise=None))[0][1]
     assert "best first: rope 1.700 < fire 1.800 < alibi 1.900; in the paper" in trained
-    assert "Pairs in the paper's order: 2. The other way (1)" in trained
+    assert "Pairs in the paper's order: 2. Reversed (1)" in trained
     assert "±" not in trained and "Welch" not in trained
 
 
@@ -122,7 +124,7 @@ def test_the_papers_digits_are_kept_and_ties_are_ties():
         for e in [renamed.get(run.encoding, run.encoding)]
     ]
     words, table = compared(dataclasses.replace(results, runs=runs))
-    assert "Equal in the paper's digits: 1." in words[2]
+    assert "Equal at the paper's precision: 1." in words[2]
     assert next(row for row in table.rows if row[0] == "fire_gelu")[5] == "3.05"
 
 
@@ -133,7 +135,7 @@ def test_arms_of_one_encoding_are_no_pairs():
     ]
     words, _ = compared(dataclasses.replace(results, runs=runs))
     assert "in the paper fire < rope < alibi." in words[1]
-    same, other_way = re.findall(r"order: (\d+)\. The other way \((\d+)\)", words[1])[0]
+    same, other_way = re.findall(r"order: (\d+)\. Reversed \((\d+)\)", words[1])[0]
     assert int(same) + int(other_way) == 12, "of 15 pairs three are an encoding with itself"
 
 
@@ -152,6 +154,6 @@ def test_only_the_papers_scale_on_its_data_is_not_called_another():
         assert "scored on" in compared(results, scored)[0][0]
     going = [dataclasses.replace(run, step=10) for run in same]
     words, _ = compared(dataclasses.replace(results, runs=going), c4)
-    assert "some runs have not ended" in words[0]
+    assert "some runs are unfinished" in words[0]
     large = [dataclasses.replace(run, parameters=335_000_000) for run in same]
     assert compared(dataclasses.replace(results, runs=large), c4) == ([], None)

@@ -126,7 +126,7 @@ def test_seeds_are_averaged():
     text = sweep_text(dataclasses.replace(found, runs=runs))
     spread = f"{0.02 / math.sqrt(2):.3f}"
     assert cells(text)[1] == ["fire", f"1.510 ± {spread} (2)", f"1.410 ± {spread} (2)"]
-    assert "standard deviation over 2 seeds, none of a single run" in text
+    assert "standard deviation over 2 seeds, none for a single run" in text
     (line,) = cells(text, "Nats per token more than fire, means over seeds")[1:]
     assert line[:2] == ["rope", "+0.190 ± 0.000"]
 
@@ -161,7 +161,7 @@ def test_a_length_that_leaves_tokens_out_says_so():
     """One text all the same, in nats."""
     shorter = dataclasses.replace(FIRE[1], length=96, tokens=131_008, nll=1.45)
     text = table([*FIRE, shorter])
-    assert "text aaaaaaaa), of which lengths that do not divide its rows leave out 64 at" in text
+    assert "text aaaaaaaa), of which lengths that do not divide its rows skip 64 at" in text
     assert cells(text)[0] == ["64 (x1)", "96 (x1.5)", "256 (x4)"]
 
 

@@ -155,7 +155,7 @@ def test_a_run_that_is_killed_in_a_save_and_terminated_ends_as_if_never(data_dir
             wait_for(process, lambda: any("60" in request for request in bucket.held))
             process.send_signal(signal.SIGTERM)
             _, errors = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 3 and "the same command resumes" in errors, errors
+        assert process.returncode == 3 and "run the same command to resume" in errors, errors
         assert "runs/fire/.lock" not in bucket.objects and not unfinished(bucket)
         with started(bucket, command) as process:
             _, errors = process.communicate(timeout=PATIENCE)

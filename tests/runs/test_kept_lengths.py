@@ -10,11 +10,10 @@ import pytest
 from sample_run import command
 
 from fire_lm.cli import main
-from fire_lm.config import save
 from fire_lm.experiment import load_config
 from fire_lm.models import changes
 from fire_lm.runs.resuming import compare_with_source, with_kept_lengths
-from fire_lm.runs.saved import saved_config
+from fire_lm.runs.saved import save_config, saved_config
 
 SHORT, LONG = 32, 128
 
@@ -25,7 +24,7 @@ def source(tmp_path):
 
     def saved(*flags, position="fire", name="source"):
         folder = tmp_path / name
-        save(config_of(tmp_path, folder, *flags, position=position), str(folder))
+        save_config(config_of(tmp_path, folder, *flags, position=position), str(folder))
         return folder
 
     return saved
@@ -99,7 +98,7 @@ def test_the_comparison_names_what_is_kept(source, tmp_path):
     trained = saved_config(source()).call("build_decoder")
     kept = started(tmp_path, f"--gin.INIT_FROM={tmp_path / 'source'}")
     assert compare_with_source(kept, trained, "runs/a", kept=True) == (
-        "model against runs/a: the same; kept from that run: position.train_length 32, "
+        "model compared with runs/a: unchanged; kept from that run: position.train_length 32, "
         "position.init_L 8.0"
     )
     moved = compare_with_source(started(tmp_path), trained, "runs/a", kept=False)

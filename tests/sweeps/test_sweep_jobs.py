@@ -114,7 +114,9 @@ def test_checkpoints_by_number_and_all(run, capsys):
     assert main(["sweep", f"{run}@all", *SWEEP]) == 0
     assert steps_of(run) == there
     assert main(["sweep", f"{run}@some", *SWEEP]) == 2
-    assert "after @ comes a step, several with commas, or all" in capsys.readouterr().err
+    assert (
+        "a step, several steps with commas, or `all` must follow the @" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.ci
@@ -159,8 +161,8 @@ def test_all_goes_on_without_one_that_was_removed(run, removed, capsys):
     assert main(["sweep", f"{run}@all", *SWEEP]) == 1
     assert steps_of(run) == [step for step in there if step != removed]
     told = capsys.readouterr()
-    assert f"{run}@{removed} is left out" in told.out and "Nats per token" in told.out
-    assert f"1 of {len(there)} could not be scored" in told.err
+    assert f"{run}@{removed} is skipped" in told.out and "Nats per token" in told.out
+    assert f"1 of {len(there)} checkpoints could not be scored" in told.err
 
 
 @pytest.mark.ci
@@ -305,11 +307,11 @@ def test_two_sweepers_do_not_score_the_same(tmp_path):
 def test_what_cannot_be_followed(run, tmp_path, capsys):
     assert main(["sweep", str(run), "--follow", "--dry_run"]) == 2
     assert "--follow and --dry_run exclude each other" in capsys.readouterr().err
-    with pytest.raises(UserError, match="'run@1,,2': after @ comes a step, several with commas"):
+    with pytest.raises(UserError, match="'run@1,,2': a step, several steps with commas"):
         find.split_steps("run@1,,2")
     for step in available_steps(run):
         next((run / "checkpoints" / str(step)).rglob("d/*")).write_bytes(b"")
-    with pytest.raises(RunFailed, match="there was no intact checkpoint"):
+    with pytest.raises(RunFailed, match="without an intact checkpoint"):
         from fire_lm.cli import parse
 
         sweep.sweep(parse(["sweep", str(run), "--follow"]))

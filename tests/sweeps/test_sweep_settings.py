@@ -55,7 +55,7 @@ def test_each_run_has_the_settings_that_concern_it(runs, capsys):
     assert asked(runs["alibi"], *flags) == [("", plain), ("interpolate", plain), arxiv]
     asked(runs["fire"], *flags)
     told = capsys.readouterr().out
-    line = f"{runs['fire']}: --also='--gin.RoPE.scaling=@YaRN()' is left out: "
+    line = f"{runs['fire']}: --also='--gin.RoPE.scaling=@YaRN()' is skipped: "
     assert told.count(line) == 1 and "nothing in this experiment uses RoPE" in told
     found, _ = resolved(parse(["sweep", "x", *flags]), runs["fire"])
     assert found[1].rows["data"].data_dir == "/a b"
@@ -70,14 +70,14 @@ def test_one_that_concerns_no_run_is_refused(runs):
         with pytest.raises(UserError, match="adds nothing to any of these runs: no effect"):
             check_effects(parse(["sweep", "x", f"--also={idle}"]), [runs["alibi"]])
     twice = [YARN, "--also=--gin.RoPE.scaling='@YaRN()'"]
-    with pytest.raises(UserError, match="it asks for what --also='--gin.RoPE.scaling=@YaRN"):
+    with pytest.raises(UserError, match="it is the same as --also='--gin.RoPE.scaling=@YaRN"):
         check_effects(parse(["sweep", "x", *twice]), [runs["rope"]])
 
 
 def test_two_texts_of_one_name_are_refused(runs):
     """Their rows would have the same keys."""
     elsewhere = "--also=--gin.DATA_DIR=/elsewhere"
-    with pytest.raises(UserError, match="scores another text that is called c4, too"):
+    with pytest.raises(UserError, match="scores another text that is also called c4"):
         resolved(parse(["sweep", "x", elsewhere]), runs["rope"])
     for apart in ("TextData.tfds_name=arxiv:1.0.0", "CONSTRUCTION=cut", "RoPE.scaling=@YaRN()"):
         found, _ = resolved(parse(["sweep", "x", f"{elsewhere} --gin.{apart}"]), runs["rope"])

@@ -41,11 +41,11 @@ def test_a_cluster_is_locked_and_holds_nothing_of_the_experiment():
     "overrides, words",
     [
         (["zon=x"], "did you mean zone?"),
-        (["spot=perhaps"], "say true or false"),
+        (["spot=perhaps"], "set it to true or false"),
         (["retries=many"], "is not a whole number"),
         (["accelerator=v4-7"], "v4 has no such slice"),
-        (["bucket=my bucket"], "is not the name of a bucket"),
-        (["image="], "does not say its image"),
+        (["bucket=my bucket"], "is not a valid bucket name"),
+        (["image="], "does not define its image"),
     ],
 )
 def test_a_slip_in_an_override_is_told(overrides, words):
@@ -60,7 +60,7 @@ def test_overrides_have_the_types_of_their_fields():
 
 def test_a_cluster_that_is_not_there_is_told_with_those_that_are(capsys):
     assert tpu.main(["status", "--cluster=v4_9"]) == 2
-    assert "name a file, or one of gke_v5e_128, v4_256" in capsys.readouterr().err
+    assert "pass a file, or one of gke_v5e_128, v4_256" in capsys.readouterr().err
     assert tpu.main(["status"]) == 2
     assert "status needs --cluster=NAME" in capsys.readouterr().err
 
@@ -73,7 +73,7 @@ def test_names_that_are_none_for_a_tpu(name):
 
 def test_a_name_that_would_do_is_proposed(cloud, capsys):
     assert run("pretrain", "Fire_125M; rm -rf /", *EXPERIMENT, "--no_preflight") == 2
-    assert "fire-125m-rm-rf would do" in capsys.readouterr().err
+    assert "fire-125m-rm-rf would be valid" in capsys.readouterr().err
     assert not cloud.calls()
 
 
@@ -82,8 +82,8 @@ def test_a_name_that_would_do_is_proposed(cloud, capsys):
     [
         (["--gin.BATCH_SIZ=8"], "BATCH_SIZE"),
         (["--dryrun"], "did you mean --dry_run?"),
-        (["--workdir=gs://other/run"], "leave --workdir out"),
-        (["--gin_file=/etc/hosts"], "so that the image does not have it"),
+        (["--workdir=gs://other/run"], "omit --workdir"),
+        (["--gin_file=/etc/hosts"], "so the image does not contain it"),
         (["--cluster.zone"], "--cluster.zone has no value"),
         (["--vary.SEED=1"], "takes no --vary. flags"),
         (["--every=-1"], "is not a number of seconds"),
@@ -169,7 +169,7 @@ def test_long_names_of_arms_are_cut_for_their_tpus():
     "flags, words",
     [
         (["--local", *WHERE], "exclude each other"),
-        (["--local", "--no_preflight"], "are for a cluster"),
+        (["--local", "--no_preflight"], "have no effect with --local"),
         (["--local", "--seeds=a"], "is not a list of whole numbers"),
         (["--local", "--at_once=0"], "is not a whole number of 1 or more"),
         (["--local", "--sequences=8"], "--sequences is for synthetic tasks"),
@@ -196,7 +196,7 @@ def test_a_grid_of_a_synthetic_task_is_evaluated(capsys):
     assert "--gin_file=configs/resampling/random_2048.gin" in lines[2] and task in lines[0]
     text = ["--vary.gin_file=configs/runs/quickstart.gin", *varied]
     assert tpu.main([*asked, *text]) == 2
-    assert "some arms are trained on text and some on a synthetic task" in capsys.readouterr().err
+    assert "some arms train on text and some on a synthetic task" in capsys.readouterr().err
 
 
 def test_hosts_of_a_slice():
@@ -256,7 +256,7 @@ def test_ctrl_c_in_a_grid_books_nothing_more_and_the_next_call_clears_up(
     signal.signal(signal.SIGINT, before)
     said = capsys.readouterr().out
     assert (
-        "study-rope-seed0 goes on without this command" in said and "alibi-seed0  waiting" in said
+        "study-rope-seed0 continues without this command" in said and "alibi-seed0  waiting" in said
     )
     assert cloud.left() == ["study-rope-seed0"]
     assert run("grid", "study", "--every=0", *more) == 0

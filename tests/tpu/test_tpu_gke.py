@@ -125,7 +125,7 @@ def test_a_run_from_nothing_to_its_end(cloud, capsys):
     assert pretrain(*CLUSTER) == 0
     said = capsys.readouterr().out
     assert "0 of 4 pods, 1 restarts; 0/4 nodes are available" in said
-    assert "running: 4 of 4 pods" in said and "its pods are gone" in said
+    assert "running: 4 of 4 pods" in said and "its pods have ended" in said
     assert not cloud.left()
 
 
@@ -160,7 +160,9 @@ def test_what_another_job_left_is_cleared(cloud):
     assert len(cloud.calls("apply", "--filename=-")) == 2 and not cloud.left()
 
 
-@pytest.mark.parametrize("code, words, exit_code", [(2, "a mistake", 2), (4, "not finite", 1)])
+@pytest.mark.parametrize(
+    "code, words, exit_code", [(2, "a configuration error", 2), (4, "not finite", 1)]
+)
 def test_exit_codes_of_pods_are_told(cloud, capsys, code, words, exit_code):
     cloud.plan(conditions=[["", "Failed"]], pod_code=code)
     assert pretrain(*CLUSTER) == exit_code
@@ -169,11 +171,11 @@ def test_exit_codes_of_pods_are_told(cloud, capsys, code, words, exit_code):
 
 def test_create_and_setup_are_for_queued_resources(cloud, capsys):
     assert run("create", "x", *CLUSTER) == 2 and run("setup", "x", *CLUSTER) == 2
-    assert "`create` is for queued resources" in capsys.readouterr().err and not cloud.calls()
+    assert "`create` is only for queued resources" in capsys.readouterr().err and not cloud.calls()
 
 
 def test_another_job_under_the_name_is_refused(cloud, capsys):
     cloud.plan(conditions=[[""]])
     assert pretrain(*CLUSTER, "--detach") == 0
     assert pretrain(*CLUSTER, "--gin.TRAIN_STEPS=900000") == 2
-    assert "is running other commands already" in capsys.readouterr().err
+    assert "is already running other commands" in capsys.readouterr().err

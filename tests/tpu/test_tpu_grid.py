@@ -92,7 +92,7 @@ def job(folder: Path, *program: str) -> Job:
 @pytest.mark.parametrize(
     "code, error, words",
     [
-        (2, UserError, "a mistake of its configuration: fire-lm: no such"),
+        (2, UserError, "a configuration error: fire-lm: no such"),
         (1, RunFailed, "exit code 1: fire-lm: no such"),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_run_from_nothing_to_its_end(cloud, capsys):
         "running: on 1 of 1 hosts",
     ):
         assert words in said, said
-    assert "step 1,200, loss 3.250" in said and "its TPUs are given back" in said
+    assert "step 1,200, loss 3.250" in said and "its TPUs are released" in said
     assert not cloud.left()
     created = cloud.calls("queued-resources", "create")[0]
     for flag in (
@@ -83,7 +83,7 @@ def test_a_preempted_run_is_asked_for_again_and_goes_on(cloud, capsys):
     )
     assert pretrain() == 0
     said = capsys.readouterr().out
-    assert "the TPUs were taken away: SUSPENDED, preempted" in said
+    assert "the TPUs were lost: SUSPENDED, preempted" in said
     deleted = cloud.calls("queued-resources", "delete")
     assert len(deleted) == 2 and len(cloud.calls("queued-resources", "create")) == 2
     first, second = started(cloud)
@@ -95,14 +95,14 @@ def test_a_preempted_run_is_asked_for_again_and_goes_on(cloud, capsys):
 def test_it_is_not_asked_for_more_often_than_retries(cloud, capsys):
     cloud.plan(states=[["SUSPENDED"]] * 9)
     assert pretrain() == 1
-    assert "has been tried 3 times, no more" in capsys.readouterr().err
+    assert "has been tried 3 times, giving up" in capsys.readouterr().err
     assert len(cloud.calls("queued-resources", "create")) == 3 and not cloud.left()
 
 
 def test_a_vanished_machine_is_lost(cloud, capsys):
     cloud.plan(states=[["ACTIVE"], ["ACTIVE"]], gone=["fire-125m"])
     assert pretrain() == 1
-    assert "the request is ACTIVE, its TPU is gone" in capsys.readouterr().out
+    assert "the request is ACTIVE, but its TPU is gone" in capsys.readouterr().out
     assert not cloud.left()
 
 
@@ -113,7 +113,7 @@ def test_it_starts_on_all_hosts_or_on_none(cloud, capsys, slice_, hosts):
     cloud.plan(no_start={last: 1}, containers=[["running"], ["running", "running", "exited:0"]])
     assert pretrain(f"--cluster.accelerator={slice_}", "--gin.MeshShape.data=16") == 0
     said = capsys.readouterr().out
-    assert "did not start on all of its hosts, so on none" in said
+    assert "did not start on all of its hosts and was removed" in said
     hosts_started = [call[0] for call in started(cloud)]
     assert len(set(hosts_started)) == hosts and len(hosts_started) == 2 * hosts
     first_round = [c for c in cloud.calls("rm", "--force") if c[0] == f"docker@{last}"]
@@ -125,7 +125,7 @@ def test_it_starts_on_all_hosts_or_on_none(cloud, capsys, slice_, hosts):
 def test_a_host_that_does_not_answer_is_no_start(cloud, capsys):
     cloud.plan(mute=[2])
     assert pretrain("--cluster.accelerator=v4-32", "--cluster.retries=0") == 1
-    assert "3 of 4 hosts answer" in capsys.readouterr().out
+    assert "3 of 4 hosts respond" in capsys.readouterr().out
     assert not cloud.left() and not started(cloud)
 
 
@@ -133,8 +133,8 @@ def test_a_host_that_does_not_answer_is_no_start(cloud, capsys):
     "code, words, exit_code",
     [
         (5, "fire-125m was stopped and has saved", 3),
-        (2, "ended with exit code 2, a mistake of its configuration", 2),
-        (4, "stopped at a loss that is not finite: it is not started again", 1),
+        (2, "ended with exit code 2, a configuration error", 2),
+        (4, "stopped at a loss that is not finite: it is not restarted", 1),
         (1, "exit code 1 on fire-125m.0", 1),
     ],
 )
@@ -167,12 +167,12 @@ def test_kept_tpus_serve_the_same_command_again(cloud, capsys):
 def test_stopped_it_has_saved_and_goes_on_by_the_same_command(cloud, capsys):
     cloud.plan(containers=[["running"], ["running", "exited:0"]])
     assert pretrain("--detach") == 0
-    assert "fire-125m goes on without this command" in capsys.readouterr().out
+    assert "fire-125m continues without this command" in capsys.readouterr().out
     assert run("stop", "fire-125m") == 0
     assert run("status", "fire-125m") == 0
     assert "fire-125m.0: exited, exit code 5" in capsys.readouterr().out
     assert run("stop", "fire-125m") == 2
-    assert "nothing runs on fire-125m" in capsys.readouterr().err
+    assert "nothing is running on fire-125m" in capsys.readouterr().err
     assert pretrain() == 0 and not cloud.left()
 
 
@@ -192,7 +192,7 @@ def test_another_job_under_the_name_is_refused(cloud, capsys):
     cloud.plan(containers=[["running"]])
     assert pretrain("--detach") == 0
     assert pretrain("--gin.TRAIN_STEPS=900000") == 2
-    assert "is running other commands already" in capsys.readouterr().err
+    assert "is already running other commands" in capsys.readouterr().err
     assert cloud.left() == ["fire-125m"]
 
 
@@ -219,8 +219,8 @@ def test_status_explains_every_state_and_delete_clears_it(cloud, capsys):
     told = capsys.readouterr().out.split("project my-project pays; zone us-central2-b")[-1]
     for words in (
         "FAILED: There is no more capacity",
-        "`python -m tpu delete failed` clears it",
-        "SUSPENDED: preempted; the request still takes quota and the name",
+        "`python -m tpu delete failed` removes it",
+        "SUSPENDED: preempted; the request still occupies quota and the name",
         "WAITING_FOR_RESOURCES: in the queue",
         "READY: a TPU VM without a queued resource",
         "gcloud compute tpus tpu-vm delete forgotten",
@@ -243,7 +243,7 @@ def test_status_explains_every_state_and_delete_clears_it(cloud, capsys):
         ({"images": []}, "build it: python -m tpu image"),
         ({"fails": ["", "", "", "", "", "ERROR: (gcloud.x) RESOURCE_EXHAUSTED: Quota limit "
                     "'TPUV4sPreemptiblePodPerProjectPerZone' has been exceeded"]},
-         "ask for quota of this accelerator in this zone"),
+         "request quota for this accelerator in this zone"),
         ({"bucket_refuses": True}, "PermissionDenied: 403 --try_bucket=gs://my-bucket/runs"),
     ],
 )  # fmt: skip
@@ -260,7 +260,7 @@ def test_a_bucket_far_away_is_told_with_what_it_costs(cloud, capsys):
     cloud.plan(buckets={"my-bucket": "EUROPE-WEST4"})
     assert pretrain("--dry_run") == 0
     assert pretrain() == 0
-    assert "warning: gs://my-bucket is in europe-west4, the TPUs are in us-central2" in (
+    assert "warning: gs://my-bucket is in europe-west4, but the TPUs are in us-central2" in (
         capsys.readouterr().out
     )
 

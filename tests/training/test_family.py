@@ -136,7 +136,9 @@ def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data_dir,
     on = command(data_dir, tmp_path / "log", "--gin.TRAIN_STEPS=20", position="kerple_power")
     assert main([*on, "--allow_config_change"]) == 2
     told = capsys.readouterr().err
-    assert "was trained with KERPLELog, this run has KERPLEPower" in told and "INIT_FROM" in told
+    assert (
+        "was trained with KERPLELog, but this run has KERPLEPower" in told and "INIT_FROM" in told
+    )
 
 
 @pytest.mark.ci

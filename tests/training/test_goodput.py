@@ -47,7 +47,7 @@ def test_steps_done_again_are_lost_and_gaps_are_stopped(tmp_path):
         STOPPED: 150.0 - 68.0,
     }  # fmt: skip
     assert sum(account(str(tmp_path)).values()) == 150.0 + 43.0, "from first to last second"
-    assert "steps done again" in table(str(tmp_path)) and "3:13 in all" in table(str(tmp_path))
+    assert "repeated steps" in table(str(tmp_path)) and "3:13 in total" in table(str(tmp_path))
 
 
 def test_a_checkpoint_that_was_damaged_loses_what_came_after_the_one_before(tmp_path):
@@ -98,7 +98,6 @@ def test_a_clock_that_jumps_during_a_start_changes_nothing(tmp_path, monkeypatch
     now, wall = [time.monotonic()], [1_000_000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "time", lambda: wall[0])
-    monkeypatch.setattr("fire_lm.STARTED", now[0])
     goodput = Goodput(str(tmp_path), quiet=False)
     goodput.resumed(0)
     for stage in (COMPILE, DEVICES, SAVE):
@@ -116,7 +115,6 @@ def test_a_kill_while_it_compiles_leaves_the_time_before(tmp_path, monkeypatch):
     """And while it still starts, once it is known that there is something to do."""
     now = [time.monotonic()]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr("fire_lm.STARTED", now[0])
     goodput = Goodput(str(tmp_path), quiet=False)
     monkeypatch.setattr(goodput, "_period", math.inf)  # as in a bucket
     now[0] += 3.0
@@ -168,7 +166,6 @@ def test_the_fractions_in_the_metrics(tmp_path, monkeypatch):
     now = [time.monotonic() + 100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "time", lambda: 1300.0)
-    monkeypatch.setattr("fire_lm.STARTED", now[0])
     goodput = Goodput(str(tmp_path), quiet=False)
     goodput.resumed(30)
     goodput.enter(DEVICES)

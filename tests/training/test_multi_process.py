@@ -165,7 +165,7 @@ def test_a_process_that_dies_before_its_first_word_is_named(tmp_path):
     started = start_together(["-c", ON_PROCESS_1, "die", *arguments], 2, module=())
     output = finish(started, 90)[0]
     assert time.monotonic() - began < 90 and started[0].returncode not in (0, -6)
-    assert "process 1 not heard of for 10 s" in output, output[-3000:]
+    assert "process 1 not heard from for 10 s" in output, output[-3000:]
 
 
 LATE = """

@@ -105,7 +105,7 @@ def terminate_at(arguments: list[str], workdir: Path, step: int) -> None:
     process = start(arguments)
     errors = stop(process, lambda: step in steps_logged(workdir), signal.SIGTERM)
     assert process.returncode == 3, errors
-    assert "the same command resumes" in errors
+    assert "run the same command to resume" in errors
 
 
 @pytest.mark.ci

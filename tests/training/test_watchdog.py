@@ -82,7 +82,7 @@ def test_a_step_that_takes_too_long_ends_the_process(tmp_path):
     first, second = errors.strip().splitlines()[-2:]
     assert first.startswith("step 6 has taken ") and "more than 3" in first
     assert "this process is waiting for the devices: stopped" in first
-    assert second.endswith("the same command resumes")
+    assert second.endswith("run the same command to resume")
     assert "in stand_still" in (tmp_path / "stacks_0000.txt").read_text()
 
 
@@ -118,7 +118,7 @@ def test_a_killed_peer_is_named_and_ends_the_job(tmp_path, killed):
     _, errors = survivor.communicate(timeout=90)
     assert survivor.returncode != 0 and time.monotonic() - began < 60
     name = f"process {killed} ({socket.gethostname()}, pid {processes[killed].pid})"
-    silent, gone = "not heard of for 15 s at step 6", "is gone, on whom the others depend"
+    silent, gone = "not heard from for 15 s at step 6", "is gone, and the others depend on it"
     assert f"{name} {silent if killed else gone}: stopped" in errors
     processes[killed].communicate()
 

@@ -1,4 +1,4 @@
-"""The settings that all of your slices share: fill them in once (see README.md)."""
+"""The settings that all of your slices share: fill them in once (see tpu/README.md)."""
 
 from ml_collections import ConfigDict
 

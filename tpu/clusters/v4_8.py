@@ -1,4 +1,4 @@
-"""4 v4 chips, one host: the paper's batch in 8 parts (configs/slices/v4_8.gin)."""
+"""4 v4 chips on one host: the paper's batch in 8 microbatches (configs/slices/v4_8.gin)."""
 
 from ml_collections import ConfigDict
 

@@ -1,4 +1,4 @@
-"""128 v5e chips."""
+"""128 v5e chips as a queued resource."""
 
 from ml_collections import ConfigDict
 

@@ -1,4 +1,4 @@
-"""8 v5e chips, one host: the paper's batch in 8 parts (configs/slices/v5e_8.gin)."""
+"""8 v5e chips on one host: the paper's batch in 8 microbatches (configs/slices/v5e_8.gin)."""
 
 from ml_collections import ConfigDict
 

@@ -1,8 +1,8 @@
 """Text that was tokenised once and is read by number: any row, any batch, on any number of hosts.
 
-`fire-lm corpus blocks` writes a set (`writer.py`, the only file here that imports TensorFlow); one
-set serves every length and every construction. Reading needs numpy and tensorstore alone. The
-functions are those of `fire_lm.data`, for `Blocks`.
+`fire-lm corpus blocks` writes a set of blocks (`writer.py` is the only file here that imports
+TensorFlow); one set serves every length and every construction. Reading needs only numpy and
+tensorstore. The functions are those of `fire_lm.data`, for `Blocks`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def train_iterator(data: Blocks, **arguments: int) -> TrainIterator:
 
 
 def vocabulary_name(data: Blocks) -> str:
-    """The vocabulary's path, or the name of the file that made the blocks."""
+    """Return the vocabulary's path, or the name of the file with which the blocks were made."""
     return data.vocabulary or open_set(data.path, "").identity.vocabulary
 
 
@@ -38,7 +38,7 @@ def quick_splits(data: Blocks) -> list[str] | None:
 
 
 def unknown_share(data: Blocks, split: str) -> float:
-    """Exact: of all tokens of the split, counted when the blocks were written."""
+    """Return the exact share among all tokens of the split, counted during the writing."""
     manifest = open_set(data.path, data.vocabulary)
     check_split(data.path, manifest, split)
     return manifest.unknown_share(split)

@@ -1,4 +1,4 @@
-"""The parts of a set of blocks written by Apache Beam's workers, an element a part."""
+"""Writing the parts of a set of blocks on Apache Beam's workers, one element per part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fire_lm.data.blocks.writer import PartToWrite, RunParts
 
 
 def parts_runner(workers: BeamWorkers) -> RunParts:
-    """Run a function once for each part."""
+    """Return a function that runs another one on the workers, once for each part."""
     import apache_beam as beam
 
     def run(jobs: Sequence[PartToWrite], write: Callable[[PartToWrite], object]) -> None:

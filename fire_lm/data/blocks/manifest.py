@@ -1,7 +1,7 @@
 """The manifest of a set of blocks: a JSON file with its own checksum, written last.
 
-It says enough to open every array without reading anything else, and to refuse a set that was made
-by another vocabulary or another preprocessing.
+It contains enough to open every array without reading anything else, and to refuse a set that was
+made with another vocabulary or other preprocessing.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ FORMAT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A directory of arrays, from one or more files of the source.
+    """A directory of arrays, made from one or more files of the source.
 
     Attributes:
-        documents: of the source, skipped ones included.
-        skipped: the empty, undecodable or huge ones among them; they have no tokens.
-        tokens: with the end of each document.
-        unknown: those of `tokens` that the vocabulary does not know.
-        bytes: of the text of the documents that were not skipped.
-        tokens_sha256: of the stream of tokens as stored, so that the same text is known again.
+        documents: The number of documents in the source, including skipped ones.
+        skipped: The number of empty, undecodable or huge documents, which have no tokens.
+        tokens: The number of tokens, including the end of each document.
+        unknown: The number of tokens that are unknown to the vocabulary.
+        bytes: The size of the text of all documents that were not skipped.
+        tokens_sha256: The SHA-256 of the stored token stream, which identifies the text.
     """
 
     documents: int
@@ -48,14 +48,16 @@ class Identity:
     """Everything besides the text that determines the tokens.
 
     Attributes:
-        dataset: the TFDS name with config and version.
-        label: the text's name in results.
-        vocabulary: its file's name, or 'bytes'.
-        vocabulary_fingerprint: SHA-256 of its file, or 'bytes'.
-        vocabulary_size: ids that it can emit, padding included.
-        unknown_id: of text that it does not know; None if it can emit none.
-        documents_per_group: in which documents were read; how much text is looked at to choose
-            what is scored depends on it.
+        dataset: The TFDS name with config and version.
+        label: The name of the text in results.
+        vocabulary: The name of the vocabulary's file, or 'bytes'.
+        vocabulary_fingerprint: The SHA-256 of the vocabulary's file, or 'bytes'.
+        vocabulary_size: The number of ids that the vocabulary can emit, including padding.
+        unknown_id: The id of unknown text, or None if the vocabulary has no such id.
+        documents_per_group: The number of documents read together; it affects how much text is
+            read to choose the rows that are scored.
+        preprocessing: The name of the preprocessing, see `fire_lm.data.identity`.
+        format: The version of this format.
     """
 
     dataset: str
@@ -70,23 +72,23 @@ class Identity:
 
     @property
     def token_dtype(self) -> np.dtype:
-        """The smallest that holds every id."""
+        """The smallest type that holds every id."""
         return np.dtype(np.uint16 if self.vocabulary_size <= 2**16 else np.uint32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A set of blocks: parts by split, in the order of the stream."""
+    """The description of a set of blocks: its parts by split, in the order of the stream."""
 
     identity: Identity
     splits: Mapping[str, tuple[Part, ...]]
 
     def fingerprint(self, split: str) -> str:
-        """The fingerprint of a split's token stream."""
+        """Return the fingerprint of a split's token stream."""
         return _digest({"parts": [dataclasses.asdict(part) for part in self.splits[split]]})
 
     def unknown_share(self, split: str) -> float:
-        """The share of unknown tokens in a split."""
+        """Return the share of unknown tokens in a split."""
         parts = self.splits[split]
         return sum(part.unknown for part in parts) / max(1, sum(part.tokens for part in parts))
 
@@ -94,14 +96,14 @@ class Manifest:
 def write_json(path: str, content: Mapping[str, Any]) -> None:
     """Write JSON with a checksum of its content."""
     text = json.dumps({**content, "sha256": _digest(content)}, indent=1)
-    stores.write_bytes(path, text.encode())  # no newline: every byte counts
+    stores.write_bytes(path, text.encode())  # no newline, so that a change of any byte is noticed
 
 
 def read_json(path: str) -> dict[str, Any] | None:
-    """Read what `write_json` wrote; None if there is no such file.
+    """Read a file that `write_json` wrote; return None if there is no such file.
 
     Raises:
-        RunFailed: it is not what was written.
+        RunFailed: The content is not what was written.
     """
     written = stores.read_bytes(path)
     if written is None:
@@ -120,10 +122,11 @@ def write(path: str, manifest: Manifest) -> None:
 
 
 def read(path: str) -> Manifest | None:
-    """The manifest of the set in the directory `path`, None if there is none.
+    """Return the manifest of the set in the directory `path`, or None if there is none.
 
     Raises:
-        RunFailed: it is damaged. UserError: it was made by another version of this package.
+        RunFailed: The manifest is damaged.
+        UserError: Another version of this package wrote the manifest.
     """
     content = read_json(stores.join(path, FILE_NAME))
     if content is None:
@@ -132,7 +135,8 @@ def read(path: str) -> Manifest | None:
     for name, now in (("format", FORMAT), ("preprocessing", PREPROCESSING)):
         if identity[name] != now:
             raise UserError(
-                f"The blocks in {path} have {name} {identity[name]!r}, this program {now!r}.\n"
+                f"The blocks in {path} have {name} {identity[name]!r}, but this program "
+                f"expects {now!r}.\n"
                 "Write them again: `fire-lm corpus blocks --output=NEW_DIR`"
             )
     splits = {

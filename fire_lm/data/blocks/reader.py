@@ -1,8 +1,8 @@
-"""Batches and text to score from blocks: by number, without TensorFlow.
+"""Training batches and scoring text from blocks, read by number and without TensorFlow.
 
 Sample s of a run is row perm(seed, s // R)(s % R) of the R rows, and batch t of B rows holds the
-samples from t B to (t + 1) B. So a batch depends on nothing but (seed, t), a process reads its own
-rows of it alone, and the place in the data is one number that means the same to any number of
+samples from t B to (t + 1) B. So a batch depends only on (seed, t), each process reads only its own
+rows of the batch, and the position in the data is one number that means the same for any number of
 processes.
 """
 
@@ -35,11 +35,11 @@ Batch = dict[str, np.ndarray]
 
 
 class TrainIterator:
-    """Endless batches, the next few of them read ahead by a thread; see `fire_lm.data`."""
+    """Endless batches, of which a thread reads the next few ahead; see `fire_lm.data`."""
 
     shared_state = True
-    skipped = 0  # documents are left out when blocks are written
-    # As that of text on the fly; here no row is read before it is needed.
+    skipped = 0  # documents are skipped when blocks are written
+    # Part of the interface, but never called: no row of blocks is read before it is needed.
     on_rows: Callable[[int, int], None]
 
     def __init__(
@@ -59,8 +59,8 @@ class TrainIterator:
         if self._rows.count < self._global_size:
             raise UserError(
                 f"The train split of the blocks in {data.path} has {self._rows.count:,} rows of "
-                f"{length} tokens ({data.construction}), less than one batch of "
-                f"{self._global_size}.\nGive more text, or a smaller BATCH_SIZE or TRAIN_LENGTH."
+                f"{length} tokens ({data.construction}), fewer than one batch of "
+                f"{self._global_size}.\nProvide more text, or reduce BATCH_SIZE or TRAIN_LENGTH."
             )
         self._length, self._seed = length, seed
         self._mine = shard_index * batch_size + np.arange(batch_size)  # within a batch
@@ -70,13 +70,14 @@ class TrainIterator:
             "length": length,
             "seed": seed,
         }
-        self._planned: dict[int, np.ndarray] = {}  # of the reader's thread alone
-        self._samples = 0  # handed out, of all processes together
+        self._planned: dict[int, np.ndarray] = {}  # used only by the reader's thread
+        self._samples = 0  # handed out so far by all processes together
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="blocks")
         self._ahead: collections.deque[Future[Batch]] = collections.deque()
 
     @property
     def description(self) -> str:
+        """A description of the rows for messages."""
         rows = self._rows
         return f"{rows.count:,} rows in blocks, table of rows {rows.memory / 2**20:,.0f} MiB"
 
@@ -84,39 +85,41 @@ class TrainIterator:
         return self
 
     def __next__(self) -> Batch:
-        """See `fire_lm.data.train_iterator`."""
+        """Return the next batch; see `fire_lm.data.train_iterator`."""
         while len(self._ahead) < BATCHES_AHEAD:
             first = self._samples + len(self._ahead) * self._global_size
             self._ahead.append(self._reader.submit(self._batch, first))
         try:
             batch = self._ahead[0].result()
         except BaseException:
-            self._drop_ahead()  # so that the next call asks for this batch again
+            self._drop_ahead()  # so that the next call reads this batch again
             raise
         self._ahead.popleft()
         self._samples += self._global_size
         return batch
 
     def get_state(self) -> bytes:
-        """The position after the batches handed out so far, the same on every process."""
+        """Return the position after the batches handed out so far, the same on every process."""
         return json.dumps({"samples": self._samples, **self._identity}).encode()
 
     def set_state(self, state: bytes) -> None:
         """Continue after the batches that had been handed out when `state` was taken.
 
         Raises:
-            UserError: the state is of other blocks or another order, or unreadable.
+            UserError: The state belongs to other blocks or another order, or is unreadable.
         """
         try:
             saved = json.loads(state)
             samples = int(saved.pop("samples"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError("The saved data position is damaged, or not one of blocks.") from error
+            raise UserError(
+                "The saved data position is damaged, or does not belong to blocks."
+            ) from error
         for key, now in self._identity.items():
             if saved.get(key) != now:
                 raise UserError(
                     f"The data position was saved with {key} {saved.get(key)}, now it is {now}.\n"
-                    "A position can only be continued with the same blocks, rows and seed."
+                    "Training can only resume with the same blocks, rows and seed."
                 )
         self._drop_ahead()
         self._samples = samples
@@ -126,7 +129,7 @@ class TrainIterator:
             self._ahead.pop().cancel()
 
     def _batch(self, first: int) -> Batch:
-        """This process's rows of the batch whose samples begin with number `first`."""
+        """Read this process's rows of the batch whose first sample has number `first`."""
         if first not in self._planned:
             self._planned = self._plan(first)
         rows = self._planned[first]
@@ -138,8 +141,11 @@ class TrainIterator:
         return batch
 
     def _plan(self, first: int) -> dict[int, np.ndarray]:
-        """The rows of this batch and the next ones, by their first samples: numpy's own cost of
-        a permutation hardly depends on how many numbers go through it."""
+        """Return the rows of this batch and of the next ones, by their first sample.
+
+        Many batches are planned at once, because the overhead of a permutation in numpy hardly
+        depends on how many numbers it permutes.
+        """
         firsts = first + np.arange(_BATCHES_PLANNED) * self._global_size
         epochs, within = np.divmod(firsts[:, None] + self._mine, self._rows.count)
         rows = np.empty_like(within)
@@ -150,22 +156,28 @@ class TrainIterator:
 
 
 def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
+    """Return the rows of `length` tokens that the construction makes of the stream.
+
+    Raises:
+        UserError: The length or the construction is invalid.
+        NoText: There is not a single row.
+    """
     if length < 2:
-        raise UserError(f"A row has at least 2 tokens; the length asked for is {length}.")
+        raise UserError(f"A row needs at least 2 tokens; the requested length is {length}.")
     if data.construction not in ROWS:
         names = ", ".join(repr(name) for name in ROWS)
-        raise UserError(f"Blocks.construction is one of {names}, not {data.construction!r}.")
+        raise UserError(f"Blocks.construction must be one of {names}, not {data.construction!r}.")
     rows = ROWS[data.construction](length, stream.tokens, _ends_of_written(stream))
     if not rows.count:
         raise NoText(
             f"The {stream.split} split of the blocks in {stream.path} has no row of {length} "
-            f"tokens ({data.construction}): ask for a shorter length."
+            f"tokens ({data.construction}): choose a shorter length."
         )
     return rows
 
 
 def _ends_of_written(stream: Stream) -> Iterator[np.ndarray]:
-    """Yield `document_ends` without skipped documents, and without parts that hold no others."""
+    """Yield `document_ends` without skipped documents, omitting parts that hold no others."""
     begin = 0
     for ends in stream.document_ends():
         written = ends[np.diff(ends, prepend=begin) > 0]
@@ -175,7 +187,7 @@ def _ends_of_written(stream: Stream) -> Iterator[np.ndarray]:
 
 
 def segment_ids(rows: Rows, starts: np.ndarray, stops: np.ndarray, length: int) -> np.ndarray:
-    """int32 [k, length]: 1, 2, 3, ... for the documents of each row, 0 on padding."""
+    """Return int32 [k, length]: 1, 2, 3, ... for the documents of each row, 0 on padding."""
     ids = np.zeros([len(starts), length], np.int32)
     for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
         ids[row, rows.segment_starts(start, stop)] = 1
@@ -185,8 +197,11 @@ def segment_ids(rows: Rows, starts: np.ndarray, stops: np.ndarray, length: int) 
 
 
 def scoring_text(data: Blocks, *, length: int, num_sequences: int, split: str) -> ScoringText:
-    """See `fire_lm.data.scoring_text`. The rows are those that seqio gives: of as many whole groups
-    of documents as hold enough rows to choose from."""
+    """Return text to score; see `fire_lm.data.scoring_text`.
+
+    The rows equal those of the seqio pipeline: they come from as many whole groups of documents as
+    are needed to choose from enough rows.
+    """
     if num_sequences < 1:
         raise UserError(f"At least one sequence must be scored, not {num_sequences}.")
     manifest = open_set(data.path, data.vocabulary)

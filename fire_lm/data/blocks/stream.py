@@ -1,4 +1,4 @@
-"""The stream of documents of one split, read at any place."""
+"""The token stream of one split's documents, readable at any position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fire_lm.data.identity import vocabulary_fingerprint
 from fire_lm.errors import RunFailed, UserError
 
 TOKENS, ENDS, BYTE_COUNTS = "tokens", "ends", "byte_counts"
-# Of each array: its element, and whether it is compressed. Tokens are not: they hardly would be.
+# The element type of each array and whether it is compressed. Tokens would hardly become smaller.
 LAYOUT: dict[str, tuple[np.dtype, bool]] = {
     ENDS: (np.dtype(np.int64), True),
     BYTE_COUNTS: (np.dtype(np.uint32), True),
@@ -26,10 +26,11 @@ def part_path(path: str, split: str, index: int, count: int) -> str:
 
 
 def open_set(path: str, vocabulary: str) -> Manifest:
-    """The manifest of the blocks in `path`, if they were made by this vocabulary ('' takes any).
+    """Return the manifest of the blocks in `path`, made with this vocabulary ('' accepts any).
 
     Raises:
-        UserError: there are none, or they are others. RunFailed: damaged or unreadable.
+        UserError: There are no blocks, or they were made with another vocabulary.
+        RunFailed: The manifest is damaged or unreadable.
     """
     found = manifests.read(path)
     if found is None:
@@ -41,8 +42,8 @@ def open_set(path: str, vocabulary: str) -> Manifest:
     if vocabulary and vocabulary_fingerprint(vocabulary) != identity.vocabulary_fingerprint:
         raise UserError(
             f"The blocks in {path} were made with the vocabulary {identity.vocabulary}, "
-            f"not with {vocabulary} (another SHA-256).\n"
-            "Give that one as VOCABULARY, or write the blocks again into another directory."
+            f"not with {vocabulary} (its SHA-256 differs).\n"
+            "Set VOCABULARY to that one, or write the blocks again to another directory."
         )
     return found
 
@@ -56,7 +57,7 @@ def check_split(path: str, manifest: Manifest, split: str) -> None:
 
 
 class Stream:
-    """Tokens by place, int64 0..tokens-1, over all parts of a split one after the other."""
+    """The tokens of all parts of a split in sequence, by position, int64 0..tokens-1."""
 
     def __init__(self, path: str, manifest: Manifest, split: str):
         check_split(path, manifest, split)
@@ -70,9 +71,9 @@ class Stream:
         return int(self._edges[-1])
 
     def document_ends(self) -> Iterator[np.ndarray]:
-        """Yield for each part the ends of the source's documents, int64 [documents].
+        """Yield, for each part, the ends of the source's documents, int64 [documents].
 
-        A skipped document ends where the one before it does.
+        A skipped document ends where the previous one ends.
         """
         for index, part in enumerate(self._parts):
             if part.documents:
@@ -80,10 +81,10 @@ class Stream:
                 yield self._edges[index] + self._result(array.read())
 
     def read(self, starts: np.ndarray, stops: np.ndarray, length: int, array: str) -> np.ndarray:
-        """int32 [k, length]: the stretches from starts to stops, padded with 0.
+        """Return the spans from starts to stops, padded with 0, as int32 [k, length].
 
         Raises:
-            RunFailed: the storage fails, or what it gives is not what was written.
+            RunFailed: The storage fails, or returns other data than was written.
         """
         rows = np.zeros([len(starts), length], np.int32)
         waiting = []

@@ -1,8 +1,8 @@
-"""Tokenises a data set once, through the seqio task that reads it on the fly, into blocks.
+"""Tokenisation of a data set into blocks, through the same seqio task that reads it on the fly.
 
-Each split is written in parts, of a gigabyte of text or so, that need nothing of each other: a
-process at a time here, or spread over workers by Beam. A part's own small file is written after its
-arrays and the manifest after all parts, so that interrupted writing resumes with the next part.
+Each split is written in independent parts of about a gigabyte of text: one after the other in this
+process, or spread over workers by Beam. A small file in each part is written after the part's
+arrays, and the manifest after all parts, so interrupted writing resumes with the next part.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from fire_lm.data.quiet_tensorflow import seqio, tf
 from fire_lm.data.spec import TextData
 from fire_lm.errors import RunFailed, UserError
 
-# Of text. A split below it is one part, which keeps the order in which seqio reads its files: then
-# what is scored is the same text, row by row.
+# The size of a part's text. A smaller split is a single part, which keeps the order in which seqio
+# reads its files, so that the same text is scored row by row.
 PART_BYTES = 2**30
 _PART_FILE = "part.json"
 
-# Called with documents done and in all.
+# Called with the number of documents written and the total.
 Progress = Callable[[int, int], None]
 RunParts = Callable[[Sequence["PartToWrite"], Callable[["PartToWrite"], object]], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class PartToWrite:
-    """A part of a split; `source_documents` and `source_bytes` are those of the whole split."""
+    """A part of a split to write; `source_documents` and `source_bytes` count the whole split."""
 
     data: TextData
     output: str
@@ -54,7 +54,7 @@ class PartToWrite:
         return part_path(self.output, self.split, self.index, self.count)
 
     def facts(self) -> dict[str, Any]:
-        """The facts in which an existing part must agree to be this one."""
+        """Return the facts that an existing part must share to count as this one."""
         return {
             "identity": dataclasses.asdict(self.identity),
             "documents": self.source_documents,
@@ -71,25 +71,26 @@ def write_blocks(
     progress: Progress = lambda done, total: None,
     run_parts: RunParts | None = None,
 ) -> Manifest:
-    """Write the splits (all by default) as blocks; existing parts are kept.
+    """Write the splits (by default all) as blocks; existing parts are kept.
 
     Args:
-        data: the text and vocabulary; its construction does not matter.
-        output: directory of the set, local or in a bucket.
-        splits: of the data set.
-        parts: of each split; by default one a gigabyte, at most one a file of the source.
-        progress: called now and then with a message.
-        run_parts: calls its second argument once with each part to write, wherever; in this
-            process by default.
+        data: The text and its vocabulary; the construction does not matter.
+        output: The directory of the set, local or in a bucket.
+        splits: The splits of the data set to write.
+        parts: The number of parts of each split; by default one per gigabyte, but at most one per
+            file of the source.
+        progress: Called now and then with the number of documents written and the total.
+        run_parts: Calls its second argument once with each part to write, on any machine; by
+            default in this process.
 
     Raises:
-        UserError: text or vocabulary unfit, or `output` holds something else.
-        RunFailed: reading or writing failed.
+        UserError: The text or vocabulary is unsuitable, or `output` holds something else.
+        RunFailed: Reading or writing failed.
     """
     if data.mixture:
         raise UserError(
             f"Blocks hold one data set, not a mixture ({data.title}).\n"
-            "Write them once for each, without TextData.mixture."
+            "Write blocks for each data set separately, without TextData.mixture."
         )
     info = tasks.dataset_info(data)
     splits = tuple(splits) or tuple(sorted(info.splits))
@@ -105,7 +106,7 @@ def write_blocks(
         if parts and there not in (0, count):
             raise UserError(
                 f"{output} holds the {split} split in {there} part(s), not in {count}.\n"
-                "Leave --parts out, or name a new directory: --output=DIR"
+                "Omit --parts, or choose a new directory: --output=DIR"
             )
         count = there or count
         to_write[split] = [
@@ -121,7 +122,7 @@ def write_blocks(
 
 
 def write_part(job: PartToWrite, progress: Callable[[int], None] = lambda documents: None) -> Part:
-    """Write a part, or read what it holds if it exists already."""
+    """Write a part, or read its description if it already exists."""
     finished = _finished(job)
     if finished is not None:
         progress(finished.documents)
@@ -165,23 +166,23 @@ def _identity(data: TextData) -> Identity:
 
 
 def _check_output(output: str, held: Manifest | None, identity: Identity, splits: set[str]) -> None:
-    """Refuse an output that holds other text, which must be neither overwritten nor mixed."""
+    """Refuse an output with other text, which must be neither overwritten nor mixed with this."""
     if held is not None and held.identity != identity:
         now, then = dataclasses.asdict(identity), dataclasses.asdict(held.identity)
         changed = [name for name in now if now[name] != then[name]]
         raise UserError(
             f"{output} holds other blocks: {changed[0]} {then[changed[0]]}, now "
-            f"{now[changed[0]]}.\nName a new directory: --output=DIR"
+            f"{now[changed[0]]}.\nChoose a new directory: --output=DIR"
         )
     if "://" in output or not os.path.exists(output):
         return
     if not os.path.isdir(output):
-        raise UserError(f"{output} is not a directory.\nName a new one: --output=DIR")
+        raise UserError(f"{output} is not a directory.\nChoose a new one: --output=DIR")
     strange = sorted(set(os.listdir(output)) - splits - {manifests.FILE_NAME})
     if strange:
         raise UserError(
             f"{output} holds {strange[0]}, which `fire-lm corpus blocks` did not write.\n"
-            "Name a new or empty directory: --output=DIR"
+            "Choose a new or empty directory: --output=DIR"
         )
 
 
@@ -193,7 +194,7 @@ def _finished(job: PartToWrite) -> Part | None:
     if found != job.facts():
         raise UserError(
             f"{job.path} was written from another text or with another vocabulary.\n"
-            "Name a new directory (--output=DIR), or remove that one."
+            "Choose a new directory (--output=DIR), or remove that one."
         )
     return Part(**part)
 
@@ -233,18 +234,18 @@ def _write_arrays(job: PartToWrite, progress: Callable[[int], None]) -> Part:
 
 
 def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:
-    """The parts of a split on the disk, if together they hold all documents."""
+    """Return the written parts of a split, provided that together they hold all documents."""
     whole = [part for part in map(_finished, jobs) if part is not None]
     first, documents = jobs[0], sum(part.documents for part in whole)
     if len(whole) < len(jobs):
         raise RunFailed(
             f"Of the {len(jobs)} parts of the {first.split} split, {len(whole)} were written.\n"
-            "Rerun the same command to write what is missing."
+            "Rerun the same command to write the rest."
         )
     if first.source_documents not in (0, documents):
         folder = stores.join(first.output, first.split)
         raise RunFailed(
-            f"{folder} holds {documents:,} documents, the data set {first.source_documents:,}.\n"
-            "Remove that directory and give the same command again."
+            f"{folder} holds {documents:,} documents, but the data set has "
+            f"{first.source_documents:,}.\nRemove that directory and rerun the same command."
         )
     return whole

@@ -1,1 +1,1 @@
-"""Data sets from files, or from the text that every machine has; vocabularies trained on them."""
+"""Data sets made from files or from text that every machine has, and vocabularies for them."""

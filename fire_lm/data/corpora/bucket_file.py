@@ -1,4 +1,4 @@
-"""A file of a bucket as Python's own binary files are, for gzip, pyarrow and the like."""
+"""A file of a bucket with the interface of Python's binary files, for gzip, pyarrow and others."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, BinaryIO, cast
 
 from etils import epath
 
-_BUFFER_BYTES = 2**20  # asked for at a time; TensorFlow itself reads ahead by more
+_BUFFER_BYTES = 2**20  # per read; TensorFlow itself reads further ahead
 
 
 def open_binary(path: epath.Path) -> BinaryIO:
     """Open a file for reading, on a disk or in a bucket.
 
     Raises:
-        OSError, tf.errors.OpError: it cannot be opened, or later, read.
+        OSError, tf.errors.OpError: The file cannot be opened, or read later.
     """
     if "://" not in path.as_posix():
         return path.open("rb")  # type: ignore[return-value]
@@ -22,7 +22,7 @@ def open_binary(path: epath.Path) -> BinaryIO:
 
 
 class _Raw(io.RawIOBase):
-    """TensorFlow's GFile has no `closed`, `readable` or `readinto`."""
+    """A raw file over TensorFlow's GFile, which lacks `closed`, `readable` and `readinto`."""
 
     def __init__(self, name: str):
         from fire_lm.data.quiet_tensorflow import tf

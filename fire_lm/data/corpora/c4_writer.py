@@ -1,4 +1,4 @@
-"""Writes documents as a TFDS data set that reads back exactly as C4 does."""
+"""Writing documents as a TFDS data set with the schema and name of C4."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from fire_lm.data.corpora.tfds_writer import Example, write_dataset
 
-# Many small files: the seed's order of files decides what a short run reads, and several
-# processes each get files of their own.
+# Many small files: the seed's order of files determines what a short run reads, and each of several
+# processes gets its own files.
 _MAX_FILES_PER_SPLIT = 32
 _FIELDS = ("text", "url", "content-type", "content-length", "timestamp")
 
@@ -18,8 +18,8 @@ def write(data_dir: str | os.PathLike, splits: Mapping[str, Mapping[str, bytes]]
     """Write `c4/en/3.1.0` below `data_dir`.
 
     Args:
-        data_dir: a TFDS data dir; made if missing.
-        splits: document by path, by split; no split may be empty.
+        data_dir: A TFDS data directory; it is created if missing.
+        splits: For each split, its documents by path; no split may be empty.
     """
 
     def examples(texts: Mapping[str, bytes]) -> Iterator[Example]:

@@ -1,9 +1,9 @@
 """The embedded corpus: text that every machine with this package has, as a TFDS data set.
 
-Python's standard library sources (no tests), the `pydoc` topics and the installed jax sources,
-written in the schema and under the name of C4, so that the very same code reads both. It is code,
-not web text, and its bytes vary with the Python and jax versions: the manifest says which, and
-results call it `embedded`, never C4.
+It consists of Python's standard library sources (without tests), the `pydoc` topics and the
+installed jax sources, written with the schema and the name of C4, so that the same code reads both.
+It is code, not web text, and its content varies with the Python and jax versions, which the
+manifest records. Results call it `embedded`, never C4.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LEFT_OUT_FOLDERS = {
 }  # fmt: skip
 _ABANDONED_AFTER = 3600  # seconds
 
-# A path that is the same on every machine, and the content.
+# A path that is the same on every machine, and the document's content.
 Document = tuple[str, bytes]
 
 
@@ -46,9 +46,10 @@ class CorpusSummary:
     """The contents of a corpus directory.
 
     Attributes:
-        documents, bytes: by split, 'train' and 'validation'.
-        skipped: documents left out: under 200 bytes, over 400 kB or not UTF-8.
-        written: False if the directory held just this text already.
+        documents: The number of documents in each split, 'train' and 'validation'.
+        bytes: The size of each split's text.
+        skipped: The number of skipped documents: under 200 bytes, over 400 kB or not UTF-8.
+        written: False if the directory already held exactly this text.
     """
 
     documents: dict[str, int]
@@ -60,20 +61,20 @@ class CorpusSummary:
 def write_embedded_corpus(
     data_dir: str, progress: Callable[[str], None] = lambda message: None
 ) -> CorpusSummary:
-    """Write the embedded corpus as a TFDS data dir; a quick no-op if it exists already.
+    """Write the embedded corpus as a TFDS data directory; do nothing if it already exists.
 
     Args:
-        data_dir: local directory: new, empty, or written by this function before.
-        progress: receives one-line messages.
+        data_dir: A local directory that is new, empty, or was written by this function.
+        progress: Called with one-line messages.
 
     Raises:
-        UserError: the directory holds anything else, or cannot be written.
+        UserError: The directory holds anything else, or cannot be written.
     """
     return write_corpus(data_dir, embedded_documents(), progress)
 
 
 def embedded_documents() -> Iterator[Document]:
-    """Standard library and jax sources and pydoc topics; the order does not matter."""
+    """Yield standard library sources, pydoc topics and jax sources; the order does not matter."""
     yield from _sources("python", pathlib.Path(sysconfig.get_paths()["stdlib"]))
     from pydoc_data import topics
 
@@ -86,7 +87,7 @@ def embedded_documents() -> Iterator[Document]:
 
 def _sources(name: str, root: pathlib.Path) -> Iterator[Document]:
     for folder, folders, files in os.walk(root):
-        # config-* and _sysconfigdata* hold paths and flags of the machine.
+        # config-* and _sysconfigdata* contain paths and flags of the machine.
         folders[:] = sorted(
             f for f in folders if f not in _LEFT_OUT_FOLDERS and not f.startswith("config-")
         )
@@ -99,7 +100,7 @@ def _sources(name: str, root: pathlib.Path) -> Iterator[Document]:
 def write_corpus(
     data_dir: str, documents: Iterable[Document], progress: Callable[[str], None]
 ) -> CorpusSummary:
-    """Write any documents as `write_embedded_corpus` does."""
+    """Write any documents in the way of `write_embedded_corpus`."""
     if "://" in data_dir:
         raise UserError(
             f"The corpus is written to a local directory, not to {data_dir}.\n"
@@ -120,7 +121,7 @@ def write_corpus(
         and written["documents"] == entries
         and _files_of(target) == (written["files"])
     ):
-        progress(f"{target} holds this text already: nothing to do")
+        progress(f"{target} already holds this text: nothing to do")
         return dataclasses.replace(summary, written=False)
     if not all(by_split.values()):
         raise UserError("Too few documents: each of train and validation needs at least one.")
@@ -144,7 +145,7 @@ def write_corpus(
 
 
 def _check_target(target: pathlib.Path) -> dict | None:
-    """The manifest if we wrote the directory, None if it is new or empty."""
+    """Return the manifest if we wrote the directory, or None if it is new or empty."""
     try:
         held = {path.name for path in target.iterdir()} if target.exists() else set()
     except OSError as error:
@@ -156,7 +157,7 @@ def _check_target(target: pathlib.Path) -> dict | None:
         what = sorted(strange)[0] if strange else "c4"
         raise UserError(
             f"{target} holds {what}, which `fire-lm corpus` did not write.\n"
-            "Name a new or empty directory: --data_dir=DIR"
+            "Choose a new or empty directory: --data_dir=DIR"
         )
     try:
         manifest = json.loads((target / MANIFEST).read_text())
@@ -166,12 +167,12 @@ def _check_target(target: pathlib.Path) -> dict | None:
         pass
     raise UserError(
         f"{target / MANIFEST} is not a manifest of `fire-lm corpus`.\n"
-        "Name a new or empty directory: --data_dir=DIR"
+        "Choose a new or empty directory: --data_dir=DIR"
     )
 
 
 def split_of(path: str) -> str:
-    """'train' or 'validation', by a hash of the document's path alone."""
+    """Return 'train' or 'validation', depending only on a hash of the document's path."""
     bucket = int.from_bytes(hashlib.sha256(path.encode()).digest()[:8]) % 100
     return "validation" if bucket < _VALIDATION_PERCENT else "train"
 
@@ -199,7 +200,7 @@ def _is_utf8(content: bytes) -> bool:
 
 
 def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest: dict) -> None:
-    """Write beside the target and rename at the end: it appears complete or not at all."""
+    """Write beside the target and rename at the end, so that only a complete corpus appears."""
     from fire_lm.data.corpora import c4_writer
 
     target = target.absolute()
@@ -222,7 +223,7 @@ def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest
 
 
 def _files_of(data_dir: pathlib.Path) -> dict[str, int]:
-    """Sizes of the data set's files."""
+    """Return the sizes of the data set's files."""
     folder = data_dir / _TFDS_PATH
     return {path.name: path.stat().st_size for path in sorted(folder.glob("*"))}
 

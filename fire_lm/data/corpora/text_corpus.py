@@ -1,8 +1,8 @@
-"""Documents of your own (arXiv, GitHub, anything) as a TFDS data set.
+"""Your own documents (arXiv, GitHub, anything) as a TFDS data set.
 
-A document's split is decided by a hash of its text, so it depends neither on order nor on how the
-documents are divided into files, and a text that occurs twice cannot be in both splits: exact
-duplicates are left out and counted. TFDS orders the documents of a split by a hash of that hash.
+A document's split is determined by a hash of its text, so it depends neither on the order of the
+documents nor on their division into files, and equal texts cannot be in different splits. Exact
+duplicates are omitted and counted. TFDS orders the documents of a split by a hash of that hash.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from fire_lm.errors import UserError
 
 VERSION = "1.0.0"
 
-# The seed's order of files decides what a short run reads, and processes each get files of their
-# own: so as many files as that, then as many as keep them at the bytes, and never more than C4 has.
+# There are at least _FILES files, because the seed's order of files determines what a short run
+# reads, and each process gets its own files. Larger data sets have files of about _FILE_BYTES, but
+# never more files than C4 has.
 _FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
 
 
@@ -45,10 +46,12 @@ class TextCorpus:
     """The data set that was written.
 
     Attributes:
-        tfds_name: for `TextData.tfds_name`.
-        documents, bytes: by split.
-        left_out: documents by reason.
-        written: False if the data set was there, from files of the same names, sizes and times.
+        tfds_name: The value for `TextData.tfds_name`.
+        documents: The number of documents in each split.
+        bytes: The size of each split's text.
+        left_out: The number of omitted documents by reason.
+        written: False if the data set already existed, made from files of the same names, sizes and
+            times.
     """
 
     tfds_name: str
@@ -69,22 +72,25 @@ def write_text_corpus(
     on_bytes: OnBytes = lambda done, total: None,
     workers: BeamWorkers | None = None,
 ) -> TextCorpus:
-    """Write DATA_DIR/NAME/1.0.0; does nothing if it exists and its files have not changed.
+    """Write DATA_DIR/NAME/1.0.0; do nothing if it exists and its source files have not changed.
 
-    The documents are read once to count them and once for each split. In this process TFDS holds
-    up to 1 GB of them, to shuffle.
+    The documents are read once to count them and once for each split. In this process, TFDS holds
+    up to 1 GB of them in order to shuffle.
 
     Args:
-        source, text_field, on_bytes, split_on: see `read_documents`.
-        data_dir: TFDS data directory, local or gs://; may hold other data sets.
-        name: of the data set, in lower case.
-        validation_percent: 0 leaves out that split.
-        workers: of Beam, which read a file each and must see `source` and `data_dir`; the data set
-            has the same documents, in other files. `on_bytes` is not called then.
+        source: See `read_documents`.
+        data_dir: A TFDS data directory, local or gs://, which may hold other data sets.
+        name: The name of the data set, in lower case.
+        text_field: See `read_documents`.
+        validation_percent: The share of the validation split; 0 omits the split.
+        split_on: See `read_documents`.
+        on_bytes: See `read_documents`; not called with `workers`.
+        workers: Beam workers, which read one file at a time and need access to `source` and
+            `data_dir`. The data set has the same documents, divided into other files.
 
     Raises:
-        UserError: the name is taken or unfit, or a split would be empty. Also what
-            `read_documents` raises.
+        UserError: The name is taken or invalid, or a split would be empty. See also
+            `read_documents`.
     """
     _check(data_dir, name, validation_percent)
     files, links = list_files(source)
@@ -132,13 +138,15 @@ def _check(data_dir: str, name: str, validation_percent: float) -> None:
         with_community_datasets=False
     ):
         raise UserError(
-            f"--name {name} cannot be used: choose lower-case letters, digits and _, and not the "
-            "name of a data set that TFDS has"
+            f"--name {name} cannot be used: choose lower-case letters, digits and _, but not the "
+            "name of an existing TFDS data set"
         )
     if not 0 <= validation_percent < 100:
-        raise UserError(f"--validation_percent is {validation_percent}: from 0 to below 100")
+        raise UserError(
+            f"--validation_percent must be at least 0 and below 100, not {validation_percent}"
+        )
     if (epath.Path(data_dir) / MANIFEST).exists():
-        raise UserError(f"{data_dir} holds the embedded text: name another --data_dir")
+        raise UserError(f"{data_dir} holds the embedded text: choose another --data_dir")
 
 
 def _check_split_on(
@@ -148,20 +156,20 @@ def _check_split_on(
         return
     if not is_split_rule(split_on):
         raise UserError(
-            f"--split_on={split_on} is neither blank_lines nor a number of bytes of {SMALLEST} or "
-            f"more, {LONGEST_DOCUMENT} at most"
+            f"--split_on={split_on} is neither blank_lines nor a number of bytes from {SMALLEST} "
+            f"to {LONGEST_DOCUMENT}"
         )
     if text_field is None:
-        raise UserError("--whole_files and --split_on exclude each other: leave one of them out")
+        raise UserError("--whole_files and --split_on exclude each other: omit one of them")
     if not any(is_text(file.name, text_field) for file in files):
         raise UserError(
-            "--split_on has no effect: these are JSON or Parquet files, whose records are documents"
+            "--split_on has no effect on JSON and Parquet files: each record is a document"
         )
 
 
 @dataclasses.dataclass
 class _Passes:
-    """The documents read in this process, over and over."""
+    """Several passes over the documents, which this process reads again each time."""
 
     source: str
     text_field: str | None
@@ -193,17 +201,18 @@ class _Passes:
 
 
 def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | None:
-    """The data set that exists from the same files, or None.
+    """Return the existing data set if it was made from the same files, or None if there is none.
 
-    "The same" is of the same names, sizes and times: to compare the text is to read it all.
+    Files are the same if their names, sizes and times are; comparing the text would mean reading
+    all of it.
 
     Raises:
-        UserError: it is something else, or unfinished, or the files may have changed.
+        UserError: The data set is a different one or unfinished, or the files may have changed.
     """
     if not target.exists():
         return None
     try:
-        # Data sets of before --split_on have no such line.
+        # Data sets from before --split_on existed have no such line.
         manifest = {"split_on": None} | json.loads((target / MANIFEST).read_text())
         if all(manifest[key] == value for key, value in settings.items()):
             summary = _summary(manifest, written=False)
@@ -213,11 +222,11 @@ def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | 
                 f"{target} was written from files of these names and sizes but other times\n"
                 "if they were only copied again, use it as it is "
                 f"(--gin.TextData.tfds_name={summary.tfds_name}); "
-                "else choose another --name, or remove that folder"
+                "otherwise choose another --name, or remove that folder"
             )
         problem = "was written from other files or settings"
     except (OSError, ValueError, KeyError, TypeError):
-        problem = f"has no whole {MANIFEST}"
+        problem = f"has no complete {MANIFEST}"
     raise UserError(f"{target} {problem}: choose another --name, or remove that folder")
 
 

@@ -1,6 +1,6 @@
-"""Counts and chooses documents on Apache Beam's workers, an element a file.
+"""Counting and selecting documents on Apache Beam's workers, one element per file.
 
-The documents, their places and their splits are those of `text_selection.choose`.
+The documents, their sources and their splits are the same as with `text_selection.choose`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fire_lm.storage import make_folder
 
 
 class Reading(NamedTuple):
-    """The files to read, as `list_files` gives them."""
+    """The files to read, as returned by `list_files`, and how to read them."""
 
     files: Sequence[File]
     text_field: str | None
@@ -36,7 +36,7 @@ class Reading(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A document; `order` is that of files and of documents in them."""
+    """A document; `order` is the number of its file and its number within the file."""
 
     order: tuple[int, int]
     place: str
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 def count(
     workers: BeamWorkers, reading: Reading, splits: Sequence[str], folder: epath.Path
 ) -> Counts:
-    """Count all documents; the sums come back through a file in `folder`."""
+    """Count all documents; the workers return the sums through a file in `folder`."""
     make_folder(folder)
     result = folder / "counts.json"
     with workers.pipeline() as pipeline:
@@ -68,7 +68,10 @@ def count(
 
 
 def examples(reading: Reading, split: str) -> beam.PTransform:
-    """The examples of one split, for TFDS: of equal texts the first."""
+    """Return a transform that makes the examples of one split for TFDS.
+
+    Of equal texts, only the first is kept.
+    """
     return (
         _documents(reading)
         | beam.Filter(
@@ -83,7 +86,7 @@ def examples(reading: Reading, split: str) -> beam.PTransform:
 
 
 def _documents(reading: Reading) -> beam.PTransform:
-    """Pairs of a hash and what was found."""
+    """Return a transform that makes pairs of a text's hash and the document."""
     files = [(n, file.name, str(file.path)) for n, file in enumerate(reading.files)]
     return (
         beam.Create(files)

@@ -1,7 +1,7 @@
 """Documents from files: plain text, JSON lines and Parquet, also compressed, local or in a bucket.
 
-A JSON line and a row of Parquet are a document each, any other file is one as a whole unless it is
-to be split (`text_pieces`). `.gz` and `.zst` may follow the other ending.
+Each JSON line and each Parquet row is a document; any other file is one document as a whole, unless
+it is split (`text_pieces`). The file name may end in `.gz` or `.zst` after the other suffix.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ from fire_lm.data.corpora.text_pieces import SplitOn, split_text
 from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import RunFailed, UserError, reason
 
-# Where it was read, and its text; of a longer file than LONGEST_DOCUMENT only a little more.
+# Where a document was read, and its text, of which little more than LONGEST_DOCUMENT is read.
 Document = tuple[str, bytes]
-# Receives bytes read and bytes in all.
+# Called with the number of bytes read and the total.
 OnBytes = Callable[[int, int], None]
 
 _JSON = {".json", ".jsonl", ".ndjson"}
 _PARQUET = {".parquet", ".pq"}
 _COMPRESSED = {".gz", ".zst"}
 
-# What a file of that ending begins with. A frame of zstandard may also be one to skip.
+# The first bytes of a file with that suffix; a zstandard file may begin with a skippable frame.
 _MAGIC = {".gz": rb"\x1f\x8b", ".zst": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"}
 _PARQUET_MAGIC = rb"PAR[1E]"
 _LFS = b"version https://git-lfs"
 
 
 class File(NamedTuple):
-    """A file to read; `name` is below the source, `modified` in nanoseconds, 0 if unknown."""
+    """A file to read.
+
+    `name` is relative to the source; `modified` is in nanoseconds, or 0 if it is unknown.
+    """
 
     name: str
     path: epath.Path
@@ -56,18 +59,19 @@ def read_documents(
     on_bytes: OnBytes = lambda done, total: None,
     split_on: SplitOn | None = None,
 ) -> Iterator[Document]:
-    """The documents of a file, or of all files below a folder but hidden ones, in sorted order.
+    """Yield the documents of a file, or of all files below a folder except hidden ones, sorted.
 
     Args:
-        source: file or folder, local or gs://.
-        text_field: of a JSON object or a row of Parquet; a missing one is an error, null is empty.
-            None reads every file as one document, whatever its ending.
-        on_bytes: called after each document.
-        split_on: how a file of text becomes several documents; None: it is one.
+        source: A file or folder, local or gs://.
+        text_field: The field of a JSON object or Parquet row that holds the text. A missing field
+            is an error, and null is an empty text. None reads every file as one document, whatever
+            its suffix.
+        on_bytes: Called after each document.
+        split_on: How to split a text file into several documents; with None, it is one document.
 
     Raises:
-        UserError: no such file, nothing in it, or no such field. RunFailed: a damaged file; both
-            name the file and the line or row.
+        UserError: There is no such file, it is empty, or the field is missing.
+        RunFailed: A file is damaged. Both messages name the file and the line or row.
     """
     files, _ = list_files(source)
     total, before = sum(file.size for file in files), 0
@@ -81,13 +85,15 @@ def read_documents(
 
 
 def list_files(source: str) -> tuple[list[File], int]:
-    """The files to read, and how many links lead nowhere: repositories often hold such."""
+    """Return the files to read and the number of broken links, which repositories often contain."""
     from fire_lm.data.quiet_tensorflow import tf
 
     top = epath.Path(source)
     try:
         if not source or not top.exists():
-            raise UserError(f"There is no {source!r} to read documents from: --from=FILE_OR_FOLDER")
+            raise UserError(
+                f"There is no {source!r} to read documents from: set --from=FILE_OR_FOLDER"
+            )
         if not top.is_dir():
             return [_file(top.name, top)], 0
         paths = list(_walk(source))
@@ -98,15 +104,15 @@ def list_files(source: str) -> tuple[list[File], int]:
             f"{source} holds a file whose name is not UTF-8 ({error.object!r}): rename it"
         ) from error
     except (OSError, tf.errors.OpError) as error:
-        told = getattr(error, "strerror", None) or reason(error)
-        raise UserError(f"Cannot read {source}: {told}") from error
+        why = getattr(error, "strerror", None) or reason(error)
+        raise UserError(f"Cannot read {source}: {why}") from error
     if not files:
         raise UserError(f"{source} holds no files: there are no documents to read")
     return sorted(files), len(paths) - len(found)
 
 
 def _walk(source: str) -> Iterator[epath.Path]:
-    """All below a folder but what is hidden."""
+    """Yield all files below a folder except hidden ones."""
     from fire_lm.data.quiet_tensorflow import tf
 
     for folder, folders, names in tf.io.gfile.walk(source):
@@ -131,9 +137,9 @@ def _file(name: str, path: epath.Path) -> File:
 
 
 def check_files(files: Sequence[File], text_field: str | None) -> None:
-    """Raises RunFailed for a file whose first bytes tell that it is not what its ending says.
+    """Raise RunFailed for a file whose first bytes do not match its suffix.
 
-    A last file that was not downloaded is reported at once, not after hours of the others.
+    A file that was not downloaded is thus reported at once, and not after hours of reading others.
     """
 
     def check(file: File) -> None:
@@ -141,13 +147,13 @@ def check_files(files: Sequence[File], text_field: str | None) -> None:
             with open_binary(file.path) as stream:
                 _check_beginning(file.name, stream, text_field)
 
-    with ThreadPoolExecutor(16) as pool:  # in a bucket each takes a while to open
+    with ThreadPoolExecutor(16) as pool:  # opening a file in a bucket takes a while
         for _ in pool.map(check, files):
             pass
 
 
 def is_text(name: str, text_field: str | None) -> bool:
-    """Return whether a file is plain text, rather than records that are documents."""
+    """Return whether a file is plain text, and not a file whose records are documents."""
     return not _form(name, text_field)[0]
 
 
@@ -160,14 +166,14 @@ def _check_beginning(name: str, file: BinaryIO, text_field: str | None) -> None:
     if not begin:
         raise RunFailed(f"{name} is empty (0 bytes): was it downloaded?")
     if begin == _LFS:
-        raise RunFailed(f"{name} is a Git LFS pointer, not the file: git lfs pull")
+        raise RunFailed(f"{name} is a Git LFS pointer, not the file itself: run `git lfs pull`")
     magic = _MAGIC.get(compressed) or (_PARQUET_MAGIC if kind in _PARQUET else b"")
     if not re.match(magic, begin):
-        raise RunFailed(f"{name} does not begin as a {compressed or kind} file: is it damaged?")
+        raise RunFailed(f"{name} does not begin like a {compressed or kind} file: is it damaged?")
 
 
 def _form(name: str, text_field: str | None) -> tuple[str, str]:
-    """The ending that tells JSON or Parquet, if such records are read, and that of compression."""
+    """Return the suffix of JSON or Parquet, if records are read, and that of the compression."""
     endings = [ending.lower() for ending in pathlib.PurePath(name).suffixes]
     compressed = endings.pop() if endings and endings[-1] in _COMPRESSED else ""
     kind = endings[-1] if endings else ""
@@ -179,7 +185,7 @@ def _form(name: str, text_field: str | None) -> tuple[str, str]:
 def read_file(
     name: str, file: BinaryIO, text_field: str | None, split_on: SplitOn | None = None
 ) -> Iterator[Document]:
-    """The documents of one file; see `read_documents`."""
+    """Yield the documents of one file; see `read_documents`."""
     _check_beginning(name, file, text_field)
     kind, compressed = _form(name, text_field)
     if kind in _PARQUET:
@@ -236,12 +242,14 @@ def _json_lines(name: str, stream: Any, text_field: str) -> Iterator[Document]:
         try:
             text = line.decode("utf-8-sig")
         except UnicodeDecodeError:
-            yield f"{name}:{number}", line  # left out for what it is, as such a file of text
+            yield f"{name}:{number}", line  # omitted later as not UTF-8, like such a text file
             continue
         try:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise RunFailed(f"{place} is not JSON ({error}): one object a line is read") from error
+            raise RunFailed(
+                f"{place} is not JSON ({error}): there must be one object per line"
+            ) from error
         if not isinstance(record, dict):
             raise RunFailed(f"{place} is not a JSON object with a field {text_field!r}")
         if text_field not in record:
@@ -254,7 +262,7 @@ def _text_of(place: str, value: object) -> bytes:
         return b""
     if not isinstance(value, str):
         raise RunFailed(f"{place}: the text is a {type(value).__name__}, not a string")
-    return value.encode(errors="surrogatepass")  # half a pair is no UTF-8: counted as such
+    return value.encode(errors="surrogatepass")  # a lone surrogate is counted as not UTF-8
 
 
 def _parquet(name: str, file: BinaryIO, text_field: str) -> Iterator[Document]:
@@ -276,12 +284,12 @@ def _parquet(name: str, file: BinaryIO, text_field: str) -> Iterator[Document]:
     except (pyarrow.ArrowException, OSError) as error:
         first_line = str(error).partition("\n")[0]
         raise RunFailed(
-            f"{name} row {number + 1}: not a whole Parquet file ({first_line})"
+            f"{name} row {number + 1}: not a complete Parquet file ({first_line})"
         ) from error
 
 
 def _bytes_of(column: Any) -> Any:
-    """Strings as bytes: Parquet promises UTF-8, and nothing holds its writers to that."""
+    """Return strings as bytes, because nothing forces Parquet writers to produce valid UTF-8."""
     from pyarrow import large_binary, types
 
     if types.is_dictionary(column.type):
@@ -294,6 +302,6 @@ def _bytes_of(column: Any) -> Any:
 def _no_field(place: str, field: str, found: list[str]) -> UserError:
     shown = ", ".join(map(repr, found[:8])) + (", ..." if len(found) > 8 else "")
     return UserError(
-        f"{place} has no field {field!r}, only {shown or 'none'}\n"
-        "name the one that holds the text: --text_field=NAME (or --whole_files: a document each)"
+        f"{place} has no field {field!r}; its fields: {shown or 'none'}\n"
+        "name the field with the text: --text_field=NAME (or --whole_files: one document per file)"
     )

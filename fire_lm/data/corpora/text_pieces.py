@@ -1,4 +1,4 @@
-"""Splitting a text file into documents: at its blank lines, or into pieces of a size."""
+"""Splitting a text file into documents: at its blank lines, or into pieces of a given size."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from fire_lm.data.spec import LONGEST_DOCUMENT
 
 BLANK_LINES = "blank_lines"
-SMALLEST = 16  # bytes of a piece
-# BLANK_LINES, or the bytes of a piece.
+SMALLEST = 16  # the minimum size of a piece in bytes
+# BLANK_LINES, or the size of a piece in bytes.
 SplitOn = str | int
 
 
@@ -18,15 +18,21 @@ def is_split_rule(rule: SplitOn) -> bool:
 
 
 def split_text(stream: Any, rule: SplitOn) -> Iterator[bytes]:
-    """The documents of a binary stream, read a piece at a time: a file may exceed the memory."""
+    """Yield the documents of a binary stream.
+
+    The stream is read piece by piece, because a file may be larger than the memory.
+    """
     if isinstance(rule, int):
         return _of_size(stream, rule)
     return _between_blank_lines(stream)
 
 
 def _between_blank_lines(stream: Any) -> Iterator[bytes]:
-    """Blank lines are left out. Of a document beyond LONGEST_DOCUMENT only a little more is read
-    into memory, so that it counts as huge."""
+    """Yield the documents between blank lines, without these lines.
+
+    Of a document that exceeds LONGEST_DOCUMENT, only a little more than that is kept in memory,
+    enough for it to count as huge.
+    """
     lines: list[bytes] = []
     held = 0
     while line := stream.readline(LONGEST_DOCUMENT + 1):
@@ -42,7 +48,7 @@ def _between_blank_lines(stream: Any) -> Iterator[bytes]:
 
 
 def _of_size(stream: Any, size: int) -> Iterator[bytes]:
-    """Yield pieces of as many lines as fit; a longer line is cut after a space or a character."""
+    """Yield pieces of as many lines as fit; a longer line is split after a space or a character."""
     held = b""
     while True:
         while len(held) < size and (more := stream.read(size - len(held))):
@@ -68,7 +74,7 @@ def _end_of_piece(text: bytes) -> int:
 
 
 def _end_of_character(text: bytes, start: int) -> int:
-    """Behind the character that starts there, or before it if it is not whole."""
+    """Return the end of the character at `start`, or `start` itself if it is incomplete."""
     first = text[start]
     length = 1 + (first >= 0xC0) + (first >= 0xE0) + (first >= 0xF0)
     return start + length if start + length <= len(text) else start

@@ -1,4 +1,4 @@
-"""The selection of documents and their splits, by their text alone."""
+"""The selection of documents and the choice of their splits, based on their text alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fire_lm.data.spec import LONGEST_DOCUMENT
 from fire_lm.errors import UserError
 
 _SPLIT_HINT = (
-    "each text file is one document: --split_on=blank_lines or --split_on=10000 (bytes) makes "
-    "several of it; or "
+    "each text file is one document: --split_on=blank_lines or --split_on=10000 (bytes) splits "
+    "it; or "
 )
 
 
 @dataclasses.dataclass
 class Counts:
-    """Documents and bytes by split; documents left out, by reason."""
+    """The number of documents and bytes by split, and of omitted documents by reason."""
 
     documents: dict[str, int]
     bytes: dict[str, int]
@@ -32,36 +32,39 @@ class Counts:
         self.left_out[reason] = self.left_out.get(reason, 0) + count
 
     def check(self, whole_files: bool = False) -> None:
-        """Raises UserError if a split is empty. `whole_files`: text files are documents."""
+        """Raise UserError if a split is empty; with `whole_files`, suggest splitting text files."""
         for split, count in self.documents.items():
             if not count:
-                told = ", ".join(f"{count} {why}" for why, count in self.left_out.items())
+                omitted = ", ".join(f"{count} {why}" for why, count in self.left_out.items())
                 raise UserError(
-                    f"No document is left for the split {split!r} of "
-                    f"{sum(self.documents.values())} (left out: {told or 'none'})\n"
+                    f"None of {sum(self.documents.values())} documents falls into the split "
+                    f"{split!r} (omitted: {omitted or 'none'})\n"
                     + (_SPLIT_HINT if whole_files else "")
-                    + "give more text, or another --validation_percent"
+                    + "provide more text, or another --validation_percent"
                 )
 
 
 def digest_of(text: bytes) -> bytes:
-    """SHA-256: the same for the same text, and for no other."""
+    """Return the SHA-256 of a text, which identifies it."""
     return hashlib.sha256(text).digest()
 
 
 def key_of(digest: bytes) -> str:
-    """The key for TFDS. A place is none: a file may be called a.jsonl:1, as another's line."""
+    """Return the key for TFDS.
+
+    The source would not be unique: a file may be called a.jsonl:1, like the line of another file.
+    """
     return digest.hex()
 
 
 def split_of(digest: bytes, validation_percent: float) -> str:
-    """'train' or 'validation'."""
+    """Return 'train' or 'validation' for the document with this hash."""
     fraction = int.from_bytes(digest[:8]) / 2**64
     return "validation" if 100 * fraction < validation_percent else "train"
 
 
 def unfit(text: bytes) -> str | None:
-    """Why a document is left out, in a word; None if it is not."""
+    """Return why a document is omitted, in a few words, or None if it is kept."""
     if not text.strip():
         return "empty"
     if len(text) > LONGEST_DOCUMENT:
@@ -76,9 +79,10 @@ def unfit(text: bytes) -> str | None:
 def choose(
     documents: Iterator[Document], split: str | None, validation_percent: float, counts: Counts
 ) -> Iterator[tuple[bytes, str, bytes]]:
-    """(digest, place, text) of those of one split, the first of equal ones; counts those of all.
+    """Yield the (digest, source, text) of one split's documents; count the documents of all splits.
 
-    Holds the hash of each document: 110 bytes of memory, measured on 200,000 documents.
+    Of equal documents, only the first is kept. The hash of every document is kept in memory, which
+    takes 110 bytes per document (measured on 200,000 documents).
     """
     seen = set()
     for place, text in documents:

@@ -1,4 +1,4 @@
-"""Writes texts as a TFDS data set, in this process or on Apache Beam's workers."""
+"""Writing texts as a TFDS data set, in this process or on Apache Beam's workers."""
 
 from __future__ import annotations
 
@@ -11,27 +11,37 @@ from typing import Any
 
 from fire_lm.data.quiet_tensorflow import tfds, without_their_warnings
 
-# A key that no other example of the split has, and the text of each field.
-Example = tuple[str, dict[str, str | bytes]]
-# Makes the examples of a split; for Beam, a transform that does.
+# A key that is unique in the split, and the text, or the list of texts, of each field.
+Example = tuple[str, Mapping[str, Any]]
+# Returns the examples of a split, or for Beam a transform that makes them.
 Examples = Callable[[], Iterable[Example] | Any]
 
-# Not registered: TFDS has a C4 of its own, and reading needs only the written files.
+# Not registered, because TFDS has its own C4, and reading needs only the written files.
 with tfds.core.registered.skip_registration():
 
     class _Texts(tfds.core.GeneratorBasedBuilder):
-        """Examples of text fields alone; a subclass has the name and the version."""
+        """A builder of examples with texts and lists of texts; a subclass defines its name and
+        version."""
 
         VERSION = tfds.core.Version("0.0.0")
 
-        def __init__(self, fields: Sequence[str], splits: Mapping[str, Examples], **kwargs):
-            self._fields, self._splits = fields, splits
+        def __init__(
+            self,
+            fields: Mapping[str, tfds.features.FeatureConnector],
+            splits: Mapping[str, Examples],
+            metadata: Mapping[str, Any] | None,
+            **kwargs,
+        ):
+            self._fields, self._splits, self._metadata = fields, splits, metadata
             super().__init__(**kwargs)
 
         def _info(self) -> tfds.core.DatasetInfo:
-            features = tfds.features.FeaturesDict({n: tfds.features.Text() for n in self._fields})
+            metadata = self._metadata
             return tfds.core.DatasetInfo(
-                builder=self, description="Documents written by fire_lm.", features=features
+                builder=self,
+                description="Documents written by fire_lm.",
+                features=tfds.features.FeaturesDict(dict(self._fields)),
+                metadata=None if metadata is None else tfds.core.MetadataDict(metadata),
             )
 
         def _split_generators(self, dl_manager):
@@ -51,14 +61,24 @@ def write_dataset(
     files: int,
     config: str | None = None,
     beam_options: Any = None,
+    lists: Sequence[str] = (),
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write DATA_DIR/NAME[/CONFIG]/VERSION: all of its splits appear at the end, or none.
+    """Write DATA_DIR/NAME[/CONFIG]/VERSION; all of its splits appear at the end, or none.
 
     TFDS orders the examples of a split by a hash of their keys.
 
     Args:
-        files: of each split.
-        beam_options: `PipelineOptions`, if `splits` holds transforms.
+        data_dir: A TFDS data directory.
+        name: The name of the data set.
+        version: Its version.
+        fields: The names of its text fields.
+        splits: For each split, a function that returns its examples.
+        files: The number of files of each split.
+        config: The name of the configuration, if the data set has one.
+        beam_options: `PipelineOptions`, if `splits` returns transforms.
+        lists: The names of its fields that are lists of texts.
+        metadata: What metadata.json holds, which appears together with the splits.
     """
     members: dict[str, Any] = {"name": name, "VERSION": tfds.core.Version(version)}
     if config is not None:
@@ -66,12 +86,16 @@ def write_dataset(
     tfds.disable_progress_bar()
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_their_warnings())
-        # TFDS prints about downloads, although there are none, and makes a folder for them.
+        # TFDS reports downloads, although there are none, and creates a folder for them.
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         unused = stack.enter_context(tempfile.TemporaryDirectory())
         with tfds.core.registered.skip_registration():
             builder_class = type(name, (_Texts,), {"__module__": __name__, **members})
-        builder = builder_class(fields, splits, data_dir=os.fspath(data_dir), config=config)
+        connectors = {field: tfds.features.Text() for field in fields}
+        connectors |= {field: tfds.features.Sequence(tfds.features.Text()) for field in lists}
+        builder = builder_class(
+            connectors, splits, metadata, data_dir=os.fspath(data_dir), config=config
+        )
         builder.download_and_prepare(
             download_dir=unused,
             download_config=tfds.download.DownloadConfig(

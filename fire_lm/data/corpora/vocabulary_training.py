@@ -1,8 +1,8 @@
-"""A SentencePiece vocabulary that loses nothing: text -> pieces -> the same bytes.
+"""Training of a lossless SentencePiece vocabulary: text -> pieces -> the same bytes.
 
-Unigram pieces (Kudo 2018) over text that is not normalised, with every space and newline kept, and
-a piece for each of the 256 bytes, so that there is no unknown text. One exception is
-SentencePiece's own: U+2581, its sign for a space, comes back as a space.
+The pieces are unigram pieces (Kudo 2018) over text that is not normalised, in which every space and
+newline is kept, with a piece for each of the 256 bytes, so that no text is unknown. The only
+exception is due to SentencePiece: U+2581, its symbol for a space, is decoded as a space.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.storage import make_folder
 
 PAD, EOS, UNK = 0, 1, 2
-# Special pieces and bytes; a vocabulary needs some more for its characters.
+# The special pieces and bytes; a vocabulary needs some more pieces for its characters.
 SMALLEST = 3 + 256
 _LARGEST = 1_000_000  # SentencePiece's seed_sentencepiece_size
-_LONGEST_SENTENCE = 4000  # bytes; SentencePiece leaves out longer ones
-_VERIFIED = 50  # documents
+_LONGEST_SENTENCE = 4000  # bytes; SentencePiece skips longer ones
+_VERIFIED = 50  # the number of documents that are encoded and decoded as a check
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedVocabulary:
-    """Ids in the vocabulary; documents and bytes that it was trained on."""
+    """The number of ids in the vocabulary, and of the documents and bytes it was trained on."""
 
     size: int
     documents: int
@@ -41,18 +41,19 @@ class TrainedVocabulary:
 def train_vocabulary(
     data: TextData, output: str, *, size: int, megabytes: int, on_bytes: OnBytes
 ) -> TrainedVocabulary:
-    """Train on the first documents of the training split, which TFDS has in order of a hash.
+    """Train on the first documents of the training split, which TFDS stores in order of a hash.
 
     Args:
-        data: `data_dir` and `tfds_name`.
-        output: the model, a new file, local or gs://.
-        size: pieces, of which 259 are bytes and special ones.
-        megabytes: of text; SentencePiece needs about twenty times that of memory.
-        on_bytes: progress of the reading.
+        data: The data set; only `data_dir` and `tfds_name` are used.
+        output: The model to write, a new file, local or gs://.
+        size: The number of pieces, of which 259 are bytes and special pieces.
+        megabytes: The amount of text; SentencePiece needs about twenty times as much memory.
+        on_bytes: Called with the progress of the reading.
 
     Raises:
-        UserError: no data set, the file exists, or more pieces than the text can fill.
-        RunFailed: the trained vocabulary loses text.
+        UserError: There is no such data set, the file exists, or the text is too small for so many
+            pieces.
+        RunFailed: The trained vocabulary does not reproduce the text.
     """
     import sentencepiece
 
@@ -60,11 +61,13 @@ def train_vocabulary(
     if target.exists():
         raise UserError(f"{output} exists: an existing vocabulary is never overwritten")
     if size <= SMALLEST:
-        raise UserError(f"--size {size}: {SMALLEST} ids are bytes and special pieces; give more")
+        raise UserError(
+            f"--size {size} is too small: bytes and special pieces alone take {SMALLEST} ids"
+        )
     if size > _LARGEST:
         raise UserError(
-            f"--size {size}: SentencePiece makes at most {_LARGEST:,} pieces, which is the number "
-            "of candidates that it starts from"
+            f"--size {size}: SentencePiece makes at most {_LARGEST:,} pieces, the number of "
+            "candidates that it starts with"
         )
     try:
         make_folder(target.parent)
@@ -106,7 +109,7 @@ def train_vocabulary(
         reason = str(error).strip().split("\n")[-1]
         raise UserError(
             f"No vocabulary of {size} pieces from {len(texts)} documents, {read / 1e6:.1f} MB: "
-            f"{reason}\ngive a smaller --size, or more text (--megabytes)"
+            f"{reason}\nchoose a smaller --size, or more text (--megabytes)"
         ) from error
     _verify(model.getvalue(), texts[:_VERIFIED])
     try:
@@ -117,8 +120,10 @@ def train_vocabulary(
 
 
 def _sentences(texts: list[bytes]) -> Iterator[bytes]:
-    """Lines with their indentation, long ones in pieces; NUL, which the trainer refuses, is left
-    to the byte pieces, as newlines are."""
+    """Yield lines with their indentation, splitting long ones.
+
+    NUL, which the trainer refuses, and newlines are omitted; byte pieces represent them.
+    """
     for text in texts:
         for line in text.replace(b"\0", b"").split(b"\n"):
             characters = line.decode()
@@ -135,4 +140,4 @@ def _verify(model: bytes, texts: list[bytes]) -> None:
     for text in texts:
         wanted = text.decode().replace("\u2581", " ")
         if processor.DecodeIds(processor.EncodeAsIds(text.decode())) != wanted:
-            raise RunFailed(f"The vocabulary loses text, for instance of {text[:60]!r}")
+            raise RunFailed(f"The vocabulary does not reproduce text such as {text[:60]!r}")

@@ -1,7 +1,7 @@
-"""Text that seqio reads, tokenises and lays into rows while a run uses it.
+"""Text that seqio reads, tokenises and arranges in rows while a run uses it.
 
-The functions are those of `fire_lm.data`, for `TextData`. Those that need TensorFlow import it when
-they are called (10 s).
+The functions are those of `fire_lm.data`, for `TextData` and `SeqioTask`. Functions that need
+TensorFlow import it when they are called (10 s).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def train_iterator(data: ReadBySeqio, **arguments: int) -> TrainIterator:
-    if data.vocabulary.startswith(PREFIX):  # its place cannot be saved: TensorFlow calls Python
+    if data.vocabulary.startswith(PREFIX):  # no position can be saved, as TensorFlow calls Python
         raise UserError(
-            f"the vocabulary {data.vocabulary} cannot tokenise while a run trains\n"
+            f"the vocabulary {data.vocabulary} cannot tokenise during training\n"
             "write blocks with it (`fire-lm corpus blocks`), and read them with "
             "--gin_file=configs/data/blocks.gin"
         )
@@ -43,7 +43,7 @@ def vocabulary_name(data: ReadBySeqio) -> str:
 
 
 def vocabulary_size(data: ReadBySeqio) -> int:
-    if isinstance(data, SeqioTask):  # with its extra ids
+    if isinstance(data, SeqioTask):  # which may have extra ids
         from fire_lm.data.on_the_fly import registered
 
         return registered.vocabulary_size(data)
@@ -61,7 +61,7 @@ def label(data: ReadBySeqio) -> str:
 
 
 def quick_splits(data: ReadBySeqio) -> list[str] | None:
-    """The splits that its metadata names, without TensorFlow; None where that does not say."""
+    """Return the splits that the metadata lists, without TensorFlow, or None if it lists none."""
     if isinstance(data, SeqioTask):
         return None
     name, _, version = data.tfds_name.partition(":")
@@ -75,7 +75,10 @@ def quick_splits(data: ReadBySeqio) -> list[str] | None:
 
 
 def unknown_share(data: ReadBySeqio, split: str) -> float:
-    """The share of unknown tokens in a split's first documents (or rows, of a registered task)."""
+    """Return the share of unknown tokens in a split's first documents.
+
+    For a registered task, the first rows are used.
+    """
     if isinstance(data, SeqioTask):
         return scoring_text(data, length=64, num_sequences=64, split=split).unknown
     from fire_lm.data.on_the_fly import survey

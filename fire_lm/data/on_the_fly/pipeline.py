@@ -1,10 +1,10 @@
-"""Batches for training with an exact, small saved position, and fixed text for scoring.
+"""Training batches with an exact, small saved position, and fixed text for scoring.
 
-Shuffling is by blocks: `shuffle_buffer` rows or a few more are read, permuted by (seed, shard,
-block) and handed out while the next block is read at the same pace. A saved position is then the
-reader's position at the start of the block and the rows handed out since: some kilobytes, whatever
-the length or the buffer, where tf.data's own shuffle saves its whole buffer. Restoring reads the
-block again, which takes what a start takes.
+Rows are shuffled in blocks: `shuffle_buffer` rows or a few more are read, permuted by (seed, shard,
+block) and handed out while the next block is read at the same pace. A saved position is the
+reader's position at the start of the block and the number of rows handed out since: a few
+kilobytes, whatever the length or the buffer, while tf.data's own shuffle saves its whole buffer.
+Restoring reads the block again, which takes as long as a start.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fire_lm.errors import UserError
 
 
 class TrainIterator:
-    """Endless batches of one shard, the same for the same arguments; see `fire_lm.data`."""
+    """Endless batches of one shard, determined by the arguments; see `fire_lm.data`."""
 
     shared_state = False
 
@@ -66,28 +66,29 @@ class TrainIterator:
                 self._check_part(part)
         self._fingerprint = vocabulary_fingerprint(data.vocabulary)
         self._reader = self._open_reader()
-        self._block = -1  # number of the current block
-        self._used = 0  # its rows handed out
-        self._rows: dict[str, np.ndarray] = {}  # the current block, as read, by feature
-        self._order = np.zeros([0], np.int64)  # in which its rows are handed out
+        self._block = -1  # the number of the current block
+        self._used = 0  # how many of its rows have been handed out
+        self._rows: dict[str, np.ndarray] = {}  # the current block as read, by feature
+        self._order = np.zeros([0], np.int64)  # the order in which its rows are handed out
         self._start: dict[str, bytes] = {}  # the reader's position before the current block
-        self._next: list[dict[str, np.ndarray]] = []  # the next block so far
+        self._next: list[dict[str, np.ndarray]] = []  # what has been read of the next block
         self._next_rows = 0
         self._next_start: dict[str, bytes] = {}
-        self.skipped, self._skipped = 0, 0  # of the newest batch; not yet reported
+        self.skipped, self._skipped = 0, 0  # for the newest batch; not yet reported
         self._began = False
-        # Told of the rows of the first block, which is read before the first batch.
+        # Called with the progress of the first block, which is read before the first batch.
         self.on_rows: Callable[[int, int], None] = lambda done, total: None
 
     @property
     def description(self) -> str:
+        """A description of the text for messages."""
         return f"{self._documents:,} documents through seqio"
 
     def __iter__(self) -> TrainIterator:
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        """See `fire_lm.data.train_iterator`."""
+        """Return the next batch; see `fire_lm.data.train_iterator`."""
         self._begin()
         parts, missing = [], self._batch_size
         while missing:
@@ -103,7 +104,7 @@ class TrainIterator:
         return {**batch, "weights": text_weights(batch["targets"])}
 
     def get_state(self) -> bytes:
-        """The exact position after the batches handed out so far."""
+        """Return the exact position after the batches handed out so far."""
         self._begin()
         place = {"block": self._block, "used": self._used, "skipped": self._skipped}
         header = json.dumps({**self._identity(), **place})
@@ -117,19 +118,20 @@ class TrainIterator:
         """Continue after the batches that had been handed out when `state` was taken.
 
         Raises:
-            UserError: the state is of other data or another number of shards, or unreadable.
+            UserError: The state belongs to other data or another number of shards, or is
+                unreadable.
         """
         try:
             with np.load(io.BytesIO(state), allow_pickle=False) as saved:
                 header = json.loads(str(saved["header"]))
                 start = {name: saved[name].tobytes() for name in saved if name != "header"}
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise UserError("The saved data position is damaged, or one of blocks.") from error
+            raise UserError("The saved data position is damaged, or belongs to blocks.") from error
         for key, now in self._identity().items():
             if header.get(key) != now:
                 raise UserError(
                     f"The data position was saved with {key} {header.get(key)}, now it is {now}.\n"
-                    "A position can only be continued with the same data, vocabulary and processes."
+                    "Training can only resume with the same data, vocabulary and processes."
                 )
         self._restore_reader(start)
         self._began, self._next, self._next_rows, self._next_start = True, [], 0, start
@@ -137,10 +139,11 @@ class TrainIterator:
         self._advance(self.on_rows)
         self._used = header["used"]
         self._read_ahead(self._used)
-        self._skipped = header.get("skipped", 0)  # the others that are read again were reported
+        # Other skipped documents that are read again have already been reported.
+        self._skipped = header.get("skipped", 0)
 
     def _check_part(self, part: TextData) -> None:
-        """It must have a row, or the mixture would read it for ever in search of one."""
+        """Check that a part has a row; otherwise the mixture would search it for one forever."""
         groups = tasks.dataset(
             part, length=self._length, split="train", seed=None, shard=self._shard
         )
@@ -156,7 +159,7 @@ class TrainIterator:
             raise UserError(_nothing_to_read(part, "train", self._length, counts["short"]))
         raise UserError(
             f"{part.tfds_name} in {part.data_dir} has less text than one row of {self._length} "
-            f"tokens for shard {self._shard_index} of {self._shard_count}: leave it out of the "
+            f"tokens for shard {self._shard_index} of {self._shard_count}: remove it from the "
             "mixture."
         )
 
@@ -164,7 +167,7 @@ class TrainIterator:
         data = self._data
         return {
             "tfds_name": data.title,
-            "number of documents": self._documents,  # a rewritten data set is another text
+            "number of documents": self._documents,  # differs if the data set was rewritten
             "vocabulary": os.path.basename(data.vocabulary),
             "vocabulary SHA-256": self._fingerprint,
             "preprocessing": PREPROCESSING,
@@ -189,7 +192,7 @@ class TrainIterator:
             self._advance(self.on_rows)
 
     def _advance(self, on_rows: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """The next block becomes the current one."""
+        """Make the next block the current one."""
         self._read_ahead(self._data.shuffle_buffer, on_rows)
         self._block += 1
         self._start = self._next_start
@@ -203,7 +206,7 @@ class TrainIterator:
     def _read_ahead(
         self, rows: int, on_rows: Callable[[int, int], None] = lambda done, total: None
     ) -> None:
-        """Read the next block up to `rows` rows, at most to its end."""
+        """Read ahead until the next block has `rows` rows, or is complete."""
         fruitless = 0
         while self._next_rows < min(rows, self._data.shuffle_buffer):
             try:
@@ -250,7 +253,10 @@ class TrainIterator:
 
 @contextlib.contextmanager
 def _folder_in_memory() -> Iterator[str]:
-    """TensorFlow saves a reader to files alone, and a full disk must not end the reading."""
+    """Yield a temporary folder in memory.
+
+    TensorFlow can save a reader only to files, and a full disk must not interrupt the reading.
+    """
     folder = f"ram://fire_lm_reader_{uuid.uuid4().hex}"
     tf.io.gfile.makedirs(folder)
     try:
@@ -265,9 +271,9 @@ def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 def _no_place(data: ReadBySeqio) -> str:
     return (
-        f"The place in {data.where} cannot be saved, so that no run could resume: it is made by "
-        "Python code\nread files instead of a generator, or cache the task with "
-        "`seqio_cache_tasks`, and --gin.SeqioTask.use_cached=True"
+        f"The position in {data.where} cannot be saved, so a run could not resume: Python code "
+        "generates the text\nread files instead of a generator, or cache the task with "
+        "`seqio_cache_tasks` and set --gin.SeqioTask.use_cached=True"
     )
 
 
@@ -276,7 +282,7 @@ def _nothing_to_read(data: ReadBySeqio, split: str, length: int, short: int) -> 
     if short:
         return (
             f"No document of {where} has the {length:,} tokens of a row.\n"
-            "Choose a shorter length, or another TextData.construction than 'long_documents'."
+            "Choose a shorter length, or a TextData.construction other than 'long_documents'."
         )
     return f"No readable text in {where}: every document is empty, huge or not UTF-8."
 
@@ -284,7 +290,7 @@ def _nothing_to_read(data: ReadBySeqio, split: str, length: int, short: int) -> 
 def scoring_text(
     data: ReadBySeqio, *, length: int, num_sequences: int, split: str = "validation"
 ) -> ScoringText:
-    """See `fire_lm.data.scoring_text`."""
+    """Return text to score; see `fire_lm.data.scoring_text`."""
     if num_sequences < 1:
         raise UserError(f"At least one sequence must be scored, not {num_sequences}.")
     if data.mixture:

@@ -1,15 +1,15 @@
-"""Documents to rows of tokens: seqio preprocessors over groups of documents.
+"""Seqio preprocessors that turn groups of documents into rows of tokens.
 
-seqio ships none for language modelling on a stream (they are in package `t5`). Groups rather than
-single documents keep the cost per document small. A group is a dict:
-    targets      int32, first [tokens] (every document with its end-of-document), later
+seqio ships no preprocessors for language modelling on a stream (those are in the package `t5`).
+Processing groups instead of single documents keeps the cost per document small. A group is a dict:
+    targets      int32, first [tokens] (each document with its end-of-document token), later
                  [rows, length], padded with 0
     byte_counts  like targets; only for scoring
-    segment_ids  int32 [rows, length], 1, 2, 3, ... in each row, 0 on padding; only when packed
-    lengths      int32 [documents], tokens in each document; gone once there are rows
-    skipped      int32, empty, undecodable or huge documents in this group
-    documents    int32, the others
-    short        int32, those of `documents` that the construction leaves out by its definition
+    segment_ids  int32 [rows, length], 1, 2, 3, ... in each row, 0 on padding; only if packed
+    lengths      int32 [documents], the tokens in each document; absent once there are rows
+    skipped      int32, the number of empty, undecodable or huge documents in this group
+    documents    int32, the number of other documents
+    short        int32, how many of `documents` the construction omits by definition
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _PER_TOKEN = ("targets", "byte_counts")
 
 
 class Tokenize:
-    """[text] -> groups of tokens; skips and counts documents that are empty, huge or not UTF-8."""
+    """A preprocessor that turns texts into groups of tokens.
+
+    Documents that are empty, huge or not UTF-8 are skipped and counted.
+    """
 
     def __init__(self, vocabulary: seqio.Vocabulary, byte_counts: bool):
         self._vocabulary = vocabulary
@@ -47,7 +50,7 @@ class Tokenize:
             group["targets"], group["byte_counts"] = tokenize(text)
         else:
             group["targets"] = vocabularies.tokenizer(self._vocabulary)(text)
-        # SentencePiece may leave nothing of a document, for instance of exotic white space.
+        # SentencePiece may reduce a document to nothing, for example one of exotic white space.
         kept = group["targets"].row_lengths() > 0
         group = {key: tf.ragged.boolean_mask(value, kept) for key, value in group.items()}
         documents = group["targets"].nrows(out_type=tf.int32)
@@ -66,7 +69,10 @@ class Tokenize:
 
 
 def is_text(text: tf.Tensor) -> tf.Tensor:
-    """bool [documents]: valid UTF-8 (Python's strict rule; tested), not blank, not huge."""
+    """Return bool [documents]: whether each is valid UTF-8, not blank and not huge.
+
+    UTF-8 is checked by Python's strict rule (tested).
+    """
     fits = tf.strings.length(text) <= LONGEST_DOCUMENT
     text = tf.where(fits, text, "")
     repaired = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8", errors="replace")
@@ -74,9 +80,9 @@ def is_text(text: tf.Tensor) -> tf.Tensor:
 
 
 def concat(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Chop the stream of documents into full rows; what is left waits for the next group.
+    """Split the stream of documents into full rows; the remainder waits for the next group.
 
-    Only the tail shorter than one row is lost, at the end of a finite read.
+    Only a tail shorter than one row is lost, at the end of a finite read.
     """
     length = sequence_length["targets"]
     keys = _per_token(dataset)
@@ -92,7 +98,7 @@ def concat(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.d
 
 
 def cut(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Split each document into rows of its own, the last one padded with 0; loses nothing."""
+    """Split each document into its own rows, the last one padded with 0; nothing is lost."""
     length = sequence_length["targets"]
     keys = _per_token(dataset)
 
@@ -105,15 +111,15 @@ def cut(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data
 
 
 def packed(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Lay the parts that `cut` makes into rows, next-fit; loses nothing.
+    """Place the parts that `cut` makes into rows (next-fit); nothing is lost.
 
-    A part goes into the open row if it fits; else that row is closed, padded, and a new one is
-    opened. `segment_ids` tell the parts of a row apart.
+    A part goes into the open row if it fits; otherwise that row is padded and closed, and a new one
+    is opened. `segment_ids` distinguishes the parts of a row.
     """
     length = sequence_length["targets"]
     keys = _per_token(dataset)
     nothing = {key: tf.zeros([0], tf.int32) for key in (*keys, "lengths")}
-    # One more group, of nothing, closes the row that is open at the end of a finite read.
+    # One more group, which is empty, closes the row that is open at the end of a finite read.
     end = {**nothing, **{key: tf.constant(0) for key in COUNTERS}, "last": tf.constant(True)}
     groups = dataset.map(lambda group: {**group, "last": tf.constant(False)})
 
@@ -127,7 +133,7 @@ def packed(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.d
             initializer=0,
         )
         row = tf.cumsum(tf.cast(filled == parts, tf.int32)) - 1  # a row starts with this part
-        # Without the end the last row stays open: its parts come again with the next group.
+        # Except at the end, the last row stays open: its parts return with the next group.
         closed = tf.where(
             group["last"], tf.size(parts), tf.reduce_sum(tf.cast(row < row[-1:], tf.int32))
         )
@@ -145,7 +151,7 @@ def packed(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.d
 
 
 def long_documents(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """The first tokens of each document that fills a row; leaves out, and counts, the others."""
+    """Take the first tokens of each document that fills a row; omit and count the others."""
     length = sequence_length["targets"]
     keys = _per_token(dataset)
 
@@ -164,16 +170,16 @@ def long_documents(dataset: tf.data.Dataset, sequence_length: Mapping[str, int])
 
 
 def single_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Groups to rows; a group's counts go with the first row that comes from then on.
+    """Split groups into single rows, so that a mixture draws rows, whatever the groups hold.
 
-    So that a mixture draws rows, whatever the groups hold.
+    A group's counts are attached to the next row.
     """
     counts = {key: tf.constant(0) for key in COUNTERS}
 
     def step(pending, group):
         total = {key: pending[key] + group[key] for key in COUNTERS}
         rows = tf.shape(group["targets"])[0]
-        first = tf.one_hot(0, rows, dtype=tf.int32)  # of no row: nothing
+        first = tf.one_hot(0, rows, dtype=tf.int32)  # empty if there is no row
         kept = tf.cast(rows == 0, tf.int32)
         with_rows = {key: value for key, value in group.items() if key not in COUNTERS}
         return (
@@ -193,7 +199,7 @@ def _counters(group: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 def _parts(lengths: tf.Tensor, length: int) -> tf.Tensor:
-    """Tokens of the parts, of at most `length`, into which documents of `lengths` are split."""
+    """Return the sizes of the parts, of at most `length`, into which documents are split."""
     count = (lengths + length - 1) // length
     parts = tf.fill([tf.reduce_sum(count)], length)
     last = tf.expand_dims(tf.cumsum(count) - 1, 1)
@@ -201,7 +207,7 @@ def _parts(lengths: tf.Tensor, length: int) -> tf.Tensor:
 
 
 def _padded(values: tf.Tensor, row_lengths: tf.Tensor, length: int) -> tf.Tensor:
-    """[rows, length], rows one after the other from `values`."""
+    """Return [rows, length], padded rows with consecutive stretches of `values`."""
     return tf.RaggedTensor.from_row_lengths(values, row_lengths).to_tensor(shape=[None, length])
 
 

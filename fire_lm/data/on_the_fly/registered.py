@@ -1,7 +1,7 @@
 """Tasks and mixtures that are registered with seqio, by the user's own modules or by us.
 
-Their own preprocessors run as they are; what they give as one feature is taken as documents, each
-with the end-of-document token that they append, or none.
+Their own preprocessors run unchanged. Each example of the chosen feature counts as a document, with
+the end-of-document token if the preprocessors append one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fire_lm.data.quiet_tensorflow import seqio, tf
 from fire_lm.data.spec import SeqioTask
 from fire_lm.errors import UserError, did_you_mean
 
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # as SentencePiece writes a space
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's symbol for a space
 
 
 def check(data: SeqioTask, split: str) -> None:
-    """Raises UserError for a name, feature, split or vocabulary that cannot be read."""
+    """Raise UserError for a name, feature, split or vocabulary that cannot be read."""
     found = _check_feature(data)
     splits = _splits(found)
     if split not in splits:
@@ -42,9 +42,9 @@ def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
     others = set(found.output_features) - {data.feature}
     if others:
         raise UserError(
-            f"{data.where} has {', '.join(sorted(others))} beside {data.feature}, which a language "
-            "model over one text would leave out\nregister a task that puts all of an example into "
-            f"{data.feature}"
+            f"{data.where} has {', '.join(sorted(others))} besides {data.feature}, which a "
+            "language model over one text would ignore\nregister a task that puts the whole "
+            f"example into {data.feature}"
         )
     if found.output_features[data.feature].rank != 1:
         raise UserError(f"the feature {data.feature} of {data.where} is not a list of tokens")
@@ -57,8 +57,8 @@ def _check_cached(data: SeqioTask, found: seqio.Task | seqio.Mixture) -> None:
     for task in seqio.get_subtasks(found):
         if not task.cache_dir:
             raise UserError(
-                f"the task {task.name} is not cached: run `seqio_cache_tasks`, and name its "
-                "--output_cache_dir with --gin.SeqioTask.cache_dirs"
+                f"the task {task.name} is not cached: run `seqio_cache_tasks`, and pass its "
+                "--output_cache_dir in --gin.SeqioTask.cache_dirs"
             )
 
 
@@ -74,12 +74,15 @@ def _provider(data: SeqioTask) -> seqio.Task | seqio.Mixture:
 
 
 def _splits(found: seqio.Task | seqio.Mixture) -> set[str]:
-    """The splits that every task has; a Mixture's own are those of any of its tasks."""
+    """Return the splits that every task has; a Mixture itself lists those of any of its tasks."""
     return set.intersection(*(set(task.splits) for task in seqio.get_subtasks(found)))
 
 
 def _check_vocabulary(data: SeqioTask) -> None:
-    """It must be the one that the run names, whose file generation and export read."""
+    """Check that the vocabulary is the one in the run's configuration.
+
+    Generation and export read that file.
+    """
     found = _feature_vocabulary(data)
     if isinstance(found, seqio.ByteVocabulary):
         name = "bytes"
@@ -94,12 +97,12 @@ def _check_vocabulary(data: SeqioTask) -> None:
     if vocabulary_fingerprint(name) != vocabulary_fingerprint(data.vocabulary):
         raise UserError(
             f"the vocabulary of {data.where} is {name}, not {data.vocabulary}: "
-            f"say --gin.VOCABULARY={name}"
+            f"set --gin.VOCABULARY={name}"
         )
 
 
 def vocabulary_size(data: SeqioTask) -> int:
-    """Ids that its vocabulary can emit, extra ids and padding included."""
+    """Return the number of ids that the vocabulary can emit, with extra ids and padding."""
     _check_feature(data)
     return int(_feature_vocabulary(data).vocab_size)
 
@@ -111,12 +114,12 @@ def _feature_vocabulary(data: SeqioTask) -> seqio.Vocabulary:
 def groups(
     data: SeqioTask, length: int, byte_counts: bool, reading: dict[str, Any]
 ) -> tf.data.Dataset:
-    """Groups of documents, as `preprocessors` describes them, before they become rows.
+    """Return groups of documents before they become rows, as `preprocessors` describes them.
 
-    `length` is what its own preprocessors are told, of which some cut or join documents.
+    `length` is passed to the task's own preprocessors, some of which split or join documents.
     """
     found = _provider(data)
-    # Rows are shuffled in pipeline.py, whose state is small; a mixture's tasks shuffle theirs, too.
+    # pipeline.py shuffles rows, with a small state; the tasks of a mixture also shuffle their own.
     own = {"shuffle_buffer_size": 1} if isinstance(found, seqio.Task) else {}
     lengths = dict.fromkeys(found.output_features, length)
     examples = found.get_dataset(lengths, use_cached=data.use_cached, **own, **reading)
@@ -134,7 +137,7 @@ def groups(
             "documents": kept,
             "short": tf.constant(0),
         }
-        if counts is not None:  # extra ids, which lie beyond the model's own, are no text
+        if counts is not None:  # extra ids, which follow the model's own ids, are not text
             inside = flat < tf.size(counts)
             found["byte_counts"] = tf.where(inside, tf.gather(counts, tf.where(inside, flat, 0)), 0)
         return found
@@ -145,7 +148,7 @@ def groups(
 
 @functools.lru_cache(maxsize=4)
 def _bytes_of_ids(vocabulary: str) -> np.ndarray:
-    """int32 [ids]: bytes of text that each stands for, after the vocabulary's normalisation."""
+    """Return int32 [ids]: the bytes of (normalised) text that each id stands for."""
     if vocabulary == "bytes":
         return np.array([0] * 3 + [1] * 256, np.int32)
     model = vocabularies.load(vocabulary).tokenizer

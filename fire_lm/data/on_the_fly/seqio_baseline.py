@@ -1,8 +1,8 @@
 """A baseline for reading: the shortest seqio pipeline with the same kind of batches.
 
-The yardstick of `fire-lm bench data`. seqio's own steps, one document after the other; joined and
-chopped; shuffled by tf.data. It does not look for undecodable documents, counts nothing, and its
-position cannot be saved in a few bytes.
+`fire-lm bench data` compares against it. It runs seqio's own steps one document after the other,
+joins and splits the tokens, and shuffles with tf.data. It does not detect undecodable documents,
+counts nothing, and its position cannot be saved in a few bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DOCUMENTS_JOINED = 16
 
 
 def plain_batches(data: TextData, *, length: int, batch_size: int, seed: int) -> Iterator[dict]:
-    """Endless {"targets": int32 [batch_size, length]} of the train split, one host."""
+    """Yield endless {"targets": int32 [batch_size, length]} of the train split on one host."""
     vocabulary = vocabularies.load(data.vocabulary)
     feature = seqio.Feature(vocabulary, add_eos=True)
     task = seqio.Task(
@@ -50,7 +50,7 @@ def _targets(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _join(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """The tail of each group of documents is lost, as in T5's own."""
+    """Join groups of documents and split them into rows; their tails are dropped, as in T5."""
     length = sequence_length["targets"]
 
     def rows(tokens: tf.RaggedTensor) -> tf.Tensor:

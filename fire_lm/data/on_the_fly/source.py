@@ -1,4 +1,4 @@
-"""The documents of a TFDS data set as seqio reads them; what is missing among them is an error."""
+"""The documents of a TFDS data set as seqio reads them; missing documents are an error."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fire_lm.data.quiet_tensorflow import seqio, tf, tfds, without_their_warning
 from fire_lm.data.spec import ReadBySeqio, TextData
 from fire_lm.errors import RunFailed, reason
 
-# Files read at once. Few, so that the seed's order of the files decides which documents a short
-# run sees; documents within a file are mostly in hash order already.
+# The number of files read at once. It is small, so that the seed's order of the files determines
+# which documents a short run sees; within a file, documents are mostly in hash order already.
 _FILES_AT_ONCE = 4
-# What TensorFlow puts around a message: the operation, not what failed.
+# The name of the operation, which TensorFlow adds to a message and which is not part of the reason.
 _OPERATION = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*")
 
 
 class Source(seqio.TfdsDataSource):
-    """Fails where files hold fewer documents than the data set says.
+    """A data source that fails if files hold fewer documents than the data set's metadata says.
 
-    TFRecord's checksums do not see a file that was emptied or cut between two records, and TFDS
-    counts only where one host reads all files.
+    TFRecord's checksums do not detect a file that was emptied or truncated between two records, and
+    TFDS counts the documents only if one host reads all files.
     """
 
     def __init__(self, data: TextData, *splits: str):
@@ -37,9 +37,10 @@ class Source(seqio.TfdsDataSource):
         shard_info: seqio.ShardInfo | None = None,
         **unused: Any,
     ) -> tf.data.Dataset:
-        found = self.tfds_dataset.builder.as_dataset(
-            split=split, shuffle_files=shuffle, read_config=_read_config(seed, shard_info)
-        )
+        with without_their_warnings():
+            found = self.tfds_dataset.builder.as_dataset(
+                split=split, shuffle_files=shuffle, read_config=_read_config(seed, shard_info)
+            )
         if shard_info is None:
             return found
         documents = sum(_of_shard(self.documents_by_file(split), shard_info))
@@ -50,7 +51,7 @@ class Source(seqio.TfdsDataSource):
 
 
 def documents_of(data: TextData, split: str, shard: seqio.ShardInfo | None) -> int:
-    """The most documents that a shard reads in one epoch."""
+    """Return the maximum number of documents that a shard reads in one epoch."""
     with without_their_warnings():
         files = Source(data, split).documents_by_file(split)
     if shard is None:
@@ -61,12 +62,12 @@ def documents_of(data: TextData, split: str, shard: seqio.ShardInfo | None) -> i
 
 
 def _of_shard(files: Sequence[int], shard: seqio.ShardInfo) -> Sequence[int]:
-    """The files of a shard, as TFDS divides them."""
+    """Return the files of a shard, as TFDS divides them."""
     return files[shard.index :: shard.num_shards]
 
 
 def _read_config(seed: int | None, shard_info: seqio.ShardInfo | None) -> tfds.ReadConfig:
-    """TfdsDataSource takes none, only one that is global."""
+    """Return the ReadConfig, which TfdsDataSource does not accept except as a global one."""
     shard = None
     if shard_info is not None:
         shard = tf.distribute.InputContext(
@@ -79,13 +80,13 @@ def _read_config(seed: int | None, shard_info: seqio.ShardInfo | None) -> tfds.R
         try_autocache=False,
         interleave_cycle_length=_FILES_AT_ONCE,
         interleave_block_length=1,
-        enable_ordering_guard=False,  # also what was written in an order of its own is shuffled
-        # In parallel, an iterator that was restored hangs in its destructor every few times
-        # (TensorFlow 2.21). One file after the other is fast enough: decoding runs in parallel.
+        enable_ordering_guard=False,  # data sets that are marked as ordered are shuffled too
+        # In parallel, a restored iterator sometimes hangs in its destructor (TensorFlow 2.21).
+        # One file after the other is fast enough, because decoding runs in parallel.
         num_parallel_calls_for_interleave_files=None,
     )
 
 
 def unreadable(data: ReadBySeqio, error: tf.errors.OpError) -> RunFailed:
-    told = _OPERATION.sub("", reason(error))
-    return RunFailed(f"Reading {data.where} failed: {told}")
+    """Return the error that reports a failure of TensorFlow's reader."""
+    return RunFailed(f"Reading {data.where} failed: {_OPERATION.sub('', reason(error))}")

@@ -1,4 +1,4 @@
-"""A survey of a data set: documents, tokens, unknowns, duplicates, and the rows of sweeps."""
+"""A survey of a data set: its documents, tokens, unknown tokens, duplicates, and rows in sweeps."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from fire_lm.data.spec import Construction, TextData
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """Statistics of the documents of a split that were read.
+    """The statistics of the documents of a split that were read.
 
     Attributes:
-        tokens: int64 [documents], each with its end-of-document.
-        text_bytes: of the documents.
-        unknown: tokens that stand for text which the vocabulary does not know.
-        skipped: empty (to the vocabulary at least), huge or not UTF-8.
-        digests: of their texts, for duplicates.
-        whole: whether that is all of the split.
+        tokens: The number of tokens in each document with its end-of-document token, int64
+            [documents].
+        text_bytes: The size of the documents' text.
+        unknown: The number of tokens for text that is unknown to the vocabulary.
+        skipped: The number of documents that are empty (at least for the vocabulary), huge or not
+            UTF-8.
+        digests: The digests of the texts, to find duplicates.
+        whole: Whether the whole split was read.
     """
 
     tokens: np.ndarray
@@ -37,7 +39,7 @@ class Contents:
 
     @property
     def duplicates(self) -> int:
-        """Documents whose text another one before it has, to the byte."""
+        """The number of documents whose text is identical to that of an earlier one."""
         return len(self.tokens) - len(self.digests)
 
     @property
@@ -51,14 +53,15 @@ def survey(
     most: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Contents:
-    """Read up to `most` documents of a split; `progress` receives documents done and in all.
+    """Read up to `most` documents of a split; `progress` receives the documents done and in total.
 
     Raises:
-        UserError: no such data set, split or vocabulary. RunFailed: a damaged file.
+        UserError: There is no such data set, split or vocabulary.
+        RunFailed: A file is damaged.
     """
     vocabulary = vocabularies.load(data.vocabulary)
     unknown_id = vocabularies.unknown_id(data.vocabulary)
-    any_number = tf.TensorSpec([None], tf.string)  # of documents; else each number is traced anew
+    any_number = tf.TensorSpec([None], tf.string)  # of documents, to trace the function only once
     tokenize = tf.function(vocabularies.tokenizer(vocabulary), input_signature=[any_number])
     total = min(most, tasks.check(data, length=2, split=split) or most)
     tokens = [np.zeros(0, np.int64)]
@@ -72,7 +75,7 @@ def survey(
         found += len(texts) + left_out
         ragged = tokenize(tf.constant(texts, tf.string))
         lengths = ragged.row_lengths().numpy()
-        # Of some white space SentencePiece leaves nothing: training skips it too.
+        # SentencePiece reduces some white space to nothing; training skips such documents too.
         texts = [text for text, length in zip(texts, lengths, strict=True) if length]
         left_out += int(np.sum(lengths == 0))
         tokens.append(lengths[lengths > 0] + 1)
@@ -85,7 +88,7 @@ def survey(
 
 
 def unknown_share(data: TextData, split: str, documents: int = 64) -> float:
-    """The largest share of unknown tokens in the first documents of any of the data sets."""
+    """Return the largest share of unknown tokens in the first documents of any data set."""
     if data.vocabulary == "bytes":
         return 0.0
     return max(survey(part, split, documents).unknown_share for part in data.parts)
@@ -93,7 +96,7 @@ def unknown_share(data: TextData, split: str, documents: int = 64) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """All of a split at one length of a sweep: sequences, tokens and documents in them."""
+    """The sequences of a split at one length of a sweep, with their tokens and documents."""
 
     construction: Construction
     length: int
@@ -103,7 +106,7 @@ class Sweep:
 
     @property
     def padding(self) -> float:
-        """Share of the sequences' places that hold none of the tokens."""
+        """The share of the positions in the sequences that hold padding."""
         places = self.sequences * self.length
         return 1 - self.tokens / places if places else 0.0
 
@@ -113,7 +116,7 @@ def sweep_contents(
 ) -> list[Sweep]:
     """Describe each length of a sweep over these documents; every length divides the longest.
 
-    A sweep reads rows of the longest length and cuts them into equal parts.
+    A sweep reads rows of the longest length and splits them into equal parts.
     """
     longest = max(lengths)
     ends = np.cumsum(np.asarray(document_tokens, np.int64))

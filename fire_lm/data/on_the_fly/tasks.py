@@ -1,4 +1,4 @@
-"""The seqio task behind every read: TFDS text -> tokens -> rows, and the checks before it."""
+"""The seqio task behind every read (TFDS text -> tokens -> rows), and the checks before it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fire_lm.storage import children
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 Preprocessor = Callable[..., tf.data.Dataset]
-# What TFDS raises of metadata that it cannot read or parse.
+# The exceptions of TFDS for metadata that it cannot read or parse.
 _METADATA_ERRORS = (
     ValueError,
     LookupError,
@@ -37,13 +37,14 @@ def check(data: ReadBySeqio, *, length: int, split: str) -> int:
     """Check that the text can be read.
 
     Returns:
-        Documents in the split; 0 if the data set does not say.
+        The number of documents in the split, summed over the parts of a mixture; 0 if it is
+        unknown, as for a `SeqioTask`.
 
     Raises:
-        UserError: says what is wrong and how to fix it.
+        UserError: The text cannot be read; the message says why and how to fix it.
     """
     if length < 2:
-        raise UserError(f"A row has at least 2 tokens; the length asked for is {length}.")
+        raise UserError(f"A row needs at least 2 tokens; the requested length is {length}.")
     if data.construction not in CONSTRUCTIONS:
         raise UserError(
             f"{type(data).__name__}.construction is {data.construction!r}: "
@@ -66,60 +67,63 @@ def _check_data_set(data: TextData, split: str) -> int:
     if not _is_string(info.features["text"]):
         kind = " ".join(str(info.features["text"]).split())
         raise UserError(
-            f"The feature 'text' of {where} is no single string, but {kind}.\n"
-            "Write the texts out as a .jsonl file: `fire-lm corpus --from=FILE` makes a data set."
+            f"The feature 'text' of {where} is not a single string, but {kind}.\n"
+            "Write the texts to a .jsonl file: `fire-lm corpus --from=FILE` makes a data set of it."
         )
-    if info.file_format is not tfds.core.FileFormat.TFRECORD:  # the only one tf.data reads alone
+    if info.file_format is not tfds.core.FileFormat.TFRECORD:  # the only one tf.data reads itself
         raise UserError(
-            f"{where} is in {info.file_format.value} files, not in TFRecord files.\n"
-            "`tfds convert_format --out_file_format=tfrecord` copies it into such files."
+            f"{where} consists of {info.file_format.value} files, not of TFRecord files.\n"
+            "`tfds convert_format --out_file_format=tfrecord` converts it."
         )
     return info.splits[split].num_examples
 
 
 def _is_string(feature: tfds.features.FeatureConnector) -> bool:
-    """Return whether a feature is one string for each document, not a list, tree or data set."""
+    """Return whether a feature is one string per document, and not a list, tree or data set."""
     single = isinstance(feature, tfds.features.Text | tfds.features.Tensor)
     return single and feature.shape == () and feature.tf_dtype == tf.string
 
 
 def splits(data: TextData) -> list[str]:
-    """The splits of a data set, the training split first."""
+    """Return the splits of a data set, the training split first."""
     return sorted(dataset_info(data).splits, key=lambda split: (split != "train", split))
 
 
 def data_sets(data_dir: str) -> list[str]:
-    """TFDS names of what a data directory holds."""
+    """Return the TFDS names of the data sets in a data directory."""
     try:
         top = epath.Path(data_dir)
         places = [path.relative_to(top) for path in _versions(top)]
     except OSError:
         return []
-    except KeyError as error:  # etils knows no such places
+    except KeyError as error:  # etils does not know the scheme
         raise UserError(f"{data_dir} is neither a local folder nor gs://") from error
     return sorted(f"{place.parent.as_posix()}:{place.name}" for place in places)
 
 
 def _versions(folder: epath.Path, depth: int = 0) -> Iterator[epath.Path]:
-    """Folders name/version or name/config/version, found level by level: they hold many files."""
+    """Yield the folders name/version and name/config/version.
+
+    The search goes level by level and no deeper, because these folders hold many files.
+    """
     inside = children(folder) if depth < 4 else []
     if depth > 1 and any(path.name == "dataset_info.json" for path in inside):
         yield folder
         return
     for path in inside:
-        if not path.suffix or _VERSION.fullmatch(path.name):  # a file's name has an ending
+        if not path.suffix or _VERSION.fullmatch(path.name):  # files have a suffix
             yield from _versions(path, depth + 1)
 
 
 def only_data_set(data_dir: str, tfds_name: str | None) -> TextData:
-    """The data set of that name, or without one the only one in the directory.
+    """Return the data set of that name, or without a name the only one in the directory.
 
     Raises:
-        UserError: there are several.
+        UserError: The directory holds several data sets.
     """
     held = [tfds_name] if tfds_name else data_sets(data_dir)
     if len(held) > 1:
-        raise UserError(f"{data_dir} holds {', '.join(held)}: say --tfds_name=NAME")
+        raise UserError(f"{data_dir} holds {', '.join(held)}: set --tfds_name=NAME")
     return TextData(data_dir, held[0]) if held else TextData(data_dir)
 
 
@@ -127,7 +131,8 @@ def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
     """Read the metadata of a data set.
 
     Raises:
-        UserError: there is no such data set. RunFailed: its metadata cannot be read.
+        UserError: There is no such data set.
+        RunFailed: Its metadata cannot be read.
     """
     try:
         with without_their_warnings():
@@ -142,22 +147,22 @@ def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
 
 
 def _no_data_set(data: TextData, found: str = "") -> FireLMError:
-    """`found`: what TFDS says, if it found something."""
+    """Return the error for a data set that cannot be opened; `found` is the reason TFDS gives."""
     held, because = data_sets(data.data_dir), f"\n({found})" if found else ""
     if data.tfds_name in held:
         return RunFailed(
             f"The metadata of {data.tfds_name} in the directory {data.data_dir} is damaged or "
             f"cannot be read.{because}"
         )
-    told = f"No data set {data.tfds_name} in the directory {data.data_dir}"
+    message = f"No data set {data.tfds_name} in the directory {data.data_dir}"
     if held:
-        told += (
-            f"\nIt holds {', '.join(held)}: say --tfds_name=NAME "
+        message += (
+            f"\nIt holds {', '.join(held)}: set --tfds_name=NAME "
             "(pretrain and sweep: --gin.TextData.tfds_name=NAME)."
         )
-    elif "://" not in data.data_dir:  # `fire-lm corpus` writes to local directories alone
-        told += f"\n`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there."
-    return UserError(told + because)
+    elif "://" not in data.data_dir:  # `fire-lm corpus` writes only to local directories
+        message += f"\n`fire-lm corpus --data_dir={data.data_dir}` writes the embedded text there."
+    return UserError(message + because)
 
 
 def dataset(
@@ -169,12 +174,17 @@ def dataset(
     shard: seqio.ShardInfo | None = None,
     byte_counts: bool = False,
 ) -> tf.data.Dataset:
-    """Groups of rows (see preprocessors). With a seed: files shuffled, endless. Without: once."""
+    """Return groups of rows (see `preprocessors`).
+
+    With a seed, the files are shuffled and read endlessly; without one, they are read once.
+    """
     with without_their_warnings():
         construct = preprocessors.LAID[data.construction]
         if isinstance(data, SeqioTask):
             groups = registered.groups(data, length, byte_counts, _reading(split, seed, shard))
-            return _with_options(construct(groups, {"targets": length}))
+            # The file sources of seqio interleave in parallel, and TensorFlow 2.21 can crash
+            # (SIGSEGV) while such an iterator records its position symbolically at every element.
+            return _with_options(construct(groups, {"targets": length}), symbolic=False)
         if not data.mixture:
             task = _task(data, split, construct, byte_counts=byte_counts, rank=2)
             rows = task.get_dataset({"targets": length}, **_reading(split, seed, shard))
@@ -191,18 +201,20 @@ def dataset(
 def documents(
     data: TextData, *, split: str, shard: seqio.ShardInfo | None = None
 ) -> tf.data.Dataset:
-    """Groups of whole documents with their byte counts, once, in the order of a read to score."""
+    """Return groups of whole documents with byte counts, once, in the order used for scoring."""
     with without_their_warnings():
         task = _task(data, split, byte_counts=True, rank=1)
         return _with_options(task.get_dataset({"targets": None}, **_reading(split, None, shard)))
 
 
 def document_groups(data: TextData, split: str) -> Iterator[tuple[list[bytes], int]]:
-    """The texts of a split in the order of its files, some at a time, with the number of those
-    left out, which training skips too.
+    """Yield the texts of a split in file order, some at a time, with the number of skipped ones.
+
+    Training skips the same documents.
 
     Raises:
-        UserError: as `check`. RunFailed: a damaged file.
+        UserError: See `check`.
+        RunFailed: A file is damaged.
     """
     _check_data_set(data, split)
     with without_their_warnings():
@@ -229,9 +241,9 @@ def _task(
     rank: int,
     in_mixture: str = "",
 ) -> seqio.Task:
-    """A task of groups (rank 2), of whole documents (rank 1), or of rows in a mixture.
+    """Return a task of groups (rank 2), of whole documents (rank 1), or of rows in a mixture.
 
-    Not registered: two data directories in one process never collide.
+    It is not registered, so two data directories in one process never collide.
     """
     vocabulary = vocabularies.load(data.vocabulary)
     return seqio.Task(
@@ -241,17 +253,17 @@ def _task(
         output_features=dict.fromkeys(
             features(data) if construct else ("targets",), seqio.Feature(vocabulary, rank=rank)
         ),
-        shuffle_buffer_size=1,  # rows are shuffled in pipeline.py, whose state stays small
+        shuffle_buffer_size=1,  # pipeline.py shuffles the rows, with a small state
     )
 
 
 def features(data: ReadBySeqio) -> tuple[str, ...]:
-    """The names of the arrays that are read."""
+    """Return the names of the arrays that are read."""
     return ("targets", "segment_ids") if data.packed else ("targets",)
 
 
 def _mixture(data: TextData, split: str, construct: Preprocessor) -> seqio.Mixture:
-    """Rows of the data sets at their rates; drawn by the seed, for as long as one is endless."""
+    """Return a mixture that draws rows of the data sets at their rates, determined by the seed."""
     return seqio.Mixture(
         "fire_lm_mixture",
         [
@@ -288,26 +300,33 @@ def _reading(split: str, seed: int | None, shard: seqio.ShardInfo | None) -> dic
     }
 
 
-def _with_options(groups: tf.data.Dataset) -> tf.data.Dataset:
+def _with_options(groups: tf.data.Dataset, symbolic: bool = True) -> tf.data.Dataset:
+    """Fix the order of a data set, and how its iterators save their position.
+
+    Args:
+      groups: The data set.
+      symbolic: Whether iterators save the state that produces their buffered elements, which is
+        small, instead of the elements themselves.
+    """
     options = tf.data.Options()
     options.deterministic = True
-    options.experimental_symbolic_checkpoint = True
-    options.autotune.ram_budget = 2**29  # bytes; bounds what is read ahead
+    options.experimental_symbolic_checkpoint = symbolic
+    options.autotune.ram_budget = 2**29  # bytes; limits how much is read ahead
     return groups.with_options(options)
 
 
 def register(name: str, data: TextData) -> seqio.Task:
-    """Register `data` as the task fire_lm:NAME, as seqio's names have no slash.
+    """Register `data` as the task fire_lm:NAME (seqio's names cannot contain a slash).
 
-    An example is a document with its end-of-document token.
-    Other code reads it by its name, in mixtures of its own, or caches it.
+    An example is a document with its end-of-document token. Other code can read the task by name,
+    use it in its own mixtures, or cache it.
 
     Raises:
-        UserError: the vocabulary is missing, or the name is taken.
+        UserError: The vocabulary is missing, or the name is taken.
     """
     full = f"fire_lm:{name}"
     if full in seqio.TaskRegistry.names():
-        raise UserError(f"seqio has a task {full} already: choose another name")
+        raise UserError(f"seqio already has a task {full}: choose another name")
     vocabulary = vocabularies.load(data.vocabulary)
 
     def examples(groups: tf.data.Dataset) -> tf.data.Dataset:

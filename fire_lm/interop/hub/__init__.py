@@ -1,1 +1,1 @@
-"""The model in PyTorch: copied into folders that `fire-lm export` writes, never imported here."""
+"""The model in PyTorch. `fire-lm export` copies it into folders; fire_lm never imports it."""

@@ -1,4 +1,4 @@
-"""Settings of a fire_lm decoder in Hugging Face transformers."""
+"""The configuration of a fire_lm decoder in Hugging Face transformers."""
 
 from transformers import PretrainedConfig
 
@@ -7,13 +7,13 @@ class FireLMConfig(PretrainedConfig):
     """A pre-norm decoder with any positional encoding of fire_lm.
 
     Attributes:
-      positions: the encodings that alternate layer by layer, each a dict with its `type` (a key of
-        `POSITIONS` in modeling_fire_lm.py) and its settings.
+      positions: the encodings, which alternate from layer to layer. Each is a dict of its settings
+        with its `type`, a key of `POSITIONS` in modeling_fire_lm.py.
       share_position: whether the layers of an encoding share its parameters.
-      log_n: None, or the settings of attention scaled by log n.
-      train_length: in tokens.
-      context_length: the length of the input that encodings assume which are defined by it (dynamic
-        NTK, interpolation with an automatic factor, xPos); None where there is none.
+      log_n: the settings of attention that is scaled by log n, or None.
+      train_length: the training length in tokens.
+      context_length: the input length that length-dependent encodings assume (dynamic NTK,
+        interpolation with an automatic factor, xPos); None for all others.
     """
 
     model_type = "fire_lm"

@@ -1,7 +1,7 @@
-"""A fire_lm decoder in PyTorch: every positional encoding of the family, self-contained.
+"""A self-contained fire_lm decoder in PyTorch, with every positional encoding of the family.
 
-Shapes: B batch, T queries, S keys, N heads, H head dim, D model. All maths of positions is float32,
-angles are float64.
+Shapes: B batch, T queries, S keys, N heads, H head dim, D model, K frequencies. Positions are
+computed in float32, and angles in float64.
 """
 
 import math
@@ -16,12 +16,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .configuration_fire_lm import FireLMConfig
 
-# The position of keys that nobody sees: padding, and slots of a cache that are not written yet.
+# The position of keys that no query sees: padding, and cache slots that are not written yet.
 UNSEEN = 2**30
 
 
 class Position(nn.Module):
-    """The hooks by which a position enters the model; by default they do nothing."""
+    """The hooks through which positions enter the model. By default they do nothing."""
 
     def __init__(self, config, settings):
         super().__init__()
@@ -35,7 +35,7 @@ class Position(nn.Module):
         return q_BNTH, k_BNTH
 
     def bias(self, q_pos_BT, k_pos_BS):
-        """`[B, N, T, S]` float32, or None."""
+        """Return the bias of attention logits, float32 `[B, N, T, S]`, or None."""
         return None
 
 
@@ -51,7 +51,7 @@ class Table(Position):
 
 
 class Waves(Position):
-    """Sines and cosines in turn, beside embeddings times sqrt(D) (Vaswani et al., 2017)."""
+    """Interleaved sines and cosines, added to embeddings times sqrt(D) (Vaswani et al., 2017)."""
 
     def embed(self, x_BTD, pos_BT):
         angle_BTK = angles(pos_BT, self.settings["frequencies"])
@@ -60,7 +60,7 @@ class Waves(Position):
 
 
 class Rotary(Position):
-    """RoPE (Su et al., 2021), with the frequencies and the factor of its scaling."""
+    """RoPE (Su et al., 2021) with the frequencies and the attention factor of its scaling."""
 
     def rotate(self, q_BNTH, k_BNTH, pos_BT):
         angle_BTK = angles(pos_BT, self.settings["frequencies"])
@@ -71,7 +71,7 @@ class Rotary(Position):
 
 
 class XPos(Position):
-    """Rotation and decay (Sun et al., 2022), counted from the middle of the input."""
+    """xPos: rotation and decay (Sun et al., 2022), measured from the middle of the input."""
 
     def rotate(self, q_BNTH, k_BNTH, pos_BT):
         angle_BTK = angles(pos_BT, self.settings["frequencies"])
@@ -85,7 +85,7 @@ class XPos(Position):
 
 
 class Linear(Position):
-    """ALiBi (Press et al., 2022): `-slope (i - j)`."""
+    """ALiBi (Press et al., 2022): `-slope * (i - j)`."""
 
     def bias(self, q_pos_BT, k_pos_BS):
         slopes_N = torch.tensor(self.settings["slopes"], device=q_pos_BT.device)
@@ -93,7 +93,7 @@ class Linear(Position):
 
 
 class KerpleLog(Position):
-    """`-p log(1 + a d)` (Chi et al., 2022a)."""
+    """Logarithmic KERPLE (Chi et al., 2022a): `-p * log(1 + a * d)`."""
 
     def __init__(self, config, settings):
         super().__init__(config, settings)
@@ -107,7 +107,7 @@ class KerpleLog(Position):
 
 
 class KerplePower(KerpleLog):
-    """`-a d^p`."""
+    """Power KERPLE: `-a * d**p`."""
 
     def bias(self, q_pos_BT, k_pos_BS):
         d_B1TS = distances(q_pos_BT, k_pos_BS)[:, None]
@@ -116,7 +116,7 @@ class KerplePower(KerpleLog):
 
 
 class Buckets(Position):
-    """T5 (Raffel et al., 2020): a learned bias for each bucket of distances."""
+    """T5's relative bias (Raffel et al., 2020): a learned bias for each bucket of distances."""
 
     def __init__(self, config, settings):
         super().__init__(config, settings)
@@ -130,7 +130,7 @@ class Buckets(Position):
 
 
 class Sandwich(Position):
-    """A sum of cosines of the distance (Chi et al., 2022b)."""
+    """Sandwich (Chi et al., 2022b): a sum of cosines of the distance."""
 
     def bias(self, q_pos_BT, k_pos_BS):
         distance_BTS = q_pos_BT[:, :, None] - k_pos_BS[:, None, :]
@@ -140,7 +140,7 @@ class Sandwich(Position):
 
 
 class Fire(Position):
-    """FIRE (Li et al., 2024, Eq. 4): f(psi(i - j) / psi(max(L, i))), and FIRE-G's length gain."""
+    """FIRE (Li et al., 2024, Eq. 4), f(psi(i - j) / psi(max(L, i))), with FIRE-G's length gain."""
 
     def __init__(self, config, settings):
         super().__init__(config, settings)
@@ -201,20 +201,20 @@ def position_for(config, turn):
 
 
 def angles(pos, frequencies):
-    """`pos * frequency`, float64 `[..., K]`."""
+    """Return `pos * frequency`, float64 `[..., K]`."""
     return pos.double()[..., None] * torch.tensor(
         frequencies, dtype=torch.float64, device=pos.device
     )
 
 
 def distances(q_pos_BT, k_pos_BS):
-    """`|i - j|`, float32 `[B, T, S]`; keys that nobody sees stand where the query is."""
+    """Return `|i - j|`, float32 `[B, T, S]`; for keys that no query sees, return 0."""
     distance_BTS = (q_pos_BT[:, :, None] - k_pos_BS[:, None, :]).abs()
     return torch.where((k_pos_BS == UNSEEN)[:, None, :], 0, distance_BTS).float()
 
 
 def turned(x_BNTH, cos_BTK, sin_BTK, interleaved):
-    """Pairs (a, b) of the first 2K dims become (a cos - b sin, b cos + a sin)."""
+    """Rotate the pairs (a, b) of the first 2K dimensions to (a cos - b sin, b cos + a sin)."""
     cos, sin = cos_BTK[:, None].float(), sin_BTK[:, None].float()
     width = 2 * cos.shape[-1]
     first, rest = x_BNTH[..., :width].float(), x_BNTH[..., width:]
@@ -225,7 +225,7 @@ def turned(x_BNTH, cos_BTK, sin_BTK, interleaved):
 
 
 class FireLMLayer(nn.Module):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+    """A pre-norm layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
     def __init__(self, config, index, position):
         super().__init__()
@@ -257,7 +257,7 @@ class FireLMLayer(nn.Module):
                 q_BNTH = (q_BNTH.float() * factor_BT[:, None, :, None]).to(q_BNTH.dtype)
             if self.log_n["on"] != "logits" and bias_BNTS is not None:
                 bias_BNTS = bias_BNTS * factor_BT[:, None, :, None]
-        # Finite: the rows of padding, which see nothing, must not become NaN.
+        # A finite mask value: rows of padding see no key and must not become NaN.
         bias_BNTS = q_BNTH.new_zeros(()) if bias_BNTS is None else bias_BNTS.to(q_BNTH.dtype)
         bias_BNTS = torch.where(mask_B1TS, bias_BNTS, torch.finfo(q_BNTH.dtype).min / 2)
         out_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, attn_mask=bias_BNTS)
@@ -265,7 +265,7 @@ class FireLMLayer(nn.Module):
         return x_BTD + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x_BTD)), approximate="tanh"))
 
     def log_n_factor(self, keys_BT):
-        """log(n) / log(train length) for queries that see n keys (Su, 2021)."""
+        """Return log(n) / log(train length) for queries that see n keys (Su, 2021)."""
         keys_BT = keys_BT.clamp(min=1).float()
         factor_BT = keys_BT.log() / math.log(self.train_length)
         if self.log_n["clipped"]:
@@ -282,7 +282,7 @@ class FireLMPreTrainedModel(PreTrainedModel):
 
 
 class FireLMModel(FireLMPreTrainedModel):
-    """Tokens to the hidden state before the head."""
+    """The decoder without its head: maps tokens to the last hidden state."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -332,19 +332,19 @@ class FireLMModel(FireLMPreTrainedModel):
 
 
 def real_tokens(attention_mask, past, length):
-    """Which tokens of this call are not padding, bool `[B, T]`; None if none is."""
+    """Return which tokens of this call are not padding, bool `[B, T]`, or None without a mask."""
     if attention_mask is None:
         return None
     if attention_mask.dim() == 2:
         return attention_mask[:, past : past + length].bool()
-    # With a static cache. The last token is never left padding, so it sees all others.
+    # The mask of a static cache. The last token is never left padding, so it sees all others.
     row_BS = attention_mask[:, 0, -1]
     seen_BS = row_BS if row_BS.dtype == torch.bool else row_BS == 0
     return seen_BS[:, past : past + length]
 
 
 def positions(position_ids, attention_mask, past, batch, length, device):
-    """`[B, T]`: from 0 at the first token that is no padding."""
+    """Return positions `[B, T]`, which begin with 0 at the first token that is not padding."""
     if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
         position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + length]
     if position_ids is None:
@@ -353,7 +353,7 @@ def positions(position_ids, attention_mask, past, batch, length, device):
 
 
 def keys_of(cache, k_pos_BT, past):
-    """Positions `[B, S]` of all keys; those of a cache are kept beside it."""
+    """Return the positions `[B, S]` of all keys; those of a cache are stored as its attribute."""
     if cache is None:
         return k_pos_BT
     slots, _ = cache.get_mask_sizes(k_pos_BT.shape[1], 0)
@@ -396,7 +396,7 @@ class FireLMForCausalLM(FireLMPreTrainedModel, GenerationMixin):
         labels=None,
         use_cache=None,
         logits_to_keep=0,
-        cache=None,  # from transformers 5.24 on, what past_key_values was before
+        cache=None,  # the name of past_key_values from transformers 5.24 on
         **kwargs,
     ):
         cache = past_key_values if cache is None else cache
@@ -410,4 +410,6 @@ class FireLMForCausalLM(FireLMPreTrainedModel, GenerationMixin):
             loss = F.cross_entropy(
                 logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100
             )
-        return CausalLMOutputWithPast(loss, logits, cache)  # by place: its name is the version's
+        return CausalLMOutputWithPast(
+            loss, logits, cache
+        )  # positional: the name depends on the version

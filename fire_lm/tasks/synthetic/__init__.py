@@ -1,8 +1,8 @@
-"""Synthetic tasks for length generalisation: exercises of any length from a few lines of numpy.
+"""Synthetic tasks for length generalisation: exercises of any length from a few lines of NumPy.
 
 The 15 tasks of the Chomsky-hierarchy benchmark (`CHOMSKY`), decimal addition, associative recall,
 flip-flop, and retrieval from text. Nothing is stored: an exercise is a function of a seed, a number
-and a length. A task of your own is a file with a frozen dataclass, for example
+and a length. To add your own task, write a file with a frozen dataclass, for example
 
     import dataclasses
     from fire_lm.tasks.synthetic import Sample, Task
@@ -28,8 +28,8 @@ and a length. A task of your own is a file with a frozen dataclass, for example
             string = rng.integers(0, self.symbols, length)
             return Sample(string, (string + 1) % self.symbols)
 
-whose fields are what a configuration can set. `layouts` makes rows of token ids, `exercises` makes
-batches and tests by number, `scoring` counts what is right.
+whose fields a configuration can set. `layouts` makes rows of token ids, `exercises` makes batches
+and tests by number, and `scoring` counts correct answers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from fire_lm.tasks.synthetic.variable_tracking import VariableTracking
 
 __all__ = ["CHOMSKY", "TASKS", "Sample", "Task", "configurables"]
 
-# By their levels in the hierarchy: regular, deterministic context-free, context-sensitive.
+# Ordered by level in the hierarchy: regular, deterministic context-free, context-sensitive.
 CHOMSKY: tuple[type[Task], ...] = (
     EvenPairs,
     ParityCheck,
@@ -94,5 +94,5 @@ TASKS: tuple[type[Task], ...] = (
 
 
 def configurables() -> dict[str, type[Task]]:
-    """The tasks by the names that a configuration gives them."""
+    """Return the tasks, keyed by their names in a configuration."""
     return {task.__name__: task for task in TASKS}

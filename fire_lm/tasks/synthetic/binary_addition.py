@@ -19,9 +19,9 @@ from fire_lm.tasks.synthetic.task import Sample, Task, terminated
 
 @dataclasses.dataclass(frozen=True)
 class BinaryAddition(Task):
-    """Two numbers with a 2 between them; their sum, a 2, zeros. All lowest bit first.
+    """Two numbers separated by a 2; the answer is their sum, a 2 and zeros. Lowest bits come first.
 
-    Below three symbols there is one number, and the answer is that number.
+    With fewer than three symbols there is one number, and the answer is that number.
     """
 
     input_symbols = 3

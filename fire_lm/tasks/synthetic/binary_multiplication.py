@@ -19,9 +19,10 @@ from fire_lm.tasks.synthetic.task import Sample, Task, terminated
 
 @dataclasses.dataclass(frozen=True)
 class BinaryMultiplication(Task):
-    """Two numbers with a 2 between them; their product, a 2, zeros. All lowest bit first.
+    """Two numbers separated by a 2; the answer is their product, a 2 and zeros. Lowest bits first.
 
-    Below three symbols there is one number, and the answer is a zero less than it has bits.
+    With fewer than three symbols there is one number, and the answer is as many zeros as it has
+    bits, minus one.
     """
 
     input_symbols = 3

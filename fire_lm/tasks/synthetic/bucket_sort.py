@@ -11,7 +11,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 
 @dataclasses.dataclass(frozen=True)
 class BucketSort(Task):
-    """n symbols, each from 0 to `symbols - 1`, in order."""
+    """n symbols, each from 0 to `symbols - 1`; the answer is the symbols in ascending order."""
 
     symbols: int = 5
 

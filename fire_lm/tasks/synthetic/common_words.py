@@ -14,15 +14,15 @@ _QUESTION = b"The most common words are "
 
 @dataclasses.dataclass(frozen=True)
 class CommonWords(Task):
-    """At most `length` bytes: a list of words, few of them common, and a question.
+    """A list of words, few of them common, and a question, in at most `length` bytes.
 
-    As many uncommon words as fit. The answer is the common words in the order in which they first
-    occur. Words are random letters.
+    It has as many uncommon words as fit. The answer is the common words in the order of their
+    first occurrence. Words are random letters.
 
     Attributes:
-        common: words to find.
-        times, other_times: how often a common and an uncommon word occurs.
-        letters: of a word.
+        common: The number of words to find.
+        times, other_times: How often each common and each uncommon word occurs.
+        letters: The number of letters of a word.
     """
 
     common: int = 10

@@ -1,4 +1,4 @@
-"""Compute Sqrt (context-sensitive): the whole part of a square root, in binary (2207.02098)."""
+"""Compute Sqrt (context-sensitive): the integer part of a square root, in binary (2207.02098)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 
 @dataclasses.dataclass(frozen=True)
 class ComputeSqrt(Task):
-    """A number from 1 to 2^n - 1, highest bit first; its root in half as many bits, rounded up."""
+    """A number from 1 to 2^n - 1, highest bit first; its root has n / 2 bits, rounded up."""
 
     input_symbols = 2
     answer_symbols = 2

@@ -1,4 +1,4 @@
-"""Cycle Navigation (regular): where a walk on a circle of five places ends (2207.02098)."""
+"""Cycle Navigation (regular): where a walk on a circle of five positions ends (2207.02098)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from fire_lm.tasks.synthetic.task import Sample, Task, Variant
 
-# What the symbols 0, 1, 2 move by: in the benchmark's code, and in the order that its text names.
+# The moves of the symbols 0, 1, 2: in the benchmark's code, and in the order that its text names.
 MOVES: dict[Variant, tuple[int, int, int]] = {"code": (-1, 0, 1), "text": (0, 1, -1)}
 
 
@@ -17,8 +17,8 @@ class CycleNavigation(Task):
     """The sum of n moves, modulo `places`.
 
     Attributes:
-        places: on the circle.
-        variant: which symbol stands for which move; the texts of both are equal but for labels.
+        places: The number of positions on the circle.
+        variant: Which symbol stands for which move; the two differ only in labels.
     """
 
     places: int = 5

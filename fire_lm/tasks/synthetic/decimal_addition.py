@@ -12,15 +12,15 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 
 @dataclasses.dataclass(frozen=True)
 class DecimalAddition(Task):
-    """Two numbers of `length` digits, and their sum in one digit more.
+    """Two numbers of `length` digits; the answer is their sum, with one more digit.
 
-    A hint stands before each digit and says which place it is of: with n + 1 places, consecutive
-    hints from a random first one, the highest place first. The sum's highest digit may be 0; that
-    of a number is not, unless it is its only one. Symbols are digits, hints, and +.
+    A hint before each digit marks the digit's place: for n + 1 places, the hints are consecutive
+    from a random first one, which marks the highest place. The highest digit of the sum may be 0;
+    that of a number may not, unless it is the only digit. Symbols are digits, hints, and +.
 
     Attributes:
-        hints: how many there are to draw from, at least one more than digits; 0 goes without.
-        lowest_first: whether numbers are written from the lowest digit to the highest.
+        hints: The number of hints to draw from, at least one more than digits; 0 omits hints.
+        lowest_first: Whether numbers are written from the lowest digit to the highest.
     """
 
     hints: int = 102
@@ -28,7 +28,7 @@ class DecimalAddition(Task):
 
     def __post_init__(self) -> None:
         if self.hints < 0 or self.hints == 1:
-            raise UserError(f"DecimalAddition.hints is {self.hints}: it is 0, or 2 and more")
+            raise UserError(f"DecimalAddition.hints is {self.hints}: it must be 0, or 2 or more")
 
     @property
     def input_symbols(self) -> int:
@@ -52,7 +52,7 @@ class DecimalAddition(Task):
         return self._width(length + 1)
 
     def _written(self, value: int, digits: int, first_hint: int) -> np.ndarray:
-        """A number in so many digits; its lowest place has hint `first_hint + length`."""
+        """Write a number in `digits` digits; its lowest place has hint `first_hint + length`."""
         shown = np.array([int(digit) for digit in f"{value:0{digits}d}"], np.int64)
         if self.hints:
             shown = np.stack([10 + first_hint + np.arange(digits), shown], axis=1)

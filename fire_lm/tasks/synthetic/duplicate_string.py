@@ -11,7 +11,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, bits
 
 @dataclasses.dataclass(frozen=True)
 class DuplicateString(Task):
-    """n bits, twice."""
+    """n bits; the answer is the bits, repeated twice."""
 
     input_symbols = 2
     answer_symbols = 2

@@ -1,7 +1,7 @@
 """Even Pairs (regular): whether the first and the last symbol differ.
 
-Ruoss et al. 2023 (2305.16843), after Deletang et al. 2022 (2207.02098): the number of places where
-the string changes from 0 to 1 or back is even exactly if it ends as it begins.
+Ruoss et al. 2023 (2305.16843), after Deletang et al. 2022 (2207.02098): the number of positions at
+which the string changes from 0 to 1 or back is even exactly if it ends as it begins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, bits
 
 @dataclasses.dataclass(frozen=True)
 class EvenPairs(Task):
-    """1 where the first and the last of n bits differ, else 0."""
+    """n bits; the answer is 1 if the first and the last differ, else 0."""
 
     input_symbols = 2
     answer_symbols = 2

@@ -1,4 +1,4 @@
-"""Flip-flop language (Liu et al. 2023, 2306.00946): the bit that was last written."""
+"""Flip-flop language (Liu et al. 2023, 2306.00946): recall the bit that was last written."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ WRITE, READ, IGNORE = 2, 3, 4
 
 @dataclasses.dataclass(frozen=True)
 class FlipFlop(Task):
-    """Instructions with a bit each, and a final READ; the answer is the bit last written.
+    """Instructions with one bit each, and a final READ; the answer is the bit last written.
 
-    The first instruction is WRITE. A READ in between is followed by the bit last written. An even
-    length has one symbol less.
+    The first instruction is WRITE. Each earlier READ is followed by the bit last written. An input
+    of even length has one symbol fewer.
 
     Attributes:
-        ignore: the probability of IGNORE; WRITE and READ share the rest.
+        ignore: The probability of IGNORE; WRITE and READ share the rest equally.
     """
 
     ignore: float = 0.8
@@ -30,7 +30,7 @@ class FlipFlop(Task):
 
     def __post_init__(self) -> None:
         if not 0 <= self.ignore <= 1:
-            raise UserError(f"FlipFlop.ignore is {self.ignore}: it is a probability, from 0 to 1")
+            raise UserError(f"FlipFlop.ignore is {self.ignore}: it must be a probability, 0 to 1")
 
     def input_length(self, length: int) -> int:
         return length - 1 + length % 2
@@ -41,7 +41,7 @@ class FlipFlop(Task):
         instructions = rng.choice([WRITE, READ, IGNORE], pairs, p=[other, other, self.ignore])
         instructions[0] = WRITE
         values = bits(rng, pairs)
-        # Of each place, the newest WRITE at it or before it.
+        # For each position, the latest WRITE at or before it.
         written = np.maximum.accumulate(np.where(instructions == WRITE, np.arange(pairs), 0))
         values = np.where(instructions == READ, values[written], values)
         text = np.append(np.stack([instructions, values], axis=1).ravel(), READ)

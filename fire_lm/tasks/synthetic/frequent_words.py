@@ -1,4 +1,4 @@
-"""Frequent words extraction (RULER, 2404.06654): the three most frequent of Zipf's words."""
+"""Frequent words extraction (RULER, 2404.06654): the three most frequent of Zipfian words."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 
 _QUESTION = b"The three most frequent words are "
 ASKED = 3
-_FEWEST = 48  # words, so that the first four differ in frequency at RULER's exponent
+_FEWEST = (
+    48  # the number of words at which the first four differ in frequency, with RULER's exponent
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class FrequentWords(Task):
-    """At most `length` bytes: words in random order, and a question.
+    """Words in random order, and a question, in at most `length` bytes.
 
-    Of N words the k-th most frequent occurs floor(N k^-exponent / Z) times, where Z is the sum of
+    Of N words, the k-th most frequent occurs floor(N k^-exponent / Z) times, where Z is the sum of
     k^-exponent up to N; words that occur once fill the rest. The answer is the first three by
-    frequency. (RULER has a first word besides, '...', that it does not ask for.)
+    frequency. (RULER has an additional most frequent word, '...', that it does not ask for.)
 
     Attributes:
-        exponent: of Zipf's law.
-        letters: of a word.
+        exponent: The exponent of Zipf's law.
+        letters: The number of letters of a word.
     """
 
     exponent: float = 2.0
@@ -46,7 +48,7 @@ class FrequentWords(Task):
         return ASKED * self.letters
 
     def counts(self, words: int) -> np.ndarray:
-        """int [k]: how often each word occurs, in falling order; their sum is `words`."""
+        """Return how often each word occurs, int [k] in descending order; the sum is `words`."""
         shares = np.arange(1, words + 1) ** -self.exponent
         counts = np.floor(words * shares / shares.sum()).astype(np.int64)
         counts = counts[counts > 0]

@@ -1,4 +1,4 @@
-"""Prompts made of text: sentences hidden in noise, or in a local file; a symbol is a byte."""
+"""Prompts made of text: sentences hidden in noise or in a local file, where a symbol is a byte."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fire_lm.errors import UserError
 
-# Bytes by symbol: digits, then letters, so that answers need few symbols; then all others.
+# Bytes by symbol: digits, then letters, so that answers need few symbols; then all other bytes.
 DIGITS, CAPITALS, LETTERS = (
     b"0123456789",
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZ",
@@ -26,12 +26,12 @@ NOISE = (
 
 
 def symbols_of(text: bytes) -> np.ndarray:
-    """int [n]: the symbol of each byte."""
+    """Return the symbol of each byte, int [n]."""
     return _SYMBOL[np.frombuffer(text, np.uint8)].astype(np.int64)
 
 
 def text_of(symbols: np.ndarray) -> bytes:
-    """The bytes of symbols, the inverse of `symbols_of`."""
+    """Return the bytes of symbols, the inverse of `symbols_of`."""
     return np.frombuffer(BYTES, np.uint8)[symbols].tobytes()
 
 
@@ -48,9 +48,9 @@ def _read(path: str) -> bytes:
 
 
 def filler(rng: np.random.Generator, path: str, size: int) -> bytes:
-    """`size` bytes: the noise sentences from the first on, or a file from a random place on.
+    """Return `size` bytes of noise sentences from the first on, or of a file from a random offset.
 
-    Either is repeated where it is shorter.
+    Either is repeated if it is too short.
     """
     text = _read(path) if path else NOISE
     start = int(rng.integers(len(text))) if path else 0
@@ -60,10 +60,10 @@ def filler(rng: np.random.Generator, path: str, size: int) -> bytes:
 def prompt(
     rng: np.random.Generator, path: str, needles: Sequence[bytes], question: bytes, size: int
 ) -> bytes:
-    """`size` bytes: filler with the needles in this order at random places, then the question.
+    """Return `size` bytes: filler with the needles at random positions in order, and the question.
 
-    A needle stands at the beginning, the end, or behind a space of the filler; the places are
-    uniform among these.
+    A needle is placed at the beginning, at the end, or after a space of the filler, uniformly at
+    random.
     """
     hay = filler(rng, path, size - len(question) - sum(map(len, needles)))
     gaps = np.flatnonzero(np.frombuffer(hay, np.uint8) == ord(" ")) + 1
@@ -75,17 +75,17 @@ def prompt(
 
 
 def random_bytes(rng: np.random.Generator, alphabet: bytes, size: int) -> bytes:
-    """A word of `letters` letters of the alphabet."""
+    """Draw `size` bytes from the alphabet."""
     return rng.choice(np.frombuffer(alphabet, np.uint8), size).tobytes()
 
 
 def distinct_words(
     rng: np.random.Generator, count: int, size: int, alphabet: bytes = LETTERS
 ) -> list[bytes]:
-    """`count` different words of `size` letters, in random order.
+    """Draw `count` different words of `size` letters, in random order.
 
     Raises:
-        UserError: there are too few.
+        UserError: There are too few such words.
     """
     if count > len(alphabet) ** size // 2:
         raise UserError(

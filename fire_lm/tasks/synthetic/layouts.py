@@ -1,17 +1,17 @@
 """Layouts: how an exercise becomes a row of token ids with its targets.
 
-Symbol s is id s + 2. Id 0 is padding, and the beginning of a row; id 1 is a slot of the answer
-(`slots`), or what stands between input and answer (`autoregressive`). With x an input of n symbols
-and y its answer of m:
+Symbol s has id s + 2. Id 0 is padding and the beginning of a row; id 1 is a slot of the answer
+(`slots`), or the separator of input and answer (`autoregressive`). With x an input of n symbols
+and y its answer of m symbols:
 
     slots            inputs   x_1 .. x_n  1   ..  1          n + m ids
                      targets   0  ..  0  y_1  ..  y_m
     autoregressive   inputs    0  x_1 .. x_n   1  y_1 .. y_m-1     n + m + 1 ids
                      targets  x_1  .. x_n  1  y_1  ..   y_m
 
-Weights are 1 at the m targets of the answer. A task whose answer symbols are asked for one by one
-has its queries in the place of the 1. The second layout is that of a language model: what is read
-is the targets shifted by one, and an answer is m tokens that follow a prompt.
+Weights are 1 at the m targets of the answer. If a task asks for its answer symbols one by one, its
+queries take the place of the 1. The second layout is that of a language model: the input is the
+targets shifted by one, and an answer is m tokens that follow a prompt.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ PADDING, SLOT, FIRST_SYMBOL = 0, 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Exercises as arrays; T is the width of a row, which padding fills to the right.
+    """Exercises as arrays; T is the width of a row, which is padded on the right.
 
     Attributes:
-        inputs: int32 [B, T], what the model reads.
-        targets: int32 [B, T], what it is to say at each place.
-        weights: int8 [B, T], what each target counts in the loss: 1 for the answer, else 0.
-        tokens: int32 [B, 1], ids of each row without its padding.
+        inputs: What the model reads, int32 [B, T].
+        targets: What it should predict at each position, int32 [B, T].
+        weights: The weight of each target in the loss, int8 [B, T]: 1 for the answer, else 0.
+        tokens: The number of ids of each row without its padding, int32 [B, 1].
     """
 
     inputs: np.ndarray
@@ -49,24 +49,24 @@ class Rows:
 
 
 def vocabulary_size(task: Task) -> int:
-    """Ids that rows of the task are made of."""
+    """Return the number of ids that rows of the task can contain."""
     return FIRST_SYMBOL + max(task.input_symbols, task.answer_symbols)
 
 
 def row_length(task: Task, layout: Layout, length: int) -> int:
-    """Ids of a row of one exercise of this length."""
+    """Return the number of ids in a row with one exercise of this length."""
     begins = int(layout == "autoregressive")
     return begins + task.input_length(length) + task.answer_length(length)
 
 
 def longest_row(task: Task, layout: Layout, max_length: int) -> int:
-    """Ids of the longest row of all lengths up to `max_length`: the least width for training."""
+    """Return the ids of the longest row up to `max_length`: the least width for training."""
     task.check_length(max_length)
     return max(row_length(task, layout, n) for n in range(task.shortest, max_length + 1))
 
 
 def padded_length(ids: int) -> int:
-    """The next of 16, 24, 32, 48, 64, 96, ...: few widths, at most half of a row padding."""
+    """Return the next of 16, 24, 32, 48, 64, 96, ...: few widths, at most half of it padding."""
     power = 16
     while power < ids:
         if ids <= power + power // 2:
@@ -76,10 +76,10 @@ def padded_length(ids: int) -> int:
 
 
 def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -> Rows:
-    """The rows of these exercises, `width` ids wide.
+    """Return the rows of these exercises, `width` ids wide.
 
     Raises:
-        UserError: a row is longer, or the layout cannot hold the task's queries.
+        UserError: A row is longer, or the layout cannot hold the task's queries.
     """
     shape = (len(samples), width)
     inputs, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -92,7 +92,7 @@ def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -
         if end > width:
             raise UserError(
                 f"{type(task).__name__}: an exercise takes {end} tokens, a row has {width}\n"
-                f"give rows of {end} or more (TRAIN_LENGTH), or shorter exercises (max_length)"
+                f"use rows of {end} or more (TRAIN_LENGTH), or shorter exercises (max_length)"
             )
         inputs[row, : len(asked)] = asked
         if layout == "autoregressive":
@@ -105,13 +105,13 @@ def lay_out(task: Task, layout: Layout, samples: Sequence[Sample], width: int) -
 
 
 def prompt(layout: Layout, sample: Sample) -> np.ndarray:
-    """int [P]: what a model is given to answer this exercise.
+    """Return what a model receives to answer this exercise, int [P].
 
-    With `slots` that is the whole row, which one forward pass answers; with `autoregressive` it is
-    what stands before the answer, the 0 of the beginning included.
+    With `slots`, it is the whole row, which one forward pass answers; with `autoregressive`, it is
+    everything before the answer, including the 0 at the beginning.
 
     Raises:
-        UserError: several queries, which are answered one by one, in the layout `autoregressive`.
+        UserError: The layout is `autoregressive`, and there are several queries.
     """
     symbols = sample.inputs + FIRST_SYMBOL
     queries = None if sample.queries is None else sample.queries + FIRST_SYMBOL
@@ -120,20 +120,20 @@ def prompt(layout: Layout, sample: Sample) -> np.ndarray:
         return np.concatenate([symbols, asked])
     if queries is not None and len(queries) > 1:
         raise UserError(
-            "this task asks several things at once, each answered at its own place: use the "
+            "this task asks several things at once, each answered at its own position: use the "
             "layout 'slots', or one query"
         )
     return np.concatenate([[PADDING], symbols, [SLOT] if queries is None else queries])
 
 
 def answers(task: Task, layout: Layout, predicted: np.ndarray, length: int) -> np.ndarray:
-    """int [B, m]: the symbols that a model answers exercises of one length with.
+    """Return the symbols of a model's answers to exercises of one length, int [B, m].
 
     Args:
-        predicted: int [B, T], the id that it says at each place of rows in the layout `slots`; or
-            int [B, m or more], the ids that it generated after the prompts.
+        predicted: In the layout `slots`, the id that it predicts at each position, int [B, T];
+            otherwise, the ids that it generated after the prompts, int [B, m or more].
 
-    An id that is no symbol becomes a negative one, which no answer has.
+    An id that is not a symbol becomes a negative number, which no answer contains.
     """
     first = task.input_length(length) if layout == "slots" else 0
     return predicted[:, first : first + task.answer_length(length)] - FIRST_SYMBOL

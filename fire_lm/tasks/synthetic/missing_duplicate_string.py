@@ -13,9 +13,9 @@ BLANK, FILLER = 2, 3
 
 @dataclasses.dataclass(frozen=True)
 class MissingDuplicateString(Task):
-    """A string twice, one bit of it blank; the answer is that bit.
+    """A string repeated twice, with one bit blank; the answer is that bit.
 
-    An odd length ends with a filler. A single symbol is a 1 with the answer 1.
+    An input of odd length ends with a filler. A single symbol is a 1 with the answer 1.
     """
 
     input_symbols = 4

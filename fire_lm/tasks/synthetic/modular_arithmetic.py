@@ -8,14 +8,14 @@ import numpy as np
 
 from fire_lm.tasks.synthetic.task import Sample, Task
 
-PLUS, MINUS, TIMES = range(3)  # operators, counted from the modulus
+PLUS, MINUS, TIMES = range(3)  # the operators, numbered from the modulus
 
 
 @dataclasses.dataclass(frozen=True)
 class ModularArithmetic(Task):
-    """Digits and + - * in turn; * binds first. An even length has one symbol less.
+    """Digits alternating with + - *, where * binds first. An even length has one symbol fewer.
 
-    Symbols are the digits, then + - * and a blank, which the benchmark has and never draws.
+    Symbols are the digits, then + - * and a blank, which the benchmark defines but never draws.
     """
 
     modulus: int = 5

@@ -14,10 +14,10 @@ OPERATORS = "+-*"
 def bracketed(
     rng: np.random.Generator, length: int, modulus: int, operators: str
 ) -> tuple[str, int]:
-    """A random expression of `length` characters and its value modulo `modulus`.
+    """Return a random expression of `length` characters, and its value modulo `modulus`.
 
-    Up to four characters it is d, -d, (d) or (-d); else (L op R), where the length of L is uniform
-    from 1 to length - 4. Values up to 10 are one digit.
+    Up to four characters, it is d, -d, (d) or (-d); otherwise it is (L op R), where the length of L
+    is uniform from 1 to length - 4. Values up to 10 take one digit.
     """
     if length < 5:
         digit = int(rng.integers(modulus))
@@ -32,19 +32,19 @@ def bracketed(
 
 
 def digits_of(modulus: int) -> str:
-    """The characters of the numbers below the modulus."""
+    """Return the characters of the numbers below the modulus."""
     return "0123456789"[:modulus]
 
 
 @dataclasses.dataclass(frozen=True)
 class ModularArithmeticBrackets(Task):
-    """The value of an expression in brackets.
+    """An expression in brackets; the answer is its value.
 
-    Symbols are the digits, then + - * ( ) and an x, which the benchmark has and never draws here.
+    Symbols are the digits, then + - * ( ) and an x, which the benchmark never draws here.
 
     Attributes:
-        modulus: at most 10.
-        multiply: whether * occurs, as in the benchmark's code.
+        modulus: The modulus, at most 10.
+        multiply: Whether * occurs, as in the benchmark's code.
     """
 
     modulus: int = 5

@@ -1,4 +1,4 @@
-"""Needle retrieval in RULER's forms (Hsieh et al. 2024, 2404.06654): numbers of words."""
+"""Needle retrieval in RULER's forms (Hsieh et al. 2024, 2404.06654): the numbers of words."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _QUESTION = b"What are the special magic numbers for %s? They are "
 
 @dataclasses.dataclass(frozen=True)
 class Needles(Task):
-    """`length` bytes of text with sentences that give a number to a word; some are asked for.
+    """Text of `length` bytes with sentences that assign numbers to words, some of them requested.
 
     RULER's single, multi-key, multi-value and multi-query needles are (keys, values, queries) =
-    (1, 1, 1), (4, 1, 1), (1, 4, 1) and (4, 1, 4). The answer has the numbers of the first word
-    asked for in the order of the text, then those of the next. Words are random letters.
+    (1, 1, 1), (4, 1, 1), (1, 4, 1) and (4, 1, 4). The answer consists of the numbers of the first
+    requested word in the order of the text, then those of the next. Words are random letters.
 
     Attributes:
-        keys: words that have numbers.
-        values: numbers of each word.
-        queries: words asked for.
-        text: a local file to hide them in; '' takes noise sentences.
-        digits, letters: of a number, of a word.
+        keys: The number of words that have numbers.
+        values: The number of numbers of each word.
+        queries: The number of requested words.
+        text: A local file in which to hide them; '' uses noise sentences.
+        digits, letters: The numbers of digits of a number and of letters of a word.
     """
 
     keys: int = 1
@@ -49,7 +49,7 @@ class Needles(Task):
         if not 1 <= self.queries <= self.keys or self.values < 1:
             raise UserError(
                 f"Needles: {self.queries} queries of {self.keys} keys with {self.values} values "
-                "cannot be: queries are from 1 to keys, values 1 or more"
+                "are impossible: queries range from 1 to keys, values are 1 or more"
             )
 
     @property

@@ -11,11 +11,12 @@ from fire_lm.tasks.synthetic.task import Sample, Task, Variant, bits
 
 @dataclasses.dataclass(frozen=True)
 class OddsFirst(Task):
-    """The symbols at one kind of places, then those at the other.
+    """Bits; the answer is those at every other position, then the rest.
 
     Attributes:
-        variant: with places counted from 1, 'code' gives the 2nd, 4th, ... and then the 1st, 3rd,
-            ..., against its own description; 'text' gives the odd places first, as named.
+        variant: With positions counted from 1, 'code' puts the 2nd, 4th, ... before the 1st, 3rd,
+            ..., against its own description; 'text' puts the odd positions first, as the name
+            says.
     """
 
     variant: Variant = "code"

@@ -11,7 +11,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, bits
 
 @dataclasses.dataclass(frozen=True)
 class ParityCheck(Task):
-    """The sum of n bits, modulo 2."""
+    """n bits; the answer is their sum modulo 2."""
 
     input_symbols = 2
     answer_symbols = 2

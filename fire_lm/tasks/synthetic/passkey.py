@@ -14,13 +14,13 @@ QUESTION = b"What is the pass key? The pass key is "
 
 @dataclasses.dataclass(frozen=True)
 class Passkey(Task):
-    """`length` bytes of text that name a number once and then ask for it.
+    """Text of `length` bytes that states a number once and then asks for it.
 
-    The source draws the number from 1 to 50,000; here all have as many digits.
+    The source draws the number from 1 to 50,000; here all numbers have the same number of digits.
 
     Attributes:
-        text: a local file to hide it in; '' takes noise sentences.
-        digits: of the number, the first of them any.
+        text: A local file in which to hide it; '' uses noise sentences.
+        digits: The number of digits, of which the first may be 0.
     """
 
     text: str = ""

@@ -1,4 +1,4 @@
-"""Multi-query associative recall (Arora et al. 2023, 2312.04927): the values of keys."""
+"""Multi-query associative recall (Arora et al. 2023, 2312.04927): recall the values of keys."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fire_lm.tasks.synthetic.task import Sample, Task
 class Recall(Task):
     """`length` pairs of key and value, then keys; the answer to a key is its value.
 
-    Keys are distinct and asked for in random order, one right after the other (the source leaves
-    gaps between them). Value v is symbol v, key k is symbol `values + k`.
+    Keys are distinct and are requested in random order without gaps (the source leaves gaps between
+    them). Value v is symbol v, and key k is symbol `values + k`.
 
     Attributes:
-        keys, values: how many there are to draw from.
-        queries: how many of the keys are asked for; 0 asks for all of them.
+        keys, values: The numbers of keys and values to draw from.
+        queries: The number of requested keys; 0 requests all of them.
     """
 
     keys: int = 512

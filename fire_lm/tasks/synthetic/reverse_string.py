@@ -11,7 +11,7 @@ from fire_lm.tasks.synthetic.task import Sample, Task, bits
 
 @dataclasses.dataclass(frozen=True)
 class ReverseString(Task):
-    """n bits, from the last to the first."""
+    """n bits; the answer is the bits from the last to the first."""
 
     input_symbols = 2
     answer_symbols = 2

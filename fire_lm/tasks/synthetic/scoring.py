@@ -1,4 +1,4 @@
-"""Accuracy of answers: of symbols, and of whole answers; the benchmark's score; baselines."""
+"""The accuracy of answers by symbol; the benchmark's score; baselines."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from fire_lm.errors import UserError
-from fire_lm.tasks.synthetic.exercises import fixed_samples
 from fire_lm.tasks.synthetic.task import Task
 
-# The lengths whose mean is the benchmark's score (Ruoss et al. 2023). Its example leaves out 41.
+# The lengths whose mean is the benchmark's score (Ruoss et al. 2023). Its example omits 41.
 FIRST_SCORED, LAST_SCORED = 41, 500
 
-# Percent that the best constant answer scores, at length 40 or the shortest that a task has: of
-# 20,000 exercises where the rule does not give it. Below this, a model has learned nothing.
+# The percentage that the best constant answer scores, at length 40 or the shortest that a task has,
+# over 20,000 exercises where no rule gives it. Below this, a model has learned nothing.
 MOST_FREQUENT = {
     "EvenPairs": 50.0,
     "ParityCheck": 50.0,
@@ -46,17 +45,16 @@ MOST_FREQUENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-    """Counts over answers, which add up whichever batches they were counted in.
+    """Counts over answers, which can be added across batches.
 
     Attributes:
-        sequences, whole: the number of answers; the number that are right in every counted symbol.
-        symbols, right: symbols that count; those of them that are right.
-        symbols_squared, right_squared, product: sums over answers of symbols^2, right^2 and
+        sequences: The number of answers.
+        symbols, right: The number of counted symbols, and of those that are right.
+        symbols_squared, right_squared, product: The sums over answers of symbols^2, right^2 and
             symbols * right, for the standard error.
     """
 
     sequences: int = 0
-    whole: int = 0
     symbols: int = 0
     right: int = 0
     symbols_squared: int = 0
@@ -69,17 +67,12 @@ class Tally:
 
     @property
     def accuracy(self) -> float:
-        """Percent of the symbols that count."""
+        """The percentage of counted symbols that are right."""
         return 100 * self.right / self.symbols
 
     @property
-    def whole_accuracy(self) -> float:
-        """Percent of the answers."""
-        return 100 * self.whole / self.sequences
-
-    @property
     def stderr(self) -> float:
-        """Standard error of `accuracy`, in percent: of a ratio of sums over answers."""
+        """The standard error of `accuracy`, in percent, as a ratio of sums over answers."""
         share = self.right / self.symbols
         squares = self.right_squared - 2 * share * self.product + share**2 * self.symbols_squared
         spread = max(0.0, squares) * self.sequences / max(1, self.sequences - 1)
@@ -87,13 +80,12 @@ class Tally:
 
 
 def tally(task: Task, truth: np.ndarray, given: np.ndarray) -> Tally:
-    """Counts of answers `given`, int [B, m], against the right ones, int [B, m]."""
+    """Compare the answers `given`, int [B, m], with the right ones, int [B, m], and count."""
     counts = task.counted(truth)
     right = (truth == given) & counts
     of_answer, right_of_answer = counts.sum(axis=1), right.sum(axis=1)
     return Tally(
         sequences=len(truth),
-        whole=int(np.sum(right_of_answer == of_answer)),
         symbols=int(of_answer.sum()),
         right=int(right_of_answer.sum()),
         symbols_squared=int(np.sum(of_answer**2)),
@@ -105,10 +97,10 @@ def tally(task: Task, truth: np.ndarray, given: np.ndarray) -> Tally:
 def score(
     accuracies: Mapping[int, float], first: int = FIRST_SCORED, last: int = LAST_SCORED
 ) -> float:
-    """The benchmark's score: the mean accuracy over the lengths from `first` to `last` at hand.
+    """Return the benchmark's score: the mean accuracy over scored lengths from `first` to `last`.
 
     Raises:
-        UserError: there is none.
+        UserError: No length in this range was scored.
     """
     scored = [accuracy for length, accuracy in accuracies.items() if first <= length <= last]
     if not scored:
@@ -117,17 +109,5 @@ def score(
 
 
 def chance(task: Task) -> float:
-    """Percent that random answers get: every symbol is as likely as the others."""
+    """Return the accuracy in percent of random answers, with all symbols equally likely."""
     return 100 / task.answer_symbols
-
-
-def most_frequent(task: Task, length: int, seed: int, sequences: int) -> tuple[int, float]:
-    """The symbol that is the best constant answer, and its accuracy in percent, on test exercises.
-
-    What a model scores that knows how answers look and reads no input.
-    """
-    truth = np.stack([s.answer for s in fixed_samples(task, length, seed, range(sequences))])
-    symbols = truth[task.counted(truth)]
-    counts = np.bincount(symbols, minlength=task.answer_symbols)
-    best = int(np.argmax(counts))
-    return best, 100 * int(counts[best]) / len(symbols)

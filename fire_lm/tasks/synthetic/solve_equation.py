@@ -12,14 +12,14 @@ from fire_lm.tasks.synthetic.task import Sample, Task, Variant, encoded
 
 @dataclasses.dataclass(frozen=True)
 class SolveEquation(Task):
-    """A bracketed expression in which x hides one digit, and its value; the answer is x.
+    """A bracketed expression in which x hides one digit, and its value; the answer is the digit.
 
-    Below three symbols there is no equation: input and answer are zeros.
+    With fewer than three symbols there is no equation: input and answer are zeros.
 
     Attributes:
-        modulus: at most 10.
-        variant: 'code' has + and - alone, so that the solution is unique; 'text' also has *, and
-            the answer is the digit that was hidden, which need not be the only solution.
+        modulus: The modulus, at most 10.
+        variant: 'code' only has + and -, so that the solution is unique; 'text' also has *, and the
+            answer is the hidden digit, which need not be the only solution.
     """
 
     modulus: int = 5
@@ -38,8 +38,8 @@ class SolveEquation(Task):
             return Sample(np.zeros(length, np.int64), np.zeros(1, np.int64))
         operators = OPERATORS[:2] if self.variant == "code" else OPERATORS
         text, value = bracketed(rng, length - 2, self.modulus, operators)
-        # The first digit from a random place on, around the end: so a digit behind many
-        # brackets is hidden more often than others, as in the benchmark.
+        # Hide the first digit from a random position on, wrapping around: a digit after many
+        # brackets is therefore hidden more often than others, as in the benchmark.
         place = int(rng.integers(len(text)))
         while not text[place].isdigit():
             place = (place + 1) % len(text)

@@ -13,13 +13,13 @@ POP, PUSH_0, PUSH_1, END = 2, 3, 4, 2
 
 @dataclasses.dataclass(frozen=True)
 class StackManipulation(Task):
-    """A stack from bottom to top, then actions; the answer is the stack that they leave.
+    """A stack from bottom to top, then actions; the answer is the resulting stack.
 
-    The initial stack has 1 to n - 1 elements, uniformly; POP on an empty stack does nothing. The
-    answer ends with a 2 and is filled with zeros. A single symbol is a stack without actions.
+    The number of initial elements is uniform from 1 to n - 1; POP on an empty stack does nothing.
+    The answer ends with a 2 and is padded with zeros. A single symbol is a stack without actions.
 
     Attributes:
-        variant: the answer goes from top to bottom in the code, from bottom to top in the text.
+        variant: The answer runs from top to bottom in the code, from bottom to top in the text.
     """
 
     variant: Variant = "code"

@@ -10,19 +10,19 @@ import numpy as np
 
 from fire_lm.errors import UserError
 
-# Where a benchmark's code and its text differ, the task has a field of this type.
+# A task has a field of this type where a benchmark's code and its text differ.
 Variant = Literal["code", "text"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """An exercise, in symbols.
+    """An exercise in symbols.
 
     Attributes:
-        inputs: int [n], each from 0 to `Task.input_symbols - 1`.
-        answer: int [m], each from 0 to `Task.answer_symbols - 1`.
-        queries: int [m], input symbols that ask for one answer symbol each, or None where the
-            input as a whole asks.
+        inputs: The input, int [n], each from 0 to `Task.input_symbols - 1`.
+        answer: The answer, int [m], each from 0 to `Task.answer_symbols - 1`.
+        queries: Input symbols that each ask for one answer symbol, int [m], or None if the whole
+            input asks.
     """
 
     inputs: np.ndarray
@@ -31,15 +31,15 @@ class Sample:
 
 
 class Task(abc.ABC):
-    """A rule of exercises; each task is a frozen dataclass in a file of its own.
+    """A rule that makes exercises; each task is a frozen dataclass in its own file.
 
-    A symbol that occurs in inputs and in answers has the same number in both. Properties that do
+    A symbol that occurs in both inputs and answers has the same number in both. Properties that do
     not depend on a field are plain class attributes of the task: `input_symbols = 2`.
     """
 
     @property
     def label(self) -> str:
-        """The task's name in tables: the class, with the fields that are not at their defaults."""
+        """The task's name in tables: the class, with the fields that differ from their defaults."""
         changed = [
             f"{field.name}={getattr(self, field.name)}"
             for field in dataclasses.fields(self)  # type: ignore[arg-type]
@@ -50,44 +50,44 @@ class Task(abc.ABC):
     @property
     @abc.abstractmethod
     def input_symbols(self) -> int:
-        """The number of symbols that inputs are made of."""
+        """The number of symbols that inputs can contain."""
 
     @property
     @abc.abstractmethod
     def answer_symbols(self) -> int:
-        """The number of symbols that answers are made of."""
+        """The number of symbols that answers can contain."""
 
     @property
     def terminator(self) -> int | None:
-        """The answer symbol after which an answer does not count, where there is one."""
+        """The answer symbol that ends the counted part of an answer, or None."""
         return None
 
     @property
     def shortest(self) -> int:
-        """The smallest length that the rule is defined for."""
+        """The smallest length for which the rule is defined."""
         return 1
 
     @property
     def longest(self) -> int | None:
-        """The greatest length that the rule is defined for, where there is one."""
+        """The largest length for which the rule is defined, or None if there is none."""
         return None
 
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, length: int) -> Sample:
-        """An exercise of this length; a function of the state of `rng` and the length alone."""
+        """Draw an exercise of this length from `rng` alone, so that it is reproducible."""
 
     def input_length(self, length: int) -> int:
-        """Symbols of an input of this length."""
+        """Return the number of symbols of an input of this length."""
         return length
 
     def answer_length(self, length: int) -> int:
-        """Symbols of the answer to an input of this length."""
+        """Return the number of symbols of the answer to an input of this length."""
         return 1
 
     def counted(self, answer: np.ndarray) -> np.ndarray:
-        """bool [..., m]: which symbols of answers [..., m] count in the accuracy.
+        """Return which symbols of answers [..., m] count in the accuracy, bool [..., m].
 
-        All of them, or those up to and including the first terminator.
+        These are all of them, or those up to and including the first terminator.
         """
         if self.terminator is None:
             return np.ones(answer.shape, bool)
@@ -95,7 +95,7 @@ class Task(abc.ABC):
         return (ended == 0) | ((ended == 1) & (answer == self.terminator))
 
     def check_length(self, length: int) -> None:
-        """Refuse a length that the rule is not defined for.
+        """Refuse a length for which the rule is not defined.
 
         Raises:
             UserError: `length` is below `shortest` or above `longest`.
@@ -109,12 +109,12 @@ class Task(abc.ABC):
 
 
 def bits(rng: np.random.Generator, count: int) -> np.ndarray:
-    """int [count]: fair bits."""
+    """Draw fair bits, int [count]."""
     return rng.integers(0, 2, count)
 
 
 def terminated(result: np.ndarray, terminator: int, width: int) -> np.ndarray:
-    """int [width]: the result, the terminator, zeros."""
+    """Return the result, the terminator and zeros, int [width]."""
     answer = np.zeros(width, np.int64)
     answer[: len(result)] = result
     answer[len(result)] = terminator
@@ -122,5 +122,5 @@ def terminated(result: np.ndarray, terminator: int, width: int) -> np.ndarray:
 
 
 def encoded(text: str, alphabet: str) -> np.ndarray:
-    """int [n]: the place of each character in the alphabet."""
+    """Return the index of each character in the alphabet, int [n]."""
     return np.array([alphabet.index(character) for character in text], np.int64)

@@ -20,13 +20,13 @@ _QUESTION = b"The variables that are assigned the value %s are "
 
 @dataclasses.dataclass(frozen=True)
 class VariableTracking(Task):
-    """`length` bytes of text with assignments; the answer is the names of one value, in order.
+    """Text of `length` bytes with assignments; the answer is the names of one value, in order.
 
     Attributes:
-        hops: assignments of a chain after its first; each copies the variable before it.
-        chains: of which the first is asked for.
-        text: a local file to hide them in; '' takes noise sentences.
-        letters, digits: of a name, of a value.
+        hops: The number of assignments of a chain after its first; each copies the previous one.
+        chains: The number of chains, of which the first is requested.
+        text: A local file in which to hide them; '' uses noise sentences.
+        letters, digits: The numbers of letters of a name and of digits of a value.
     """
 
     hops: int = 4
@@ -50,7 +50,7 @@ class VariableTracking(Task):
         size = self.hops + 1
         names = distinct_words(rng, self.chains * size, self.letters, CAPITALS)
         values = distinct_words(rng, self.chains, self.digits, DIGITS)
-        # Chains are mixed at random; within each, an assignment follows the one that it copies.
+        # Chains are interleaved at random; in each, an assignment follows the one that it copies.
         order = rng.permutation(np.repeat(np.arange(self.chains), size)).tolist()
         done, lines = [0] * self.chains, []
         for chain in order:

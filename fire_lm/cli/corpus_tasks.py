@@ -1,0 +1,88 @@
+"""`fire-lm corpus tasks`: writes the data sets of a suite of tasks."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from fire_lm.console import signs_of_life
+from fire_lm.errors import UserError, did_you_mean
+from fire_lm.tasks.suites import SUITES, Generated, TextTask
+
+if TYPE_CHECKING:
+    from fire_lm.data.suites.writing import Written
+
+_GENERATED = ("sizes", "train_size", "rows", "examples", "seed")
+
+
+def write_tasks(arguments: argparse.Namespace) -> None:
+    tasks = chosen_tasks(arguments)
+    settings = {
+        name: value for name in _GENERATED if (value := getattr(arguments, name)) is not None
+    }
+    if all(isinstance(task.origin, Generated) for task in tasks):
+        if arguments.source:
+            raise UserError(f"the suite {arguments.suite} is generated: omit --source")
+        written = write_exercises(tasks, arguments.data_dir, settings)
+    else:
+        if settings:
+            given = next(iter(settings))
+            raise UserError(f"--{given} is for exercises; the suite {arguments.suite} has a source")
+        written = write_records(tasks, arguments.data_dir, arguments.source)
+    print(
+        f"tasks: {', '.join(f'fire_lm:{name}' for name in written)}\n"
+        f"read them with --gin.DATA_DIR={arguments.data_dir}"
+    )
+
+
+def chosen_tasks(arguments: argparse.Namespace) -> list[TextTask]:
+    """Return the tasks that the command line selects.
+
+    Raises:
+        UserError: There is no such suite, or it has no such task.
+    """
+    if arguments.suite not in SUITES:
+        raise UserError(
+            f"there is no suite {arguments.suite}.{did_you_mean(arguments.suite, SUITES)}"
+        )
+    by_title = {task.title: task for task in SUITES[arguments.suite].tasks}
+    for title in arguments.tasks:
+        if title not in by_title:
+            told = did_you_mean(title, by_title) or f" Known: {', '.join(by_title)}."
+            raise UserError(f"the suite {arguments.suite} has no task {title}.{told}")
+    return [task for title, task in by_title.items() if title in (arguments.tasks or by_title)]
+
+
+def write_exercises(tasks: list[TextTask], data_dir: str, settings: dict) -> list[str]:
+    from fire_lm.data.suites import sources
+
+    if "sizes" in settings:
+        settings = settings | {"sizes": tuple(settings["sizes"])}
+    for task in tasks:
+        with signs_of_life(task.title):
+            describe(sources.write_generated(task, data_dir, **settings))
+    return [task.name for task in tasks]
+
+
+def write_records(tasks: list[TextTask], data_dir: str, source: str | None) -> list[str]:
+    from fire_lm.data.suites import sources
+
+    if not source:
+        raise UserError("--source=FOLDER names the folder of the official data sets")
+    found = sources.find_all(tasks, source)
+    for task in tasks:
+        print(f"{task.title}: {found[task.name].place}", flush=True)
+        with signs_of_life(task.title):
+            describe(sources.write_official(task, found[task.name], data_dir))
+    return [task.name for task in tasks]
+
+
+def describe(written: Written) -> None:
+    if not written.written:
+        print(f"  {written.name} holds these rows: nothing to do")
+    for split, rows in written.rows.items():
+        left_out = [
+            f"{one.count:,} {why} (first: {one.first})"
+            for why, one in written.left_out[split].items()
+        ]
+        print(f"  {split}: {rows:,} rows; omitted: {', '.join(left_out) or 'none'}", flush=True)

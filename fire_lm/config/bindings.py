@@ -1,0 +1,151 @@
+"""The meaning of all statements: which binding wins, what a macro stands for, what is reached.
+
+A configurable is *reached* from a root if a chain of `@references` in bound values leads to it.
+References cannot come from anywhere else, so this is known before anything is called.
+Scopes are gin's: `a/X.p = 1` holds for X where it is reached under scope a or a/..., `@a/X`
+enters scope a (leaving any other), and a plain `@X` stays in the scope of the binding it is in.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fire_lm.config.configurables import Configurable, parameters
+from fire_lm.config.syntax import REQUIRED, Key, Leaf, Macro, Node, Ref, Statement, leaves, mapped
+from fire_lm.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Scoped:
+    """A configurable in the scope under which it is reached."""
+
+    scope: tuple[str, ...]
+    name: str
+
+    def key(self, parameter: str) -> Key:
+        """Return the key that a user would write for a parameter."""
+        return Key(self.scope, self.name, parameter)
+
+    def takes(self, key: Key) -> bool:
+        """Return whether a binding of `key` holds here."""
+        return (self.scope[: len(key.scope)], self.name) == (key.scope, key.configurable)
+
+    def target(self, reference: Ref) -> Scoped:
+        """Return what a reference in a value bound here leads to."""
+        return Scoped(reference.scope or self.scope, reference.name)
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """All statements, in order of increasing precedence, and what they can refer to."""
+
+    statements: tuple[Statement, ...]
+    configurables: Mapping[str, Configurable]
+    roots: tuple[str, ...]
+    hints: Mapping[str, str]
+    imports: tuple[str, ...]
+
+    @functools.cached_property
+    def macros(self) -> dict[str, Statement]:
+        """The winning statement of each macro."""
+        return {s.key.parameter: s for s in self.statements if not s.key.configurable}
+
+    @functools.cached_property
+    def winning(self) -> dict[Key, Statement]:
+        """The winning statement of each parameter."""
+        return {s.key: s for s in self.statements if s.key.configurable}
+
+    def extended(self, statements: Sequence[Statement]) -> Bindings:
+        """Return these bindings with further statements, which win."""
+        return replace(self, statements=(*self.statements, *statements))
+
+    def parameters(self, name: str) -> Mapping[str, inspect.Parameter]:
+        """Return the parameters of a configurable; none for an unknown name."""
+        return parameters(self.configurables[name]) if name in self.configurables else {}
+
+    def bound(self, at: Scoped) -> dict[str, Statement]:
+        """Map each bound parameter, in signature order, to its binding; an inner scope wins."""
+        keys = sorted(filter(at.takes, self.winning), key=lambda key: len(key.scope))
+        found = {key.parameter: self.winning[key] for key in keys}
+        return {n: found[n] for n in [*self.parameters(at.name), *sorted(found)] if n in found}
+
+    def expand(self, statement: Statement, users: tuple[Statement, ...] = ()) -> Node:
+        """Return the value of `statement` with every macro but gin.REQUIRED replaced."""
+        users = (*users, statement)
+
+        def expanded(leaf: Leaf) -> Node:
+            if not isinstance(leaf, Macro) or leaf.name == REQUIRED:
+                return leaf
+            return self.expand(self._macro(leaf.name, users), users)
+
+        node: Node = mapped(statement.node, expanded)
+        return node
+
+    def _macro(self, name: str, users: Sequence[Statement]) -> Statement:
+        """Find the statement that sets a macro, which the last of `users` mentions."""
+        where, found = users[-1].where, self.macros.get(name)
+        if found in users:
+            raise UserError(f"{where}: the macro {name} refers to itself.")
+        if found:
+            return found
+        if name in self.hints:
+            raise UserError(self.hints[name])
+        hint = did_you_mean(name, self.macros)
+        raise UserError(f"{where}: {users[-1].key} uses %{name}, which nothing sets.{hint}")
+
+    def chain(self, statement: Statement) -> list[Statement]:
+        """Return `statement`, and each macro in turn from which it takes its whole value."""
+        found = [statement]
+        while isinstance(node := found[-1].node, Macro) and node.name in self.macros:
+            found.append(self._macro(node.name, found))
+        return found
+
+    def source(self, statement: Statement) -> Statement:
+        """Return the statement that holds the value: through `= %MACRO`, the innermost macro's."""
+        return self.chain(statement)[-1]
+
+    def mentions(
+        self, node: Node, overridden: bool = False, inside: tuple[str, ...] = ()
+    ) -> Iterator[Ref | Macro]:
+        """Iterate over the references and macros in a value and in the macros that it mentions.
+
+        With `overridden`, values of macros that later statements replace are read, too.
+        """
+        for leaf in leaves(node):
+            if isinstance(leaf, Ref | Macro):
+                yield leaf
+            if isinstance(leaf, Macro) and leaf.name not in inside:
+                set_by = [s for s in self.statements if s.key == Key((), "", leaf.name)]
+                for statement in set_by if overridden else set_by[-1:]:
+                    yield from self.mentions(statement.node, overridden, (*inside, leaf.name))
+
+    def references(self, at: Scoped, overridden: bool = False) -> Iterator[tuple[Statement, Ref]]:
+        """Iterate over the references in the values bound at `at`, each with its binding."""
+        for statement in self.statements if overridden else self.bound(at).values():
+            if at.takes(statement.key):
+                for leaf in self.mentions(statement.node, overridden):
+                    if isinstance(leaf, Ref) and leaf.name in self.configurables:
+                        yield statement, leaf
+
+    def reach(self, *roots: str, overridden: bool = False) -> dict[Scoped, bool]:
+        """Return what `roots` (by default all) reach, in reading order.
+
+        The value says whether the configuration itself calls it, as `@name()`: a plain reference
+        is called by code, which may pass what the configuration leaves out. With `overridden`,
+        values that later statements replace count, too.
+        """
+        found: dict[Scoped, bool] = {}
+
+        def visit(at: Scoped, called: bool) -> None:
+            if at in found and (found[at] or not called):
+                return
+            found[at] = called
+            for _, reference in self.references(at, overridden):
+                visit(at.target(reference), reference.call)
+
+        for root in roots or self.roots:
+            visit(Scoped((), root), called=False)
+        return found

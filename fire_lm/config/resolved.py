@@ -1,0 +1,314 @@
+"""A configuration that can be called, asked and printed: `load` and `Config`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fire_lm.config import checks
+from fire_lm.config.bindings import Bindings, Scoped
+from fire_lm.config.coercion import Fitter, Misfit, plain, same
+from fire_lm.config.configurables import NO_VALUE, Configurable, imported
+from fire_lm.config.files import read_statements
+from fire_lm.config.syntax import (
+    REQUIRED,
+    Key,
+    Macro,
+    Node,
+    Ref,
+    Scalar,
+    Statement,
+    leaves,
+    mapped,
+    parse_file,
+    read_value,
+)
+from fire_lm.errors import UserError
+
+_HEADER = """\
+# The configuration as resolved: every macro, and every parameter of whatever a verb can reach.
+# Read it again with --gin_file=THIS_FILE.
+"""
+
+
+def load(
+    gin_files: Sequence[str],
+    bindings: Sequence[str],
+    search_paths: Sequence[str],
+    *,
+    configurables: Mapping[str, Configurable],
+    roots: Sequence[str],
+    hints: Mapping[str, str] | None = None,
+    derive: Callable[[Bindings], Sequence[Statement]] = lambda bindings: (),
+    imports: Sequence[str] = (),
+) -> Config:
+    """Read and check a configuration. Nothing global changes; load as often as you like.
+
+    Args:
+      gin_files, search_paths: names or paths, and where to look for them (`files`).
+      bindings: command-line bindings `NAME=VALUE`, which win over the files. NAME is a macro,
+        `Configurable.parameter` or `scope/Configurable.parameter`.
+      configurables: what gin files may name: undecorated functions and classes. A binding acts
+        where an @reference reaches the class, never on a direct call in Python.
+      roots: the names that `Config.call` can call.
+      hints: by macro, the whole error message if that macro is needed and nothing sets it.
+      derive: returns statements that follow from all others, and win over them.
+      imports: modules whose dataclasses are configurables, too, as after `import` in a file.
+
+    Raises:
+      UserError: for anything misspelt, unused, undefined or of the wrong type; it names the
+        file and line or the command-line argument.
+    """
+    statements, modules = read_statements(gin_files, bindings, search_paths)
+    modules = dict.fromkeys(imports, "--import") | modules
+    known = imported(modules, configurables)
+    every = Bindings(tuple(statements), known, tuple(roots), hints or {}, tuple(modules))
+    every = every.extended(derive(every))
+    checks.check_names(every)
+    checks.check_macros(every)
+    config = Config(every)
+    checks.check_bindings_used(every)
+    checks.check_no_circle(every)
+    return config
+
+
+class Config:
+    """A resolved configuration. Equal to another if both print the same `text()`."""
+
+    def __init__(self, bindings: Bindings, *, strict: bool = True) -> None:
+        """`strict=False` is for a saved text of older code: what does not fit stays as it is."""
+        self.bindings = bindings
+        self._strict = strict
+        self._fitter = Fitter(bindings.configurables)
+        self._values = {key: self._fit(binding) for key, binding in bindings.winning.items()}
+        self._callables: dict[Scoped, Configurable] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self.text() == other.text()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _fit(self, statement: Statement) -> Any:
+        key, node = statement.key, self.bindings.expand(statement)
+        parameter = self.bindings.parameters(key.configurable).get(key.parameter)
+        if Macro(REQUIRED) in leaves(node):
+            return NO_VALUE
+        if parameter is None:  # of older code
+            return plain(node)
+        try:
+            return self._fitter.fit(node, parameter)
+        except Misfit as misfit:
+            if not self._strict:
+                return plain(node)
+            source = self.bindings.source(statement)
+            expects = f"{key} expects"
+            if source is not statement:
+                expects = f"{source.key} feeds {key}, which expects"
+            if macros := [str(leaf) for leaf in leaves(source.node) if isinstance(leaf, Macro)]:
+                expects = f"{', '.join(macros)} in {expects}"
+            end = "" if str(misfit).endswith("?") else "."
+            raise UserError(f"{source.where}: {expects} {misfit}{end}") from None
+
+    def arguments(self, at: Scoped) -> dict[str, tuple[Statement | None, Any]]:
+        """Map each parameter to the statement that binds it, if any, and its value or NO_VALUE."""
+        unbound: dict[str, tuple[Statement | None, Any]] = {
+            name: (None, parameter.default)
+            for name, parameter in self.bindings.parameters(at.name).items()
+        }
+        bound = self.bindings.bound(at)
+        return unbound | {name: (s, self._values[s.key]) for name, s in bound.items()}
+
+    # Calling.
+
+    def call(self, root: str, /, **kwargs: Any) -> Any:
+        """Call a root with its configured values and `kwargs`.
+
+        Raises:
+          UserError: before the call, if something that it needs has no value, or if a binding sets
+            what `kwargs` sets to another value (it could never act).
+        """
+        self.check_complete(root, **kwargs)
+        return self.call_scoped(Scoped((), root), **kwargs)
+
+    def check_complete(self, root: str, /, **given: Any) -> None:
+        """Raise UserError if something that `root` needs neither has a value nor is given."""
+        self._check(Scoped((), root), given, heed_files=True)
+        for at, called in self.bindings.reach(root).items():
+            if called:
+                self._check(at, {}, heed_files=True)
+
+    def call_scoped(self, at: Scoped, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a configurable. What the caller passes wins over files, as in gin.
+
+        Raises:
+          UserError: if the caller overrules a command-line binding.
+        """
+        target = self.bindings.configurables[at.name]
+        given = dict(zip(inspect.signature(target).parameters, args, strict=False)) | kwargs
+        self._check(at, given, heed_files=False)
+
+        def follow(leaf: Any) -> Any:
+            if not isinstance(leaf, Ref):
+                return leaf
+            made = self._callable(at.target(leaf))
+            return made() if leaf.call else made
+
+        bound = {
+            name: mapped(value, follow)
+            for name, (statement, value) in self.arguments(at).items()
+            if statement is not None and name not in given
+        }
+        return target(*args, **bound, **kwargs)
+
+    def _check(self, at: Scoped, given: Mapping[str, Any], heed_files: bool) -> None:
+        """Raise UserError for a parameter without a value, or one that the caller overrules.
+
+        A binding may repeat what the caller passes, or the default; without `heed_files`, one in a
+        file may be overruled.
+        """
+        for name, (statement, value) in self.arguments(at).items():
+            if name not in given:
+                if value is NO_VALUE:
+                    source = self.bindings.source(statement) if statement else None
+                    where, key = (f"{source.where}: ", source.key) if source else ("", at.key(name))
+                    raise UserError(f"{where}{key} has no value; give one with --gin.{key}=VALUE.")
+            elif (
+                statement and value is not NO_VALUE and (heed_files or statement.from_command_line)
+            ):
+                default = self.bindings.parameters(at.name)[name].default
+                if not same(value, given[name]) and not same(value, default):
+                    raise UserError(
+                        f"{statement.where}: this has no effect, the code itself "
+                        f"gives {at.name} its {name}; remove it."
+                    )
+
+    def _callable(self, at: Scoped) -> Configurable:
+        """Return what `@Name` stands for in a binding: Name with its configured values.
+
+        It is one object for each scope, so it serves as a static argument.
+        """
+
+        @functools.wraps(self.bindings.configurables[at.name], updated=())
+        def configured(*args: Any, **kwargs: Any) -> Any:
+            return self.call_scoped(at, *args, **kwargs)
+
+        return self._callables.setdefault(at, configured)
+
+    # Asking. References are given as their text, '@FIRE'.
+
+    def macro(self, name: str) -> Any | None:
+        """Return the value of a macro, as the first parameter that it feeds gets it, or None."""
+        macro = self.bindings.macros.get(name)
+        if macro is None:
+            return None
+        for at in self.bindings.reach():
+            for statement, value in self.arguments(at).values():
+                if statement and value is not NO_VALUE and macro in self.bindings.chain(statement):
+                    return _shown(value)
+        return _shown(plain(self.bindings.expand(macro)))
+
+    def leaves(self, root: str) -> dict[Key, tuple[str, Any]]:
+        """Map the key of every value that `root` reaches to the user's name for it and the value.
+
+        Of each configurable, its defaults come first.
+        """
+        found = {}
+        for at in self.bindings.reach(root):
+            arguments = self.arguments(at).items()
+            for name, (statement, value) in sorted(arguments, key=lambda a: a[1][0] is not None):
+                key = self.bindings.source(statement).key if statement else at.key(name)
+                if value is not NO_VALUE:
+                    found[at.key(name)] = (str(key), _shown(value))
+        return found
+
+    def values(self, root: str) -> dict[str, Any]:
+        """Return the values that `root` itself is called with, defaults included."""
+        arguments = self.arguments(Scoped((), root)).items()
+        return {name: _shown(v) for name, (_, v) in arguments if v is not NO_VALUE}
+
+    def idle(self, name: str) -> dict[str, tuple[str, Any]]:
+        """Map each bound parameter of a configurable that no verb reaches to (where, value)."""
+        if any(at.name == name for at in self.bindings.reach()):
+            return {}
+        return {
+            key.parameter: (statement.where, _shown(self._values[key]))
+            for key, statement in self.bindings.winning.items()
+            if key.configurable == name
+        }
+
+    # Changing, and writing.
+
+    def with_values(self, values: Mapping[Key, Any], where: str) -> Config:
+        """Return this configuration with other values of some parameters.
+
+        Values are numbers, strings, bools or None; `where` names their origin in messages.
+        """
+        new = [Statement(key, Scalar(v, str(v)), where, False) for key, v in values.items()]
+        return Config(self.bindings.extended(new), strict=self._strict)
+
+    def as_saved(self) -> Config:
+        """Return this configuration with the meaning that it had when it was saved.
+
+        A class declares in `older_defaults` what it did before a parameter of it existed. A text
+        that does not bind the parameter is from that time, since `text` writes all defaults.
+        """
+        classes = {at: self.bindings.configurables[at.name] for at in self.bindings.reach()}
+        older = {
+            at.key(name): value
+            for at, kind in classes.items()
+            for name, value in getattr(kind, "older_defaults", {}).items()
+            if name not in self.bindings.bound(at)
+        }
+        return self.with_values(older, "an older version") if older else self
+
+    def resolve_text(self, text: str) -> Config:
+        """Return another configuration of the same experiment, from a saved text; not checked."""
+        statements = [s for s in parse_file(text, "saved config") if isinstance(s, Statement)]
+        return Config(replace(self.bindings, statements=tuple(statements)), strict=False)
+
+    def text(self) -> str:
+        """Return gin text that loads, alone, into an equal Config.
+
+        It has all macros in use and every parameter of every configurable that a root reaches:
+        bound values as written, others with their default if gin can write it. What has neither
+        is passed by the caller, and left out. Equal configurations have the same text.
+        """
+        written: dict[str, dict[Key, Node]] = {}
+        for at in self.bindings.reach():
+            lines = written.setdefault(at.name, {})
+            for name, (statement, _) in self.arguments(at).items():
+                if statement:
+                    lines.setdefault(statement.key, statement.node)
+                elif (node := self._default(at.name, name)) is not None:
+                    lines.setdefault(Key((), at.name, name), node)
+        nodes = [node for lines in written.values() for node in lines.values()]
+        used = {leaf for node in nodes for leaf in self.bindings.mentions(node)}
+        macros = {
+            statement.key: statement.node
+            for name, statement in sorted(self.bindings.macros.items())
+            if Macro(name) in used
+        }
+        sections = [
+            f"# {title}\n" + "".join(f"{key} = {node}\n" for key, node in lines.items())
+            for title, lines in ({"Macros": macros} | written).items()
+            if lines
+        ]
+        imports = [f"import {name}\n" for name in self.bindings.imports]
+        return "\n".join([_HEADER, *imports, *sections])
+
+    def _default(self, configurable: str, name: str) -> Node | None:
+        """Return a default as gin would write it, if it reads it back as the same value."""
+        parameter = self.bindings.parameters(configurable)[name]
+        node = read_value(repr(parameter.default))
+        try:
+            fits = node is not None and same(self._fitter.fit(node, parameter), parameter.default)
+        except Misfit:
+            return None
+        return node if fits else None
+
+
+def _shown(value: Any) -> Any:
+    return mapped(value, lambda leaf: str(leaf) if isinstance(leaf, Ref) else leaf)

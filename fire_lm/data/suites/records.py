@@ -1,0 +1,215 @@
+"""Reading official data sets of tasks: JSON lines, zip files, or data sets of TFDS.
+
+A source is a folder. For a data set such as `qasper`, it holds qasper/train.jsonl and the other
+splits, or qasper.zip with these files, or the data set that `tfds build` writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
+
+import numpy as np
+from etils import epath
+
+from fire_lm.data.on_the_fly import tasks
+from fire_lm.data.on_the_fly.source import Source, unreadable
+from fire_lm.data.quiet_tensorflow import tf, without_their_warnings
+from fire_lm.data.spec import TextData
+from fire_lm.errors import RunFailed, UserError, first_line
+from fire_lm.storage import children
+from fire_lm.tasks.suites.rows import Record
+from fire_lm.tasks.suites.selection import Records
+from fire_lm.tasks.suites.text_task import SPLIT_FILES, Official
+
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A data set that was found.
+
+    Attributes:
+        place: Where it was found.
+        identity: What distinguishes it from others: file names with checksums, or sizes and times.
+        splits: A function for each split that reads its records.
+    """
+
+    place: str
+    identity: list[list[Any]]
+    splits: Mapping[str, Records]
+
+
+def find(official: Official, source: str) -> Found | None:
+    """Return the data set in a source, or None: a folder, a zip file, or a data set of TFDS.
+
+    Raises:
+        UserError: If the source cannot be read.
+    """
+    top = epath.Path(source)
+    try:
+        if not top.exists():
+            raise UserError(f"there is no {source} to read data sets from: --source=FOLDER")
+        if top.name in (official.folder, f"{official.folder}.zip"):  # the data set itself
+            top = top.parent
+        if (folder := top / official.folder).is_dir() and (found := _in_folder(folder)):
+            return found
+        if (archive := top / f"{official.folder}.zip").exists():
+            return _in_zip(archive)
+        return _of_tfds(official, str(top))
+    except (OSError, tf.errors.OpError) as error:
+        raise UserError(f"Cannot read {source}: {first_line(error)}") from error
+
+
+def wanted(official: Official) -> str:
+    """Return what `find` looks for, for messages."""
+    return (
+        f"{official.folder}/train.jsonl, {official.folder}.zip or {official.tfds_names[0]} of TFDS"
+    )
+
+
+def _in_folder(folder: epath.Path) -> Found | None:
+    files = {
+        split: file
+        for split, names in SPLIT_FILES.items()
+        if (file := next((f for n in names if (f := folder / f"{n}.jsonl").exists()), None))
+    }
+
+    def reader(file: epath.Path) -> Records:
+        @contextlib.contextmanager
+        def opened() -> Iterator[IO[bytes]]:
+            with file.open("rb") as stream:
+                yield stream
+
+        return lambda: _json_lines(f"{folder.name}/{file.name}", opened)
+
+    if not files:
+        return None
+    identity = [[file.name, *_size_and_time(file)] for file in files.values()]
+    return Found(str(folder), identity, {split: reader(file) for split, file in files.items()})
+
+
+def _size_and_time(file: epath.Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.length, int(found.mtime or 0)
+
+
+def _in_zip(path: epath.Path) -> Found:
+    try:
+        with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+            checksums = {member.filename: member.CRC for member in archive.infolist()}
+    except zipfile.BadZipFile as error:
+        raise RunFailed(f"{path} is no whole zip file ({first_line(error)})") from error
+    members = {
+        split: member
+        for split, names in SPLIT_FILES.items()
+        if (member := next((m for n in names for m in checksums if _is_member(m, n)), None))
+    }
+
+    def reader(member: str) -> Records:
+        @contextlib.contextmanager
+        def opened() -> Iterator[IO[bytes]]:
+            with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+                with archive.open(member) as inside:
+                    yield inside
+
+        return lambda: _json_lines(f"{path.name}/{member}", opened)
+
+    identity = [[member, checksums[member]] for member in members.values()]
+    return Found(str(path), identity, {split: reader(member) for split, member in members.items()})
+
+
+def _is_member(path: str, name: str) -> bool:
+    """Return whether a path is the file of a split, and not a file that macOS adds."""
+    parts = path.split("/")
+    return parts[-1] == f"{name}.jsonl" and not any(part.startswith(("__", ".")) for part in parts)
+
+
+def _json_lines(
+    name: str, opened: Callable[[], contextlib.AbstractContextManager[IO[bytes]]]
+) -> Iterator[tuple[str, Record]]:
+    """Yield the places and objects of the lines of a file.
+
+    Raises:
+        RunFailed: If a line is not a JSON object, or the file is damaged; the message names the
+            line.
+    """
+    number = 0
+    try:
+        with opened() as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield f"{name} line {number}", _object(line)
+    except (ValueError, RecursionError) as error:
+        raise RunFailed(f"{name} line {number} is no JSON object: {first_line(error)}") from error
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        told = first_line(error)
+        raise RunFailed(f"{name} line {number + 1}: the file is damaged ({told})") from error
+
+
+def _object(line: bytes) -> Record:
+    found = json.loads(line.decode("utf-8-sig"))
+    if not isinstance(found, dict):
+        raise ValueError(f"a {type(found).__name__}")
+    return found
+
+
+def _of_tfds(official: Official, source: str) -> Found | None:
+    held = [
+        f"{builder}:{version}"
+        for builder in official.tfds_names
+        for version in _versions(epath.Path(source) / builder)
+    ]
+    if not held:
+        return None
+    data = TextData(source, held[0])
+    info = tasks.dataset_info(data)
+    splits = {
+        split: _examples(data, name)
+        for split, names in SPLIT_FILES.items()
+        if (name := next((n for n in names if n in info.splits), None))
+    }
+    identity = [
+        [data.tfds_name, split, int(info.splits[split].num_examples)] for split in info.splits
+    ]
+    return Found(f"{data.tfds_name} in {source}", identity, splits)
+
+
+def _versions(builder: epath.Path) -> list[str]:
+    """Return the versions of a data set, newest first."""
+    found = [
+        path.name
+        for path in children(builder)
+        if _VERSION.fullmatch(path.name) and (path / "dataset_info.json").exists()
+    ]
+    return sorted(found, key=lambda version: list(map(int, version.split("."))), reverse=True)
+
+
+def _examples(data: TextData, split: str) -> Records:
+    def read() -> Iterator[tuple[str, Record]]:
+        with without_their_warnings():
+            examples = Source(data, split).get_dataset(split, shuffle=False)
+        try:
+            for number, example in enumerate(examples.as_numpy_iterator(), start=1):
+                yield f"{data.tfds_name} {split} example {number}", _plain(example)
+        except tf.errors.OpError as error:
+            raise unreadable(data, error) from error
+
+    return read
+
+
+def _plain(value: Any) -> Any:
+    """Return an example of TFDS with the types of a JSON object."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
+    if isinstance(value, np.ndarray):
+        return [_plain(one) for one in value.tolist()]
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,121 @@
+"""The seqio tasks of the data sets in a folder, and their mixtures."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from fire_lm.data import vocabularies
+from fire_lm.data.identity import vocabulary_fingerprint
+from fire_lm.data.on_the_fly import tasks as text_tasks
+from fire_lm.data.on_the_fly.source import Source
+from fire_lm.data.quiet_tensorflow import seqio
+from fire_lm.data.spec import TextData
+from fire_lm.data.suites.writing import VERSION
+from fire_lm.errors import UserError, did_you_mean
+from fire_lm.tasks.suites import SUITES, TASKS, Suite, TextTask
+
+PREFIX = "fire_lm:"  # seqio's names have no slash
+_MIXTURES = {PREFIX + suite.name: suite for suite in SUITES.values() if suite.together}
+_TASKS = {PREFIX + task.name: task for task in TASKS.values()}
+# The tasks that `register` has registered, each with its folder and vocabulary.
+_registered: dict[str, tuple[seqio.Task | seqio.Mixture, tuple[str, str]]] = {}
+
+
+def task_or_mixture(name: str, data_dir: str, vocabulary: str) -> seqio.Task | seqio.Mixture:
+    """Return the task `fire_lm:NAME` of a data set in a folder, or the mixture of a suite.
+
+    It is not registered, so that the tasks of two folders can be used in one process.
+
+    Raises:
+        UserError: If there is no such task, or the folder lacks its data set.
+    """
+    if name in _MIXTURES:
+        return _mixture(_MIXTURES[name], data_dir, vocabulary)
+    if name not in _TASKS:
+        raise UserError(f"there is no task {name}.{did_you_mean(name, [*_TASKS, *_MIXTURES])}")
+    return _task(_TASKS[name], data_dir, vocabulary)
+
+
+def register(data_dir: str, vocabulary: str) -> list[str]:
+    """Register the tasks of a folder with seqio, and the mixtures whose tasks are complete.
+
+    Tasks that an earlier call registered for another folder or vocabulary are replaced.
+
+    Returns:
+        The names.
+
+    Raises:
+        UserError: If one of the names was registered elsewhere.
+    """
+    there = _there(data_dir)
+    tasks = {name: task for name, task in _TASKS.items() if task.name in there}
+    mixtures = {
+        name: suite
+        for name, suite in _MIXTURES.items()
+        if all(task.name in there for task in _trained(suite))
+    }
+    origin = (data_dir, vocabulary_fingerprint(vocabulary))
+    for name, task in tasks.items():
+        _register(name, origin, functools.partial(_task, task, data_dir, vocabulary))
+    for name, suite in mixtures.items():
+        _register(name, origin, functools.partial(_mixture, suite, data_dir, vocabulary))
+    return [*tasks, *mixtures]
+
+
+def _register(
+    name: str, origin: tuple[str, str], make: Callable[[], seqio.Task | seqio.Mixture]
+) -> None:
+    registry = seqio.MixtureRegistry if name in _MIXTURES else seqio.TaskRegistry
+    if name in registry.names():
+        ours, of_origin = _registered.get(name, (None, None))
+        if registry.get(name) is not ours:
+            raise UserError(f"seqio has a task {name} that was registered elsewhere: rename it")
+        if of_origin == origin:
+            return
+        registry.remove(name)
+    provider = make()
+    registry.add_provider(name, provider)
+    _registered[name] = provider, origin
+
+
+def _there(data_dir: str) -> set[str]:
+    held = set(text_tasks.data_sets(data_dir))
+    return {name for name in TASKS if f"{name}:{VERSION}" in held}
+
+
+def _trained(suite: Suite) -> list[TextTask]:
+    return [task for task in suite.tasks if task.name not in suite.not_trained]
+
+
+def _task(task: TextTask, data_dir: str, vocabulary: str) -> seqio.Task:
+    if task.name not in _there(data_dir):
+        suite = next(suite for suite in SUITES.values() if task in suite.tasks)
+        raise UserError(
+            f"{data_dir} has no data set {task.name}\n"
+            f"`fire-lm corpus tasks --suite={suite.name} --data_dir={data_dir}` writes it"
+        )
+    data = TextData(data_dir, f"{task.name}:{VERSION}")
+    feature = seqio.Feature(vocabularies.load(vocabulary), add_eos=True)
+    return seqio.Task(
+        PREFIX + task.name,
+        source=Source(data, *text_tasks.splits(data)),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        output_features={"inputs": feature, "targets": feature},
+        postprocess_fn=task.postprocess,
+        metric_fns=list(task.metrics),
+    )
+
+
+def _mixture(suite: Suite, data_dir: str, vocabulary: str) -> seqio.Mixture:
+    """Return the tasks with rates that are their numbers of training rows, as in T5."""
+    there = _there(data_dir)
+    if missing := [task.name for task in _trained(suite) if task.name not in there]:
+        raise UserError(
+            f"{data_dir} lacks data sets of the mixture {PREFIX}{suite.name}: "
+            f"{', '.join(missing)}\n"
+            f"`fire-lm corpus tasks --suite={suite.name} --data_dir={data_dir}` writes them"
+        )
+    tasks = [_task(task, data_dir, vocabulary) for task in _trained(suite)]
+    rates = [(task, float(task.num_input_examples("train"))) for task in tasks]
+    return seqio.Mixture(PREFIX + suite.name, rates)

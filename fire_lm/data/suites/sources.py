@@ -1,0 +1,111 @@
+"""Writing the data sets of tasks from official records or as generated exercises."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from fire_lm.data.suites import records
+from fire_lm.data.suites.writing import Written, write_task
+from fire_lm.errors import UserError
+from fire_lm.tasks.suites import Generated, Official, TextTask
+from fire_lm.tasks.suites.rows import Row
+from fire_lm.tasks.suites.selection import Source, rows_of
+
+# The first number of the seed of each split, so that no two splits draw the same numbers.
+_TRAIN, _VALIDATION, _TEST = 1, 2, 3
+
+
+def find_all(tasks: list[TextTask], source: str) -> dict[str, records.Found]:
+    """Return the data sets of tasks by the names of the tasks.
+
+    Raises:
+        UserError: If data sets are missing; the message says where to get them.
+    """
+    found = {task.name: records.find(_official(task), source) for task in tasks}
+    missing = [task for task in tasks if found[task.name] is None]
+    if missing:
+        first = _official(missing[0])
+        there = [task.title for task in tasks if task not in missing]
+        others = f" (nor {', '.join(t.title for t in missing[1:])})" if missing[1:] else ""
+        raise UserError(
+            f"{source} has no {missing[0].title}{others}: no {records.wanted(first)}\n"
+            f"get it: {first.where}"
+            + (f"; or write what is there: --tasks={','.join(there)}" if there else "")
+        )
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def write_official(task: TextTask, found: records.Found, data_dir: str) -> Written:
+    """Write a data set of official records; see `write_task`."""
+    splits = {split: rows_of(_official(task), split, read) for split, read in found.splits.items()}
+    return write_task(task.name, data_dir, splits, {"files": found.identity})
+
+
+def _official(task: TextTask) -> Official:
+    if not isinstance(task.origin, Official):
+        raise UserError(f"{task.title} is generated: it has no source")
+    return task.origin
+
+
+def write_generated(
+    task: TextTask,
+    data_dir: str,
+    *,
+    sizes: tuple[int, ...] = (),
+    train_size: int | None = None,
+    rows: int = 10_000,
+    examples: int = 50,
+    seed: int = 0,
+) -> Written:
+    """Write exercises, which depend only on their seed, size and number.
+
+    Args:
+        task: The task.
+        data_dir: A TFDS data directory.
+        sizes: The sizes of the test splits `size_N`; by default those of the task.
+        train_size: The largest size in `train` and `validation`, whose sizes are uniform from 1;
+            by default the smallest of `sizes`.
+        rows: The number of rows of `train`.
+        examples: The number of rows of `validation` and of each test split.
+        seed: The seed.
+
+    Raises:
+        UserError: If the task has no exercises of such a size.
+    """
+    origin = task.origin
+    if not isinstance(origin, Generated):
+        raise UserError(f"{task.title} is not generated: name its files with --source=FOLDER")
+    sizes = sizes or origin.sizes
+    train_size = train_size or min(sizes)
+    if origin.largest is not None and max(*sizes, train_size) > origin.largest:
+        raise UserError(
+            f"{task.title} of size {max(*sizes, train_size)}: there are {origin.largest} at most"
+        )
+    splits = {
+        "train": _exercises(origin, (_TRAIN, seed), rows, train_size=train_size),
+        "validation": _exercises(origin, (_VALIDATION, seed), examples, train_size=train_size),
+    } | {
+        f"size_{size}": _exercises(origin, (_TEST, seed, size), examples, size=size)
+        for size in sorted(set(sizes))
+    }
+    settings = {"sizes": sizes, "train_size": train_size, "rows": rows, "examples": examples}
+    return write_task(task.name, data_dir, splits, {"generated": settings | {"seed": seed}})
+
+
+def _exercises(
+    origin: Generated, seeds: tuple[int, ...], count: int, *, size: int = 0, train_size: int = 0
+) -> Source:
+    """Return exercises of one size, or of sizes up to `train_size`."""
+
+    def exercise(number: int) -> Iterator[Row]:
+        rng = np.random.default_rng([*seeds, number])
+        yield origin.exercise(rng, size or int(rng.integers(1, train_size + 1)), str(number))
+
+    def source() -> Iterator:
+        for number in range(count):
+            yield f"exercise {number}", functools.partial(exercise, number)
+
+    return source

@@ -1,0 +1,146 @@
+"""The interface of metrics: functions of means, with their uncertainty.
+
+A metric is a metric function of seqio, `(targets, predictions) -> {name: value}`. In addition, it
+states what its values are means of, so that the standard error needs no second definition.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fire_lm.errors import RunFailed, UserError, first_line
+from fire_lm.tasks.metrics.uncertainty import interval, jackknife
+
+MetricFn = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """The value of a metric on a set of examples.
+
+    Attributes:
+        value: The value, in percent for all metrics of this package.
+        stderr: The standard error of the value; NaN if unknown.
+        low, high: The ends of a 95 % interval; NaN if unknown.
+        examples: The number of examples.
+    """
+
+    value: float
+    stderr: float
+    low: float
+    high: float
+    examples: int
+
+
+class Metric(abc.ABC):
+    """A metric whose values are functions of the means of a few numbers over units.
+
+    A unit is an example, or a group of examples that are scored together.
+
+    Attributes:
+        names: The names of the values, the primary one first.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+
+    @abc.abstractmethod
+    def units(self, targets: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
+        """Return the numbers from which the values are computed, float64 [units, numbers]."""
+
+    def combine(self, means: np.ndarray) -> np.ndarray:
+        """Compute values [..., names], as fractions of 1, from means [..., numbers], float64."""
+        return means
+
+    def __call__(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
+        values = 100 * self.combine(self._checked(targets, predictions).mean(axis=0))
+        return {name: float(value) for name, value in zip(self.names, values, strict=True)}
+
+    def scores(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, Score]:
+        """Return the values with their standard errors (jackknife) and intervals (bootstrap)."""
+        units = self._checked(targets, predictions)
+        values = self.combine(units.mean(axis=0))
+        stderrs = jackknife(units, self.combine)
+        lows, highs = interval(units, self.combine)
+        table = 100 * np.stack([values, stderrs, lows, highs], axis=1)
+        return {
+            name: Score(value, stderr, low, high, len(targets))
+            for name, (value, stderr, low, high) in zip(self.names, table.tolist(), strict=True)
+        }
+
+    def _checked(self, targets: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
+        if len(targets) == 0:
+            raise UserError("there are no examples to score")
+        if len(targets) != len(predictions):
+            raise UserError(f"{len(predictions)} predictions for {len(targets)} examples")
+        return np.asarray(self.units(targets, predictions), np.float64)
+
+
+def scores_of(
+    metric_fn: MetricFn,
+    targets: Sequence[Any],
+    predictions: Sequence[Any],
+    ids: Sequence[str],
+) -> tuple[dict[str, Score], dict[str, str]]:
+    """Return the scores of any metric function, and the examples on which it fails, with reasons.
+
+    A function that raises is called on each example alone; examples on which it raises are skipped.
+
+    Args:
+        ids: The ids of the examples.
+
+    Raises:
+        UserError: The examples have no references.
+        RunFailed: The function fails on all examples, or only on all of them together.
+    """
+    try:
+        return _scores(metric_fn, targets, predictions), {}
+    except UserError:
+        raise
+    except Exception as error:
+        whole = error
+    failures: dict[int, str] = {}
+    for index in range(len(targets)):
+        try:
+            metric_fn(targets[index : index + 1], predictions[index : index + 1])
+        except Exception as error:
+            failures[index] = first_line(error)
+    kept = [index for index in range(len(targets)) if index not in failures]
+    name = getattr(metric_fn, "__name__", type(metric_fn).__name__)
+    if not failures or not kept:
+        where = "any example" if not kept else "all examples together"
+        raise RunFailed(f"the metric {name} fails on {where}: {first_line(whole)}") from whole
+    rest = [targets[index] for index in kept], [predictions[index] for index in kept]
+    return _scores(metric_fn, *rest), {ids[index]: why for index, why in failures.items()}
+
+
+def _scores(
+    metric_fn: MetricFn, targets: Sequence[Any], predictions: Sequence[Any]
+) -> dict[str, Score]:
+    if isinstance(metric_fn, Metric):
+        return metric_fn.scores(targets, predictions)
+    return {
+        name: Score(float(value), math.nan, math.nan, math.nan, len(targets))
+        for name, value in metric_fn(targets, predictions).items()
+    }
+
+
+def average(scores: Sequence[Score]) -> Score:
+    """Return the unweighted mean of the scores of different data sets.
+
+    Its interval is the normal one, because the data sets are independent.
+
+    Raises:
+        UserError: There is no score.
+    """
+    if not scores:
+        raise UserError("there are no scores to average")
+    value = math.fsum(score.value for score in scores) / len(scores)
+    stderr = math.sqrt(math.fsum(score.stderr**2 for score in scores)) / len(scores)
+    examples = sum(score.examples for score in scores)
+    return Score(value, stderr, value - 1.96 * stderr, value + 1.96 * stderr, examples)

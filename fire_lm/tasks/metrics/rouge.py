@@ -1,0 +1,88 @@
+"""ROUGE-1, ROUGE-2 and ROUGE-L as SCROLLS scores summaries (Lin 2004; Shaham et al. 2022).
+
+The F-measures are those of the package rouge-score without its stemmer, to the last digit. That
+package is not a dependency: it requires nltk, joblib and regex for what takes a line each here, and
+finds common subsequences in n * m steps of Python.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from fire_lm.tasks.metrics.answers import f_measure, no_references
+from fire_lm.tasks.metrics.metric import Metric
+
+_WORD = re.compile(r"[a-z0-9]+")
+
+
+def words(text: str) -> list[str]:
+    """Return the runs of ASCII letters and digits, in lower case."""
+    return _WORD.findall(text.lower())
+
+
+def rouge_n(predicted: Sequence[str], expected: Sequence[str], n: int) -> float:
+    """Return the F-measure of the n-grams that two lists of words share."""
+    ours, theirs = _grams(predicted, n), _grams(expected, n)
+    return f_measure((ours & theirs).total(), ours.total(), theirs.total())
+
+
+def rouge_l(predicted: Sequence[str], expected: Sequence[str]) -> float:
+    """Return the F-measure of the longest common subsequence of two lists of words."""
+    shared = longest_common_subsequence(predicted, expected)
+    return f_measure(shared, len(predicted), len(expected))
+
+
+def _grams(of: Sequence[str], n: int) -> collections.Counter[tuple[str, ...]]:
+    return collections.Counter(zip(*(of[start:] for start in range(n)), strict=False))
+
+
+def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return its length, by the bits of one integer (Hyyrö 2004): a 0 per word of `one` in it."""
+    places: dict[str, int] = collections.defaultdict(int)
+    for place, word in enumerate(one):
+        places[word] |= 1 << place
+    every = (1 << len(one)) - 1
+    free = every
+    for word in other:
+        matched = free & places.get(word, 0)
+        free = ((free + matched) | (free - matched)) & every
+    return len(one) - free.bit_count()
+
+
+def rouge(prediction: str, references: Sequence[str]) -> tuple[float, float, float]:
+    """Return ROUGE-1, -2 and -L of a prediction, each against the reference that maximises it.
+
+    Raises:
+        UserError: There is no reference.
+    """
+    if not references:
+        raise no_references()
+    predicted = words(prediction)
+    measured = [
+        (
+            rouge_n(predicted, expected, 1),
+            rouge_n(predicted, expected, 2),
+            rouge_l(predicted, expected),
+        )
+        for expected in map(words, references)
+    ]
+    first, second, longest = (max(column) for column in zip(*measured, strict=True))
+    return first, second, longest
+
+
+class Rouge(Metric):
+    """The geometric mean of mean ROUGE-1, -2 and -L (Rgm), and these three, in percent."""
+
+    names = ("rgm", "rouge1", "rouge2", "rougeL")
+
+    def units(self, targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
+        pairs = zip(targets, predictions, strict=True)
+        return np.array([rouge(given, references) for references, given in pairs])
+
+    def combine(self, means: np.ndarray) -> np.ndarray:
+        geometric = np.cbrt(np.prod(means, axis=-1, keepdims=True))
+        return np.concatenate([geometric, means], axis=-1)

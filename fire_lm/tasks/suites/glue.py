@@ -1,0 +1,79 @@
+"""GLUE (Wang et al. 2019) as text. RTE is read from SuperGLUE, which has the same examples.
+
+Records have the fields of TFDS's builders, also in JSON lines; `label` is a number or a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from fire_lm.tasks.metrics import Accuracy, BinaryF1, Correlations, Matthews, Metric
+from fire_lm.tasks.suites.labelled import LabelledRows, of_idx, prompt
+from fire_lm.tasks.suites.postprocess import Postprocess, label, similarity
+from fire_lm.tasks.suites.rows import BadRecord, Record, Row, text
+from fire_lm.tasks.suites.text_task import Official, TextTask
+
+COLA_LABELS = ("unacceptable", "acceptable")
+
+
+def similarity_rows(record: Record, training: bool) -> Iterator[Row]:
+    """Yield the row of STS-B: the similarity is a number from 0 to 5, rounded to a fifth."""
+    inputs = prompt("stsb", [(field, text(record, field)) for field in ("sentence1", "sentence2")])
+    value = record.get("label")
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        raise BadRecord(f"the field 'label' is of type {type(value).__name__}, not a number")
+    written = "" if value is None or value < 0 else f"{round(value * 5) / 5:.1f}"
+    key = of_idx(record)
+    yield Row(key, key, inputs, written, (written,) if written else ())
+
+
+def _task(
+    name: str,
+    rows: Callable[[Record, bool], Iterator[Row]],
+    *metrics: Metric,
+    postprocess: Postprocess = label,
+) -> TextTask:
+    return TextTask(
+        name=f"glue_{name}",
+        title=name,
+        origin=Official(
+            name,
+            (f"glue/{name}",),
+            f"`tfds build glue/{name}`, or huggingface.co/datasets/nyu-mll/glue as JSON lines",
+            rows,
+        ),
+        metrics=metrics or (Accuracy(),),
+        postprocess=postprocess,
+        target_length=16,
+    )
+
+
+COLA = _task(
+    "cola", LabelledRows("cola", ("sentence",), COLA_LABELS), Accuracy(), Matthews(COLA_LABELS)
+)
+SST2 = _task("sst2", LabelledRows("sst2", ("sentence",), ("negative", "positive")))
+MRPC = _task(
+    "mrpc",
+    LabelledRows("mrpc", ("sentence1", "sentence2"), ("not_equivalent", "equivalent")),
+    Accuracy(),
+    BinaryF1("equivalent", "not_equivalent"),
+)
+QQP = _task(
+    "qqp",
+    LabelledRows("qqp", ("question1", "question2"), ("not_duplicate", "duplicate")),
+    Accuracy(),
+    BinaryF1("duplicate", "not_duplicate"),
+)
+MNLI = _task(
+    "mnli",
+    LabelledRows("mnli", ("hypothesis", "premise"), ("entailment", "neutral", "contradiction")),
+)
+QNLI = _task(
+    "qnli", LabelledRows("qnli", ("question", "sentence"), ("entailment", "not_entailment"))
+)
+WNLI = _task(
+    "wnli", LabelledRows("wnli", ("sentence1", "sentence2"), ("not_entailment", "entailment"))
+)
+STSB = _task("stsb", similarity_rows, Correlations(), postprocess=similarity)
+
+TASKS = (COLA, SST2, MRPC, QQP, STSB, MNLI, QNLI, WNLI)

@@ -1,0 +1,82 @@
+"""LongEval (Li et al. 2023): retrieval of a line and of the first topic, at any size.
+
+The form is the benchmark's, but the words are ours, so scores are not comparable with those on its
+own cases. A row is a function of random numbers, a size and a key. Prompts end where the answer
+begins, so that models without instruction tuning can continue them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fire_lm.tasks.metrics import Accuracy, Mentioned
+from fire_lm.tasks.suites.postprocess import last_number, references
+from fire_lm.tasks.suites.rows import Row
+from fire_lm.tasks.suites.text_task import Generated, TextTask
+from fire_lm.tasks.suites.words import ADJECTIVES, ASPECTS, NOUNS, TOPICS
+
+LARGEST_VALUE = 50_000
+_ROUNDS = 4  # the number of questions about each topic
+
+
+def lines(rng: np.random.Generator, size: int, key: str) -> Row:
+    """Return `size` lines with a number each, all with different names; one is requested."""
+    numbers = rng.integers(1, LARGEST_VALUE + 1, size)
+    pairs = rng.choice(len(ADJECTIVES) * len(NOUNS), size, replace=False)
+    names = [f"{ADJECTIVES[pair // len(NOUNS)]}-{NOUNS[pair % len(NOUNS)]}" for pair in pairs]
+    asked = int(rng.integers(size))
+    record = "".join(
+        f"line {name}: REGISTER_CONTENT is <{value}>\n"
+        for name, value in zip(names, numbers, strict=True)
+    )
+    inputs = (
+        "This is a record of lines. Each of them starts with its name and ends with a number, its "
+        f"REGISTER_CONTENT. You will be asked for one of the numbers.\n\n{record}\n"
+        f"Which number is the REGISTER_CONTENT of line {names[asked]}?\n"
+        f"Line {names[asked]}: REGISTER_CONTENT is"
+    )
+    answer = str(numbers[asked])
+    return Row(key, key, inputs, answer, (answer,))
+
+
+def topics(rng: np.random.Generator, size: int, key: str) -> Row:
+    """Return a conversation about `size` topics in sequence; the first topic is requested."""
+    chosen = [TOPICS[place] for place in rng.choice(len(TOPICS), size, replace=False)]
+    inputs = (
+        "This is a conversation about several topics, one after the other.\n\n"
+        + "\n".join(_talk(rng, topic) for topic in chosen)
+        + "\nUSER: Which topic did we talk about first? Give its name alone.\n"
+        "ASSISTANT: The first topic is"
+    )
+    return Row(key, key, inputs, chosen[0], (chosen[0],))
+
+
+def _talk(rng: np.random.Generator, topic: str) -> str:
+    said = [
+        f"USER: I would like to talk about the topic of {topic}.",
+        f"ASSISTANT: With pleasure. What would you like to know about {topic}?",
+    ]
+    for place in rng.choice(len(ASPECTS), _ROUNDS, replace=False):
+        question, answer = ASPECTS[place]
+        said += [f"USER: {question}", f"ASSISTANT: {answer}"]
+    return "".join(f"{turn}\n" for turn in said)
+
+
+LINES = TextTask(
+    name="long_eval_lines",
+    title="lines",
+    origin=Generated(lines, len(ADJECTIVES) * len(NOUNS), (200, 300, 400, 500, 600, 680)),
+    metrics=(Accuracy(),),
+    postprocess=last_number,
+    target_length=16,
+)
+FIRST_TOPIC = TextTask(
+    name="long_eval_topics",
+    title="topics",
+    origin=Generated(topics, len(TOPICS), (5, 10, 15, 20, 25)),
+    metrics=(Mentioned(),),
+    postprocess=references,
+    target_length=16,
+)
+
+TASKS = (LINES, FIRST_TOPIC)

@@ -1,0 +1,95 @@
+"""Post-processing functions of seqio: what the metrics see of a row and of a prediction.
+
+Each takes the decoded text, the example (whose strings may be bytes) and whether the text is the
+target. The metrics score by the example's `answers`.
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from fire_lm.tasks.metrics import InGroup
+
+Example = Mapping[str, Any]
+
+_DETERMINERS = frozenset(
+    "a an few her his each every many much my our some that the their these this those which whose "
+    "your".split()
+)
+
+
+class Postprocess(Protocol):
+    def __call__(
+        self, text: str, example: Example | None = None, is_target: bool = False
+    ) -> Any: ...
+
+
+def references(text: str, example: Example | None = None, is_target: bool = False) -> Any:
+    """Return all references of a target, or a prediction unchanged."""
+    return list(_answers(example)) if is_target else _plain(text).strip()
+
+
+def label(text: str, example: Example | None = None, is_target: bool = False) -> str:
+    """Return the label of a target, '' if unknown, or a prediction without surrounding space."""
+    return next(iter(_answers(example)), "") if is_target else _plain(text).strip()
+
+
+def label_in_group(text: str, example: Example | None = None, is_target: bool = False) -> Any:
+    """Return the same as `label`, with the group of a target."""
+    found = label(text, example, is_target)
+    return InGroup(_plain(_of(example)["group"]), found) if is_target else found
+
+
+def similarity(text: str, example: Example | None = None, is_target: bool = False) -> float:
+    """Return a number, or -1 if the text is not a finite number, as in T5."""
+    try:
+        value = float(label(text, example, is_target))
+    except ValueError:
+        return -1.0
+    return value if math.isfinite(value) else -1.0
+
+
+def referent(text: str, example: Example | None = None, is_target: bool = False) -> str:
+    """Return whether a prediction names the example's phrase: 'True', 'False', or '' if empty.
+
+    The rule is T5's: without determiners, the words of one text are among those of the other, and
+    both or neither have an apostrophe. A prediction without words has no label. The answers of an
+    example are the phrase and the label.
+    """
+    answers = _answers(example)
+    if is_target:
+        return answers[1] if len(answers) > 1 else ""
+    predicted, expected = _without_determiners(_plain(text)), _without_determiners(answers[0])
+    if not predicted:
+        return ""
+    same_form = ("'" in "".join(predicted)) == ("'" in "".join(expected))
+    return str(same_form and (predicted <= expected or expected <= predicted))
+
+
+def _without_determiners(phrase: str) -> set[str]:
+    return set(phrase.lower().split()) - _DETERMINERS
+
+
+def last_number(text: str, example: Example | None = None, is_target: bool = False) -> str:
+    """Return the last run of digits of a prediction: the rule of LongEval's lines."""
+    if is_target:
+        return label(text, example, is_target)
+    kept = "".join(c if c in string.digits else " " for c in _plain(text)).split()
+    return kept[-1] if kept else ""
+
+
+def _answers(example: Example | None) -> list[str]:
+    return [_plain(answer) for answer in _of(example)["answers"]]
+
+
+def _of(example: Example | None) -> Example:
+    if example is None:
+        raise ValueError("post-processing needs the example")
+    return example
+
+
+def _plain(text: str | bytes) -> str:
+    return text.decode() if isinstance(text, bytes) else str(text)

@@ -1,0 +1,223 @@
+"""SuperGLUE (Wang et al. 2019) as text.
+
+Records have the fields of TFDS's builders. Official JSON lines, which nest the answers of MultiRC
+and the queries of ReCoRD in their passage, are converted to that form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from fire_lm.tasks.metrics import F1, Accuracy, ExactMatch, GroupedLabels, MacroF1, Metric
+from fire_lm.tasks.suites.labelled import LabelledRows, label_text, labelled, of_idx, prompt
+from fire_lm.tasks.suites.postprocess import (
+    Postprocess,
+    label,
+    label_in_group,
+    references,
+    referent,
+)
+from fire_lm.tasks.suites.rows import Record, Row, Unfit, child, children, number, text, texts
+from fire_lm.tasks.suites.text_task import Official, TextTask, one_record
+
+FALSE_TRUE = ("False", "True")
+CB_LABELS = ("entailment", "contradiction", "neutral")
+# An answer that names nobody, for WSC's phrases to which the pronoun does not refer.
+NOBODY = "nobody"
+
+_BREAK, _BOLD = re.compile("<br>"), re.compile("</?b>")
+_AFTER_STOP, _HIGHLIGHT = re.compile(r"([.?!\"'])\n@highlight\n"), re.compile(r"\n@highlight\n")
+
+
+def multirc_records(record: Record) -> Iterator[Record]:
+    """Yield each answer to each question about a passage."""
+    if "passage" not in record:
+        yield record
+        return
+    passage = child(record, "passage")
+    for question in children(passage, "questions"):
+        for answer in children(question, "answers"):
+            yield {
+                "paragraph": text(passage, "text"),
+                "question": text(question, "question"),
+                "answer": text(answer, "text"),
+                "label": answer.get("label"),
+                "idx": {
+                    "paragraph": number(record, "idx"),
+                    "question": number(question, "idx"),
+                    "answer": number(answer, "idx"),
+                },
+            }
+
+
+def multirc_rows(record: Record, training: bool) -> Iterator[Row]:
+    """Yield whether an answer is right; the answers to one question are scored together."""
+    idx = child(record, "idx")
+    group = f"{number(idx, 'paragraph')}_{number(idx, 'question')}"
+    parts = [
+        (field, _BOLD.sub("", _BREAK.sub(" ", text(record, field))))
+        for field in ("question", "answer", "paragraph")
+    ]
+    yield labelled(
+        record, f"{group}_{number(idx, 'answer')}", prompt("multirc", parts), FALSE_TRUE, group
+    )
+
+
+def record_records(record: Record) -> Iterator[Record]:
+    """Yield each query about a passage, with the passage's entities and its distinct answers."""
+    if "qas" not in record:
+        yield record
+        return
+    passage = child(record, "passage")
+    of_passage = text(passage, "text")
+    entities = {
+        of_passage[number(entity, "start") : number(entity, "end") + 1]
+        for entity in children(passage, "entities")
+    }
+    for query in children(record, "qas"):
+        answers = children(query, "answers") if "answers" in query else ()
+        yield {
+            "passage": of_passage,
+            "query": text(query, "query"),
+            "entities": sorted(entities),
+            "answers": sorted({text(answer, "text") for answer in answers}),
+            "idx": {"passage": number(record, "idx"), "query": number(query, "idx")},
+        }
+
+
+def record_rows(record: Record, training: bool) -> Iterator[Row]:
+    """Yield the entity that fills the gap of a query; in training, one row per right entity."""
+    idx = child(record, "idx")
+    key = f"{number(idx, 'passage')}_{number(idx, 'query')}"
+    passage = _HIGHLIGHT.sub(". ", _AFTER_STOP.sub(r"\1 ", text(record, "passage")))
+    entities, answers = texts(record, "entities"), texts(record, "answers")
+    inputs = prompt(
+        "record",
+        [("query", text(record, "query")), ("entities", ", ".join(entities)), ("passage", passage)],
+    )
+    if not training:
+        yield Row(key, key, inputs, answers[0] if answers else "", answers, choices=entities)
+        return
+    if not answers:
+        raise Unfit("no answer")
+    for place, answer in enumerate(answers):
+        yield Row(f"{key}_{place}", key, inputs, answer, (answer,), choices=entities)
+
+
+def wsc_records(record: Record) -> Iterator[Record]:
+    """Yield the record with the fields of its target at the top level."""
+    yield {**record, **child(record, "target")} if "target" in record else record
+
+
+def wsc_rows(record: Record, training: bool) -> Iterator[Row]:
+    """Yield the phrase to which a pronoun refers.
+
+    Only the right phrases are used for training. In evaluation, the words that the answer and the
+    record's phrase share decide whether they agree (`postprocess.referent`).
+    """
+    key, phrase = of_idx(record), text(record, "span1_text")
+    inputs = f"wsc: {_marked(record)}"
+    refers = label_text(record, FALSE_TRUE)
+    if training:
+        if refers == "True":
+            yield Row(key, key, inputs, phrase, (phrase,))
+        return
+    answers = (phrase, refers) if refers else ()
+    targets = {"True": phrase, "False": NOBODY}.get(refers, "")
+    yield Row(key, key, inputs, targets, answers)
+
+
+def _marked(record: Record) -> str:
+    """Return the text with stars around the pronoun.
+
+    Two of the official records give a position beside the pronoun or one with punctuation, so the
+    pronoun is the word nearest to the position, and its punctuation becomes a separate word.
+
+    Raises:
+        Unfit: No word is the pronoun.
+    """
+    words, pronoun = text(record, "text").split(" "), text(record, "span2_text")
+    place = number(record, "span2_index")
+    beginning = re.compile(re.escape(pronoun) + r"(\W*)", re.IGNORECASE)
+    found = [(abs(i - place), i) for i, word in enumerate(words) if beginning.fullmatch(word)]
+    if not found:
+        raise Unfit("no pronoun in the text")
+    _, nearest = min(found)
+    rest = words[nearest][len(pronoun) :]
+    marked = f"*{words[nearest][: len(pronoun)]}*" + f" {rest}" * bool(rest)
+    return " ".join([*words[:nearest], marked, *words[nearest + 1 :]]).strip()
+
+
+def _task(
+    name: str,
+    folder: str,
+    rows: Callable[[Record, bool], Iterator[Row]],
+    *metrics: Metric,
+    postprocess: Postprocess = label,
+    target_length: int = 16,
+    flat: Callable[[Record], Iterator[Record]] = one_record,
+    builders: tuple[str, ...] = (),
+) -> TextTask:
+    return TextTask(
+        name=f"super_glue_{name}",
+        title=name,
+        origin=Official(
+            folder,
+            builders or (f"super_glue/{name}",),
+            f"`tfds build super_glue/{name}`, or {folder}.zip of super.gluebenchmark.com/tasks",
+            rows,
+            flat,
+        ),
+        metrics=metrics or (Accuracy(),),
+        postprocess=postprocess,
+        target_length=target_length,
+    )
+
+
+BOOLQ = _task("boolq", "BoolQ", LabelledRows("boolq", ("passage", "question"), FALSE_TRUE))
+CB = _task(
+    "cb",
+    "CB",
+    LabelledRows("cb", ("hypothesis", "premise"), CB_LABELS),
+    Accuracy(),
+    MacroF1(CB_LABELS),
+)
+COPA = _task(
+    "copa",
+    "COPA",
+    LabelledRows("copa", ("choice1", "choice2", "premise", "question"), ("choice1", "choice2")),
+)
+MULTIRC = _task(
+    "multirc",
+    "MultiRC",
+    multirc_rows,
+    GroupedLabels("True", "False"),
+    postprocess=label_in_group,
+    flat=multirc_records,
+)
+RECORD = _task(
+    "record",
+    "ReCoRD",
+    record_rows,
+    ExactMatch(),
+    F1(),
+    postprocess=references,
+    target_length=64,
+    flat=record_records,
+)
+RTE = _task(
+    "rte", "RTE", LabelledRows("rte", ("hypothesis", "premise"), ("entailment", "not_entailment"))
+)
+WIC = _task("wic", "WiC", LabelledRows("wic", ("sentence1", "sentence2", "word"), FALSE_TRUE))
+WSC = _task(
+    "wsc",
+    "WSC",
+    wsc_rows,
+    postprocess=referent,
+    target_length=32,
+    flat=wsc_records,
+    builders=("super_glue/wsc.fixed", "super_glue/wsc"),
+)
+
+TASKS = (BOOLQ, CB, COPA, MULTIRC, RECORD, RTE, WIC, WSC)
