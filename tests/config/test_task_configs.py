@@ -21,6 +21,12 @@ def names(folder):
     return [path.stem for path in paths if path.stem not in ("base", "suite")]
 
 
+def one_quick(folder):
+    """One configuration for the quick tests; all others are loaded in the ci tier."""
+    quick, *others = names(folder)
+    return [quick, *(pytest.param(name, marks=pytest.mark.ci) for name in others)]
+
+
 def target_length(task):
     """The longest that a task, or a task of a mixture, needs."""
     name = task.removeprefix("fire_lm:")
@@ -34,7 +40,7 @@ def test_every_data_set_of_scrolls_has_both_files():
     assert wanted <= set(names("finetune")) and wanted <= set(names("tasks"))
 
 
-@pytest.mark.parametrize("name", names("finetune"))
+@pytest.mark.parametrize("name", one_quick("finetune"))
 def test_finetuning_is_that_of_the_paper(name):
     run = training_of(
         training_config(parse(["finetune", f"--gin_file=configs/finetune/{name}.gin", *MODEL]), "")
@@ -45,7 +51,7 @@ def test_finetuning_is_that_of_the_paper(name):
     assert run.train_steps == 25_000 and run.data.data_dir == "gs://YOUR_BUCKET/tasks"
 
 
-@pytest.mark.parametrize("name", names("tasks"))
+@pytest.mark.parametrize("name", one_quick("tasks"))
 def test_a_run_that_was_not_finetuned_can_be_evaluated(name):
     files = ["configs/runs/c4_125m.gin", "configs/positions/fire.gin", f"configs/tasks/{name}.gin"]
     asked: TextEvaluation = load_config(files, ["VOCABULARY=bytes"]).call("evaluate")

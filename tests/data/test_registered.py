@@ -54,7 +54,7 @@ def test_a_task_is_read_as_its_preprocessors_give_it():
     assert all((row != 0).all() for row in joined) and any((row == 1).any() for row in joined)
 
 
-@pytest.mark.parametrize("name", ["mine", "both"])
+@pytest.mark.parametrize("name", ["mine", pytest.param("both", marks=pytest.mark.ci)])
 def test_a_place_continues_exactly(name):
     data = SeqioTask(name, shuffle_buffer=7)
     whole, _ = batches(data, 11)
@@ -78,6 +78,7 @@ def test_shards_are_disjoint_and_together_the_text():
     assert not first & second and first | second == set(LINES)
 
 
+@pytest.mark.ci
 def test_a_mixture_is_drawn_at_its_rates_and_can_be_scored():
     text = fire_lm.data.scoring_text(SeqioTask("both"), length=16, num_sequences=8)
     again = fire_lm.data.scoring_text(SeqioTask("both"), length=16, num_sequences=8)

@@ -40,6 +40,7 @@ def test_the_same_rows_from_a_folder_a_zip_file_and_tfds(source, data_dir, tmp_p
             assert one == other
 
 
+@pytest.mark.ci
 def test_a_second_run_does_nothing_and_other_files_are_refused(source, tmp_path):
     mine = tmp_path / "source"
     shutil.copytree(source / "qasper", mine / "qasper")
@@ -178,6 +179,7 @@ def test_commands_that_cannot_be_done(tmp_path, capsys, arguments, told):
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.ci
 def test_exercises_are_those_of_the_seed(tmp_path, capsys):
     """Of a size the same, whichever other sizes are written; no split draws those of another."""
     lines = "fire_lm:long_eval_lines"

@@ -45,7 +45,9 @@ def test_tokens_are_cut_from_the_right_and_end(data_dir):
         assert example["inputs_pretokenized"].startswith(raw(example["inputs"][:39]))
 
 
-@pytest.mark.parametrize("name", ["scrolls_qasper", "scrolls_contract_nli"])
+@pytest.mark.parametrize(
+    "name", ["scrolls_qasper", pytest.param("scrolls_contract_nli", marks=pytest.mark.ci)]
+)
 def test_predictions_through_the_seqio_task(data_dir, name):
     """What an evaluator does with it: the reference scores 100, and nothing scores 0."""
     task = suites.task_or_mixture(f"fire_lm:{name}", str(data_dir), "bytes")
@@ -68,6 +70,7 @@ def test_names_that_are_not_there(data_dir):
         suites.task_or_mixture("fire_lm:glue_super_glue", str(data_dir), "bytes")
 
 
+@pytest.mark.ci
 def test_what_a_folder_holds_is_registered_and_another_folder_replaces_it(data_dir, tmp_path):
     import seqio
 
