@@ -204,12 +204,12 @@ def _reader(data: TrainingData) -> ModuleType:
 
 
 def _register(data: TextToText) -> None:
-    """Register the tasks of its folder, if it has one.
+    """Register the tasks in the folder of `data` if its task is one of ours.
 
     Raises:
-        UserError: its own is not among them.
+        UserError: The folder does not contain the task.
     """
-    if data.data_dir and data.name not in suites.register(data.data_dir, data.vocabulary):
+    if data.is_ours and data.name not in suites.register(data.data_dir, data.vocabulary):
         suites.task_or_mixture(data.name, data.data_dir, data.vocabulary)  # says what is missing
 
 

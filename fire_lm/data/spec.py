@@ -190,26 +190,24 @@ TRUNCATIONS: tuple[Truncation, ...] = get_args(Truncation)
 
 @dataclasses.dataclass(frozen=True)
 class TextToText:
-    """Examples of a Task or Mixture that is registered with seqio, each an input and its target;
-    gin fills the fields.
+    """The examples of a seqio Task or Mixture, each an input and its target, configured by gin.
 
-    A row holds one example: the input, the end-of-document token, the target, the same token
-    again, then padding. Only the target and its end count in the loss.
+    A row contains one example: the input, the end-of-document token, the target, the same token
+    again, and padding. Only the target and its end token count in the loss.
 
     Attributes:
-        name: of the Task or Mixture, with features `inputs` and `targets`. The module that
-            registers one of the user's own is named by `--import`.
-        vocabulary: of both features, by the name that it has here: 'bytes' or the path of a
-            SentencePiece model.
-        target_length: tokens of the longest target, its end included. What a row has beyond them
-            is for the input; an example with a longer target, or an empty one, is skipped.
-        data_dir: the folder in which `fire-lm corpus tasks` wrote the data sets, for the tasks
-            fire_lm:NAME; empty for others.
-        truncation: how a longer input is shortened: 'head' keeps its beginning, 'tail' its end,
-            'middle' both, half of the tokens each.
-        shuffle_buffer: rows that are shuffled together, per shard.
-        use_cached: whether to read what `seqio_cache_tasks` has written.
-        cache_dirs: where that is, besides the directories that are known to seqio.
+        name: The name of the Task or Mixture, which has the features `inputs` and `targets`.
+            `--import` names the module that registers a user's task.
+        vocabulary: The vocabulary of both features: 'bytes' or the path of a SentencePiece model.
+        target_length: The number of tokens in the longest target, including its end token. The
+            rest of a row is for the input. Examples whose target is longer or empty are skipped.
+        data_dir: The folder in which `fire-lm corpus tasks` wrote the data sets, for the tasks
+            fire_lm:NAME; ignored for other tasks.
+        truncation: How a longer input is truncated: 'head' keeps its beginning, 'tail' its end,
+            and 'middle' both, with half of the tokens each.
+        shuffle_buffer: The number of rows that are shuffled together, per shard.
+        use_cached: Whether to read the files that `seqio_cache_tasks` has written.
+        cache_dirs: The folders of these files, in addition to those that seqio knows.
     """
 
     name: str
@@ -236,6 +234,11 @@ class TextToText:
                 f"{', '.join(TRUNCATIONS)}"
             )
         check_reading(self)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether `fire-lm corpus tasks` wrote the data of this task."""
+        return bool(self.data_dir) and self.name.startswith("fire_lm:")
 
     @property
     def parts(self) -> tuple[TextToText, ...]:

@@ -54,8 +54,8 @@ class TextEvaluation:
 
     @property
     def decoding(self) -> str:
-        """The name of the method in results."""
-        return "rank" if self.rank else self.method.label
+        """The name of the method in results; "rank" alone ranks the examples' own choices."""
+        return "-".join(["rank", *self.choices]) if self.rank else self.method.label
 
     def context_length(self, length: int) -> int:
         """Tokens of the first one, the input and the answer together."""

@@ -167,5 +167,5 @@ def listing(names: Sequence[str]) -> str:
 
 _LEGEND = """\
 length: that of pretraining; log ppl: the paper's, on C4, at that length; -: no printed number
-finetuned: cells that need finetuning on the task, which fire_lm does not do yet
+finetuned: cells that need finetuning on the task (`fire-lm finetune`)
 run so far: scale (data sets scored, training length), of the runs named and of our evidence"""

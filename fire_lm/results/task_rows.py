@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import statistics
 from collections.abc import Iterable
 
@@ -12,21 +13,24 @@ _SPLIT = "validation"
 
 
 def steps_by_score(rows: Iterable[TaskScore]) -> list[int]:
-    """A run's evaluated steps, best first: by the mean of the primary values on validation of all
-    tasks and lengths; steps that lack one of them (so far) are left out.
+    """Return a run's evaluated steps from best to worst.
 
-    Only plain results count, the model as it was trained. The primary value of a task is the first
-    in the file.
+    Steps are compared by the mean, over all tasks and lengths, of the primary values on validation.
+    A step that lacks one of these (so far) is omitted. Of more than two steps, a task or length
+    that only one step has was evaluated in addition, and does not count. Only plain results count,
+    those of the model as it was trained. The primary value of a task is the first in the file.
     """
     values: dict[int, dict[tuple[str | int, ...], float]] = {}
     for row in rows:
         if row.split == _SPLIT and not row.variant:
             cell = row.key[4:-1]  # without run, encoding, variant, step and metric
             values.setdefault(row.step, {}).setdefault(cell, row.value)
-    every = {cell for of_step in values.values() for cell in of_step}
+    steps_with = collections.Counter(cell for of_step in values.values() for cell in of_step)
+    needed = 2 if len(values) > 2 else 1
+    every = {cell for cell, steps in steps_with.items() if steps >= needed}
     means = {
-        step: statistics.fmean(of_step.values())
+        step: statistics.fmean(of_step[cell] for cell in every)
         for step, of_step in values.items()
-        if of_step.keys() == every
+        if every and every <= of_step.keys()
     }
     return sorted(means, key=lambda step: (-means[step], step))

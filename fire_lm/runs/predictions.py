@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -137,7 +138,10 @@ class Answering:
                 batch = alike[start : start + asked.batch_size]
                 filled = [*batch, *[batch[-1]] * (asked.batch_size - len(batch))]
                 found = writer.continue_prompts(
-                    [ids for _, ids in filled], range(len(filled)), asked.context_length(length)
+                    [ids for _, ids in filled],
+                    # The random keys are those of the examples, whatever batch they are in.
+                    [zlib.crc32(one.id.encode()) & 0x7FFFFFFF for one, _ in filled],
+                    asked.context_length(length),
                 )
                 yield [
                     (example, one[0].text, float(sum(one[0].logprobs)))
@@ -158,6 +162,8 @@ class Answering:
                     owners.append((number, choice))
             best: dict[int, tuple[float, int, str]] = {}
             for index, logprob, _ in continuation_scores(self.model, self.params, rows, self.mesh):
+                if np.isnan(logprob):
+                    raise RunFailed("the model returns NaN: its training may have diverged")
                 number, choice = owners[index]
                 best[number] = max(best.get(number, (-np.inf, 0, "")), (logprob, -index, choice))
             yield [(one, best[n][2], best[n][0]) for n, one in enumerate(batch)]

@@ -23,7 +23,7 @@ from fire_lm.config import Config
 from fire_lm.console import Progress
 from fire_lm.data import task_examples_of
 from fire_lm.data.task_examples import Example, TaskExamples
-from fire_lm.errors import UserError
+from fire_lm.errors import FireLMError, RunFailed, UserError, first_line
 from fire_lm.evaluation import lengths_refused, say
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in
@@ -84,6 +84,17 @@ class Cell:
         key = self.row("", Score(0, 0, 0, 0, 0)).key[1:-1]  # whatever the run was called
         return [row for row in read_table(self.workdir / FILE, TaskScore) if row.key[1:-1] == key]
 
+    def is_finished(self) -> bool:
+        """Return whether the table has the rows of this cell.
+
+        Raises:
+          UserError: The predictions behind these rows are of other examples.
+        """
+        finished = bool(self.finished_rows())
+        if finished and self.file.exists():
+            read_predictions(self.file, self.task.examples)
+        return finished
+
     @property
     def split(self) -> str:
         """The split, and how much of it, if not all."""
@@ -99,10 +110,23 @@ class Cell:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Rows beside each run, and a table of them on the screen."""
+    """Write rows beside each run and print them; a checkpoint that fails is reported and skipped.
+
+    Raises:
+      UserError, RunFailed: The only checkpoint, or some of several, could not be evaluated.
+    """
     checkpoints, _ = by_first(lambda: chosen(arguments))
+    failed = 0
     for name, step in checkpoints:
-        evaluate_checkpoint(arguments, place(name), step)
+        try:
+            evaluate_checkpoint(arguments, place(name), step)
+        except FireLMError as error:
+            if len(checkpoints) == 1:
+                raise
+            failed += 1
+            say(f"{name}@{step} is skipped: {first_line(error)}")
+    if failed:
+        raise RunFailed(f"{failed} of {len(checkpoints)} checkpoints could not be evaluated")
 
 
 def evaluate_checkpoint(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> None:
@@ -125,13 +149,20 @@ def evaluate_checkpoint(arguments: argparse.Namespace, workdir: epath.Path, step
         for task in tasks
         for length in sorted(lengths)
     ]
-    missing = [cell for cell in cells if not by_first(lambda: len(cell.finished_rows()))]  # noqa: B023
+    if asked.rank and any(encoding.uses_context_length for encoding in model.encodings):
+        raise UserError(
+            "answers of different lengths cannot be ranked with an encoding that depends on the "
+            "length of the input: set evaluate.rank = False"
+        )
+    missing = [cell for cell in cells if not by_first(cell.is_finished)]
     if arguments.dry_run:
         say(
             f"{workdir}@{step}: {', '.join(task.name for task in tasks)} at {lengths}, "
             f"{asked.decoding}; {len(missing)} of {len(cells)} cells are to be evaluated"
         )
         return
+    for cell in missing:
+        check_choices(cell)
     if missing:
         mesh = make_mesh(MeshShape())
         like = decoding_layout(parameter_shapes(model), mesh)
@@ -161,7 +192,7 @@ def evaluate_cell(cell: Cell, params: Any, mesh: Mesh) -> None:
     while True:
         with claimed(cell.workdir, claim_name, jax.process_index() == 0) as claim:
             if agreed(claim):
-                if by_first(lambda: len(cell.finished_rows())):
+                if by_first(cell.is_finished):
                     return
                 answer(cell, params, mesh)
                 by_first(lambda: write_rows(cell))
@@ -173,7 +204,6 @@ def evaluate_cell(cell: Cell, params: Any, mesh: Mesh) -> None:
 def answer(cell: Cell, params: Any, mesh: Mesh) -> None:
     """Append the missing predictions to the cell's file, batch by batch."""
     examples = cell.task.examples
-    check_choices(cell)
     there = set(by_first(lambda: list(read_predictions(cell.file, examples))))
     left = [example for example in examples if example.id not in there]
     if there:
@@ -199,6 +229,7 @@ def answer(cell: Cell, params: Any, mesh: Mesh) -> None:
 
 
 def check_choices(cell: Cell) -> None:
+    """Raise UserError if answers are to be ranked and an example does not name its answers."""
     if not cell.asked.rank or cell.asked.choices:
         return
     for example in cell.task.examples:
@@ -258,7 +289,12 @@ def tell_lost(what: str, lost: dict[str, str], total: int) -> None:
 
 
 def resampled(metric: Any, name: str, targets: Sequence[Any], predictions: Sequence[Any]) -> float:
-    """The standard error of a metric by the bootstrap; nan where it fails on a resample."""
+    """Return a metric's standard error by the bootstrap.
+
+    It is nan for fewer than two examples, and if the metric fails on a resample.
+    """
+    if len(targets) < 2:
+        return math.nan
     random, values = np.random.default_rng(0), []
     try:
         for _ in range(_RESAMPLES):

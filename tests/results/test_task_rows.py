@@ -31,6 +31,11 @@ def test_a_step_that_is_evaluated_in_part_is_left_out():
     assert steps_by_score([*rows, score(2, 0.0, input_length=2048)]) == [2, 1]
 
 
+def test_what_only_one_of_several_steps_has_does_not_count():
+    rows = [score(step, value) for step, value in ((1, 30.0), (2, 10.0), (3, 20.0))]
+    assert steps_by_score([*rows, score(2, 99.0, decoding="beam-4")]) == [1, 3, 2]
+
+
 def test_other_splits_and_variants_do_not_count():
     rows = [
         score(1, 10.0),

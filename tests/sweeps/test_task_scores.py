@@ -1,5 +1,6 @@
 """`fire-lm evaluate` with a task of inputs and targets: prompts, answers, files, scores."""
 
+import dataclasses
 import importlib
 import json
 import os
@@ -18,7 +19,7 @@ from fire_lm.data.task_examples import Example, TaskExamples
 from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment.task_evaluation import TextEvaluation
-from fire_lm.generation import Beam, generate
+from fire_lm.generation import Beam, Sample, generate
 from fire_lm.models import build_decoder, size_tiny
 from fire_lm.positions.fire import FIRE
 from fire_lm.results import TaskScore, read_table
@@ -145,6 +146,17 @@ def test_the_bootstrap_finds_the_error_of_a_mean():
     assert resampled(mean, "mean", values, values) == pytest.approx(20 / 400**0.5, rel=0.25)
 
 
+def test_one_example_has_no_standard_error():
+    assert np.isnan(resampled(failing, "exact", [["a"]], ["a"]))
+
+
+def test_a_folder_of_ours_does_not_hide_a_users_task(pairs, tmp_path):
+    """A run finetuned on a suite keeps its data_dir when another task is evaluated."""
+    data = dataclasses.replace(DATA, data_dir=str(tmp_path))
+    (task,) = task_examples_of(data, split="validation", longest=3)
+    assert len(task.examples) == 30
+
+
 def test_examples_are_drawn_alike_and_in_order():
     task = TaskExamples("t", [example(n) for n in range(30)], lambda text, fields: text, [failing])
     ids = [one.id for one in drawn(task, 10).examples]
@@ -200,6 +212,29 @@ def test_answers_are_those_of_generation_one_by_one(tiny, method):
         assert one.prediction == decode(DATA, alone.tokens_BKT[0, 0])
         assert one.truncated == (one.input_tokens > 7)
         assert one.logprob == pytest.approx(float(alone.logprobs_BKT[0, 0].sum()), abs=1e-4)
+
+
+@pytest.mark.ci
+def test_samples_do_not_depend_on_the_batch(tiny):
+    model, params = tiny
+    found = []
+    for size in (1, 3):
+        asked = TextEvaluation(DATA, (8,), batch_size=size, method=Sample())
+        answering = Answering(asked, model, params, make_mesh(MeshShape()))
+        examples = [example(n, "abcdefghij"[: 2 + n]) for n in range(5)]
+        batches = list(answering.answers(examples, 8, lambda n: None))
+        found.append({one.id: one.prediction for batch in batches for one in batch})
+    assert found[0] == found[1] and len(set(found[0].values())) > 1
+
+
+@pytest.mark.ci
+def test_a_model_that_diverged_is_not_ranked(tiny):
+    model, params = tiny
+    diverged = jax.tree.map(lambda leaf: leaf * np.nan, params)
+    asked = TextEvaluation(DATA, (8,), rank=True)
+    answering = Answering(asked, model, diverged, make_mesh(MeshShape()))
+    with pytest.raises(RunFailed, match="returns NaN"):
+        list(answering.answers([example(0, "abc", choices=("a", "b"))], 8, lambda n: None))
 
 
 @pytest.mark.ci
@@ -269,6 +304,13 @@ def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
     shutil.move(run, tmp_path / "renamed")
     moved = [part.replace(str(run), str(tmp_path / "renamed")) for part in arguments]
     assert main(moved) == 0
+    # Rows of other data are not taken for rows of these.
+    file = next((tmp_path / "renamed" / "predictions").glob("*.validation.plain.*"))
+    kept = file.read_text()
+    file.write_text(kept.replace('"id": "7"', '"id": "700"'))
+    assert main(moved) == 2
+    assert "the predictions are of other data" in capsys.readouterr().err
+    file.write_text(kept)
     for flags, words in (
         (["--sequences=3"], "--sequences is for synthetic tasks"),
         (["--gin.evaluate.split=test"], "has no split 'test'"),

@@ -287,7 +287,7 @@ def _no_place(data: ReadBySeqio) -> str:
     return (
         f"The position in {data.where} cannot be saved, so a run could not resume: Python code "
         "generates the text\nread files instead of a generator, or cache the task with "
-        "`seqio_cache_tasks` and set --gin.SeqioTask.use_cached=True"
+        f"`seqio_cache_tasks` and set --gin.{type(data).__name__}.use_cached=True"
     )
 
 

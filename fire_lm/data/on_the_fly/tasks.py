@@ -186,7 +186,8 @@ def dataset(
     """
     with without_their_warnings():
         if isinstance(data, TextToText):
-            return _with_options(text_to_text.groups(data, length, _reading(split, seed, shard)))
+            groups = text_to_text.groups(data, length, _reading(split, seed, shard))
+            return _with_options(groups, symbolic=data.is_ours)  # see below
         construct = preprocessors.LAID[data.construction]
         if isinstance(data, SeqioTask):
             groups = registered.groups(data, length, byte_counts, _reading(split, seed, shard))
