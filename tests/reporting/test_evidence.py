@@ -157,6 +157,7 @@ def test_the_documentation_has_the_times_of_generation():
 
 
 STUDIES = {
+    "fire_ablations": ("losses_embedded_validation_concat.svg", {"Loss against length": 3}),
     "rope_base": (
         "losses_embedded_validation_concat.svg",
         {"Loss against length": 5, "Rotary periods": 5},
