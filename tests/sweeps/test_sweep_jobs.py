@@ -172,7 +172,7 @@ def test_a_run_that_stopped_at_nan_has_ended(run, capsys):
     (run / "config.gin").write_text(config.replace(f"TRAIN_STEPS = {last}", "TRAIN_STEPS = 99"))
     (run / "spikes.jsonl").write_text('{"step": 40, "loss": "nan", "stopped": true}\n')
     assert main(["sweep", str(run), "--follow", *SWEEP]) == 0
-    assert "stopped by itself at step 40" in capsys.readouterr().out
+    assert "stopped on its own at step 40" in capsys.readouterr().out
 
 
 @pytest.mark.ci

@@ -55,7 +55,7 @@ def test_tpus_that_cannot_be_given_back_are_told_loudly(cloud, capsys, monkeypat
         patch.setattr(QueuedResources, "delete", refuse)
         assert pretrain() == 1
     told = capsys.readouterr()
-    assert "ITS TPUS MAY STILL EXIST" in told.err and "trying again: 403" in told.out
+    assert "ITS TPUS MAY STILL EXIST" in told.err and "to release its TPUs: 403" in told.out
     assert "fire-125m continues without this command" in told.out
     assert pretrain() == 0 and not cloud.left(), "the same command tries again"
 
