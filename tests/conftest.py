@@ -64,11 +64,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test of the interop tier where a package that it needs is not installed."""
+    """Skip a test of the interop tier where a package that it needs is not installed.
+
+    If `-m` selects the tier, as scripts/test --interop does, a missing package is a failure.
+    """
+    selected = item.config.getoption("-m").startswith("interop")
     for marker in item.iter_markers("interop"):
         for package in marker.args:
             if not installed(package):
-                pytest.skip(f"{package} is not installed")
+                (pytest.fail if selected else pytest.skip)(f"{package} is not installed")
 
 
 def installed(module: str) -> bool:

@@ -63,6 +63,25 @@ def build_parser() -> argparse.ArgumentParser:
     grid = verbs.add_parser(
         "grid", parents=[where, name, gin, before, looks], help="encodings x seeds x bindings"
     )
+    _add_grid(grid)
+    verbs.add_parser(
+        "render", parents=[where, name, gin], help="print the GKE manifest of `pretrain`"
+    )
+    status = verbs.add_parser(
+        "status", parents=[where], help="show what is running, since when, and who pays"
+    )
+    status.add_argument("name", metavar="NAME", nargs="?", help="also show each host of this job")
+    logs = verbs.add_parser("logs", parents=[where, name], help="show the output of a job")
+    logs.add_argument("--host", type=int, default=0, help="number of the host (%(default)s)")
+    logs.add_argument("--lines", type=int, default=100, help="number of lines (%(default)s)")
+    logs.add_argument("--follow", action="store_true", help="keep printing")
+    verbs.add_parser("stop", parents=[where, name], help="save and end the job; keep the TPUs")
+    verbs.add_parser("delete", parents=[where, name], help="end the job and release the TPUs")
+    return parser
+
+
+def _add_grid(grid: Parser) -> None:
+    """Add the arguments of `grid`, which chooses the arms and where they run."""
     grid.add_argument(
         "--positions", type=names, required=True, metavar="A,B", help="names of configs/positions"
     )
@@ -87,20 +106,6 @@ def build_parser() -> argparse.ArgumentParser:
     grid.add_argument(
         "--output", metavar="DIR", help="the folder for the table and figure (runs/NAME)"
     )
-    verbs.add_parser(
-        "render", parents=[where, name, gin], help="print the GKE manifest of `pretrain`"
-    )
-    status = verbs.add_parser(
-        "status", parents=[where], help="show what is running, since when, and who pays"
-    )
-    status.add_argument("name", metavar="NAME", nargs="?", help="also show each host of this job")
-    logs = verbs.add_parser("logs", parents=[where, name], help="show the output of a job")
-    logs.add_argument("--host", type=int, default=0, help="number of the host (%(default)s)")
-    logs.add_argument("--lines", type=int, default=100, help="number of lines (%(default)s)")
-    logs.add_argument("--follow", action="store_true", help="keep printing")
-    verbs.add_parser("stop", parents=[where, name], help="save and end the job; keep the TPUs")
-    verbs.add_parser("delete", parents=[where, name], help="end the job and release the TPUs")
-    return parser
 
 
 def _seeds(text: str) -> list[int]:

@@ -105,16 +105,6 @@ def attend(
     check_inputs(q_BTNH, k_BSNH, v_BSNH, in_order)
     if (q_segment_BT is None) != (k_segment_BS is None):
         raise UserError("attend needs segments of both queries and keys, or of neither")
-    for name, x, length in (
-        ("q_pos_BT", q_pos_BT, q_BTNH.shape[1]),
-        ("k_pos_BS", k_pos_BS, k_BSNH.shape[1]),
-        ("logit_scale_BT", logit_scale_BT, q_BTNH.shape[1]),
-        ("bias_scale_BT", bias_scale_BT, q_BTNH.shape[1]),
-        ("q_segment_BT", q_segment_BT, q_BTNH.shape[1]),
-        ("k_segment_BS", k_segment_BS, k_BSNH.shape[1]),
-    ):
-        if x is not None and (x.ndim != 2 or x.shape[1] != length):
-            raise UserError(f"attend: {name} has shape {x.shape}, it must be [B or 1, {length}]")
     inputs: dict[str, Any] = {
         "q_pos_BT": q_pos_BT,
         "k_pos_BS": k_pos_BS,
@@ -124,6 +114,11 @@ def attend(
         "q_segment_BT": q_segment_BT,
         "k_segment_BS": k_segment_BS,
     }
+    lengths = {"T": q_BTNH.shape[1], "S": k_BSNH.shape[1]}
+    for name, x in inputs.items():
+        if name != "bias" and x is not None and x.shape[1:] != (lengths[name[-1]],):
+            must = f"[B or 1, {lengths[name[-1]]}]"
+            raise UserError(f"attend: {name} has shape {x.shape}, it must be {must}")
     chosen = choose_implementation(implementation, k_BSNH.shape[1])
     if chosen == "dense":
         return dense_attention(q_BTNH, k_BSNH, v_BSNH, **inputs)

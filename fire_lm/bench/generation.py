@@ -1,6 +1,6 @@
 """The cost of reading a prompt and of generating each new token, by encoding, relative to NoPE.
 
-The compiled programs are those that `fire-lm generate` runs in a terminal: a prefill that also
+The benchmark compiles the programs that `fire-lm generate` runs in a terminal: a prefill that also
 generates the first token, and a loop over the other tokens, which reuses the memory of the previous
 call's cache. Contestants take turns in one process, and the best round counts (rounds.py). No stop
 token ends a continuation.

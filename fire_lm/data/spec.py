@@ -113,8 +113,8 @@ class SeqioTask:
             `TextData.construction`.
         shuffle_buffer: See `TextData.shuffle_buffer`; seqio itself shuffles only files.
         use_cached: Whether to read the output of `seqio_cache_tasks`.
-        cache_dirs: Directories that hold this output, in addition to those that seqio already
-            knows.
+        cache_dirs: Directories that contain this output, in addition to seqio's global cache
+            directories.
     """
 
     name: str
@@ -207,7 +207,7 @@ class TextToText:
             and 'middle' both, with half of the tokens each.
         shuffle_buffer: The number of rows that are shuffled together, per shard.
         use_cached: Whether to read the files that `seqio_cache_tasks` has written.
-        cache_dirs: The folders of these files, in addition to those that seqio knows.
+        cache_dirs: The folders of these files, in addition to seqio's global cache directories.
     """
 
     name: str
@@ -242,29 +242,29 @@ class TextToText:
 
     @property
     def parts(self) -> tuple[TextToText, ...]:
-        """A mixture is read as one, at its rates."""
+        """The tasks that are read separately; seqio reads a Mixture as one, at its own rates."""
         return (self,)
 
     @property
     def construction(self) -> str:
-        """How examples become rows, in words."""
+        """A description of how examples become rows."""
         return f"an example a row, targets to {self.target_length}, inputs cut to {self.truncation}"
 
     @property
     def title(self) -> str:
-        """The name of the task in messages."""
+        """The name of the task used in messages."""
         return self.name
 
     @property
     def where(self) -> str:
-        """The task and its place, for messages."""
+        """The task and its location, as described in messages."""
         return f"the registered {self.name}"
 
     def input_length(self, length: int) -> int:
-        """The most tokens of an input, without its end, in a row of `length`.
+        """Return the largest number of input tokens, without the end token, in a row of `length`.
 
         Raises:
-            UserError: there is no room for one.
+            UserError: The row leaves no room for an input.
         """
         room = length - self.target_length - 1
         if room < 1:
@@ -277,13 +277,16 @@ class TextToText:
 
 
 def ends_kept(room: int, truncation: Truncation) -> tuple[int, int]:
-    """How many tokens of a longer input are kept, from its beginning and from its end."""
+    """Return how many tokens of a longer input are kept at its beginning and at its end."""
     tail = {"head": 0, "tail": room, "middle": room // 2}[truncation]
     return room - tail, tail
 
 
 def shortened(tokens: np.ndarray, room: int, truncation: Truncation) -> np.ndarray:
-    """At most `room` tokens of an input. What is shortened twice is as if it were once."""
+    """Return at most `room` tokens of an input.
+
+    Truncating to a smaller number later gives the same result as truncating once.
+    """
     head, tail = ends_kept(room, truncation)
     size = len(tokens)
     return tokens if size <= room else np.concatenate([tokens[:head], tokens[size - tail :]])

@@ -206,8 +206,8 @@ def segment_ids(rows: Rows, starts: np.ndarray, stops: np.ndarray, length: int) 
 def scoring_text(data: Blocks, *, length: int, num_sequences: int, split: str) -> ScoringText:
     """Return text to score; see `fire_lm.data.scoring_text`.
 
-    The rows are identical to those that the seqio pipeline returns: whole groups of documents are
-    counted until there are enough rows to choose from.
+    The rows are identical to the rows of the seqio pipeline: whole groups of documents are counted
+    until there are enough rows to choose from.
     """
     if num_sequences < 1:
         raise UserError(f"At least one sequence must be scored, not {num_sequences}.")

@@ -64,15 +64,7 @@ def train_vocabulary(
     target = epath.Path(output)
     if target.exists():
         raise UserError(f"{output} exists: an existing vocabulary is never overwritten")
-    if size <= SMALLEST:
-        raise UserError(
-            f"--size {size} is too small: bytes and special pieces alone take {SMALLEST} ids"
-        )
-    if size > _LARGEST:
-        raise UserError(
-            f"--size {size}: SentencePiece makes at most {_LARGEST:,} pieces, the number of "
-            "candidates that it starts with"
-        )
+    _check_size(size)
     try:
         make_folder(target.parent)
     except OSError as error:
@@ -121,6 +113,19 @@ def train_vocabulary(
     except (OSError, tf.errors.OpError) as error:
         raise UserError(f"Cannot write {output}: {getattr(error, 'strerror', error)}") from error
     return TrainedVocabulary(vocabularies.load(output).vocab_size, len(texts), read)
+
+
+def _check_size(size: int) -> None:
+    """Reject a number of pieces that SentencePiece cannot make."""
+    if size <= SMALLEST:
+        raise UserError(
+            f"--size {size} is too small: bytes and special pieces alone take {SMALLEST} ids"
+        )
+    if size > _LARGEST:
+        raise UserError(
+            f"--size {size}: SentencePiece makes at most {_LARGEST:,} pieces, the number of "
+            "candidates that it starts with"
+        )
 
 
 def _sentences(texts: list[bytes]) -> Iterator[bytes]:
