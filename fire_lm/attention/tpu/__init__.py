@@ -1,8 +1,9 @@
-"""Flash attention for TPUs with the whole family of biases inside, and its gradients.
+"""Flash attention for TPUs that computes the whole family of biases in the kernel, with gradients.
 
-Logits and bias never leave the chip's VMEM: memory is O(n). The kernels see a bias as the tables of
-`CommonBias` and return gradients to each of them, from which XLA continues to the parameters. The
-tile of a bias is built once for all sequences of a batch, which is what makes it cheap.
+The logits and the bias never leave the chip's VMEM, so that the memory is O(n). The kernels take a
+bias as the tables of `CommonBias` and return the gradient of each table that needs one, from which
+XLA continues to the parameters. The bias is cheap because each of its tiles is built only once for
+all sequences of a block.
 
 Shapes: B batch, T tokens, N heads, H head dim, P places (padded to whole blocks).
 """
@@ -40,22 +41,32 @@ def tpu_attention(
     block_size: int | None = None,
     sharding: NamedSharding | None = None,
 ) -> jax.Array:
-    """Causal attention of tokens to themselves, `[B, T, N, H]`.
+    """Compute the causal attention of a sequence to itself.
+
+    The arguments `[B, T]` may have 1 in place of B if all examples share them.
 
     Args:
-      q_BTNH, k_BTNH, v_BTNH: bfloat16 or float32, H 64 or 128.
-      bias: with tables of T positions at least, and of all in `pos_BT`; taken as exact.
-      logit_scale_BT: factor on q k, or None; B or 1.
-      bias_scale_BT: factor on the bias, or None; B or 1.
-      segment_BT: int32, which document a token is of, or None; B or 1.
-      pos_BT: int32, positions for the bias, B or 1; None: 0 .. T - 1. Those of a document follow
-        one another. Where they or the factors on the bias differ by example, so does the bias: it
-        is built for each.
-      block_size: queries and keys of a tile, a multiple of 128; None: what suits the length.
-      sharding: of q_BTNH, where it is split over a mesh; None: it is whole.
+      q_BTNH, k_BTNH, v_BTNH: The queries, keys and values: bfloat16 or float32, where H is 64 or
+        128.
+      bias: The tables of the bias, or None for no bias. They must cover at least T positions, and
+        all positions in `pos_BT`. They are taken as exact: the flag `exact` is not read.
+      logit_scale_BT: The factor on each query's product with the keys, or None for 1.
+      bias_scale_BT: The factor on each query's bias, or None for 1.
+      segment_BT: The document that each token belongs to, int32, or None if every example is one
+        document.
+      pos_BT: The positions that the bias is computed from, int32, or None for 0 .. T - 1. Within a
+        document they must follow one another. If `pos_BT` or `bias_scale_BT` has B rows, the bias
+        may differ between examples, and it is built for each example separately.
+      block_size: The number of queries, and of keys, in a tile: a multiple of 128. None chooses it
+        by the length.
+      sharding: The sharding of `q_BTNH` if it is split over a mesh, or None if it is not.
+
+    Returns:
+      The output `[B, T, N, H]`, in the dtype of the queries.
 
     Raises:
-      UserError: a head dim or dtype that the kernels do not have, or blocks that do not fit.
+      UserError: The kernels do not support the head dim or the dtype, or `block_size` is not a
+        multiple of 128, or the blocks do not fit into VMEM.
     """
     batch, length, _, width = q_BTNH.shape
     devices = Devices.of(sharding, q_BTNH.shape)
@@ -75,7 +86,7 @@ def tpu_attention(
 
 
 def scale_queries(q_BTNH: jax.Array, factor_BT: jax.Array | None) -> jax.Array:
-    """Scale queries so that q·k is a logit in base 2, times the factor; rounded once."""
+    """Scale the queries so that q·k is a logit in base 2 times the factor, rounding only once."""
     scale: Any = log2_scale(q_BTNH.shape[3])
     if factor_BT is not None:
         scale = scale * factor_BT[:, :, None, None]

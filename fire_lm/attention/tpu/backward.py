@@ -1,17 +1,19 @@
-"""The backward kernel: one pass over the tiles for the gradients to q, k, v and the bias's tables.
+"""The backward kernel: one pass over the tiles for the gradients of q, k, v and the bias's tables.
 
-For each head and tile the bias is built again, once; then one sequence after the other, with
-p = 2^(s - log_sum), and the row sums D = sum o do,
+For each head and tile, the kernel builds the bias again, once. It then takes one sequence after the
+other and computes, with p = 2^(s - log_sum) and the row sums D = sum o do,
 
     dv += do p^T ,   ds = p (v do - D) ,   dk += q ds^T ,   dq += k ds
 
-(Dao et al., 2022). Tiles go down the columns of keys, so that dk and dv stay on the chip; dq of a
-block comes back for each column, and is added to where it lies in HBM, always in the same order. ds
-is summed over the sequences first, and the bias's part done once (`bias_tile.add_gradient`). The
-derivative of 2^s has a factor ln 2, which is left to the end.
+(Dao et al., 2022). The tiles run down the columns of keys, so that dk and dv stay on the chip. The
+dq of a block of queries lies in HBM: each column reads it, adds to it and writes it back, always in
+the same order. ds is summed over the sequences first, so that the tables' gradients are computed
+only once per tile (`bias_tile.add_gradient`). The derivative of 2^s has a factor ln 2, which is
+applied after the kernel.
 
-Shapes: N heads, B batch, G groups of it, E examples whose positions differ (or 1), H head dim, P
-places (padded), K kinks, M slabs, Q chunks of R = 128 places or distances, X rows of all sums.
+Shapes: N heads, B batch, G groups of sequences, E examples whose positions differ (or 1), H head
+dim, P places (padded), K kinks, M slabs, Q chunks of R = 128 places or distances, X rows of all
+sums together.
 """
 
 from __future__ import annotations
@@ -41,13 +43,21 @@ from fire_lm.attention.tpu.schedule import LANES, Blocks
 from fire_lm.attention.tpu.tables import Tables
 
 Ref = Any
-OVER_QUERIES = (((1,), (1,)), ((), ()))  # [H, queries], [keys, queries]
+OVER_QUERIES = (((1,), (1,)), ((), ()))  # [H, queries] and [keys, queries]: contracts the queries
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """The bias tables whose gradients are needed; `segment` stands for slope and offset."""
+    """The bias tables whose gradients are needed.
+
+    The kinks need no gradient: the bias is continuous at them, so that its derivative with respect
+    to a kink is 0 while the slopes and offsets are fixed.
+
+    Attributes:
+      segment: Whether the gradients of the slopes and offsets are needed.
+      row, gain, slab: Whether the gradient of the table of this name is needed.
+    """
 
     segment: bool = False
     row: bool = False
@@ -56,7 +66,7 @@ class Wanted:
 
     @classmethod
     def of(cls, tables: Any) -> Wanted:
-        """`tables`: of `CustomVJPPrimal`s, or None."""
+        """Return what JAX asks for, given `Tables` of `CustomVJPPrimal`s, or None for no bias."""
         if tables is None:
             return cls()
         return cls(
@@ -71,7 +81,7 @@ class Wanted:
         return any(dataclasses.astuple(self))
 
     def only(self, tables: Tables | None) -> Tables | None:
-        """`tables`, but None in place of those that are not wanted."""
+        """Return `tables` with None in place of each table whose gradient is not needed."""
         if tables is None:
             return None
         names = {
@@ -86,7 +96,15 @@ class Wanted:
 
 
 class Ins(NamedTuple):
-    """What the kernel reads: `[B, N, H, P]` and `[B, N, 1, P]` (log_sum and D), then the rest."""
+    """The kernel's inputs.
+
+    Attributes:
+      q, k, v, d_out: The queries, keys, values and the gradient of the output, `[B, N, H, P]`.
+      log_sum: The log2 of each query's sum of 2^logit, `[B, N, 1, P]`.
+      mean: The row sums D, `[B, N, 1, P]`.
+      segments: The documents of the tokens, or None.
+      bias: The tables of the bias, or None.
+    """
 
     q: Any
     k: Any
@@ -99,7 +117,7 @@ class Ins(NamedTuple):
 
 
 class Outs(NamedTuple):
-    """The gradients to q, k and v, and the sums of `bias_tile.Sums`, `[G, N, X, 1, R]`."""
+    """The gradients of q, k and v, and the sums of `bias_tile.Sums`, `[G, N, X, 1, R]`."""
 
     d_q: Any
     d_k: Any
@@ -108,7 +126,15 @@ class Outs(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Sums of each sequence's gradients; the tiles of the bias and of its gradient."""
+    """The kernel's scratch memory.
+
+    Attributes:
+      d_q, d_k, d_v: The sums of each sequence's gradients for the current blocks.
+      copied: The semaphores of the copies of dq: from HBM (0) and to HBM (1), by sequence.
+      tile: The tile of the bias.
+      d_tile: The gradient of that tile, summed over the sequences.
+      by_segment, skewed: The scratch memory of `bias_tile.Sums`.
+    """
 
     d_q: Any
     d_k: Any
@@ -128,7 +154,7 @@ def backward(
     wanted: Wanted,
     blocks: Blocks,
 ) -> Inputs:
-    """The gradients to queries, keys, values and tables; None to tables that are not `wanted`."""
+    """Return the gradients of `inputs`: None for the segments and for tables not in `wanted`."""
     q_BNHP, k_BNHP, v_BNHP, tables, segments_B1P = inputs
     batch, heads, width, length = q_BNHP.shape
     operands = Operands(blocks, "by_key")
@@ -188,7 +214,7 @@ def _scratch(
 
 
 def _sizes(bias: Tables | None, wanted: Wanted, length: int) -> dict[str, int]:
-    """Rows of the sums that are wanted, see `bias_tile.Sums`."""
+    """Return the number of rows of each sum that `wanted` needs, in the order of `Sums.starts`."""
     if bias is None:
         return {}
     kinks, chunks = bias.kink_K.size, length // LANES
@@ -200,7 +226,7 @@ def _sizes(bias: Tables | None, wanted: Wanted, length: int) -> dict[str, int]:
 
 
 def _to_tables(tables: Tables, sums_GNXR: jax.Array, starts: dict[str, int]) -> Tables:
-    """The cotangent of `tables`, None where it was not wanted."""
+    """Return the gradient of each table from the sums, without ln 2, or None if not wanted."""
     found: dict[str, Any] = dict.fromkeys(Tables._fields)
     sums_NXR = jnp.sum(sums_GNXR, axis=0)
     chunks, kinks = tables.row_EP.shape[1] // LANES, tables.kink_K.size
@@ -224,7 +250,7 @@ def _to_tables(tables: Tables, sums_GNXR: jax.Array, starts: dict[str, int]) -> 
         d_NK = jnp.sum(sum_of(name, kinks + 1), axis=2)
         if kinks:
             beyond_NK = jnp.sum(sum_of(f"kink_{name}", kinks), axis=2)
-            # What is beyond kink k is not of segment k, but of k + 1 if not beyond the next.
+            # Values beyond kink k belong to segment k + 1, or to a later one, not to segment k.
             d_NK = d_NK - jnp.pad(beyond_NK, ((0, 0), (0, 1)))
             d_NK = d_NK + jnp.pad(beyond_NK, ((0, 0), (1, 0)))
         found[f"{name}_KN"] = d_NK.T
@@ -267,7 +293,7 @@ def _kernel(
 
     @pl.when(index > 0)
     @jax.named_scope("wait.later_tile")
-    def _() -> None:  # the last tile's, also where this tile reads the same again
+    def _() -> None:  # for the previous tile's writes, as this tile may read the same dq
         for_all(lambda b: writing(b).wait())
 
     @pl.when(key_block > 0)
@@ -293,7 +319,8 @@ def _kernel(
         pl.when(index == 0)(jax.named_scope("clear.first_tile")(sums.clear))
 
     def attend(b: jax.Array, masked: bool) -> None:
-        # First, since what follows is best scheduled as one piece; it was asked for long before.
+        # Wait here, before the computation, which the compiler schedules best as one piece. The
+        # copy was started long before.
         pl.when(key_block > 0)(lambda: reading(b).wait())
         s = logits(q.at[b, 0], k.at[b, 0], segments, b)
         if tile is not None:

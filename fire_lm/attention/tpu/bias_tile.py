@@ -1,17 +1,19 @@
-"""A tile of the bias inside a kernel, and its gradient: once per head and tile, whatever the batch.
+"""A tile of the bias in a kernel, and its gradient: once per head and tile, for all sequences.
 
-With G the skewed slab (`schedule.skew`), x = G r_i, and segments from `first` to `last`,
+Let G be the skewed slab (`schedule.skew`) and x = G r_i. If the x of a part of the tile lie in the
+segments from `first` to `last`, then
 
     bias = g_i (slope[first] x + sum_k change[k] max(x, z_k) + offset[last]) ,   first <= k < last
 
-which is slope[s] x + offset[s] where s is the segment of x, since the bias is continuous at its
-kinks z. Far from the diagonal nearly all parts of a tile have first = last: two operations a value.
+This equals g_i (slope[s] x + offset[s]), where s is the segment of x, because the bias is
+continuous at its kinks z. Far from the diagonal, nearly all parts of a tile have first = last, and
+the bias takes two operations per value.
 
-In the gradient, `kinks` hold the sums over the values beyond a kink, of which the sums over a
-segment are differences (`segment_sums`).
+For the gradient, the kernel sums over the values beyond each kink. The sums over the values of a
+segment are differences of these sums, which `backward` takes after the kernel.
 
-Everything is transposed: keys along the sublanes, queries along the lanes, so that what belongs to
-a query is one row, and sums over keys cost no movement between lanes.
+A tile is transposed: it has its keys along the sublanes and its queries along the lanes, so that
+the numbers of the queries form one row, and sums over keys move nothing between lanes.
 
 Shapes: S strips of 128 in a block, K kinks, N heads, Q chunks of 128 positions or distances.
 """
@@ -30,23 +32,25 @@ from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.tpu.schedule import LANES
 
-# In the base-2 logits of the kernels: vanishes in a softmax, and two of them do not overflow.
+# The base-2 logit of a masked key: its softmax weight is 0, and the sum of two does not overflow.
 MASKED = -1e30
 
 Ref = Any
 
 
 class BiasRefs(NamedTuple):
-    """The tables of one head, as far as a tile needs them; few, as each costs time at every step.
+    """The parts of one head's tables that a tile needs.
 
-    Outside the kernel, the arrays of all heads, or the specs of their blocks.
+    They are packed into few arrays, because each array costs time at every step of the grid.
+    Outside the kernel, the fields hold the arrays of all heads, or the specs of their blocks.
 
     Attributes:
-      scalars: `[1, 4, K + 1]` in scalar memory: kinks, slopes, changes of slope, offsets.
-      slab: `[1, R, 2 block]`, a window of the skewed slab: distances from one block below that of
-        the tile's blocks on.
-      rows: `[2, block]`, r and g of the queries.
-      live: `[1, 1, 2 S S]` in scalar memory, see `schedule.live_segments`; None without kinks.
+      scalars: The kinks, slopes, changes of slope and offsets, `[1, 4, K + 1]` in scalar memory.
+      slab: A window of the skewed slab, `[1, R, 2 block]`. It begins one block below the distance
+        between the tile's query block and its key block.
+      rows: The factors r and g of the queries, `[2, block]`.
+      live: The segments that each part can meet, `[1, 1, 2 S S]` in scalar memory (see
+        `schedule.live_segments`), or None if the bias has no kinks.
     """
 
     scalars: Ref
@@ -73,28 +77,34 @@ class BiasRefs(NamedTuple):
         return self.slab[0, :, part.distances]
 
     def segments_of(self, part: Part) -> tuple[jax.Array, jax.Array]:
-        """First and last that the part may meet."""
+        """Return the first and the last segment that the part may meet."""
         if self.live is None:
             return jnp.int32(0), jnp.int32(0)
         return self.live[0, 0, 2 * part.index], self.live[0, 0, 2 * part.index + 1]
 
 
-# Sums whose place is known in the kernel alone: they stay in scratch, as whole registers.
+# The sums whose row depends on the segment, which only the running kernel knows: they stay in
+# scratch memory as whole registers.
 BY_SEGMENT = ("offset", "slope", "kink_offset", "kink_slope")
 
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Sums over a head's tiles, float32, of which XLA sums the lanes.
+    """The float32 sums over a head's tiles from which the gradients of the tables are computed.
+
+    A row has R = 128 lanes. In the rows of "row", "gain" and "slab", each lane is a query or a
+    distance. The lanes of the rows `BY_SEGMENT` are partial sums, which XLA adds after the kernel.
 
     Attributes:
-      ref: `[1, rows, 1, R]`.
-      starts: the first row of each sum; sums that are not requested are absent. First those
-        `BY_SEGMENT`: "offset" and "slope" by the first segment of a part, "kink_offset" and
-        "kink_slope" the same of values beyond each kink; then "row" and "gain" by chunk of
-        queries, "slab" by chunk of distances.
-      by_segment: scratch `[rows, 8, R]`, the first of `ref` until the head's last tile.
-      skewed: scratch `[R, 2 block]`, the gradient to the slab of one tile.
+      ref: The output of the kernel, `[1, rows, 1, R]`.
+      starts: The first row of each sum; sums that are not needed are absent. The sums `BY_SEGMENT`
+        come first: "offset" and "slope" have a row for each segment, in which a part adds all its
+        values to its first segment; "kink_offset" and "kink_slope" have a row for each kink, with
+        the same sums over the values beyond it. Then come "row" and "gain", with a row for each
+        chunk of queries, and "slab", with a row for each chunk of distances.
+      by_segment: Scratch memory `[rows, 8, R]` that holds the rows `BY_SEGMENT` until `finish`
+        writes them to `ref` after the head's last tile.
+      skewed: Scratch memory `[R, 2 block]` for the gradient of one tile's window of the slab.
     """
 
     ref: Ref
@@ -103,7 +113,7 @@ class Sums:
     skewed: Ref | None
 
     def add(self, name: str, index: Any, value: jax.Array) -> None:
-        """`value` `[8, R]`, of which `ref` has the sum."""
+        """Add the sum of `value` `[8, R]` over its 8 sublanes to a row of the sum `name`."""
         if name not in self.starts:
             return
         if name in BY_SEGMENT:
@@ -125,12 +135,12 @@ class Sums:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """128 keys by 128 queries of a tile.
+    """A part of a tile: 128 keys by 128 queries.
 
     Attributes:
-      keys, queries: their slices of the tile.
-      distances: of them, in `BiasRefs.slab` and `Sums.skewed`.
-      index: of its pair of entries in `BiasRefs.live`.
+      keys, queries: The slices of the tile's axes.
+      distances: The slice of the columns of `BiasRefs.slab` and `Sums.skewed`.
+      index: The index of the part's pair of entries in `BiasRefs.live`.
     """
 
     keys: slice
@@ -140,7 +150,7 @@ class Part:
 
 
 def parts(block: int, on_diagonal: bool) -> Iterator[Part]:
-    """The parts of a tile with keys that some query sees."""
+    """Yield the parts of a tile in which some query sees some key."""
     strips = block // LANES
     for query in range(strips):
         for key in range(strips):
@@ -154,12 +164,12 @@ def _strip(index: int) -> slice:
 
 
 def build(refs: BiasRefs, tile: Ref, on_diagonal: jax.Array) -> None:
-    """Fill `tile` [keys, queries], but for parts that no query sees."""
+    """Write the bias to `tile` `[keys, queries]`, except to parts in which no query sees a key."""
     either("bias", on_diagonal, lambda diagonal: _build(refs, tile, diagonal))
 
 
 def either(name: str, on_diagonal: jax.Array, run: Callable[[bool], None]) -> None:
-    """`run` of whether the tile is on the diagonal, in scope `name`.diagonal or `name`.below."""
+    """Call `run(on_diagonal)` with a static bool, in the scope `name`.diagonal or `name`.below."""
     for diagonal, place in ((True, "diagonal"), (False, "below")):
 
         @pl.when(on_diagonal == diagonal)
@@ -180,7 +190,7 @@ def _build(refs: BiasRefs, tile: Ref, on_diagonal: bool) -> None:
 
 
 def _add_bends(refs: BiasRefs, tile: Ref, part: Part, k: jax.Array) -> None:
-    """Add the bends at kink k and at the next one."""
+    """Add the bends of the bias at kink k and at the next kink."""
     row, gain = refs.row_and_gain(part)
     x = refs.slab_of(part) * row
     bends = [gain * refs.change(one) * jnp.maximum(x, refs.kink(one)) for one in (k, k + 1)]
@@ -188,9 +198,9 @@ def _add_bends(refs: BiasRefs, tile: Ref, part: Part, k: jax.Array) -> None:
 
 
 def _for_pairs(refs: BiasRefs, part: Part, run: Callable[[jax.Array], None]) -> None:
-    """`run` for every other kink that the part may meet, to do that one and the next.
+    """Call `run` for every other kink that the part may meet, to do that kink and the next.
 
-    In pairs, since a part is too large to stay in registers between one kink and the next.
+    Kinks come in pairs because a part is too large to stay in registers from one kink to the next.
     """
     if refs.live is None:
         return
@@ -199,14 +209,15 @@ def _for_pairs(refs: BiasRefs, part: Part, run: Callable[[jax.Array], None]) -> 
     @pl.when(first < last)
     @jax.named_scope(f"bends.{part.index}")
     def _() -> None:
-        pairs = (last - first) >> 1  # `//` has a sign, which libtpu's compiler asks a TPU about
+        # Not `// 2`: because of the sign, libtpu's compiler would query a TPU about it.
+        pairs = (last - first) >> 1
         jax.lax.fori_loop(0, pairs, lambda pair, _: run(first + 2 * pair), None)
 
 
 def add_gradient(
     refs: BiasRefs, sums: Sums, d_tile: Ref, query_block: jax.Array, key_block: jax.Array
 ) -> None:
-    """Add what `d_tile`, the gradient to the tile's bias, is to each table."""
+    """Add the contribution of `d_tile`, the gradient of the tile's bias, to each table's sums."""
     strips = d_tile.shape[0] // LANES
     if sums.skewed is not None:
         sums.skewed[...] = jnp.zeros_like(sums.skewed)
@@ -240,7 +251,7 @@ def _add_part(refs: BiasRefs, sums: Sums, d_tile: Ref, part: Part, first_chunk: 
 def _add_beyond(
     refs: BiasRefs, sums: Sums, d_tile: Ref, part: Part, chunk: jax.Array, k: jax.Array
 ) -> None:
-    """Sum the values beyond kink k and beyond the next one, where the slope changes."""
+    """Add the sums over the values beyond kink k and beyond the next kink."""
     row, gain = refs.row_and_gain(part)
     slab, d_bias = refs.slab_of(part), d_tile[part.keys, part.queries]
     d_slab = jnp.zeros_like(slab)
@@ -261,12 +272,15 @@ def _add_beyond(
 
 
 def _to_8_keys(x: jax.Array) -> jax.Array:
-    """Sum over keys as far as they are sums of registers."""
+    """Sum `[keys, queries]` to `[8, queries]` by adding whole registers of 8 keys."""
     return jnp.sum(x.reshape(-1, 8, x.shape[1]), axis=0)
 
 
 def _add_skewed(sums: Sums, skewed: Ref, first_chunk: jax.Array) -> None:
-    """Add the sums over equal distances, w - r in row r, of `skewed`; the rows meet in pairs."""
+    """Add the sums of `skewed` over equal distances, where column w of row r has distance w - r.
+
+    Each step adds one half of the rows, moved left by their number, to the other half.
+    """
     rows, width = skewed.shape
     x = skewed[...]
     while rows > 8:
@@ -278,7 +292,8 @@ def _add_skewed(sums: Sums, skewed: Ref, first_chunk: jax.Array) -> None:
         x = x + jnp.where(sublane < rows, pltpu.roll(_left(x, rows), 8 - rows, 0), 0.0)
     strips = width // LANES // 2
     for chunk in range(2 * strips):
-        # The first strips are those of distances below the tile's; on the diagonal, of none.
+        # The first half of the strips are distances below that of the tile's blocks. On the
+        # diagonal these distances would be negative, and their sums are 0.
         place = jnp.maximum(first_chunk + chunk - strips, 0)
         sums.ref[0, sums.starts["slab"] + place] += x[:1, _strip(chunk)]
 

@@ -1,4 +1,4 @@
-"""How the devices of a mesh divide a kernel's sequences and heads: XLA cannot split it.
+"""The split of a kernel's sequences and heads over a mesh, as XLA cannot partition a kernel.
 
 Shapes: B batch, N heads, H head dim, P places (padded).
 """
@@ -20,7 +20,7 @@ Axes = tuple[str, ...]
 
 
 class Inputs(NamedTuple):
-    """What the kernels compute attention from; queries are scaled for logits in base 2."""
+    """The arrays that the kernels take; the queries are scaled for logits in base 2."""
 
     q_BNHP: Any
     k_BNHP: Any
@@ -31,7 +31,13 @@ class Inputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The axes of a mesh that split sequences and heads; without a mesh, one device has all."""
+    """The axes of a mesh that split the sequences and the heads.
+
+    Attributes:
+      mesh: The mesh, or None if one device has all sequences and heads.
+      batch: The mesh axes that split the sequences.
+      heads: The mesh axes that split the heads.
+    """
 
     mesh: Mesh | None = None
     batch: Axes = ()
@@ -39,7 +45,10 @@ class Devices:
 
     @classmethod
     def of(cls, sharding: NamedSharding | None, shape: tuple[int, ...]) -> Devices:
-        """`sharding` and `shape` of `[B, T, N, H]`; axes that do not divide it leave it whole."""
+        """Return the split of an array `[B, T, N, H]` with this sharding and shape.
+
+        A dimension whose size is not a multiple of its mesh axes' size is not split.
+        """
         if sharding is None or sharding.mesh.size == 1:
             return cls()
         mesh = sharding.mesh
@@ -57,11 +66,11 @@ class Devices:
         return math.prod(self.mesh.shape[name] for name in self.batch) if self.mesh else 1
 
     def by_example(self) -> PartitionSpec:
-        """Of `[B, N, ...]`."""
+        """Return the partition spec of an array `[B, N, ...]`."""
         return PartitionSpec(self.batch, self.heads)
 
     def specs(self, inputs: Inputs) -> Inputs:
-        """How each of the inputs is split."""
+        """Return the partition spec of each input."""
         tables = None
         if inputs.tables is not None:
             by_segment = PartitionSpec(None, self.heads)
@@ -82,7 +91,18 @@ class Devices:
     def run(
         self, function: Callable[..., Any], inputs: Inputs, *by_example: jax.Array, out_specs: Any
     ) -> Any:
-        """`function(inputs, *by_example)` of every device's sequences and heads."""
+        """Run `function(inputs, *by_example)` on each device, for its sequences and heads.
+
+        The custom VJP of the attention lies outside this call, so JAX never transposes the
+        `shard_map`. The backward pass is a second call, whose `function` must sum the gradients of
+        replicated tables itself (`sum_tables`).
+
+        Args:
+          function: The function of one device's share.
+          inputs: The inputs of the kernels.
+          by_example: Further arrays `[B, N, ...]`.
+          out_specs: The partition specs of the outputs of `function`.
+        """
         if self.mesh is None:
             return function(inputs, *by_example)
         return jax.shard_map(
@@ -94,7 +114,11 @@ class Devices:
         )(inputs, *by_example)
 
     def sum_tables(self, found: Tables | None, specs: Tables | None) -> Tables | None:
-        """Add up the gradients to what several devices have the same of; inside `run`."""
+        """Sum each table's gradient over the devices that hold the same entries of the table.
+
+        These devices differ along the mesh axes that split the sequences or the heads but not the
+        table. Call this function inside `run`.
+        """
         if found is None or specs is None:
             return None
 

@@ -1,8 +1,8 @@
-"""The way from `attend` to the kernels: whether they can run, and what they need to know.
+"""The way from `attend` to the kernels: the check that they can run, and the arguments they need.
 
-That is decided when the program is built. Two promises are about numbers that only the device
-knows: positions that follow one another, and a bias that has no more segments than its tables.
-Where one of them is broken the output is NaN, never another function.
+The check is made when the program is traced. Two conditions depend on numbers that only the device
+knows: the positions must follow one another, and the bias must not have more segments than its
+tables. If one of them does not hold, the output is NaN, never another function.
 
 Shapes: B batch, T tokens, N heads, H head dim.
 """
@@ -56,7 +56,7 @@ def attend_on_tpu(
     segment_BT: jax.Array | None,
     sharding: NamedSharding | None,
 ) -> jax.Array:
-    """`attend` of tokens to themselves, where there is no `obstacle`."""
+    """Compute `attend` of a sequence to itself with the kernels; there must be no `obstacle`."""
     tables = common_form(bias) if _has_bias(bias, pos_BT) else None
     pos_of_bias_BT = None
     if tables is not None:
@@ -81,7 +81,10 @@ def _nan_unless(holds: jax.Array, tables: CommonBias) -> CommonBias:
 
 
 def _follow_one_another(pos_BT: jax.Array, segment_BT: jax.Array | None) -> jax.Array:
-    """Whether tokens of a document are as far apart by position as by place, and in the tables."""
+    """Return whether each document's positions are consecutive and all positions in the tables.
+
+    Tokens of one document must be as far apart by position as by place in the array.
+    """
     shift_BT = pos_BT - _places(pos_BT)
     if segment_BT is None:
         segment_BT = jnp.zeros_like(pos_BT)

@@ -1,12 +1,14 @@
-"""The forward kernel: softmax attention over tiles, with its running maximum in base 2.
+"""The forward kernel: softmax attention over tiles, in base 2, with a running maximum.
 
-For each head and tile, the bias is built once; then one sequence after the other,
+For each head and tile, the kernel builds the bias once. It then takes one sequence after the other
+and computes
 
     s = k q + bias ,   m' = max(m, max s) ,   l' = 2^(m - m') l + sum 2^(s - m')
     o' = 2^(m - m') o + v 2^(s - m')
 
-(Milakov and Gimelshein, 2018; Dao et al., 2022), with keys along the sublanes and queries along
-the lanes: m and l are rows, and their sums and maxima over keys cross no lanes.
+(Milakov and Gimelshein, 2018; Dao et al., 2022). The keys are along the sublanes and the queries
+along the lanes, so that m and l are rows, and the sums and maxima over keys move nothing between
+lanes.
 
 Shapes: N heads, B batch, H head dim, P positions (padded).
 """
@@ -27,11 +29,17 @@ from fire_lm.attention.tpu.operands import Operands, Segments
 from fire_lm.attention.tpu.schedule import Blocks
 
 Ref = Any
-KEYS_BY_QUERIES = (((0,), (0,)), ((), ()))  # [H, keys], [H, queries]: both contract their first
+KEYS_BY_QUERIES = (((0,), (0,)), ((), ()))  # [H, keys] and [H, queries]: contracts H
 
 
 class Ins(NamedTuple):
-    """What the kernel reads: `[B, N, H, P]` each, documents, and the tables of the bias."""
+    """The kernel's inputs.
+
+    Attributes:
+      q, k, v: The queries, keys and values, `[B, N, H, P]`.
+      segments: The documents of the tokens, or None.
+      bias: The tables of the bias, or None.
+    """
 
     q: Any
     k: Any
@@ -41,14 +49,24 @@ class Ins(NamedTuple):
 
 
 class Outs(NamedTuple):
-    """The output `[B, N, H, P]`, and log2 of the sum of 2^logit, `[B, N, 1, P]` float32."""
+    """The kernel's outputs.
+
+    Attributes:
+      out: The output of the attention, `[B, N, H, P]`.
+      log_sum: The log2 of each query's sum of 2^logit, float32 `[B, N, 1, P]`.
+    """
 
     out: Any
     log_sum: Any
 
 
 class Scratch(NamedTuple):
-    """Running maximum m, sum l and output o of each sequence, and the tile of the bias."""
+    """The kernel's scratch memory.
+
+    Attributes:
+      largest, total, mean: The running maximum m, sum l and output o of each sequence.
+      tile: The tile of the bias, or None.
+    """
 
     largest: Any
     total: Any
@@ -57,7 +75,7 @@ class Scratch(NamedTuple):
 
 
 def forward(inputs: Inputs, blocks: Blocks) -> Outs:
-    """Attention, with queries that are scaled for logits in base 2."""
+    """Compute the attention of `inputs`, whose queries are scaled for logits in base 2."""
     batch, heads, width, length = inputs.q_BNHP.shape
     operands = Operands(blocks, "by_query")
     by_query, by_key = operands.by_query(width), operands.by_key(width)
@@ -126,7 +144,7 @@ def _kernel(query_X: Ref, key_X: Ref, ins: Ins, outs: Outs, scratch: Scratch) ->
 
 
 def for_each_sequence(batch: int, diagonal: jax.Array, run: Callable[[Any, bool], None]) -> None:
-    """`run(b, masked)` for all sequences of a block."""
+    """Call `run(b, masked)` for all sequences of a block; `masked` means a diagonal tile."""
 
     def loop(masked: bool) -> None:
         jax.lax.fori_loop(0, batch, lambda b, _: run(b, masked), None)
@@ -135,24 +153,24 @@ def for_each_sequence(batch: int, diagonal: jax.Array, run: Callable[[Any, bool]
 
 
 def logits(q: Ref, k: Ref, segments: Segments | None, b: jax.Array) -> jax.Array:
-    """`[keys, queries]` of sequence b, float32; masked between segments."""
+    """Return the logits of sequence b, float32 `[keys, queries]`, masked between documents."""
     s = product(k[...], q[...], KEYS_BY_QUERIES)
     if segments is None:
         return s
     query, key = segments.query[b], segments.key[b]
-    # A row of keys to a column: 32 bits wide, and whole registers at a time.
+    # Turn the row of keys into a column by transposing whole registers of 32-bit values.
     key = jnp.broadcast_to(key, (8, key.shape[1])).T[:, :1]
     return jnp.where(key == query, s, MASKED)
 
 
 def causal(s: jax.Array) -> jax.Array:
-    """The logits of a tile on the diagonal, without those of keys after the query."""
+    """Mask the logits of keys after the query, in a tile on the diagonal."""
     key, query = (jax.lax.broadcasted_iota(jnp.int32, s.shape, axis) for axis in (0, 1))
     return jnp.where(key <= query, s, MASKED)
 
 
 def product(a: jax.Array, b: jax.Array, contract: Any = (((1,), (0,)), ((), ()))) -> jax.Array:
-    """float32, of bfloat16 operands or of whole float32 ones."""
+    """Return the float32 product; float32 operands are multiplied in full precision."""
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jax.lax.dot_general(
         a, b, contract, precision=precision, preferred_element_type=jnp.float32

@@ -1,7 +1,8 @@
-"""The grid, array blocks and bias tables that forward and backward kernels share.
+"""The grid, array blocks and bias tables that the forward and the backward kernel share.
 
-The grid is (groups of sequences, heads, tiles); which blocks a tile joins stands in two tables
-that the kernels are started with, so that tiles above the diagonal do not exist.
+The grid is (groups of sequences, heads, tiles). Two tables, which the kernels receive before the
+first step, hold the query block and the key block of each tile, so that the grid has no tiles above
+the diagonal.
 
 Shapes: N heads, B batch, E examples whose positions differ (or 1), P places and distances (padded),
 K kinks, M slabs, X tiles, R = 128.
@@ -25,7 +26,7 @@ from fire_lm.attention.tpu.tables import Tables
 
 
 class Segments(NamedTuple):
-    """Which document a block's queries and keys are of, `[B, 1, tokens]` each."""
+    """The documents that the queries and the keys of a block belong to, `[B, 1, tokens]` each."""
 
     query: Any
     key: Any
@@ -33,13 +34,16 @@ class Segments(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """Blocks for a grid of `order`; index maps take (group, head, tile, query_X, key_X)."""
+    """The array blocks for a grid whose tiles come in `order`.
+
+    The index maps of the blocks take (group, head, tile, query_X, key_X).
+    """
 
     blocks: Blocks
     order: Order
 
     def by_query(self, width: int) -> pl.BlockSpec:
-        """The block of an array `[B, N, width, P]`."""
+        """Return the block spec of an array `[B, N, width, P]`."""
         shape = (self.blocks.batch, 1, width, self.blocks.tokens)
         return pl.BlockSpec(shape, lambda g, n, x, query, key: (g, n, 0, query[x]))
 
@@ -48,12 +52,12 @@ class Operands:
         return pl.BlockSpec(shape, lambda g, n, x, query, key: (g, n, 0, key[x]))
 
     def of_head(self, shape: tuple[int, ...]) -> pl.BlockSpec:
-        """The block of `[G, N, ...]`: whole, for all tiles of a head."""
+        """Return the block spec of an array `[G, N, ...]`: one block for all tiles of a head."""
         zeros = (0,) * (len(shape) - 2)
         return pl.BlockSpec((1, 1, *shape[2:]), lambda g, n, x, query, key: (g, n, *zeros))
 
     def segments(self, segments_B1P: jax.Array | None) -> tuple[Segments | None, Segments | None]:
-        """Arrays and their blocks."""
+        """Return the arrays of documents and the specs of their blocks."""
         if segments_B1P is None:
             return None, None
         shape = (self.blocks.batch, 1, self.blocks.tokens)
@@ -63,7 +67,7 @@ class Operands:
         )
 
     def bias(self, tables: Tables | None) -> tuple[BiasRefs | None, BiasRefs | None]:
-        """Arrays and their blocks; with E examples, each is a group."""
+        """Return the bias's arrays and their block specs; if E > 1, each example is a group."""
         if tables is None:
             return None, None
         skewed_MRP = tables.skewed(self.blocks)
@@ -124,10 +128,21 @@ class Operands:
         scratch: Any,
         name: str,
     ) -> Any:
-        """Run `kernel(query_X, key_X, ins, outs, scratch)`; on a CPU step by step, for tests.
+        """Run `kernel(query_X, key_X, ins, outs, scratch)`; on a CPU, interpret it, for tests.
 
-        All three are named tuples, of arrays and their blocks here and of references in the kernel;
-        what is None does not exist. `ins` begin with the queries.
+        The kernel receives `ins`, `outs` and `scratch` as named tuples of references. The arguments
+        of this method are named tuples of the same classes, with arrays, shapes or block specs as
+        fields. A field that is None does not exist in the kernel either.
+
+        Args:
+          kernel: The kernel.
+          ins, in_specs: The input arrays, of which the first is the queries, and their blocks.
+          out_shape, out_specs: The shapes and dtypes of the outputs, and their blocks.
+          scratch: The shapes of the scratch memory.
+          name: The name of the kernel in profiles.
+
+        Returns:
+          The output arrays, as a named tuple of the class of `out_shape`.
         """
         batch, heads = ins[0].shape[:2]
         query_X, key_X = tiles(self.blocks, self.order)

@@ -1,4 +1,4 @@
-"""The kernels' scalars: tiles, blocks, the skewed slab and live segments.
+"""The sizes of the kernels' blocks, the order of their tiles, the skewed slab and live segments.
 
 Shapes: N heads, P positions and distances (padded to whole blocks), K kinks, M slabs (N or 1),
 R = 128 rows of a skewed slab, Q = P / 128 chunks, X tiles.
@@ -21,7 +21,7 @@ LARGEST_BLOCK = 512
 LARGEST_BATCH = 8
 HEAD_DIMS = (64, 128)
 DTYPES = ("bfloat16", "float32")
-# On-chip memory (VMEM) of a v4 core; on later chips, what a kernel gets without asking.
+# The on-chip memory (VMEM) of a v4 core; on later chips, the default limit of a kernel.
 VMEM_BYTES = 16 * 2**20
 
 Order = Literal["by_query", "by_key"]
@@ -29,7 +29,13 @@ Order = Literal["by_query", "by_key"]
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """The tiling of attention: `tokens` queries by as many keys, `batch` sequences at a time."""
+    """The tiling of attention.
+
+    Attributes:
+      tokens: The number of queries, and of keys, in a tile.
+      batch: The number of sequences that the kernels process at a time.
+      padded_length: The number of tokens of a sequence, padded to whole blocks.
+    """
 
     tokens: int
     batch: int
@@ -37,14 +43,26 @@ class Blocks:
 
     @property
     def strips(self) -> int:
-        """The number of strips of 128 tokens in a block."""
+        """Return the number of strips of 128 tokens in a block."""
         return self.tokens // LANES
 
 
 def choose_blocks(
     length: int, batch: int, head_dim: int, dtype: jnp.dtype, block_size: int | None
 ) -> Blocks:
-    """The largest blocks that fit a v4 core; a `block_size` that does not fit is refused."""
+    """Return the blocks for a length and batch, with as many sequences as fit a v4 core's VMEM.
+
+    Args:
+      length: The number of tokens of a sequence.
+      batch: The number of sequences that share a bias; the number in a block divides it.
+      head_dim, dtype: The head dim and the dtype of the queries, keys and values.
+      block_size: The number of tokens of a block. None splits the length into as few equal blocks
+        of at most 512 tokens as possible, up to rounding to a multiple of 128.
+
+    Raises:
+      UserError: The kernels do not support the head dim or the dtype, or `block_size` is not a
+        multiple of 128, or a block of one sequence does not fit.
+    """
     if head_dim not in HEAD_DIMS:
         raise UserError(
             f"the TPU kernel takes a head dim of 64 or 128, not {head_dim}: "
@@ -89,13 +107,14 @@ def vmem_bytes(tokens: int, batch: int, length: int, head_dim: int, dtype: jnp.d
     The estimate is slightly higher than the usage measured in trials.
     """
     block = tokens * head_dim
-    # Inputs q, k, v, do and outputs dk, dv twice, for the next step's copies; sums of dk, dv, dq.
+    # The inputs q, k, v, do and the outputs dk, dv, each twice, since the next step's blocks are
+    # copied in advance; and the sums of dk, dv and dq.
     per_sequence = 2 * 6 * block * dtype.itemsize + 3 * block * 4
     tile = tokens * tokens * 4
-    # The bias and its gradient, and what the compiler spills: float32 operands go to the MXU in
-    # three parts each.
+    # The bias, its gradient, and the values that the compiler spills, which are more in float32,
+    # since each operand goes to the MXU in three parts.
     of_tiles = (4 if dtype == jnp.bfloat16 else 7) * tile
-    # Windows of the skewed slab, sums by segment, and sums by query and distance.
+    # The windows of the skewed slab, the sums by segment, and the sums by query and distance.
     of_tables = 6 * LANES * tokens * 4 + 2**20 + 6 * length * 4
     return batch * per_sequence + of_tiles + of_tables
 
@@ -105,9 +124,10 @@ def _round_up(x: int, multiple: int) -> int:
 
 
 def tiles(blocks: Blocks, order: Order) -> np.ndarray:
-    """Query block and key block of every tile on or below the diagonal, int32 `[2, X]`.
+    """Return the query block and key block of each tile on or below the diagonal, int32 `[2, X]`.
 
-    By query, a row of tiles ends on the diagonal; by key, a column starts there.
+    In the order "by_query", the tiles of a row are consecutive, and the last is on the diagonal. In
+    the order "by_key", the tiles of a column are consecutive, and the first is on the diagonal.
     """
     count = blocks.padded_length // blocks.tokens
     if order == "by_query":
@@ -118,20 +138,23 @@ def tiles(blocks: Blocks, order: Order) -> np.ndarray:
 
 
 def skew(slab_MP: jax.Array) -> jax.Array:
-    """`[M, R, P]` with `out[m, r, w] = slab[m, w - r]`, 0 before its start.
+    """Return `out` `[M, R, P]` with `out[m, r, w] = slab[m, w - r]`, or 0 where w < r.
 
-    The 8 by 128 values of a register, those of keys j .. j + 7 and queries i .. i + 127, lie
-    together in it, at a multiple of 8 and of 128 where i and j - r are such: a kernel only loads.
+    The 8 by 128 values of a register, for the keys j .. j + 7 and the queries i .. i + 127, form a
+    block of this array, at row r = j mod 128 and column i - (j - r). If j is a multiple of 8 and i
+    is a multiple of 128, then so are the row and the column, and a kernel only has to load the
+    register.
     """
 
     def of_head(slab_P: jax.Array) -> jax.Array:
         positions = slab_P.size
-        # Every row is one shorter than what it is cut from, so it starts one later than the last.
+        # Each row is one entry shorter than the row that it is cut from, so that its content moves
+        # one entry further to the right than that of the row before.
         rows = jnp.broadcast_to(jnp.pad(slab_P, (0, LANES))[None], (LANES, positions + LANES))
         rows = rows.ravel()[: LANES * (positions + LANES - 1)]
         return rows.reshape(LANES, positions + LANES - 1)[:, :positions]
 
-    # One after the other: what lies between is three times as large as what comes out.
+    # One head after the other, since the intermediates are three times as large as the result.
     return jax.lax.map(of_head, slab_MP)
 
 
@@ -143,14 +166,22 @@ def live_segments(
     blocks: Blocks,
     order: Order,
 ) -> jax.Array:
-    """First and last segment that each 128 x 128 part of each tile can meet, int32.
+    """Return the first and last segment that each 128 x 128 part of each tile can meet.
 
-    `[X, 1, 2 S S]` for S strips in a block; of the part of query strip c and key strip a, at
-    2 (c S + a). Bounds, not more: taken from the extremes of the slab and of the rows.
-    As far apart as an even number. Of the tables of `CommonBias` by place, one example's.
+    They are only bounds, computed from the extremes of the slab and of the rows. Their difference
+    is an even number, because the kernels take kinks in pairs.
+
+    Args:
+      slab_P, row_P, kink_K, slope_KN: The tables of `Tables`, for one example and one slab; K must
+        be even.
+      blocks, order: The blocks and the order of the tiles.
+
+    Returns:
+      An int32 array `[X, 1, 2 S S]`, where S is the number of strips in a block. The pair of the
+      part with query strip c and key strip a is at 2 (c S + a).
     """
     slab_QR, row_QR = slab_P.reshape(-1, LANES), row_P.reshape(-1, LANES)
-    # A part at a distance of m strips has distances from both sides of 128 m.
+    # The distances in a part whose strips are m apart lie on both sides of 128 m.
     low_Q, high_Q = (
         pick(ends_Q, jnp.concatenate([ends_Q[:1], ends_Q[:-1]]))
         for pick, ends_Q in (
@@ -167,13 +198,14 @@ def live_segments(
     slab_2XSS = jnp.stack([low_Q, high_Q])[:, distance_XSS]
     x_22XSS = slab_2XSS[:, None] * row_2XS[None, :, :, :, None]
     x_2XSS = jnp.stack([jnp.min(x_22XSS, axis=(0, 1)), jnp.max(x_22XSS, axis=(0, 1))], axis=-1)
-    # After the last real kink come only fillers of the table; a key before the first token,
-    # which is in the first part's bounds, would pass them.
+    # After the last real kink come only the unused entries of the table. They must not count: the
+    # bounds of the parts with the first keys include distances to keys before the first token,
+    # whose x would exceed them.
     bends_K = jnp.any(jnp.diff(slope_KN, axis=0) != 0, axis=1)
     real_K = jax.lax.cummax(bends_K.astype(jnp.int32), reverse=True) > 0
     bounds_K = jnp.where(real_K, kink_K, jnp.inf).reshape((1,) * x_2XSS.ndim + (-1,))
     passed = jnp.sum((bounds_K < x_2XSS[..., None]).astype(jnp.int32), axis=-1)
-    # The kernels take kinks in pairs: as bounds may be wide, one more.
+    # The kernels take kinks in pairs. Bounds may be wide, so an odd number of kinks gets one more.
     odd = (passed[..., 1] - passed[..., 0]) % 2
     low = jnp.where(passed[..., 1] == kink_K.size, passed[..., 0] - odd, passed[..., 0])
     passed = jnp.stack([low, low + (passed[..., 1] - passed[..., 0] + odd)], axis=-1)
@@ -181,5 +213,5 @@ def live_segments(
 
 
 def log2_scale(head_dim: int) -> float:
-    """The factor on q·k for a softmax in base 2, which saves the kernels a product."""
+    """Return the factor on q·k for a softmax in base 2, which saves the kernels a product."""
     return math.log2(math.e) / math.sqrt(head_dim)

@@ -1,4 +1,4 @@
-"""The tables of a bias as the kernels take them: for logits in base 2, padded to whole blocks.
+"""The tables of a bias in the form that the kernels take: in base 2, and padded to whole blocks.
 
 Shapes: B batch, E examples (B, or 1 where the batch shares its positions), T tokens, N heads, P
 places and distances (padded), K kinks, M slabs (N or 1), R = 128.
@@ -17,9 +17,19 @@ from fire_lm.attention.tpu.schedule import Blocks, Order, live_segments, skew
 
 
 class Tables(NamedTuple):
-    """`CommonBias` by place in the array: within a document, places are as far apart as positions.
+    """The tables of `CommonBias`, by place in the array instead of position, all float32.
 
-    What is padded belongs to no key seen. All float32; its cotangent is one of them too.
+    Within a document, two tokens are as far apart by place as by position, so that the slab by
+    distance stays the same. The padding belongs to places after the last token, and to distances
+    from them, which no token sees. The cotangent of `Tables` is also a `Tables`, with None for
+    tables that need no gradient.
+
+    Attributes:
+      slab_MP: The slab by distance.
+      row_EP, gain_EP: The factors r_i and g_i of each query; g_i includes the factor on the bias.
+      kink_K: The bounds of the segments, in increasing order; K is even.
+      slope_KN, offset_KN: The slope and the offset of each of the K + 1 segments, for logits in
+        base 2.
     """
 
     slab_MP: jax.Array
@@ -41,10 +51,11 @@ class Tables(NamedTuple):
         """Build the tables for the tokens of each example.
 
         Args:
-          bias: by position, with tables that reach all of `pos_ET`.
-          pos_ET: positions of the tokens; None for 0 .. T - 1.
-          scale_ET: factor on each query's bias; None for 1.
-          blocks, length: of the kernels, and T.
+          bias: The tables by position, which must cover all of `pos_ET`.
+          pos_ET: The positions of the tokens, or None for 0 .. T - 1.
+          scale_ET: The factor on each query's bias, or None for 1.
+          blocks: The blocks of the kernels.
+          length: The number of tokens T.
         """
 
         def pad(table: jax.Array) -> jax.Array:
@@ -55,7 +66,7 @@ class Tables(NamedTuple):
                 return pad(table_P[None, :length])
             return pad(jnp.take(table_P, pos_ET, mode="fill", fill_value=jnp.nan))
 
-        if bias.kink_K.size % 2:  # the kernels take kinks in pairs
+        if bias.kink_K.size % 2:  # The kernels take kinks in pairs.
             by_segment = (bias.kink_K, bias.slope_KN, bias.offset_KN)
             kink_K, slope_KN, offset_KN = (jnp.concatenate([x, x[-1:]]) for x in by_segment)
             bias = bias._replace(kink_K=kink_K, slope_KN=slope_KN, offset_KN=offset_KN)
@@ -72,12 +83,13 @@ class Tables(NamedTuple):
         )
 
     def skewed(self, blocks: Blocks) -> jax.Array:
-        """The slab `[M, R, block + P]` for loads of whole registers, see `schedule.skew`."""
-        # A window of two blocks ends with the distances of its tile; before 0, nobody looks.
+        """Return the slab `[M, R, block + P]` for loads of whole registers (`schedule.skew`)."""
+        # A tile's window of two blocks starts a block below the distance between its query and
+        # key blocks. On the diagonal, that is in the padding, whose distances no query sees.
         return skew(jnp.pad(self.slab_MP, ((0, 0), (blocks.tokens, 0))))
 
     def live_segments(self, blocks: Blocks, order: Order) -> jax.Array:
-        """`[E, X, 1, 2 S S]` int32 of the X tiles, see `schedule.live_segments`."""
+        """Return the `schedule.live_segments` of each example, int32 `[E, X, 1, 2 S S]`."""
 
         def of_example(row_P: jax.Array) -> jax.Array:
             return live_segments(self.slab_MP[0], row_P, self.kink_K, self.slope_KN, blocks, order)
