@@ -62,7 +62,7 @@ def _only_queued(where: ConfigDict, verb: str) -> None:
 
 
 def pretrain(arguments: argparse.Namespace) -> None:
-    """Train `gs://BUCKET/runs/NAME` to its end; `finetune` is the same for its verb."""
+    """Train the run `gs://BUCKET/runs/NAME` to its end, for the verb `pretrain` or `finetune`."""
     where, calls = _where(arguments)
     flags = experiment_flags(arguments)
     check_experiment(flags, arguments.verb)

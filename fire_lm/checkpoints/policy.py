@@ -16,8 +16,8 @@ class Checkpointing:
       save_every: The number of steps between checkpoints.
       keep_last: The number of newest checkpoints to keep.
       keep_every: Checkpoints at multiples of this step are kept permanently; None adds none.
-      keep_best: The number of checkpoints to keep that have the best results so far: of sweeps, or
-        if there are none, of tasks on validation.
+      keep_best: The number of checkpoints with the best results so far to keep. They are ranked by
+        the losses of sweeps or, if there are none, by the scores of tasks on the validation split.
       failures_allowed: The number of consecutive saves that may fail while training continues; one
         more failure ends the run.
     """

@@ -1,4 +1,4 @@
-"""`fire-lm evaluate`: scores runs on their synthetic task by length, or on downstream tasks."""
+"""`fire-lm evaluate`, which scores runs on a synthetic task by length, or on downstream tasks."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     with contextlib.suppress(UserError, RunFailed):  # The check of saved files below reports these.
         config = with_kept_lengths(config, workdir, allow_change=False)
     train: Pretraining = training_of(config)
-    # A finetuned run is evaluated on its task, which has no lengths of text.
+    # A finetuned run is evaluated on its task, so it has no sweep over the lengths of a text.
     score: LengthSweep | None = None
     lengths: list[int] = []
     if training_root(config) == "pretrain":

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def check_verb(arguments: argparse.Namespace) -> None:
-    """Raises UserError if the gin files are for the other verb."""
+    """Raise UserError if the gin files are for the other verb."""
     given = (arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     described = "finetune" if finetunes(*given) else "pretrain"
     if described == arguments.verb:
@@ -77,6 +77,9 @@ def start_run(
     """Start or resume the run.
 
     Args:
+      config: The configuration of the run.
+      arguments: The arguments of the command line.
+      speaks: Whether this process prints and saves the configuration.
       kept: Whether `config` has taken any lengths from the model that INIT_FROM names.
     """
     check_not_imported(arguments.workdir)

@@ -1,7 +1,7 @@
 """Text for training and scoring, read on the fly through seqio or from previously written blocks.
 
-The functions here take a `TextData` (or `SeqioTask`) or a `Blocks`, and for training also a
-`TextToText`, examples of an input and its target, or a `Synthetic`, the exercises of a task.
+The functions here take a `TextData` (or `SeqioTask`) or a `Blocks`. For training, they also take a
+`TextToText` (examples of an input and its target) or a `Synthetic` (the exercises of a task).
 Importing this module is cheap: TensorFlow is imported only when `TextData` needs it (10 s), and
 `Blocks` is read without it.
 """
@@ -86,13 +86,12 @@ def train_iterator(
 
     Returns:
         An iterator over dicts of numpy arrays [batch_size, length]: `targets`, int32 (0 is
-        padding); `weights`, int8, the weight of each target in the loss (0 for the
-        input of a `TextToText`); and, if rows are packed,
-        `segment_ids`, int32. `Synthetic` adds `inputs`, int32, which the model reads in place of
-        `targets` shifted by one, and `tokens`, int32 [batch_size, 1], the number of tokens in a row
-        before its padding. `get_state()` returns bytes, and `set_state(bytes)` resumes exactly at
-        that position; with `shared_state`, the bytes are the same on all shards and serve any
-        number of shards.
+        padding); `weights`, int8, the weight of each target in the loss (0 for the input of a
+        `TextToText`); and, if rows are packed, `segment_ids`, int32. `Synthetic` adds `inputs`,
+        int32, which the model reads in place of `targets` shifted by one, and `tokens`, int32
+        [batch_size, 1], the number of tokens in a row before its padding. `get_state()` returns
+        bytes, and `set_state(bytes)` resumes exactly at that position; with `shared_state`, the
+        bytes are the same on all shards and serve any number of shards.
 
     Raises:
         UserError: The data set or the vocabulary is missing or unsuitable, or there is too little
@@ -130,14 +129,17 @@ def scoring_text(
 
 
 def task_examples_of(data: TextToText, *, split: str, longest: int) -> list[TaskExamples]:
-    """The examples of a task, or of each task of a mixture, in the order of their source.
+    """Return the examples of a task, or of each task of a mixture, in the order of their source.
 
     Args:
-        longest: tokens of an input that are kept, without its end.
+        data: The task or mixture.
+        split: The name of the split.
+        longest: The maximum number of tokens of an input to keep, without its end token.
 
     Raises:
-        UserError: the task, its split or its vocabulary cannot be read, it has no metric or no
-            example, or two examples have one id. RunFailed: its data is damaged.
+        UserError: A task, its split or its vocabulary cannot be read, the task has no metric or no
+            examples, or two examples have the same id.
+        RunFailed: The data is damaged.
     """
     from fire_lm.data.on_the_fly import evaluation_rows
 
@@ -210,7 +212,8 @@ def _register(data: TextToText) -> None:
         UserError: The folder does not contain the task.
     """
     if data.is_ours and data.name not in suites.register(data.data_dir, data.vocabulary):
-        suites.task_or_mixture(data.name, data.data_dir, data.vocabulary)  # says what is missing
+        # This call raises an error that states what is missing.
+        suites.task_or_mixture(data.name, data.data_dir, data.vocabulary)
 
 
 def register_task(name: str, data: TextData) -> str:

@@ -1,4 +1,4 @@
-"""Examples of a task for evaluation, with the functions that score answers to them, as values."""
+"""Values that hold the examples of a task for evaluation and the functions that score answers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """An input to answer.
+    """An input that a model answers, with its reference answers.
 
     Attributes:
-        id: of the example, unique in its split.
-        tokens: int32, of the input without an end, shortened to the longest that is asked for.
-        input_length: tokens of the whole input.
-        answers: the references; what the task calls `answers`, or its target.
-        choices: the answers that it allows; empty where they are not told.
-        target: what the metrics compare a prediction with.
-        fields: of the task's own example, which its functions may ask for.
+        id: The id of the example, which is unique in its split.
+        tokens: The tokens of the input, int32, without an end token, truncated to the maximum
+            length that was requested.
+        input_length: The number of tokens in the whole input.
+        answers: The reference answers: the example's feature `answers`, or else its target.
+        choices: The allowed answers, or an empty tuple if the example does not state them.
+        target: The value with which the metrics compare a prediction.
+        fields: The other features of the task's own example, which the task's functions may need.
     """
 
     id: str
@@ -34,12 +35,14 @@ class Example:
 
 @dataclasses.dataclass(frozen=True)
 class TaskExamples:
-    """A split of a task.
+    """The examples of a split of a task, with the functions that score answers.
 
     Attributes:
-        name: of the task.
-        prediction: what the metrics see of the text of an answer, given the example's fields.
-        metrics: functions of targets and predictions that give values by name.
+        name: The name of the task.
+        examples: The examples.
+        prediction: A function that maps the text of an answer and the example's fields to the
+            prediction that the metrics receive.
+        metrics: Functions that map targets and predictions to values, keyed by name.
     """
 
     name: str

@@ -32,7 +32,7 @@ def encode(data: Tokenized, text: str) -> np.ndarray:
 
 
 def decode(data: Tokenized, tokens: Iterable[int]) -> str:
-    """Return the text of token ids; ids that stand for no text, such as padding, are skipped.
+    """Return the text of token ids; ids that represent no text, such as padding, are skipped.
 
     Raises:
       UserError: See `encode`.

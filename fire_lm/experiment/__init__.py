@@ -25,7 +25,7 @@ EXPERIMENTS: dict[str, Callable[..., Any]] = {
 }
 
 # The roots of a configuration: the experiments, and the model, so that two models can be compared.
-# Where `evaluate` is bound, it is a root, too.
+# If `evaluate` has bindings, it is a root, too.
 ROOTS = ("pretrain", "length_sweep", "build_decoder")
 FINETUNING_ROOTS = ("finetune", "build_decoder")
 
@@ -43,7 +43,11 @@ def load_config(
     counts as unused only if no command could use it.
 
     Args:
-      first: Texts by their names, read before the files.
+      gin_files: The names or paths of the gin files.
+      bindings: The bindings from the command line.
+      search_paths: The folders to search for gin files, separated by commas.
+      imports: The names of modules to import.
+      first: Gin texts, keyed by their names, that are read before the files.
     """
     configurables: list[Callable[..., Any]] = [
         models.build_decoder,
@@ -95,10 +99,10 @@ def load_config(
 
 
 def search_folders(search_paths: str) -> list[str]:
-    """The folders of --gin_search_paths.
+    """Return the folders in --gin_search_paths.
 
     Raises:
-      UserError: one of them does not exist.
+      UserError: A folder does not exist.
     """
     folders = [path for path in search_paths.split(",") if path]
     for folder in folders:
@@ -108,10 +112,10 @@ def search_folders(search_paths: str) -> list[str]:
 
 
 def finetunes(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> bool:
-    """Return whether these describe a finetuning, by `finetune.` bindings, and not a pretraining.
+    """Return whether the arguments describe finetuning, by bindings of `finetune`.
 
     Raises:
-      UserError: they describe both, or cannot be read.
+      UserError: The arguments describe both finetuning and pretraining, or cannot be read.
     """
     bound = _bound(gin_files, bindings, search_paths)
     if {"finetune", "pretrain"} <= bound:
@@ -123,28 +127,28 @@ def finetunes(gin_files: Sequence[str], bindings: Sequence[str], search_paths: s
 
 
 def evaluates_a_task(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> bool:
-    """Return whether these describe the evaluation of a task of inputs and targets."""
+    """Return whether the arguments describe the evaluation of a text-to-text task."""
     return "evaluate" in _bound(gin_files, bindings, search_paths)
 
 
 def _bound(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> set[str]:
-    """The names of what has bindings in these."""
+    """Return the names of the configurables that have bindings in the arguments."""
     return {key.configurable for key in stated(gin_files, bindings, search_folders(search_paths))}
 
 
 def training_root(config: Config) -> str:
-    """The name in gin of the experiment that trains: pretrain or finetune."""
+    """Return the gin name of the experiment that trains: `pretrain` or `finetune`."""
     return "finetune" if "finetune" in config.bindings.roots else "pretrain"
 
 
 def training_of(config: Config) -> training.Pretraining:
-    """The experiment that trains: a pretraining or a finetuning."""
+    """Return the settings of the experiment that trains, for pretraining or finetuning."""
     found: training.Pretraining = config.call(training_root(config))
     return found
 
 
 def trains_on_a_task(config: Config) -> bool:
-    """Return whether the run trains on exercises of a synthetic task and not on text."""
+    """Return whether the run trains on the exercises of a synthetic task instead of text."""
     return isinstance(training_of(config).data, Synthetic)
 
 

@@ -1,4 +1,4 @@
-"""The evaluation of a model on a task of inputs and targets as a value: gin's `evaluate`."""
+"""The settings for evaluating a model on a text-to-text task, which gin binds as `evaluate`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from fire_lm.generation import Greedy, Method
 
 @dataclasses.dataclass(frozen=True)
 class TextEvaluation:
-    """What is answered, and how.
+    """The task to evaluate, and the settings for answering its examples.
 
     Attributes:
-      data: the task, or a mixture, whose tasks are evaluated one by one; with the tokens of an
-        answer, its end included (`target_length`).
-      lengths: tokens of an input that the model reads at most, its end included.
-      suite: that the task is reported in.
-      split: whose examples are answered.
-      method: of generation. The first continuation is the answer.
-      rank: take the likeliest of the allowed answers instead of generating one.
-      choices: the allowed answers; by default those of each example, its feature `choices`.
-      examples: answered at most, drawn from the split by a fixed seed; None for all.
-      batch_size: prompts that are continued together.
+      data: The task, or a mixture whose tasks are evaluated one by one. Its `target_length` is the
+        maximum number of tokens in an answer, including its end token.
+      lengths: The maximum numbers of tokens of an input that the model reads, including the end
+        token. The task is evaluated at each of them.
+      suite: The suite under which results are reported.
+      split: The split whose examples are answered.
+      method: The method of generation. The first continuation is the answer.
+      rank: Whether to choose the most likely of the allowed answers instead of generating one.
+      choices: The allowed answers. The default is each example's own feature `choices`.
+      examples: The maximum number of examples to answer, which are drawn from the split with a
+        fixed seed. None answers all of them.
+      batch_size: The number of prompts that are continued together.
 
     Raises:
-      UserError: a setting that cannot work.
+      UserError: A setting is invalid.
     """
 
     data: TextToText
@@ -58,5 +60,5 @@ class TextEvaluation:
         return "-".join(["rank", *self.choices]) if self.rank else self.method.label
 
     def context_length(self, length: int) -> int:
-        """Tokens of the first one, the input and the answer together."""
+        """Return the number of tokens in token 0, an input of `length` tokens and its answer."""
         return 1 + length + self.data.target_length

@@ -1,4 +1,4 @@
-"""Checks the programs of a pod run and its input and output files before TPUs are reserved."""
+"""Checks of the programs and files of a pod run, which are made before TPUs are reserved."""
 
 from __future__ import annotations
 
@@ -46,11 +46,14 @@ def preflight(
     programs that do not compile.
 
     Args:
+      compiler: The compiler for the slice.
+      train: The training run.
       score: The sweep, or None for a run that has no text to score.
-      lengths: The lengths of the sweep.
+      lengths: The lengths of the sweep to compile.
       workdir: The run directory, or "".
       saved: Functions that check saved files, keyed by the names of the checks. Each function
         returns a short description of a success or raises an error.
+      prompts: The generation to compile, if any.
 
     Raises:
       UserError: A setting cannot work on this slice.
@@ -99,8 +102,9 @@ def compile_all(
     """Compile the training step and the forward passes of the sweep.
 
     Returns:
-      The estimates by the program's name, and the error of each program that does not compile. The
-      error of a program that does not fit also names the nearest setting with which it fits.
+      The estimates, keyed by the name of the program, and the error of each program that does not
+      compile. The error of a program that does not fit also names the nearest setting with which it
+      fits.
     """
     programs: dict[str, Estimate] = {}
     failures: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Finds the nearest setting with which an oversized program fits, by compiling repeatedly."""
+"""A search, by repeated compilation, for the nearest setting with which a program fits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MORE = "split the state over more fsdp or tensor, or use more chips"
 
 
 def training(compiler: Compiler, train: Pretraining) -> str:
-    """Return the smallest number of microbatches with which the step fits.
+    """Describe the smallest number of microbatches with which the step fits.
 
     Microbatches do not change results. If no number suffices, the function reports whether the step
     fits when the backward pass recomputes every layer.
@@ -44,7 +44,10 @@ def _memory(compiler: Compiler, train: Pretraining, parts: int, more: str = "") 
 
 
 def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
-    """Return the most sequences at a time, found by halving, with which the forward pass fits."""
+    """Describe the number of sequences at a time with which the forward pass fits.
+
+    The number is found by repeated halving.
+    """
     mesh = compiler.mesh(score.mesh)
     batch = sequences_at_a_time(length, score.tokens_per_batch, mesh)
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -65,7 +68,10 @@ def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
 
 
 def generation(compiler: Compiler, run: LengthSweep | Pretraining, prompts: Prompts) -> str:
-    """Find, by halving, the most prompts at a time with which generation fits."""
+    """Describe the number of prompts at a time with which generation fits.
+
+    The number is found by repeated halving.
+    """
     batch = prompts.batch // 2
     while batch:
         fewer = dataclasses.replace(prompts, batch=batch)

@@ -1,4 +1,4 @@
-"""Compiles the programs of a run for a slice: training step, forward pass and generation."""
+"""Compilation of a run's programs for a slice: training step, forward pass and generation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DoesNotFit(FireLMError):
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """The generation to compile, of `batch` prompts of `length` tokens that continue together."""
+    """The generation to compile: `batch` prompts of `length` tokens, continued together."""
 
     batch: int
     length: int
@@ -104,7 +104,7 @@ class Compiler:
         )
 
     def generation(self, run: LengthSweep | Pretraining, prompts: Prompts) -> Generation:
-        """Compile generation with the model of `run`, its parameters not split by fsdp.
+        """Compile generation with the model of `run`, whose parameters are not split by fsdp.
 
         Raises:
           UserError: The encoding cannot encode inputs of that length.
@@ -135,7 +135,11 @@ class Compiler:
         )
 
     def mesh(self, shape: sharding.MeshShape) -> jax.sharding.Mesh:
-        """Return the mesh; raise UserError if it does not fit the slice."""
+        """Return the mesh.
+
+        Raises:
+          UserError: The mesh does not fit the slice.
+        """
         return sharding.mesh_of(shape.resolve(len(self.devices)), self.devices, str(self.where))
 
     def _estimate(

@@ -1,4 +1,4 @@
-"""Probes the checkpoints of a report's runs: biases and attention scores."""
+"""Probes of the checkpoints of a report's runs: biases and attention scores."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _probed(workdir: epath.Path, config: Config, results: Results, before: Resul
     """
     run, model = workdir.name, config.call("build_decoder")
     learns = next(facts.encoding_parameters for facts in results.runs if facts.run == run) > 0
-    # Scores need text, which a task does not have.
+    # Attention scores need plain text, which a run that was trained on a task does not have.
     on_text = not isinstance(training_of(config).data, Synthetic | TextToText)
     changed = interpolated(model) if on_text else None
     if not (learns or changed):

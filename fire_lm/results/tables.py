@@ -181,8 +181,8 @@ class TaskScore(Keyed):
       split: The split of the data set, or another description of the examples.
       input_length: The maximum number of tokens of an input.
       target_length: The maximum number of tokens of an answer.
-      truncation: How longer inputs are shortened: `head` keeps the beginning, `tail` the end,
-        `middle` both; or `none`.
+      truncation: How longer inputs are truncated: `head` keeps the beginning, `tail` the end, and
+        `middle` both; `none` means that inputs are not truncated.
       decoding: How answers are produced: `greedy`, `beam-4`, `sample-...`, `rank` or `slots`.
       context_length: The maximum number of tokens in an input together with its answer.
       metric: The name of the metric.

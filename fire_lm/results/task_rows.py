@@ -1,4 +1,4 @@
-"""The rows of `task_scores.csv`: which checkpoints of a run they call the best."""
+"""The ranking of a run's checkpoints by the rows of `task_scores.csv`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _SPLIT = "validation"
 def steps_by_score(rows: Iterable[TaskScore]) -> list[int]:
     """Return a run's evaluated steps from best to worst.
 
-    Steps are compared by the mean, over all tasks and lengths, of the primary values on validation.
-    A step that lacks one of these (so far) is omitted. Of more than two steps, a task or length
-    that only one step has was evaluated in addition, and does not count. Only plain results count,
-    those of the model as it was trained. The primary value of a task is the first in the file.
+    Steps are ranked by the mean, over all tasks and lengths, of the primary values on the
+    validation split. The primary value of a task is the first one in the file. A step that still
+    lacks one of these values is omitted. If more than two steps have results, a task or length that
+    was evaluated at only one step is considered an additional evaluation and is ignored. Only
+    results of the model as it was trained count, without changes that apply at evaluation.
     """
     values: dict[int, dict[tuple[str | int, ...], float]] = {}
     for row in rows:

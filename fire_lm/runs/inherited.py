@@ -1,8 +1,8 @@
-"""The configuration of a run that trains, in which a finetuning has the model of another run.
+"""The configuration of a training run; a finetuning run inherits the model of another run.
 
-A finetuning says which task it learns and how; the model, the name of its encoding and the
-vocabulary are those of the run that INIT_FROM names, and stand before the gin files, so that these
-and the command line change what they bind.
+The gin files of a finetuning run specify only the task and how it is learned. The model, the name
+of its encoding and the vocabulary come from the run that INIT_FROM names. They are read before the
+gin files, so that the gin files and the command line can override them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fire_lm.runs.kept_lengths import MODEL
 from fire_lm.runs.saved import newest_config, saved_config, vocabulary_of_run
 
 _SOURCE = Key((), "", "INIT_FROM")
-_MACROS = "configs/model.gin"  # how macros describe a model, where no run does
+_MACROS = "configs/model.gin"  # describes a model by macros if no run provides one
 
 
 def training_config(arguments: argparse.Namespace, workdir: str) -> Config:
-    """The configuration that the arguments describe, a pretraining's or a finetuning's.
+    """Return the configuration that the arguments describe, for pretraining or finetuning.
 
     Raises:
-      UserError: it cannot be read, or INIT_FROM holds no run to finetune.
+      UserError: The configuration cannot be read, or INIT_FROM contains no run to finetune.
     """
     given = (arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     first = None
@@ -37,8 +37,14 @@ def training_config(arguments: argparse.Namespace, workdir: str) -> Config:
 
 
 def inherited(source: str, workdir: str) -> dict[str, str]:
-    """The model of the run in `workdir`, if it has begun, else of `source`, as gin text by its
-    name; without either, how macros describe one."""
+    """Return the model that a finetuning run inherits, as gin text keyed by the name of its origin.
+
+    The model is that of the run in `workdir` if this run has already started, and otherwise that of
+    `source`. If neither exists, the text describes a model by macros.
+
+    Raises:
+      UserError: `source` contains no run, or its configuration cannot be loaded.
+    """
     begun = bool(workdir) and newest_config(workdir) is not None
     where = workdir if begun else split_run(source)[0]
     if not where:

@@ -1,7 +1,8 @@
-"""A run's answers to the examples of a task, generated or ranked, and the files that keep them.
+"""A run's answers to the examples of a task, generated or ranked, and the files that store them.
 
-A file has a JSON line for each example, in the order in which they were answered. It grows batch by
-batch, and whoever goes on after a kill answers what is missing.
+A file contains one line of JSON for each example, in the order in which the examples were answered.
+The file grows batch by batch. If an evaluation is killed, the next one answers only the examples
+that are still missing.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class Prediction:
     """A line of a file of predictions.
 
     Attributes:
-      prediction: the text of the answer.
-      answers: the references.
-      truncated: whether the model read only a part of the input.
-      input_tokens: of the whole input, without its end.
-      logprob: natural logarithm of the answer's probability under the model.
+      id: The id of the example.
+      prediction: The text of the answer.
+      answers: The reference answers.
+      truncated: Whether the model read only a part of the input.
+      input_tokens: The number of tokens in the whole input, without its end token.
+      logprob: The natural logarithm of the answer's probability under the model.
     """
 
     id: str
@@ -57,17 +59,22 @@ class Prediction:
 
 
 def predictions_file(workdir: epath.Path, *parts: str | int) -> epath.Path:
-    """The file of an evaluation that these name, as `predictions/TASK.SPLIT.STEP....jsonl`."""
+    """Return the path of an evaluation's predictions, such as `predictions/TASK.SPLIT...jsonl`.
+
+    The name of the file consists of `parts`.
+    """
     name = ".".join(re.sub(r"[^\w\-=+]+", "_", str(part)) or "plain" for part in parts)
     return workdir / "predictions" / f"{name}.jsonl"
 
 
 def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str, Prediction]:
-    """The predictions that a file has of these examples, by id; a half-written last line is left
-    out.
+    """Return the predictions in a file, keyed by the id of the example.
+
+    An incomplete last line is skipped.
 
     Raises:
-      RunFailed: a line is damaged. UserError: it has an id or references that these lack.
+      RunFailed: A line is damaged.
+      UserError: A line has an id, or reference answers, that do not match any of `examples`.
     """
     known = {example.id: example for example in examples}
     found: dict[str, Prediction] = {}
@@ -88,14 +95,18 @@ def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str,
 
 
 def prompt(data: Any, example: Example, length: int) -> np.ndarray:
-    """What the model reads: token 0, the input of `length` tokens at most with its end; int32."""
+    """Return the tokens that the model reads, int32.
+
+    They are token 0, the input truncated to `length` tokens including its end token, and that end
+    token.
+    """
     kept = shortened(example.tokens, length - 1, data.truncation)
     return np.concatenate([[0], kept, [vocabulary.end_of_document(data)]]).astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Answering:
-    """A model that answers examples as `asked`."""
+    """A model that answers examples with the settings in `asked`."""
 
     asked: TextEvaluation
     model: Decoder
@@ -105,7 +116,13 @@ class Answering:
     def answers(
         self, examples: Sequence[Example], length: int, done: Callable[[int], None]
     ) -> Iterator[list[Prediction]]:
-        """Predictions batch by batch; `done` is told how many there are."""
+        """Yield the predictions batch by batch.
+
+        Args:
+          examples: The examples to answer.
+          length: The maximum number of tokens of an input, including its end token.
+          done: A callback that receives the number of examples answered so far.
+        """
         answer = self._ranked if self.asked.rank else self._generated
         count = 0
         for batch in answer(examples, length):
@@ -124,7 +141,10 @@ class Answering:
             ]
 
     def _generated(self, examples: Sequence[Example], length: int) -> Iterator[_Batch]:
-        """The shortest first; batches of one width share a program."""
+        """Generate answers, starting with the shortest inputs.
+
+        Batches of prompts with the same padded width share a compiled program.
+        """
         asked, data = self.asked, self.asked.data
         writer = Writer(
             *(self.model, self.params, data, data.target_length, asked.method), mesh=self.mesh
@@ -139,7 +159,7 @@ class Answering:
                 filled = [*batch, *[batch[-1]] * (asked.batch_size - len(batch))]
                 found = writer.continue_prompts(
                     [ids for _, ids in filled],
-                    # The random keys are those of the examples, whatever batch they are in.
+                    # Random keys depend only on the id of the example, not on its batch.
                     [zlib.crc32(one.id.encode()) & 0x7FFFFFFF for one, _ in filled],
                     asked.context_length(length),
                 )
@@ -149,7 +169,11 @@ class Answering:
                 ]
 
     def _ranked(self, examples: Sequence[Example], length: int) -> Iterator[_Batch]:
-        """The likeliest allowed answer, its end included; of equal ones the first."""
+        """Choose the most likely of the allowed answers for each example.
+
+        The probability of an answer includes its end token. If several answers are equally likely,
+        the first of them is chosen.
+        """
         data = self.asked.data
         end = vocabulary.end_of_document(data)
         for start in range(0, len(examples), self.asked.batch_size):

@@ -61,7 +61,7 @@ class Run:
 
     @property
     def data(self) -> Tokenized:
-        """The text, or the task of inputs and targets, that the run was trained on.
+        """The text or the text-to-text task on which the run was trained.
 
         Raises:
           UserError: The run was trained on a synthetic task, which has no text.

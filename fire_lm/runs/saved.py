@@ -87,7 +87,7 @@ def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
     """Return the text on which a run with this configuration was trained.
 
     Raises:
-      UserError: The run was trained on a task, synthetic or of inputs and targets.
+      UserError: The run was trained on a synthetic or a text-to-text task.
     """
     data = training_of(config).data
     if isinstance(data, Synthetic | TextToText):
@@ -99,17 +99,21 @@ def text_of_run(config: Config, workdir: str | epath.Path) -> Data:
 
 
 def tokenized_of_run(config: Config, workdir: str | epath.Path) -> Tokenized:
-    """The data that a run of this configuration was trained on, for its vocabulary.
+    """Return the data on which a run with this configuration was trained, for its vocabulary.
 
     Raises:
-      UserError: it was trained on a synthetic task, whose tokens are no text.
+      UserError: The run was trained on a synthetic task, whose tokens do not represent text.
     """
     data = training_of(config).data
     return data if isinstance(data, TextToText) else text_of_run(config, workdir)
 
 
 def vocabulary_of_run(config: Config, workdir: str | epath.Path) -> str:
-    """The vocabulary by its name; raises UserError as `tokenized_of_run`."""
+    """Return the name of the vocabulary of a run with this configuration.
+
+    Raises:
+      UserError: See `tokenized_of_run`.
+    """
     return tokenized_of_run(config, workdir).vocabulary
 
 
@@ -121,8 +125,10 @@ def model_of_run(workdir: str) -> models.Decoder:
 
 
 def ranked(workdir: epath.Path, encoding: str) -> list[int]:
-    """Return the evaluated steps of a run, best first: by the losses of sweeps, or if there are
-    none, by the scores of tasks."""
+    """Return the evaluated steps of a run, starting with the best.
+
+    The steps are ranked by the losses of sweeps or, if there are none, by the scores of tasks.
+    """
     own = read_own(workdir, encoding)
     by_loss = ranked_steps(own.losses, own.texts.of)
     return by_loss or steps_by_score(read_table(workdir / TASK_SCORES, TaskScore))

@@ -1,7 +1,8 @@
-"""`fire-lm evaluate` with a task of inputs and targets: answers, their scores, and the table.
+"""`fire-lm evaluate` for text-to-text tasks, which writes answers, their scores, and the table.
 
-A cell is a task at a length. Its predictions are written as they are made, and its rows when all of
-its examples are answered; what is there already is not computed again.
+A cell is a task at one length. Its predictions are written while they are made, and its rows are
+written when all of its examples have been answered. Existing predictions and rows are not computed
+again.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from fire_lm.sweeps.claims import claimed
 from fire_lm.sweeps.sweep import chosen
 from fire_lm.tasks.metrics import Score, scores_of
 
-# Seconds between looks at a cell that another process answers.
+# The number of seconds between checks of a cell that another process is evaluating.
 _EVERY = 10.0
-# Resamples of the examples, for metrics that do not know their own standard error.
+# The number of bootstrap resamples, for metrics that do not compute their own standard error.
 _RESAMPLES = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A task at a length, of a checkpoint."""
+    """A task that a checkpoint answers at one input length."""
 
     workdir: epath.Path
     step: int
@@ -80,15 +81,15 @@ class Cell:
         )
 
     def finished_rows(self) -> list[TaskScore]:
-        """The rows of this cell in the run's table."""
-        key = self.row("", Score(0, 0, 0, 0, 0)).key[1:-1]  # whatever the run was called
+        """Return the rows of this cell in the run's table."""
+        key = self.row("", Score(0, 0, 0, 0, 0)).key[1:-1]  # without the run name and the metric
         return [row for row in read_table(self.workdir / FILE, TaskScore) if row.key[1:-1] == key]
 
     def is_finished(self) -> bool:
         """Return whether the table has the rows of this cell.
 
         Raises:
-          UserError: The predictions behind these rows are of other examples.
+          UserError: The predictions from which these rows were computed are for other examples.
         """
         finished = bool(self.finished_rows())
         if finished and self.file.exists():
@@ -97,7 +98,7 @@ class Cell:
 
     @property
     def split(self) -> str:
-        """The split, and how much of it, if not all."""
+        """The name of the split and, if examples are drawn from it, their number."""
         asked = self.asked
         return asked.split + (f", {len(self.task.examples)} drawn" if asked.examples else "")
 
@@ -110,7 +111,9 @@ class Cell:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Write rows beside each run and print them; a checkpoint that fails is reported and skipped.
+    """Evaluate each checkpoint, write the rows into its run's folder, and print them.
+
+    If there are several checkpoints, one that fails is reported and skipped.
 
     Raises:
       UserError, RunFailed: The only checkpoint, or some of several, could not be evaluated.
@@ -130,7 +133,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def evaluate_checkpoint(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> None:
-    """Answer and score what is missing of a checkpoint's cells, then print all of them."""
+    """Answer and score the missing cells of a checkpoint, and then print the rows of all cells."""
     config, variant = configuration(arguments, workdir)
     asked: TextEvaluation = config.call("evaluate")
     if arguments.lengths:
@@ -187,7 +190,10 @@ def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
 
 
 def evaluate_cell(cell: Cell, params: Any, mesh: Mesh) -> None:
-    """Answer what is not answered yet and write the rows; waits for another process that does."""
+    """Answer the remaining examples of a cell and write its rows.
+
+    If another process is evaluating the cell, wait for that process.
+    """
     claim_name = f"tasks-{cell.file.stem}"
     while True:
         with claimed(cell.workdir, claim_name, jax.process_index() == 0) as claim:
@@ -254,7 +260,10 @@ def write_rows(cell: Cell) -> None:
 
 
 def scored(task: TaskExamples, found: dict[str, Prediction]) -> dict[str, Score]:
-    """Each metric's scores by name; an example on which one fails is named and left out."""
+    """Return the scores of all metrics, keyed by name.
+
+    An example on which the postprocessing or a metric fails is reported and left out.
+    """
     examples: list[Example] = []
     predictions: list[Any] = []
     lost: dict[str, str] = {}
@@ -262,7 +271,7 @@ def scored(task: TaskExamples, found: dict[str, Prediction]) -> dict[str, Score]
         try:
             predictions.append(task.prediction(found[example.id].prediction, example.fields))
             examples.append(example)
-        except Exception as error:  # the task's own code
+        except Exception as error:  # the task's own code can raise anything
             lost[example.id] = str(error).partition("\n")[0] or type(error).__name__
     tell_lost(f"the postprocess_fn of {task.name}", lost, len(task.examples))
     targets = [example.target for example in examples]
@@ -289,9 +298,9 @@ def tell_lost(what: str, lost: dict[str, str], total: int) -> None:
 
 
 def resampled(metric: Any, name: str, targets: Sequence[Any], predictions: Sequence[Any]) -> float:
-    """Return a metric's standard error by the bootstrap.
+    """Return a bootstrap estimate of a metric's standard error.
 
-    It is nan for fewer than two examples, and if the metric fails on a resample.
+    The result is NaN if there are fewer than two examples, or if the metric fails on a resample.
     """
     if len(targets) < 2:
         return math.nan
@@ -307,7 +316,7 @@ def resampled(metric: Any, name: str, targets: Sequence[Any], predictions: Seque
 
 
 def table(rows: Sequence[TaskScore]) -> list[str]:
-    """The rows as lines to print."""
+    """Return the rows as lines to print."""
     return [
         f"{row.task} ({row.split}) at {row.input_length}: {row.metric} {row.value:.2f} "
         f"± {row.stderr:.2f}, {row.examples} examples, {row.decoding}"

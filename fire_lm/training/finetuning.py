@@ -1,4 +1,4 @@
-"""The settings of a finetuning run as a value: gin's `finetune`."""
+"""The settings of a finetuning run, which gin binds as `finetune`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from fire_lm.training.pretraining import Pretraining
 
 @dataclasses.dataclass(frozen=True)
 class Finetuning(Pretraining):
-    """A run that trains on examples of an input and its target, from the parameters of another.
+    """A run that trains on a text-to-text task, starting from the parameters of another run.
 
-    The loop, the step and the settings are those of `Pretraining`; its model is the other run's,
-    unless the configuration changes it (`fire_lm.runs.inherited`).
+    The training loop, the training step and the other settings are those of `Pretraining`. The
+    model is that of the other run, unless the configuration changes it; see
+    `fire_lm.runs.inherited`.
 
     Attributes:
-      encoding: the name of the positional encoding in tables.
+      data: The task, each of whose examples is an input and its target.
+      encoding: The name of the positional encoding in tables.
     """
 
     data: TextToText

@@ -1,7 +1,8 @@
 """Text that seqio reads, tokenises and arranges in rows while a run uses it.
 
-This module implements the functions of `fire_lm.data` for `TextData` and `SeqioTask`. Functions
-that need TensorFlow import it when they are called, which takes 10 s.
+This module implements the functions of `fire_lm.data` for `TextData` and `SeqioTask`, and those
+that apply to `TextToText`. Functions that need TensorFlow import it when they are called, which
+takes 10 s.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 
 def train_iterator(data: ReadBySeqio, **arguments: int) -> TrainIterator:
-    if data.vocabulary.startswith(PREFIX):  # no position can be saved, as TensorFlow calls Python
+    # TensorFlow would call Python code to tokenise, so the position could not be saved.
+    if data.vocabulary.startswith(PREFIX):
         instead = (
             "seqio's tasks have SentencePiece or byte vocabularies"
             if isinstance(data, TextToText)
@@ -58,7 +60,7 @@ def vocabulary_size(data: ReadBySeqio) -> int:
         from fire_lm.data.on_the_fly import text_to_text
 
         return text_to_text.vocabulary_size(data)
-    if isinstance(data, SeqioTask):  # which may have extra ids
+    if isinstance(data, SeqioTask):  # its vocabulary may have extra ids
         from fire_lm.data.on_the_fly import registered
 
         return registered.vocabulary_size(data)

@@ -1,4 +1,4 @@
-"""The examples of registered tasks for evaluation: a split, whole, in the order of its source."""
+"""All examples of a split of registered tasks, read for evaluation in the order of the source."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fire_lm.data.spec import TextToText, shortened
 from fire_lm.data.task_examples import Example, TaskExamples
 from fire_lm.errors import UserError
 
-# The text of inputs is not kept: that of a book is megabytes.
+# Long features are not kept: the text of an input can be a book, which takes megabytes.
 _LONG = ("inputs", "inputs_pretokenized", "targets")
 
 
 def task_examples(data: TextToText, *, split: str, longest: int) -> list[TaskExamples]:
-    """See `fire_lm.data.task_examples_of`."""
+    """Return the examples of each task; see `fire_lm.data.task_examples_of`."""
     found = text_to_text.check_features(data)
     registered.check_read(data, found, split)
     for feature in text_to_text.FEATURES:

@@ -82,7 +82,7 @@ class TrainIterator:
         self._next: list[dict[str, np.ndarray]] = []  # the part of the next block read so far
         self._next_rows = 0
         self._next_start: dict[str, bytes] = {}
-        # The numbers of skipped documents: for the latest batch, and not yet reported.
+        # The number of documents skipped for the latest batch, and the number not yet reported.
         self.skipped, self._skipped = 0, 0
         self._began = False
         # This callback receives the progress of the first block, which is read before the first
@@ -156,7 +156,7 @@ class TrainIterator:
         self._skipped = header.get("skipped", 0)
 
     def _check_part(self, part: ReadBySeqio) -> None:
-        """Check that a part has a row; otherwise it would be searched for one forever."""
+        """Check that a part yields at least one row; otherwise, reading it would never end."""
         groups = tasks.dataset(
             part, length=self._length, split="train", seed=None, shard=self._shard
         )

@@ -29,7 +29,7 @@ def check(data: SeqioTask, split: str) -> None:
 
 
 def check_read(data: Registered, found: seqio.Task | seqio.Mixture, split: str) -> None:
-    """Raises UserError for a split that is not there, or a cache."""
+    """Raise UserError if the split does not exist or a required cache is missing."""
     splits = _splits(found)
     if split not in splits:
         raise UserError(f"{data.where} has no split {split!r}, only {', '.join(sorted(splits))}.")
@@ -68,10 +68,10 @@ def _check_cached(data: Registered, found: seqio.Task | seqio.Mixture) -> None:
 
 
 def provider(data: Registered) -> seqio.Task | seqio.Mixture:
-    """The Task or Mixture of this name.
+    """Return the registered Task or Mixture of this name.
 
     Raises:
-        UserError: there is none.
+        UserError: No Task or Mixture has this name.
     """
     names = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
     if data.name not in names:
@@ -119,10 +119,13 @@ def vocabulary_size(data: SeqioTask) -> int:
 
 
 def examples(data: Registered, length: int | None, reading: dict[str, Any]) -> tf.data.Dataset:
-    """What its own preprocessors make of each example; they are told `length`, to which some cut or
-    join."""
+    """Return the examples as the task's own preprocessors produce them.
+
+    The preprocessors receive `length`, to which some of them truncate or concatenate examples.
+    """
     found = provider(data)
-    # Rows are shuffled in pipeline.py, whose state is small; a mixture's tasks shuffle theirs, too.
+    # pipeline.py shuffles the rows with a small state, so a task does not shuffle its examples. The
+    # tasks of a mixture do shuffle theirs, in addition.
     own = {"shuffle_buffer_size": 1} if isinstance(found, seqio.Task) else {}
     lengths = dict.fromkeys(found.output_features, length)
     return found.get_dataset(lengths, use_cached=data.use_cached, **own, **reading)

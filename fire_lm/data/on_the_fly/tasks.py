@@ -187,7 +187,7 @@ def dataset(
     with without_their_warnings():
         if isinstance(data, TextToText):
             groups = text_to_text.groups(data, length, _reading(split, seed, shard))
-            return _with_options(groups, symbolic=data.is_ours)  # see below
+            return _with_options(groups, symbolic=data.is_ours)  # see the comment below
         construct = preprocessors.LAID[data.construction]
         if isinstance(data, SeqioTask):
             groups = registered.groups(data, length, byte_counts, _reading(split, seed, shard))

@@ -1,9 +1,10 @@
-"""Examples of an input and its target, of a registered Task or Mixture, one in each row.
+"""Rows that each hold one example, an input and its target, of a registered Task or Mixture.
 
-A row is the input, the end-of-document token, the target, the same token again, and padding, as
-seqio's `DecoderFeatureConverter` lays it out. Groups of rows are those of `preprocessors`, with
-    weights      int8, like targets: 1 for the target and its end, else 0
-and `skipped` counts examples whose target is empty or too long.
+A row contains the input, the end-of-document token, the target, the same token again, and padding,
+in the layout of seqio's `DecoderFeatureConverter`. Groups of rows have the format that
+`preprocessors` describes, with an additional array:
+    weights      int8, of the same shape as targets: 1 for the target and its end token, 0 elsewhere
+In these groups, `skipped` is the number of examples whose target is empty or too long.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fire_lm.data.spec import TextToText, ends_kept, share_unknown
 from fire_lm.errors import UserError
 
 FEATURES = ("inputs", "targets")
-# Examples in which unknown tokens are looked for.
+# The number of examples in which unknown tokens are counted.
 _SURVEYED = 64
 
 
@@ -28,10 +29,11 @@ def check(data: TextToText, *, length: int, split: str) -> int:
     """Check that the examples can be read.
 
     Returns:
-        Examples in the split; 0 if the task does not say.
+        The number of examples in the split, or 0 if the task does not state it.
 
     Raises:
-        UserError: a name, feature, split or vocabulary that cannot be read, or no room for inputs.
+        UserError: The name, a feature, the split or the vocabulary is invalid, or a row has no room
+            for an input.
     """
     data.input_length(length)
     found = check_features(data)
@@ -43,10 +45,11 @@ def check(data: TextToText, *, length: int, split: str) -> int:
 
 
 def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
-    """The Task or Mixture.
+    """Return the Task or Mixture, after checking that it has the required features.
 
     Raises:
-        UserError: there is none of this name, or it has not the two features.
+        UserError: No Task or Mixture has this name, it lacks one of the two features, or one of
+            them is not a list of tokens.
     """
     found = registered.provider(data)
     for feature in FEATURES:
@@ -62,13 +65,13 @@ def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
 
 
 def vocabulary_size(data: TextToText) -> int:
-    """Ids that its vocabularies can emit, extra ids and padding included."""
+    """Return the number of ids that the vocabularies can emit, with extra ids and padding."""
     features = check_features(data).output_features
     return max(int(features[feature].vocabulary.vocab_size) for feature in FEATURES)
 
 
 def unknown_share(data: TextToText, split: str) -> float:
-    """The share of tokens that the vocabulary does not know, in the first examples."""
+    """Return the share of unknown tokens in the first examples of a split."""
     registered.check_read(data, check_features(data), split)
     first = registered.examples(data, None, {"split": split, "shuffle": False}).take(_SURVEYED)
     tokens = [example[feature] for example in first.as_numpy_iterator() for feature in FEATURES]
@@ -77,19 +80,20 @@ def unknown_share(data: TextToText, split: str) -> float:
 
 
 def _examples(task: seqio.Task, split: str) -> int:
-    """Examples of the source before the task's own preprocessors; 0 if it does not say."""
+    """Return the number of examples before the task's own preprocessors, or 0 if it is unknown."""
     return int(task.num_input_examples(split) or 0)
 
 
 def groups(data: TextToText, length: int, reading: dict[str, Any]) -> tf.data.Dataset:
-    """Groups of rows, see the docstring of the module."""
-    # What is told no length cuts nothing itself: the ends of inputs are chosen here.
+    """Return groups of rows; see the docstring of this module."""
+    # Without a length, the preprocessors of the task do not truncate. Inputs are truncated below,
+    # as `data.truncation` specifies.
     examples = registered.examples(data, None, reading)
     end = int(vocabularies.load(data.vocabulary).eos_id)
     room = data.input_length(length)
     head, tail = ends_kept(room, data.truncation)
 
-    @tf.autograph.experimental.do_not_convert  # it has no Python control flow, and builds sooner
+    @tf.autograph.experimental.do_not_convert  # no Python control flow; this builds faster
     def row(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         source, target = (_without_end(example[feature], end) for feature in FEATURES)
         fits = tf.logical_and(tf.size(target) > 0, tf.size(target) < data.target_length)
@@ -120,7 +124,7 @@ def groups(data: TextToText, length: int, reading: dict[str, Any]) -> tf.data.Da
 
 
 def _without_end(tokens: tf.Tensor, end: int) -> tf.Tensor:
-    """The tokens without the end that some tasks append themselves."""
+    """Return the tokens without the end token that some tasks append themselves."""
     tokens = tf.cast(tokens, tf.int32)
     ended = tf.reduce_any(tokens[-1:] == end)
     return tokens[: tf.size(tokens) - tf.cast(ended, tf.int32)]
