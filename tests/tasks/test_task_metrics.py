@@ -260,8 +260,10 @@ def test_an_example_on_which_a_metric_fails_is_named_and_the_rest_counted():
         scores_of(F1(), [[], ["a"]], ["a", "a"], ["q1", "q2"])
 
 
+@pytest.mark.interop("rouge_score")  # lm-eval brings it, and scikit-learn
 def test_against_rouge_score_itself():
-    scorers = pytest.importorskip("rouge_score.rouge_scorer")
+    from rouge_score import rouge_scorer as scorers
+
     scorer = scorers.RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=False)
     for references, prediction in zip(*summaries(), strict=True):
         for reference in references:
@@ -270,8 +272,10 @@ def test_against_rouge_score_itself():
             assert rouge(prediction, [reference]) == pytest.approx(expected)
 
 
+@pytest.mark.interop("sklearn")
 def test_against_scikit_learn_itself():
-    metrics = pytest.importorskip("sklearn.metrics")
+    from sklearn import metrics
+
     targets, predictions = labels(CB)
     assert Matthews(CB)(targets, predictions)["matthews"] == pytest.approx(
         100 * metrics.matthews_corrcoef(targets, predictions)
