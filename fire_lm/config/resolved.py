@@ -95,8 +95,6 @@ class Config:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Config) and self.text() == other.text()
 
-    __hash__ = None  # type: ignore[assignment]
-
     def _fit(self, statement: Statement) -> Any:
         key, node = statement.key, self.bindings.expand(statement)
         parameter = self.bindings.parameters(key.configurable).get(key.parameter)

@@ -75,10 +75,8 @@ class MacroF1(Metric):
     names = ("f1_macro",)
 
     def units(self, targets: Sequence[str], predictions: Sequence[str]) -> np.ndarray:
-        expected, predicted = (
-            _one_hot(known(targets), self.labels),
-            _one_hot(predictions, self.labels),
-        )
+        expected = _one_hot(known(targets), self.labels)
+        predicted = _one_hot(predictions, self.labels)
         return np.concatenate([expected * predicted, expected + predicted], axis=1)
 
     def combine(self, means: np.ndarray) -> np.ndarray:
@@ -97,10 +95,8 @@ class Matthews(Metric):
     names = ("matthews",)
 
     def units(self, targets: Sequence[str], predictions: Sequence[str]) -> np.ndarray:
-        expected, predicted = (
-            _one_hot(known(targets), self.labels),
-            _one_hot(predictions, self.labels),
-        )
+        expected = _one_hot(known(targets), self.labels)
+        predicted = _one_hot(predictions, self.labels)
         right = (expected * predicted).sum(axis=1, keepdims=True)
         neither = 1 - predicted.sum(axis=1, keepdims=True)
         return np.concatenate([right, neither, expected, predicted], axis=1)
