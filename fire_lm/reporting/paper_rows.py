@@ -26,7 +26,7 @@ from fire_lm.storage import place
 SCALES = ("paper", "mini", "gpu")
 EVIDENCE = Path(reporting.__file__).parent / "evidence"
 # The datasets in published.csv whose results we cannot compute yet, with their display names.
-_FINETUNED = {"scrolls": "SCROLLS", "glue_superglue": "GLUE", "narrative_qa": "NarrativeQA"}
+_FINETUNED = {"scrolls": "SCROLLS", "glue_super_glue": "GLUE", "narrative_qa": "NarrativeQA"}
 
 
 @dataclasses.dataclass(frozen=True)
