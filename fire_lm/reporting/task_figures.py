@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from fire_lm.reporting import charts
 from fire_lm.reporting.page import Picture
 from fire_lm.reporting.seeds import Mean
-from fire_lm.reporting.task_lines import Column, SuiteScores, TaskLine
+from fire_lm.reporting.task_columns import Column
+from fire_lm.reporting.task_lines import SuiteScores, TaskLine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

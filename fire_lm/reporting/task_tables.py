@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from fire_lm.reporting.page import Picture, Section, Table
 from fire_lm.reporting.published import Published, published
 from fire_lm.reporting.seeds import Mean
+from fire_lm.reporting.task_columns import Column
 from fire_lm.reporting.task_figures import by_step, curves
-from fire_lm.reporting.task_lines import Column, SuiteScores, suite_scores
+from fire_lm.reporting.task_lines import SuiteScores, suite_scores
 from fire_lm.results.folder import Results, RunFacts
 from fire_lm.results.task_rows import mean_scores
 
