@@ -158,3 +158,16 @@ def test_a_header_has_hardware_and_chip_hours(model):
         assert (int(of), steps) == (chips, "25,000")
         product = chips * 25_000 * float(time) / 3.6e6
         assert float(hours.replace(",", "")) == pytest.approx(product, rel=0.006)
+
+
+def test_the_documentation_has_the_chip_hours_of_the_headers():
+    page = (CONFIGS.parent / "docs" / "paper_rows.md").read_text()
+    (table,) = re.findall(r"\| 25,000 steps \|.*?\n\n", page, re.DOTALL)
+    for fire, other in (("base_fire", "base_rope"), ("large_fire", "large_rope")):
+        for number in range(2):
+            cells = []
+            for model in (fire, other):
+                found = re.findall(r"([\d.]+) ms = ([\d.]+) chip-hours", header(model))[number]
+                cells.append(", ".join(found))
+            assert f"| {' | '.join(cells)} |" in table
+    assert "|  | 913.3, 812 |" in table
