@@ -37,7 +37,7 @@ class BeamWorkers:
         try:
             from apache_beam.runners.runner import create_runner
 
-            if dataflow:  # the runner imports this module only after all documents were counted
+            if dataflow:  # otherwise, it is imported only after all documents have been counted
                 from apache_beam.runners.dataflow.internal import apiclient  # noqa: F401
         except ImportError as error:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Values that hold the examples of a task for evaluation and the functions that score answers."""
+"""The examples of a task for evaluation, and the functions that score answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Example:
             length that was requested.
         input_length: The number of tokens in the whole input.
         answers: The reference answers: the example's feature `answers`, or else its target.
-        choices: The allowed answers, or an empty tuple if the example does not state them.
+        choices: The allowed answers, or an empty tuple if the example does not list any.
         target: The value with which the metrics compare a prediction.
         fields: The other features of the task's own example, which the task's functions may need.
     """
@@ -42,7 +42,8 @@ class TaskExamples:
         examples: The examples.
         prediction: A function that maps the text of an answer and the example's fields to the
             prediction that the metrics receive.
-        metrics: Functions that map targets and predictions to values, keyed by name.
+        metrics: Functions of the targets and the predictions, each of which returns a mapping from
+            names to values.
     """
 
     name: str

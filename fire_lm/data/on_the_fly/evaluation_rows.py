@@ -53,7 +53,7 @@ def _read(data: TextToText, task: seqio.Task, split: str, longest: int) -> TaskE
             if example.id in ids:
                 raise UserError(
                     f"two examples of {task.name} in the split {split!r} have the id {example.id}: "
-                    "a row needs an id of its own, and all of its references in `answers`"
+                    "give each row a unique id and all of its references in `answers`"
                 )
             ids.add(example.id)
             examples.append(example)

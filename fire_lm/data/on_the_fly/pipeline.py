@@ -91,7 +91,7 @@ class TrainIterator:
 
     @property
     def description(self) -> str:
-        """A description of the text for messages."""
+        """A description of the text for use in messages."""
         if isinstance(self._data, TextToText):
             count = f"{self._documents:,} examples" if self._documents else "examples"
             return f"{count} of {self._data.title} through seqio, {self._data.construction}"
@@ -143,7 +143,8 @@ class TrainIterator:
         for key, now in self._identity().items():
             if header.get(key) != now:
                 raise UserError(
-                    f"The data position was saved with {key} {header.get(key)}, now it is {now}.\n"
+                    f"The data position was saved with {key} {header.get(key)}, but the run now "
+                    f"has {now}.\n"
                     "Training can only resume with the same data, vocabulary and processes."
                 )
         self._restore_reader(start)
@@ -295,8 +296,8 @@ def _nothing_to_read(data: ReadBySeqio, split: str, length: int, short: int) -> 
     where = f"the split {split!r} of {data.where}"
     if isinstance(data, TextToText):
         return (
-            f"No example in {where} has a target of 1 to {data.target_length - 1:,} tokens beside "
-            "its end: raise TextToText.target_length, or look at the data"
+            f"No example in {where} has a target of 1 to {data.target_length - 1:,} tokens before "
+            "its end token: raise TextToText.target_length, or check the data"
         )
     if short:
         return (
@@ -336,7 +337,7 @@ def scoring_text(
             raise kind(_nothing_to_read(data, split, length, counts["short"]))
         raise NoText(
             f"The split {split!r} of {data.where} has less text than one "
-            f"row of {length} tokens: score a shorter length."
+            f"row of {length} tokens: choose a shorter length."
         )
     chosen = np.arange(min(rows, num_sequences)) * rows // min(rows, num_sequences)
     arrays = {name: array[chosen] for name, array in _joined(kept).items()}

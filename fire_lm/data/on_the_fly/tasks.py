@@ -41,7 +41,7 @@ def check(data: ReadBySeqio, *, length: int, split: str) -> int:
         is unknown, as for a `SeqioTask`.
 
     Raises:
-        UserError: The text cannot be read; the message says why and how to fix it.
+        UserError: The text cannot be read; the message states the reason and the remedy.
     """
     if length < 2:
         raise UserError(f"A row needs at least 2 tokens; the requested length is {length}.")
@@ -99,7 +99,7 @@ def data_sets(data_dir: str) -> list[str]:
         places = [path.relative_to(top) for path in _versions(top)]
     except OSError:
         return []
-    except KeyError as error:  # etils does not know the scheme
+    except KeyError as error:  # etils does not support the scheme
         raise UserError(f"{data_dir} is neither a local folder nor gs://") from error
     return sorted(f"{place.parent.as_posix()}:{place.name}" for place in places)
 
@@ -152,7 +152,7 @@ def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
 def _no_data_set(data: TextData, found: str = "") -> FireLMError:
     """Return the error for a data set that cannot be opened.
 
-    `found` is the reason that TFDS states.
+    `found` is the reason that TFDS reports.
     """
     held, because = data_sets(data.data_dir), f"\n({found})" if found else ""
     if data.tfds_name in held:
