@@ -40,7 +40,7 @@ def initialize_distributed() -> None:
         except (KeyError, ValueError) as error:
             raise UserError(
                 "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and JAX_PROCESS_ID must also "
-                f"be set, to numbers: {error}"
+                f"be set to numbers: {error}"
             ) from error
         jax.distributed.initialize(
             num_processes=count, process_id=index, heartbeat_timeout_seconds=_SILENCE_SECONDS

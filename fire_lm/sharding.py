@@ -86,8 +86,8 @@ def mesh_of(
     """Return a mesh over `devices` whose axes follow the physical network where possible.
 
     Raises:
-      UserError: The sizes do not match the number of devices (which belong to `where`, in the
-        words of the message), or the data axis cannot be divided among the TPU slices.
+      UserError: The sizes do not match the number of devices (described as those of `where`), or
+        the data axis cannot be divided evenly among the TPU slices.
     """
     slices = len(
         {getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"}
@@ -135,7 +135,7 @@ def abstract_mesh(shape: MeshShape) -> AbstractMesh:
 
 
 def path_name(path: Any) -> str:
-    """Format a JAX key path like `layers/query/kernel`, whatever the containers on the path."""
+    """Format a JAX key path like `layers/query/kernel`, regardless of the containers' types."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -236,7 +236,7 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -
     """Check that the sequences of every microbatch can be divided evenly among the devices.
 
     Raises:
-      UserError: They cannot; the message suggests a batch size.
+      UserError: The batch cannot be divided; the message suggests another batch size.
     """
     ways = mesh.shape["data"] * mesh.shape["fsdp"] * microbatches
     if batch_size % ways or batch_size < ways:

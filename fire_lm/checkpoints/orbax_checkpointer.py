@@ -27,7 +27,7 @@ class _NoFolder(ocp.path.atomicity.CommitFileTemporaryPath):
 
 
 def orbax_checkpointer(directory: epath.Path) -> ocp.AsyncCheckpointer:
-    """Return a checkpointer that creates folders only on a disk, and only those of the items.
+    """Return a checkpointer that creates only the items' folders on a disk, and none in a bucket.
 
     `Checkpoints` creates the folder of the checkpoint itself, because Orbax would wait for minutes
     if the bucket failed.

@@ -376,7 +376,7 @@ class Checkpoints:
 
 
 def _remove(step: epath.Path) -> None:
-    """Remove a checkpoint so that a removal that is killed never leaves it seemingly complete.
+    """Remove a checkpoint; an interruption never leaves a seemingly complete checkpoint behind.
 
     The folder is renamed first, so that the next start removes any remaining files. In a bucket,
     where renaming would copy every object, the manifest is removed first instead.

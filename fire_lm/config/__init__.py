@@ -1,7 +1,7 @@
 """Experiments in gin files, with checks that gin lacks.
 
-Only the entry point of a program uses this package. The rest of the code consists of undecorated
-functions and frozen dataclasses, which the entry point passes to `load` by name. Gin files bind the
+Configuration is confined to the root of a program. The rest of the code consists of undecorated
+functions and frozen dataclasses, which the root passes to `load` by name. Gin files bind the
 parameters of these functions and dataclasses:
 
     TRAIN_STEPS = 600_000               # a macro, which `--gin.TRAIN_STEPS=5` overrides

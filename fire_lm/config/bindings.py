@@ -138,12 +138,12 @@ class Bindings:
                         yield statement, leaf
 
     def reach(self, *roots: str, overridden: bool = False) -> dict[Scoped, bool]:
-        """Map the configurables that `roots` (by default, all roots) reach, in reading order.
+        """Map each configurable that `roots` (by default, all roots) reach to whether it is called.
 
-        Each configurable is mapped to True if the configuration itself calls it, as in `@name()`. A
-        configurable with a plain reference is called by code, which may pass arguments that the
-        configuration omits. With `overridden`, references in values that later statements override
-        also count.
+        The order is that of reading. The value is True if the configuration itself calls the
+        configurable, as in `@name()`. A configurable with a plain reference is called by code,
+        which may pass arguments that the configuration omits. With `overridden`, references in
+        values that later statements override also count.
         """
         found: dict[Scoped, bool] = {}
 

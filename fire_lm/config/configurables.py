@@ -41,7 +41,7 @@ def imported(
     """Return `known` and the dataclasses of `modules`, by name.
 
     Args:
-      modules: A mapping from the name of each module to the place of the line that imports it.
+      modules: A mapping from the name of each module to the place of its import, as `file:line`.
       known: The configurables that are already known, by name.
 
     Raises:

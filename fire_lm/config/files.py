@@ -1,4 +1,4 @@
-"""The search for gin files and their inclusion, with the resulting precedence of statements."""
+"""Functions that find and read gin files, with their search paths, includes and precedence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_statements(
 
     Returns:
       The statements in order of increasing precedence, and a mapping from each module that the
-      files import to the place of the line that imports the module.
+      files import to the place of the import, as `file:line`.
 
     Raises:
       UserError: A file or binding cannot be read, or a file sets the same key twice.

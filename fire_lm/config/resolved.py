@@ -1,4 +1,4 @@
-"""A resolved configuration (`Config`), which can be called, inspected and printed, and `load`."""
+"""The resolved configuration (`Config`) that `load` returns, to call, inspect and print."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class BeamWorkers:
         self._check_flags()
 
     def _check_flags(self) -> None:
-        """Reject invalid and unknown flags with a short message.
+        """Raise UserError with a short message for invalid and unknown flags.
 
         Beam itself prints its whole usage text for an invalid flag and only logs unknown flags.
         """

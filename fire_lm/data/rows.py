@@ -67,7 +67,7 @@ class Concat(Rows):
 
 
 class Cut(Rows):
-    """Rows each of which contains the tokens of only one document.
+    """Rows that each contain tokens of only one document.
 
     The table takes 8 bytes per row, and 16 bytes per row while it is built.
     """

@@ -93,7 +93,7 @@ class TextData:
 
     @property
     def where(self) -> str:
-        """The text and its location, as described in messages."""
+        """A description of the text and its location for use in messages."""
         return f"{self.title} in {self.data_dir}"
 
 
@@ -142,12 +142,12 @@ class SeqioTask:
 
     @property
     def title(self) -> str:
-        """The name of the text used in messages."""
+        """The name of the text for use in messages."""
         return self.name
 
     @property
     def where(self) -> str:
-        """The text and its location, as described in messages."""
+        """A description of the text and its location for use in messages."""
         return f"the registered {self.name}"
 
 
@@ -175,7 +175,7 @@ class Blocks:
 
     @property
     def title(self) -> str:
-        """The name of the text used in messages."""
+        """The name of the text for use in messages."""
         return self.path
 
     @property
@@ -252,12 +252,12 @@ class TextToText:
 
     @property
     def title(self) -> str:
-        """The name of the task used in messages."""
+        """The name of the task for use in messages."""
         return self.name
 
     @property
     def where(self) -> str:
-        """The task and its location, as described in messages."""
+        """A description of the task and its location for use in messages."""
         return f"the registered {self.name}"
 
     def input_length(self, length: int) -> int:
@@ -317,7 +317,7 @@ class Synthetic:
 
     @property
     def title(self) -> str:
-        """The name of the task used in messages."""
+        """The name of the task for use in messages."""
         return type(self.task).__name__
 
 

@@ -76,7 +76,7 @@ class Lease:
         return ""
 
     def holder(self) -> str:
-        """Describe the process and host of the holder, and the time of the last signature.
+        """Return a description of the holder: its process and host, and its last signature's time.
 
         The result is an empty string if no process holds the lease.
 

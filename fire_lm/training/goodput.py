@@ -33,9 +33,9 @@ _PERIOD = 2.0  # seconds between two writes while steps run; a bucket gets one w
 
 
 class Goodput:
-    """The stages of this start, exactly one of which is active at any time.
+    """The stages of this start and the time spent in each.
 
-    All time is therefore accounted for.
+    Exactly one stage is active at any time, so all time is accounted for.
     """
 
     def __init__(self, workdir: str, quiet: bool, since: float | None = None):

@@ -57,7 +57,7 @@ def learning_rate_schedule(
 
 @dataclasses.dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov & Hutter, 2019), preceded by clipping the gradient by its global norm.
+    """AdamW (Loshchilov & Hutter, 2019), preceded by clipping of the gradient's global norm.
 
     Attributes:
       learning_rate: The peak of the schedule, which is the same for all parameters.

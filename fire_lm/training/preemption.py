@@ -41,7 +41,7 @@ def sigterm_flag() -> Iterator[StopFlag]:
 
 @contextlib.contextmanager
 def ctrl_c_saves(flag: StopFlag) -> Iterator[None]:
-    """Make the first Ctrl-C within the block act like SIGTERM, and the second end the run at once.
+    """Treat the first Ctrl-C within the block like SIGTERM, and end the run at once at the second.
 
     The block contains only the training steps: before the first step there is no state to save, so
     Ctrl-C ends the start-up at once. The operating system handles the second Ctrl-C (exit code 130

@@ -74,7 +74,7 @@ def write_text_corpus(
     on_bytes: OnBytes = lambda done, total: None,
     workers: BeamWorkers | None = None,
 ) -> TextCorpus:
-    """Write DATA_DIR/NAME/1.0.0, unless it exists and the source files have not changed.
+    """Write the data set DATA_DIR/NAME/1.0.0, unless it exists and the source files are unchanged.
 
     The documents are read once for counting and then once for each split. If this process writes
     the data set, TFDS keeps up to 1 GB of documents in memory for shuffling.

@@ -1,4 +1,4 @@
-"""The training of a lossless SentencePiece vocabulary: decoding reproduces the encoded text.
+"""The training of a lossless SentencePiece vocabulary, whose decoder reproduces the encoded text.
 
 The vocabulary consists of unigram pieces (Kudo 2018). The text is not normalised, and every space
 and newline is kept. There is a piece for each of the 256 bytes, so no text is unknown. The only

@@ -70,13 +70,13 @@ def _check_data_set(data: TextData, split: str) -> int:
         kind = " ".join(str(info.features["text"]).split())
         raise UserError(
             f"The feature 'text' of {where} is not a single string, but {kind}.\n"
-            "Write the texts to a .jsonl file: `fire-lm corpus --from=FILE` makes a data set of it."
+            "Write the texts to a .jsonl file and convert it: `fire-lm corpus --from=FILE`"
         )
     # TFRecord is the only format that tf.data can read by itself.
     if info.file_format is not tfds.core.FileFormat.TFRECORD:
         raise UserError(
             f"{where} consists of {info.file_format.value} files, not of TFRecord files.\n"
-            "`tfds convert_format --out_file_format=tfrecord` converts it."
+            "Convert it: `tfds convert_format --out_file_format=tfrecord`"
         )
     return info.splits[split].num_examples
 
