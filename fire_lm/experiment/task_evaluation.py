@@ -16,8 +16,8 @@ class TextEvaluation:
     Attributes:
       data: The task, or a mixture whose tasks are evaluated one by one. Its `target_length` is the
         maximum number of tokens in an answer, including its end token.
-      lengths: The maximum numbers of tokens of an input that the model reads, including the end
-        token. The task is evaluated at each of them.
+      lengths: The maximum lengths of the model's input in tokens, including the end token. The task
+        is evaluated at each length.
       suite: The suite under which results are reported.
       split: The split whose examples are answered.
       method: The method of generation. The first continuation is the answer.
@@ -60,5 +60,5 @@ class TextEvaluation:
         return "-".join(["rank", *self.choices]) if self.rank else self.method.label
 
     def context_length(self, length: int) -> int:
-        """Return the number of tokens in token 0, an input of `length` tokens and its answer."""
+        """Return the total length of token 0, an input of `length` tokens, and the answer."""
         return 1 + length + self.data.target_length
