@@ -73,7 +73,7 @@ def vocabulary_size(data: TextToText) -> int:
 def unknown_share(data: TextToText, split: str) -> float:
     """Return the share of unknown tokens in the first examples of a split."""
     registered.check_read(data, check_features(data), split)
-    first = registered.examples(data, None, {"split": split, "shuffle": False}).take(_SURVEYED)
+    first = registered.examples(data, {}, {"split": split, "shuffle": False}).take(_SURVEYED)
     tokens = [example[feature] for example in first.as_numpy_iterator() for feature in FEATURES]
     found = np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
     return share_unknown(found, vocabularies.unknown_id(data.vocabulary))
@@ -87,10 +87,13 @@ def _examples(task: seqio.Task, split: str) -> int:
 def groups(data: TextToText, length: int, reading: dict[str, Any]) -> tf.data.Dataset:
     """Return groups of rows; see the docstring of this module."""
     # Without a length, the preprocessors of the task do not truncate. Inputs are truncated below,
-    # as `data.truncation` specifies.
-    examples = registered.examples(data, None, reading)
-    end = int(vocabularies.load(data.vocabulary).eos_id)
+    # as `data.truncation` specifies. A task of fire_lm keeps the beginning, as 'head' does, and it
+    # tokenises only that. (The end of a text cannot be tokenised alone: scores of SentencePiece,
+    # which are sums in float32 from the beginning, decide between its pieces.)
     room = data.input_length(length)
+    alike = data.is_ours and data.truncation == "head"
+    examples = registered.examples(data, {"inputs": room + 1} if alike else {}, reading)
+    end = int(vocabularies.load(data.vocabulary).eos_id)
     head, tail = ends_kept(room, data.truncation)
 
     @tf.autograph.experimental.do_not_convert  # no Python control flow; this builds faster
