@@ -120,14 +120,17 @@ def vocabulary_size(data: SeqioTask) -> int:
 
 
 def examples(
-    data: Registered, lengths: Mapping[str, int], reading: dict[str, Any]
+    data: Registered,
+    found: seqio.Task | seqio.Mixture,
+    lengths: Mapping[str, int],
+    reading: dict[str, Any],
 ) -> tf.data.Dataset:
     """Return the examples as the task's own preprocessors produce them.
 
     The preprocessors receive the `lengths` of features, to which some of them truncate or
-    concatenate examples, and None for all other features.
+    concatenate examples, and None for all other features. `found` is the Task or Mixture of `data`,
+    or a Task of that Mixture.
     """
-    found = provider(data)
     # pipeline.py shuffles the rows with a small state, so a task does not shuffle its examples. The
     # tasks of a mixture do shuffle theirs, in addition.
     own = {"shuffle_buffer_size": 1} if isinstance(found, seqio.Task) else {}
@@ -158,9 +161,8 @@ def groups(
             found["byte_counts"] = tf.where(inside, tf.gather(counts, tf.where(inside, flat, 0)), 0)
         return found
 
-    documents = examples(data, {data.feature: length}, reading).map(
-        lambda example: example[data.feature]
-    )
+    found = examples(data, provider(data), {data.feature: length}, reading)
+    documents = found.map(lambda example: example[data.feature])
     return documents.ragged_batch(DOCUMENTS_PER_GROUP).map(group)
 
 
