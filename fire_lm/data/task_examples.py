@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fire_lm.errors import UserError
+
 
 @dataclasses.dataclass(frozen=True)
 class Example:
@@ -50,3 +52,18 @@ class TaskExamples:
     examples: Sequence[Example]
     prediction: Callable[[str, Mapping[str, Any]], Any]
     metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]]
+
+    def with_inputs_below(self, tokens: int) -> TaskExamples:
+        """Return the task with only those examples whose whole input has fewer than `tokens`.
+
+        Raises:
+            UserError: There is no such example.
+        """
+        kept = [example for example in self.examples if example.input_length < tokens]
+        if not kept:
+            shortest = min(example.input_length for example in self.examples)
+            raise UserError(
+                f"no input of {self.name} has fewer than {tokens:,} tokens, the shortest has "
+                f"{shortest:,}: raise evaluate.inputs_below"
+            )
+        return dataclasses.replace(self, examples=kept)

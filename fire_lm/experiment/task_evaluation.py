@@ -23,8 +23,10 @@ class TextEvaluation:
       method: The method of generation. The first continuation is the answer.
       rank: Whether to choose the most likely of the allowed answers instead of generating one.
       choices: The allowed answers. The default is each example's own feature `choices`.
-      examples: The maximum number of examples to answer, which are drawn from the split with a
-        fixed seed. None answers all of them.
+      inputs_below: Only examples whose whole input has fewer tokens than this, without its end
+        token, are answered. None selects all examples.
+      examples: The maximum number of examples to answer, which are drawn from the selected ones
+        with a fixed seed. None answers all of them.
       batch_size: The number of prompts that are continued together.
 
     Raises:
@@ -38,6 +40,7 @@ class TextEvaluation:
     method: Method = Greedy()
     rank: bool = False
     choices: tuple[str, ...] = ()
+    inputs_below: int | None = None
     examples: int | None = None
     batch_size: int = 8
 
@@ -51,6 +54,8 @@ class TextEvaluation:
             )
         if self.batch_size < 1 or (self.examples is not None and self.examples < 1):
             raise UserError("evaluate.batch_size and evaluate.examples are 1 or more")
+        if self.inputs_below is not None and self.inputs_below < 1:
+            raise UserError("evaluate.inputs_below is a number of tokens, 1 or more")
         if self.choices and not self.rank:
             raise UserError("evaluate.choices has no effect without evaluate.rank = True")
 

@@ -98,9 +98,13 @@ class Cell:
 
     @property
     def split(self) -> str:
-        """The name of the split and, if examples are drawn from it, their number."""
-        asked = self.asked
-        return asked.split + (f", {len(self.task.examples)} drawn" if asked.examples else "")
+        """The name of the split, and how its examples are selected."""
+        asked, parts = self.asked, [self.asked.split]
+        if asked.inputs_below is not None:
+            parts.append(f"inputs below {asked.inputs_below}")
+        if asked.examples:
+            parts.append(f"{len(self.task.examples)} drawn")
+        return ", ".join(parts)
 
     @property
     def file(self) -> epath.Path:
@@ -146,9 +150,10 @@ def evaluate_checkpoint(arguments: argparse.Namespace, workdir: epath.Path, step
         say(f"{workdir} is not evaluated at {context} tokens: {why.partition(chr(10))[0]}")
     if not lengths:
         raise UserError(f"{workdir}: {refused[min(refused)]}")
-    tasks = task_examples_of(asked.data, split=asked.split, longest=max(lengths) - 1)
+    whole = task_examples_of(asked.data, split=asked.split, longest=max(lengths) - 1)
+    tasks = [selected(task, asked) for task in whole]
     cells = [
-        Cell(workdir, step, config, variant, asked, drawn(task, asked.examples), length)
+        Cell(workdir, step, config, variant, asked, task, length)
         for task in tasks
         for length in sorted(lengths)
     ]
@@ -175,6 +180,19 @@ def evaluate_checkpoint(arguments: argparse.Namespace, workdir: epath.Path, step
     if jax.process_index() == 0:
         print("\n".join(table([row for cell in cells for row in cell.finished_rows()])))
         print(workdir / FILE)
+
+
+def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
+    """Return the task with the examples that are to be answered; report those left out."""
+    if asked.inputs_below is not None:
+        total = len(task.examples)
+        task = task.with_inputs_below(asked.inputs_below)
+        count = len(task.examples)
+        say(
+            f"{count} of {total} inputs of {task.name} have fewer than {asked.inputs_below:,} "
+            f"tokens and are selected; {total - count} are left out"
+        )
+    return drawn(task, asked.examples)
 
 
 def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
