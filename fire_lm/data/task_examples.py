@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 
 
+def failure(error: Exception) -> str:
+    """Return an error of a task's own code in one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
+
+
 @dataclasses.dataclass(frozen=True)
 class Example:
     """An input that a model answers, with its reference answers.
@@ -43,9 +48,12 @@ class TaskExamples:
         prediction: A function that maps the text of an answer and the example's fields to the
             prediction that the metrics receive.
         metrics: Functions that map targets and predictions to values, keyed by name.
+        lost: The examples that are left out because the task's own code fails on their target: the
+            reason, keyed by the id of the example.
     """
 
     name: str
     examples: Sequence[Example]
     prediction: Callable[[str, Mapping[str, Any]], Any]
     metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]]
+    lost: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from fire_lm.config.bindings import Bindings
+from fire_lm.config.syntax import Key, Macro, Scalar, Statement
 from fire_lm.data import TextToText
 from fire_lm.errors import UserError
 from fire_lm.generation import Greedy, Method
@@ -62,3 +64,21 @@ class TextEvaluation:
     def context_length(self, length: int) -> int:
         """Return the number of tokens in token 0, an input of `length` tokens and its answer."""
         return 1 + length + self.data.target_length
+
+
+_MACRO, _BOUND = Key((), "", "TRUNCATION"), Key((), "TextToText", "truncation")
+
+
+def default_truncation(bindings: Bindings) -> list[Statement]:
+    """Return the binding of TRUNCATION if it is needed but not set, and otherwise [].
+
+    Its value is the one that a finetuned run bound to TextToText.truncation directly, or else the
+    default of that parameter.
+    """
+    asked = bindings.winning.get(_BOUND)
+    if asked is None or asked.node != Macro("TRUNCATION") or "TRUNCATION" in bindings.macros:
+        return []
+    of_run = [one for one in bindings.statements if one.key == _BOUND and one.node != asked.node]
+    default = TextToText.truncation
+    node = of_run[-1].node if of_run else Scalar(default, default)
+    return [Statement(_MACRO, node, (of_run or [asked])[-1].where, False)]

@@ -95,6 +95,29 @@ def test_what_cannot_be_evaluated_is_refused(pairs):
         task_examples_of(DATA, split="test", longest=9)
 
 
+def test_postprocessing_sees_the_whole_example_of_a_users_task(pairs):
+    def with_input(text, example=None, is_target=False):
+        return f"{example['inputs_pretokenized'].decode()} {text}"
+
+    pairs.add("pairs_with_input", postprocess=with_input)
+    (task,) = task_examples_of(TextToText("pairs_with_input", 6), split="validation", longest=3)
+    first = {one.id: one for one in task.examples}["7"]
+    assert first.target == "b x4: bbbb" and task.prediction("b", first.fields) == "b x4: b"
+
+
+def test_an_example_whose_target_cannot_be_postprocessed_is_left_out(pairs):
+    def of_some(text, example=None, is_target=False):
+        return example["no such field" if "b" in text else "id"]
+
+    pairs.add("pairs_of_some", postprocess=of_some)
+    (task,) = task_examples_of(TextToText("pairs_of_some", 6), split="validation", longest=3)
+    assert len(task.examples) == 25 and len(task.lost) == 5
+    assert task.lost["7"] == "KeyError: 'no such field'"
+    pairs.add("pairs_of_none", postprocess=lambda text, example, is_target: example["nothing"])
+    with pytest.raises(UserError, match="fails on every .* the first: KeyError: 'nothing'"):
+        task_examples_of(TextToText("pairs_of_none", 6), split="validation", longest=3)
+
+
 @pytest.mark.parametrize(
     "truncation, kept", [("head", "abcd"), ("tail", "ghij"), ("middle", "abij")]
 )
