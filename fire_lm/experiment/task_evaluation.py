@@ -9,6 +9,8 @@ from fire_lm.config.syntax import Key, Macro, Scalar, Statement
 from fire_lm.data import TextToText
 from fire_lm.errors import UserError
 from fire_lm.generation import Greedy, Method
+from fire_lm.models import Decoder
+from fire_lm.sharding import MeshShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,7 @@ class TextEvaluation:
       examples: The maximum number of examples to answer, which are drawn from the split with a
         fixed seed. None answers all of them.
       batch_size: The number of prompts that are continued together.
+      mesh: The device mesh to use; by default, all devices are used.
 
     Raises:
       UserError: A setting is invalid.
@@ -42,6 +45,7 @@ class TextEvaluation:
     choices: tuple[str, ...] = ()
     examples: int | None = None
     batch_size: int = 8
+    mesh: MeshShape = MeshShape()
 
     def __post_init__(self) -> None:
         if not self.lengths:
@@ -57,6 +61,11 @@ class TextEvaluation:
             raise UserError("evaluate.choices has no effect without evaluate.rank = True")
 
     @property
+    def in_order(self) -> tuple[int, ...]:
+        """The distinct lengths in ascending order."""
+        return tuple(sorted(set(self.lengths)))
+
+    @property
     def decoding(self) -> str:
         """The name of the method in results; "rank" alone ranks the examples' own choices."""
         return "-".join(["rank", *self.choices]) if self.rank else self.method.label
@@ -64,6 +73,14 @@ class TextEvaluation:
     def context_length(self, length: int) -> int:
         """Return the number of tokens in token 0, an input of `length` tokens and its answer."""
         return 1 + length + self.data.target_length
+
+    def check_model(self, model: Decoder) -> None:
+        """Raise UserError if the settings do not suit the model."""
+        if self.rank and any(encoding.uses_context_length for encoding in model.encodings):
+            raise UserError(
+                "answers of different lengths cannot be ranked with an encoding that depends on "
+                "the length of the input: set evaluate.rank = False"
+            )
 
 
 _MACRO, _BOUND = Key((), "", "TRUNCATION"), Key((), "TextToText", "truncation")

@@ -18,6 +18,7 @@ from fire_lm.data import TextToText, task_examples_of
 from fire_lm.data.task_examples import Example, TaskExamples
 from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.evaluation.prediction_scores import prediction_scores, resampled
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.generation import Beam, Sample, generate
 from fire_lm.models import build_decoder, size_tiny
@@ -31,7 +32,7 @@ from fire_lm.runs.predictions import (
     read_predictions,
 )
 from fire_lm.sharding import MeshShape, make_mesh
-from fire_lm.sweeps.task_scores import drawn, resampled, scored
+from fire_lm.sweeps.task_settings import drawn
 
 __all__ = ["quick_compiles"]  # a fixture
 DATA = TextToText("pairs", 6)
@@ -155,8 +156,8 @@ def failing(targets, predictions):
 
 def test_a_metric_that_fails_on_one_example_scores_the_others(capsys):
     task = TaskExamples("t", [example(n) for n in range(4)], lambda text, fields: text, [failing])
-    found = {f"q{n}": prediction(n, text) for n, text in enumerate(("a", "b", "x", "a"))}
-    score = scored(task, found)["exact"]
+    found = {f"q{n}": text for n, text in enumerate(("a", "b", "x", "a"))}
+    score = prediction_scores(task, found)["exact"]
     assert score.value == pytest.approx(200 / 3) and score.examples == 3
     assert 10 < score.stderr < 40
     said = capsys.readouterr().out
