@@ -11,6 +11,11 @@ import numpy as np
 from fire_lm.errors import UserError
 
 
+def failure(error: Exception) -> str:
+    """Return an error of a task's own code in one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
+
+
 @dataclasses.dataclass(frozen=True)
 class Example:
     """An input that a model answers, with its reference answers.
@@ -46,13 +51,6 @@ class TaskExamples:
             prediction that the metrics receive.
         metrics: Functions of the targets and the predictions, each of which returns a mapping from
             names to values.
-    """
-
-    name: str
-    examples: Sequence[Example]
-    prediction: Callable[[str, Mapping[str, Any]], Any]
-    metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]]
-
     def with_inputs_below(self, tokens: int) -> TaskExamples:
         """Return the task with only those examples whose whole input has fewer than `tokens`.
 
@@ -67,3 +65,13 @@ class TaskExamples:
                 f"{shortest:,}: raise evaluate.inputs_below"
             )
         return dataclasses.replace(self, examples=kept)
+    """
+
+    name: str
+    examples: Sequence[Example]
+    prediction: Callable[[str, Mapping[str, Any]], Any]
+    metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]]
+    lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
+        metrics: Functions that map targets and predictions to values, keyed by name.
+        lost: The examples that are left out because the task's own code fails on their target: the
+            reason, keyed by the id of the example.
