@@ -81,7 +81,7 @@ def _named(rows: Iterable[_Row], run: str, encoding: str) -> list[tuple[str, _Ro
 
 
 def _once(named: Sequence[tuple[str, _Row]], run: str) -> list[_Row]:
-    """Return only one of several rows that were written under different names.
+    """Return one of the rows with the same key that were written under different names.
 
     The row under the present name is preferred; if there is no such row, the first row is returned.
     """

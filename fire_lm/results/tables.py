@@ -181,9 +181,10 @@ class TaskScore(Keyed):
       split: The split of the data set, or another description of the examples.
       input_length: The maximum number of tokens of an input.
       target_length: The maximum number of tokens of an answer.
-      truncation: How longer inputs are truncated: `head` keeps the beginning, `tail` the end, and
+      truncation: The rule for longer inputs: `head` keeps the beginning, `tail` the end, and
         `middle` both; `none` means that inputs are not truncated.
-      decoding: How answers are produced: `greedy`, `beam-4`, `sample-...`, `rank` or `slots`.
+      decoding: The method that produces answers: `greedy`, `beam-4`, `sample-...`, `rank` or
+        `slots`.
       context_length: The maximum number of tokens in an input together with its answer.
       metric: The name of the metric.
       examples: The number of examples.
