@@ -383,6 +383,8 @@ def test_a_suite_is_finetuned_on_and_evaluated(tmp_path, capsys):
     asked = ["--gin.evaluate.split=size_2", "--gin.evaluate.examples=6", "--lengths=32"]
     tasks = ["--gin_file=configs/tasks/long_eval_lines.gin", *asked]
     assert main(["evaluate", str(run), *tasks]) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "fire_lm:long_eval_lines at 32, 95 % intervals: accuracy 0.00 to" in said
     (row,) = read_table(epath.Path(run) / "task_scores.csv", TaskScore)
     assert (row.suite, row.task, row.split) == (
         "long_eval", "fire_lm:long_eval_lines", "size_2, 6 drawn",
