@@ -46,8 +46,8 @@ def _described(scores: SuiteScores) -> str:
     lengths = sorted({row.input_length for row in scores.rows})
     among = f"{lengths[0]:,}" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,}"
     return (
-        f"Answers by {', '.join(decodings)}, from at most {among} tokens of the input; longer "
-        f"inputs are truncated ({', '.join(truncations)}). Each run is shown at the checkpoint "
+        f"Decoding: {', '.join(decodings)}. Inputs have at most {among} tokens; longer ones are "
+        f"truncated ({', '.join(truncations)}). Each run is shown at the checkpoint "
         "that is best on validation among those with the most scores."
     )
 
