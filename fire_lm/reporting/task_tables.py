@@ -21,7 +21,7 @@ _LARGE = 250e6  # parameters; the paper's large models have 350M
 
 
 def sections(results: Results) -> list[Section]:
-    """Return a section for each suite, and one on checkpoints; [] if there are no scores."""
+    """Return a section for each suite, on checkpoints, and on finetuned runs without scores."""
     found = suite_scores(results)
     made = []
     for scores in found:
@@ -33,7 +33,19 @@ def sections(results: Results) -> list[Section]:
             *by_step(scores),
         ]
         made.append(Section(f"Task scores: {_name(scores.suite)}", words, parts))
-    return [*made, _checkpoints(results, found)] if made else []
+    return [*made, *[_checkpoints(results, found)] * bool(made), *_unscored(results)]
+
+
+def _unscored(results: Results) -> list[Section]:
+    """Return a section on finetuned runs that have no score yet, or []."""
+    runs = {model.run for model in results.models} - {row.run for row in results.task_scores}
+    if not runs:
+        return []
+    told = (
+        f"No task has been scored yet for {', '.join(sorted(runs))}: run `fire-lm evaluate RUN@all "
+        "--gin_file=configs/tasks/NAME.gin`."
+    )
+    return [Section("Task scores: missing", [told])]
 
 
 def _name(suite: str) -> str:
@@ -62,7 +74,10 @@ def _missing(scores: SuiteScores) -> list[str]:
             told.append(f"{line.name} lacks the {several} {', '.join(titles)}")
     if not told:
         return []
-    return [f"An average needs all {len(scores.averaged)} columns: {'; '.join(told)}."]
+    return [
+        f"An average needs all {len(scores.averaged)} columns: {'; '.join(told)}. "
+        "`fire-lm evaluate` with files of configs/tasks/ adds them."
+    ]
 
 
 def score_table(scores: SuiteScores, beside: Sequence[PaperRow] = ()) -> Table:
