@@ -105,10 +105,10 @@ def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str,
 
 
 def check_place_of(file: str) -> None:
-    """Check that the JSON file can be written, before compilation takes minutes."""
+    """Check that the JSON file can be written before spending minutes on compilation."""
     path = place(file)
     require_bucket(path, "--json")
-    # Ignore RunFailed, since permission to write to a bucket may not include permission to read.
+    # Ignore RunFailed: permission to write to a bucket need not include permission to read.
     with contextlib.suppress(RunFailed):
         if is_folder(path):
             raise UserError(f"--json={file} is a folder: name a file")

@@ -8,6 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from fire_lm.errors import UserError
+
+
+def failure(error: Exception) -> str:
+    """Return an error of a task's own code in one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
+
 
 @dataclasses.dataclass(frozen=True)
 class Example:
@@ -44,9 +51,27 @@ class TaskExamples:
             prediction that the metrics receive.
         metrics: Functions of the targets and the predictions, each of which returns a mapping from
             names to values.
+    def with_inputs_below(self, tokens: int) -> TaskExamples:
+        """Return the task with only those examples whose whole input has fewer than `tokens`.
+
+        Raises:
+            UserError: There is no such example.
+        """
+        kept = [example for example in self.examples if example.input_length < tokens]
+        if not kept:
+            shortest = min(example.input_length for example in self.examples)
+            raise UserError(
+                f"no input of {self.name} has fewer than {tokens:,} tokens, the shortest has "
+                f"{shortest:,}: raise evaluate.inputs_below"
+            )
+        return dataclasses.replace(self, examples=kept)
     """
 
     name: str
     examples: Sequence[Example]
     prediction: Callable[[str, Mapping[str, Any]], Any]
     metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]]
+    lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
+        metrics: Functions that map targets and predictions to values, keyed by name.
+        lost: The examples that are left out because the task's own code fails on their target: the
+            reason, keyed by the id of the example.

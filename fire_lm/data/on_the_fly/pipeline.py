@@ -69,7 +69,8 @@ class TrainIterator:
         self._seed, self._shard_index, self._shard_count = seed, shard_index, shard_count
         if isinstance(data, TextToText):
             self._documents_of_shard = self._documents
-        if data.mixture or isinstance(data, TextToText):
+            self._check_tasks(data)
+        elif data.mixture:
             for part in data.parts:
                 self._check_part(part)
         self._fingerprint = vocabulary_fingerprint(data.vocabulary)
@@ -156,7 +157,13 @@ class TrainIterator:
         # All other skipped documents that were read again have already been reported.
         self._skipped = header.get("skipped", 0)
 
-    def _check_part(self, part: ReadBySeqio) -> None:
+    def _check_tasks(self, data: TextToText) -> None:
+        try:
+            tasks.check_rows(data, length=self._length, split="train", shard=self._shard)
+        except tf.errors.OpError as error:
+            raise unreadable(data, error) from error
+
+    def _check_part(self, part: TextBySeqio) -> None:
         """Check that a part yields at least one row; otherwise, reading it would never end."""
         groups = tasks.dataset(
             part, length=self._length, split="train", seed=None, shard=self._shard
@@ -294,11 +301,6 @@ def _no_place(data: ReadBySeqio) -> str:
 
 def _nothing_to_read(data: ReadBySeqio, split: str, length: int, short: int) -> str:
     where = f"the split {split!r} of {data.where}"
-    if isinstance(data, TextToText):
-        return (
-            f"No example in {where} has a target of 1 to {data.target_length - 1:,} tokens before "
-            "its end token: raise TextToText.target_length, or check the data"
-        )
     if short:
         return (
             f"No document of {where} has the {length:,} tokens of a row.\n"

@@ -7,6 +7,7 @@ and ends with an end-of-document token only if these preprocessors append one.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -118,17 +119,23 @@ def vocabulary_size(data: SeqioTask) -> int:
     return int(_check_feature(data).output_features[data.feature].vocabulary.vocab_size)
 
 
-def examples(data: Registered, length: int | None, reading: dict[str, Any]) -> tf.data.Dataset:
+def examples(
+    data: Registered,
+    found: seqio.Task | seqio.Mixture,
+    lengths: Mapping[str, int],
+    reading: dict[str, Any],
+) -> tf.data.Dataset:
     """Return the examples that the task's own preprocessors produce.
 
-    The preprocessors receive `length`, to which some of them truncate or concatenate examples.
+    The preprocessors receive the `lengths` of features, to which some of them truncate or
+    concatenate examples, and None for all other features. `found` is the Task or Mixture of `data`,
+    or a Task of that Mixture.
     """
-    found = provider(data)
     # pipeline.py shuffles the rows with a small state, so a task does not shuffle its examples. The
     # tasks of a mixture shuffle their examples in addition.
     own = {"shuffle_buffer_size": 1} if isinstance(found, seqio.Task) else {}
-    lengths = dict.fromkeys(found.output_features, length)
-    return found.get_dataset(lengths, use_cached=data.use_cached, **own, **reading)
+    every: dict[str, int | None] = {**dict.fromkeys(found.output_features), **lengths}
+    return found.get_dataset(every, use_cached=data.use_cached, **own, **reading)
 
 
 def groups(
@@ -154,7 +161,8 @@ def groups(
             found["byte_counts"] = tf.where(inside, tf.gather(counts, tf.where(inside, flat, 0)), 0)
         return found
 
-    documents = examples(data, length, reading).map(lambda example: example[data.feature])
+    found = examples(data, provider(data), {data.feature: length}, reading)
+    documents = found.map(lambda example: example[data.feature])
     return documents.ragged_batch(DOCUMENTS_PER_GROUP).map(group)
 
 

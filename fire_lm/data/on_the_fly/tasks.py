@@ -207,6 +207,12 @@ def dataset(
     return _with_options(rows)
 
 
+def check_rows(data: TextToText, *, length: int, split: str, shard: seqio.ShardInfo | None) -> None:
+    """Check that each task yields a row; see `text_to_text.check_rows`."""
+    with without_their_warnings():
+        text_to_text.check_rows(data, length, _reading(split, None, shard))
+
+
 def documents(
     data: TextData, *, split: str, shard: seqio.ShardInfo | None = None
 ) -> tf.data.Dataset:
