@@ -51,6 +51,16 @@ class TaskExamples:
             prediction that the metrics receive.
         metrics: Functions of the targets and the predictions, each of which returns a mapping from
             names to values.
+        lost: The examples that are left out because the task's own code fails on their target: the
+            reason, keyed by the id of the example.
+    """
+
+    name: str
+    examples: Sequence[Example]
+    prediction: Callable[[str, Mapping[str, Any]], Any]
+    metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]]
+    lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
     def with_inputs_below(self, tokens: int) -> TaskExamples:
         """Return the task with only those examples whose whole input has fewer than `tokens`.
 
@@ -65,13 +75,3 @@ class TaskExamples:
                 f"{shortest:,}: raise evaluate.inputs_below"
             )
         return dataclasses.replace(self, examples=kept)
-    """
-
-    name: str
-    examples: Sequence[Example]
-    prediction: Callable[[str, Mapping[str, Any]], Any]
-    metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]]
-    lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
-        metrics: Functions that map targets and predictions to values, keyed by name.
-        lost: The examples that are left out because the task's own code fails on their target: the
-            reason, keyed by the id of the example.
