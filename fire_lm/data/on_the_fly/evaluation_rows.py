@@ -68,8 +68,8 @@ def _read(data: TextToText, task: seqio.Task, split: str, longest: int) -> TaskE
         raise UserError(f"the split {split!r} of the task {task.name} is empty")
     if not examples:
         raise UserError(
-            f"the postprocess_fn of {task.name} fails on every target of the split {split!r}\n"
-            f"the first error is {next(iter(lost.values()))}"
+            f"the postprocess_fn of {task.name} fails on every target of the split {split!r}, on "
+            f"the first: {next(iter(lost.values()))}"
         )
 
     def prediction(text: str, fields: Mapping[str, Any]) -> Any:
