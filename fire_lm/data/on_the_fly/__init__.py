@@ -38,7 +38,7 @@ def train_iterator(data: ReadBySeqio, **arguments: int) -> TrainIterator:
             "--gin_file=configs/data/blocks.gin"
         )
         raise UserError(
-            f"the vocabulary {data.vocabulary} cannot tokenise during training\n{instead}"
+            f"the vocabulary {data.vocabulary} cannot be used for training on the fly\n{instead}"
         )
     from fire_lm.data.on_the_fly import pipeline
 
