@@ -126,7 +126,7 @@ def grid(arguments: argparse.Namespace) -> None:
     scoring = _scoring(configs, arguments.sequences)
     if arguments.local:
         if arguments.cluster or arguments.overrides:
-            raise UserError("--local and --cluster exclude each other")
+            raise UserError("--local and --cluster exclude each other: omit one of them")
         if arguments.every is not None or arguments.no_preflight:
             raise UserError("--every and --no_preflight have no effect with --local: omit them")
         folder = str(Path(arguments.output or f"runs/{name}").absolute())

@@ -134,7 +134,7 @@ def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> Gene
     if not arguments.lengths:
         raise UserError("--lengths: name at least one, such as 2048")
     if arguments.new_tokens < 2:
-        raise UserError("--new_tokens: the first one comes with the prompt, so name 2 or more")
+        raise UserError("--new_tokens: the prefill generates the first one, so name 2 or more")
     load_before = load()
     workload = workload_for(arguments.size, None)
     size = workload.size

@@ -98,7 +98,7 @@ def bench(arguments: argparse.Namespace) -> ModelTimes:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise RunFailed(
-            "the memory of the device is too small for this: lower --tokens_per_batch "
+            "the device has too little memory: lower --tokens_per_batch "
             f"({workload.tokens_per_batch}), or the longest of --lengths"
         ) from error
     report = ModelTimes(

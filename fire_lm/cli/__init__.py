@@ -135,7 +135,7 @@ def tell_given_twice(bindings: list[str]) -> None:
     won = [f"--gin.{name}={given[-1]}" for name, given in values.items() if len({*given}) > 1]
     if won:
         told = printable(" ".join(" ".join(won).split()))
-        print(f"fire-lm: given twice, the last one wins: {told}", file=sys.stderr)
+        print(f"fire-lm: repeated bindings, of which the last applies: {told}", file=sys.stderr)
 
 
 # Flags that may be given several times.

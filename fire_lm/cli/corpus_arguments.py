@@ -7,12 +7,15 @@ from fire_lm.cli.argument_types import Parser, names, number, numbers, seed, spl
 
 def add_corpus(corpus: Parser, debug: Parser) -> None:
     """Add the arguments of `corpus` itself, which writes a data set, and of its parts."""
-    corpus.description = "Without --from, writes the text that every installation includes."
+    corpus.description = (
+        "Writes documents as a TFDS data set: those of --from or, by default, the source code and\n"
+        "the help texts of the installed Python and JAX."
+    )
     corpus.add_argument("--data_dir", help="folder to write, to be used as DATA_DIR")
     corpus.add_argument(
         "--from",
         dest="source",
-        help="file or folder of documents: text, .jsonl or .parquet, also as .gz or .zst",
+        help="file or folder of documents: text, .jsonl or .parquet, optionally as .gz or .zst",
     )
     corpus.add_argument("--name", help="name of the data set, such as arxiv or github")
     corpus.add_argument(
@@ -69,7 +72,7 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         "--splits", type=names, default=[], metavar="A,B", help="splits to tokenise (default: all)"
     )
     blocks.add_argument(
-        "--parts", type=number, help="parts of each split (default: one per gigabyte of text)"
+        "--parts", type=number, help="parts per split (default: one per gigabyte of text)"
     )
     add_beam(blocks)
 
@@ -91,7 +94,7 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         "--documents",
         type=number,
         default=100_000,
-        help="documents to read of each split (default: %(default)s)",
+        help="documents to read from each split (default: %(default)s)",
     )
     check.add_argument(
         "--output",
@@ -110,7 +113,7 @@ def add_tasks(tasks: Parser) -> None:
     tasks.add_argument("--data_dir", required=True, help="TFDS data directory to write")
     tasks.add_argument("--source", metavar="FOLDER", help="folder of JSON lines, zip files or TFDS")
     tasks.add_argument(
-        "--tasks", type=names, default=[], metavar="A,B", help="tasks (default: all)"
+        "--tasks", type=names, default=[], metavar="A,B", help="tasks to write (default: all)"
     )
     tasks.add_argument(
         "--sizes",
@@ -119,11 +122,11 @@ def add_tasks(tasks: Parser) -> None:
         help="sizes of generated tests (default: the benchmark's)",
     )
     tasks.add_argument(
-        "--train_size", type=number, help="largest size in training (default: the least of --sizes)"
+        "--train_size", type=number, help="largest size in training (default: smallest of --sizes)"
     )
     tasks.add_argument("--rows", type=number, help="training rows (default: 10000)")
     tasks.add_argument("--examples", type=number, help="test rows per size (default: 50)")
-    tasks.add_argument("--seed", type=seed, help="seed of exercises (default: 0)")
+    tasks.add_argument("--seed", type=seed, help="seed for generating exercises (default: 0)")
 
 
 def add_beam(verb: Parser) -> None:

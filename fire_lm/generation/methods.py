@@ -55,7 +55,7 @@ class Sample:
     def __post_init__(self) -> None:
         if not 1e-6 <= self.temperature < math.inf:  # below 1e-6, logits overflow float32
             raise UserError(
-                f"temperature is {self.temperature:g}: it must be 1e-6 or more (or Greedy)"
+                f"temperature is {self.temperature:g}: it must be 1e-6 or more, or use Greedy"
             )
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}: it must be 1 or more")
