@@ -234,7 +234,7 @@ def _prepared(
     preflight_flags: Sequence[str] | None = None,
     leave: threading.Event | None = None,
 ) -> Follower | None:
-    """Make all checks that are possible before TPUs are requested, and return the follower.
+    """Run all checks that are possible before TPUs are requested, and return the follower.
 
     In a dry run, print the calls that the job would make over its lifetime, and return None.
     """

@@ -1,4 +1,4 @@
-"""Validation of the arguments of benchmarks, and output of their results as JSON."""
+"""The validation of benchmark arguments, and the output of results as JSON."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class Contestant:
 
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> GenerationTimes:
-    """Measure what the command line requests, print the results, and write the JSON file."""
+    """Run the requested measurements, print the results, and write the JSON file."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:

@@ -126,7 +126,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def tell_given_twice(bindings: list[str]) -> None:
     """Report each binding that overrides an earlier binding of the same name.
 
-    Such bindings occur, for example, when a script appends its own.
+    This happens, for example, when a script appends its own bindings.
     """
     values: dict[str, list[str]] = {}
     for binding in bindings:

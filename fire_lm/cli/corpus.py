@@ -158,7 +158,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def make_place(file: epath.Path) -> None:
-    """Create the output file's folder, so that a failure does not occur after hours of reading."""
+    """Create the output file's folder before the data set is read, which can take hours."""
     try:
         make_folder(file.parent)
     except OSError as error:

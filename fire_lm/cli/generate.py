@@ -153,7 +153,7 @@ def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:
 
 
 class _Terminal:
-    """Prints text as it grows, holding back the end, which the next token may still change."""
+    """A printer of growing text that holds back the end, which the next token may still change."""
 
     def __init__(self, stop: Sequence[str]):
         self._shown, self._held = "", max((len(one) - 1 for one in stop), default=0)

@@ -96,10 +96,9 @@ class Known:
     """The rows that are already finished.
 
     Attributes:
-      rows: The rows by key.
-      texts: The identity of each row's text by the row's key, or "" if it is not recorded.
-      positions: The identity of the text of the losses by position, or "", by the row's key
-        without the protocol.
+      rows: The rows, by key.
+      texts: The identity of each row's text, by key; "" if it is not recorded.
+      positions: The same for the losses by position; their keys do not contain the protocol.
     """
 
     rows: Mapping[tuple[str | int, ...], SweepRow]
@@ -108,7 +107,7 @@ class Known:
 
 
 def missing(wanted: Iterable[Measurement], known: Known) -> Iterator[Measurement]:
-    """Yield the measurements whose row or whose requested losses by position are missing.
+    """Yield the measurements that lack a row or requested losses by position.
 
     Raises:
       UserError: An existing row was measured on another text.

@@ -96,8 +96,8 @@ class Beam:
     Attributes:
       beams: K, the number of hypotheses kept.
       alpha: The exponent of the penalty ((5 + n) / 6)^alpha that divides the log-probability of n
-        generated tokens, including the stop token. The tokens of the prompt do not count, because
-        the penalty would be nearly constant after a long prompt.
+        generated tokens, including the stop token. The tokens of the prompt do not count;
+        otherwise, the penalty would be nearly constant after a long prompt.
     """
 
     beams: int = 4
