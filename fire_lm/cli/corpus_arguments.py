@@ -23,7 +23,7 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
         help="field of JSON and Parquet records that holds the text (default: text)",
     )
     corpus.add_argument(
-        "--whole_files", action="store_true", default=None, help="make each file one document"
+        "--whole_files", action="store_true", default=None, help="treat each file as one document"
     )
     corpus.add_argument(
         "--split_on",
@@ -80,7 +80,9 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         "check", parents=[written, debug], help="report what a data set contains"
     )
     check.add_argument(
-        "--vocabulary", default="bytes", help="value of VOCABULARY (default: %(default)s)"
+        "--vocabulary",
+        default="bytes",
+        help="bytes, the path of a SentencePiece model, or hf:DIR (default: %(default)s)",
     )
     lengths = "512,1024,2048,4096,8192"
     check.add_argument(

@@ -240,7 +240,7 @@ def add_evaluate(evaluate: Parser) -> None:
     evaluate.add_argument(
         "--positions",
         choices=("plain", "even", "random"),
-        help="positions of the tokens, for a model trained at randomized positions (default: as "
+        help="positions of the tokens, for a model trained with randomized positions (default: as "
         "configured)",
     )
     evaluate.add_argument(

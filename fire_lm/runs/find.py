@@ -13,7 +13,7 @@ from fire_lm.errors import UserError
 from fire_lm.runs.saved import newest_config
 from fire_lm.storage import children, place, present, require_bucket, resolved, with_name
 
-SAME_NAME = "two runs have the same name, so the table could not distinguish them"
+SAME_NAME = "two runs have the same name, so a table cannot distinguish them: rename one folder"
 SEVERAL = "several runs need --output=DIR, the folder for their table and figure"
 
 
