@@ -93,7 +93,7 @@ def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str,
             return "not read: the run directory has checkpoints"
         run, _ = split_run(train.init_from)
         step, missing = check_start(train, model_of_run(run))
-        fresh = f"; fresh, as it lacks them: {', '.join(missing)}" if missing else ""
+        fresh = f"; newly initialised: {', '.join(missing)}" if missing else ""
         return f"starts from the parameters of {run}@{step}{fresh}"
 
     checks: dict[str, Callable[[], str]] = {}

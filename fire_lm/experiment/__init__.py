@@ -11,7 +11,7 @@ from fire_lm.config import Config, load, stated
 from fire_lm.data import Blocks, SeqioTask, Synthetic, TextData, TextToText
 from fire_lm.errors import UserError
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.experiment.task_evaluation import TextEvaluation, default_truncation
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
 from fire_lm.tasks import synthetic
@@ -93,7 +93,7 @@ def load_config(
             "POSITION": "no positional encoding chosen: add "
             f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
         },
-        derive=derived_label,
+        derive=lambda bound: [*derived_label(bound), *default_truncation(bound)],
         imports=imports,
         first=first,
     )

@@ -228,6 +228,20 @@ class TrainedTask:
     max_length: int
 
 
+@dataclasses.dataclass(frozen=True)
+class ScoredModel:
+    """The model with which a run appears among the task scores of a suite.
+
+    Attributes:
+      name: The name of the model, which is shared by runs that differ only in their seeds and in
+        the tasks on which they were finetuned.
+    """
+
+    run: str
+    suite: str
+    name: str
+
+
 class Finished(Protocol):
     """A row that is computed only once for each key."""
 
