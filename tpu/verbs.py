@@ -126,7 +126,7 @@ def grid(arguments: argparse.Namespace) -> None:
     scoring = _scoring(configs, arguments.sequences)
     if arguments.local:
         if arguments.cluster or arguments.overrides:
-            raise UserError("--local and --cluster exclude each other")
+            raise UserError("--local and --cluster exclude each other: omit one of them")
         if arguments.every is not None or arguments.no_preflight:
             raise UserError("--every and --no_preflight have no effect with --local: omit them")
         folder = str(Path(arguments.output or f"runs/{name}").absolute())
@@ -234,7 +234,7 @@ def _prepared(
     preflight_flags: Sequence[str] | None = None,
     leave: threading.Event | None = None,
 ) -> Follower | None:
-    """Make all checks that are possible before TPUs are requested, and return the follower.
+    """Run all checks that are possible before TPUs are requested, and return the follower.
 
     In a dry run, print the calls that the job would make over its lifetime, and return None.
     """

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         place(arguments.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
     if not report.passed:
-        raise RunFailed(f"this run would not work on {where}")
+        raise RunFailed(f"this run would not work on {where}: see the report above")
 
 
 def prompts_of(arguments: argparse.Namespace) -> Prompts | None:

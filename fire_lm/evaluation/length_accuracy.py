@@ -95,7 +95,7 @@ def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampli
         return Resampling()
     if not isinstance(resampling, RandomizedPositions):
         raise UserError(
-            f"positions '{positions}' need a model trained at RandomizedPositions, not at "
+            f"positions '{positions}' need a model trained with RandomizedPositions, not with "
             f"{type(resampling).__name__}: use 'plain'"
         )
     return dataclasses.replace(resampling, evaluation=positions)

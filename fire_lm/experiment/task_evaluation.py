@@ -52,14 +52,14 @@ class TextEvaluation:
 
     def __post_init__(self) -> None:
         if not self.lengths:
-            raise UserError("EVAL_LENGTHS is empty: give lengths of inputs, in tokens")
+            raise UserError("EVAL_LENGTHS is empty: set the lengths of inputs in tokens")
         if min(self.lengths) < 2:
             raise UserError(
-                f"EVAL_LENGTHS has {min(self.lengths)}: an input has 2 tokens or more, one of text "
-                "and the end"
+                f"EVAL_LENGTHS has {min(self.lengths)}: an input needs 2 tokens or more, one of "
+                "text and the end token"
             )
         if self.batch_size < 1 or (self.examples is not None and self.examples < 1):
-            raise UserError("evaluate.batch_size and evaluate.examples are 1 or more")
+            raise UserError("evaluate.batch_size and evaluate.examples must be 1 or more")
         if self.inputs_below is not None and self.inputs_below < 1:
             raise UserError("evaluate.inputs_below is a number of tokens, 1 or more")
         if self.choices and not self.rank:

@@ -143,18 +143,18 @@ def check_prompts(
         )
     if lengths_B.min() < 1 or lengths_B.max() > prompts_BP.shape[1]:
         raise UserError(
-            f"prompts have from 1 token (the first token, 0) to {prompts_BP.shape[1]}, got "
+            f"lengths_B must be from 1 (only token 0) to {prompts_BP.shape[1]}, got "
             f"{lengths_B.min()} to {lengths_B.max()}"
         )
     if prompts_BP.min() < 0 or prompts_BP.max() >= model.vocab_size:
         raise UserError(
-            f"tokens of prompts range from 0 to {model.vocab_size - 1}, got "
+            f"prompts_BP must have ids from 0 to {model.vocab_size - 1}, got "
             f"{prompts_BP.min() if prompts_BP.min() < 0 else prompts_BP.max()}"
         )
     needed = int(lengths_B.max()) + new_tokens
     context = needed if context_length is None else context_length
     if context < needed:
-        raise UserError(f"context_length is {context}, but prompt and new tokens take {needed}")
+        raise UserError(f"context_length is {context}, but the prompt and new tokens need {needed}")
     check_context(model, needed, context)
     return context
 
