@@ -185,7 +185,9 @@ class Answering:
                     rows.append((prompt(data, example, length).tolist(), answer))
                     owners.append((number, choice))
             best: dict[int, tuple[float, int, str]] = {}
-            for index, logprob, _ in continuation_scores(self.model, self.params, rows, self.mesh):
+            for index, logprob, _ in continuation_scores(
+                *(self.model, self.params, rows, self.mesh, self.asked.tokens_per_batch)
+            ):
                 if np.isnan(logprob):
                     raise RunFailed("the model returns NaN: its training may have diverged")
                 number, choice = owners[index]
