@@ -1,4 +1,4 @@
-"""Values that hold the examples of a task for evaluation and the functions that score answers."""
+"""The examples of a task for evaluation, and the functions that score answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from fire_lm.errors import UserError
 
 
 def failure(error: Exception) -> str:
@@ -24,7 +26,7 @@ class Example:
             length that was requested.
         input_length: The number of tokens in the whole input.
         answers: The reference answers: the example's feature `answers`, or else its target.
-        choices: The allowed answers, or an empty tuple if the example does not state them.
+        choices: The allowed answers, or an empty tuple if the example does not list any.
         target: The value with which the metrics compare a prediction.
         fields: The other features of the task's own example, which the task's functions may need.
     """
@@ -47,7 +49,8 @@ class TaskExamples:
         examples: The examples.
         prediction: A function that maps the text of an answer and the example's fields to the
             prediction that the metrics receive.
-        metrics: Functions that map targets and predictions to values, keyed by name.
+        metrics: Functions of the targets and the predictions, each of which returns a mapping from
+            names to values.
         lost: The examples that are left out because the task's own code fails on their target: the
             reason, keyed by the id of the example.
     """
@@ -57,3 +60,18 @@ class TaskExamples:
     prediction: Callable[[str, Mapping[str, Any]], Any]
     metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]]
     lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def with_inputs_below(self, tokens: int) -> TaskExamples:
+        """Return the task with only those examples whose whole input has fewer than `tokens`.
+
+        Raises:
+            UserError: There is no such example.
+        """
+        kept = [example for example in self.examples if example.input_length < tokens]
+        if not kept:
+            shortest = min(example.input_length for example in self.examples)
+            raise UserError(
+                f"no input of {self.name} has fewer than {tokens:,} tokens, the shortest has "
+                f"{shortest:,}: raise evaluate.inputs_below"
+            )
+        return dataclasses.replace(self, examples=kept)

@@ -25,7 +25,7 @@ EXPERIMENTS: dict[str, Callable[..., Any]] = {
 }
 
 # The roots of a configuration: the experiments, and the model, so that two models can be compared.
-# If `evaluate` has bindings, it is a root, too.
+# If `evaluate` has bindings, it is also a root.
 ROOTS = ("pretrain", "length_sweep", "build_decoder")
 FINETUNING_ROOTS = ("finetune", "build_decoder")
 
@@ -39,7 +39,7 @@ def load_config(
 ) -> Config:
     """Load the configuration of an experiment.
 
-    All commands know all configurables, so that one set of files serves them all, and a binding
+    All commands accept all configurables, so that the same gin files serve every command. A binding
     counts as unused only if no command could use it.
 
     Args:
@@ -48,6 +48,9 @@ def load_config(
       search_paths: The folders to search for gin files, separated by commas.
       imports: The names of modules to import.
       first: Gin texts, keyed by their names, that are read before the files.
+
+    Raises:
+      UserError: The configuration is invalid or cannot be read.
     """
     configurables: list[Callable[..., Any]] = [
         models.build_decoder,
@@ -112,7 +115,7 @@ def search_folders(search_paths: str) -> list[str]:
 
 
 def finetunes(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> bool:
-    """Return whether the arguments describe finetuning, by bindings of `finetune`.
+    """Return whether the arguments describe finetuning, that is, contain bindings of `finetune`.
 
     Raises:
       UserError: The arguments describe both finetuning and pretraining, or cannot be read.

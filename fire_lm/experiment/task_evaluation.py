@@ -22,15 +22,17 @@ class TextEvaluation:
     Attributes:
       data: The task, or a mixture whose tasks are evaluated one by one. Its `target_length` is the
         maximum number of tokens in an answer, including its end token.
-      lengths: The maximum numbers of tokens of an input that the model reads, including the end
-        token. The task is evaluated at each of them.
+      lengths: The maximum lengths of the model's input in tokens, including the end token. The task
+        is evaluated at each length.
       suite: The suite under which results are reported.
       split: The split whose examples are answered.
       method: The method of generation. The first continuation is the answer.
       rank: Whether to choose the most likely of the allowed answers instead of generating one.
       choices: The allowed answers. The default is each example's own feature `choices`.
-      examples: The maximum number of examples to answer, which are drawn from the split with a
-        fixed seed. None answers all of them.
+      inputs_below: Only examples whose whole input has fewer tokens than this, without its end
+        token, are answered. None selects all examples.
+      examples: The maximum number of examples to answer, which are drawn from the selected ones
+        with a fixed seed. None answers all of them.
       batch_size: The number of prompts that are continued together.
       tokens_per_batch: The maximum number of tokens in a forward pass that ranks answers, which
         limits its memory. A forward pass reads at least one answer per device.
@@ -47,6 +49,7 @@ class TextEvaluation:
     method: Method = Greedy()
     rank: bool = False
     choices: tuple[str, ...] = ()
+    inputs_below: int | None = None
     examples: int | None = None
     batch_size: int = 8
     tokens_per_batch: int = 2**14
@@ -64,6 +67,8 @@ class TextEvaluation:
             raise UserError("evaluate.batch_size and evaluate.examples are 1 or more")
         if self.tokens_per_batch < 1:
             raise UserError("evaluate.tokens_per_batch is 1 or more")
+        if self.inputs_below is not None and self.inputs_below < 1:
+            raise UserError("evaluate.inputs_below is a number of tokens, 1 or more")
         if self.choices and not self.rank:
             raise UserError("evaluate.choices has no effect without evaluate.rank = True")
 
@@ -78,7 +83,7 @@ class TextEvaluation:
         return "-".join(["rank", *self.choices]) if self.rank else self.method.label
 
     def context_length(self, length: int) -> int:
-        """Return the number of tokens in token 0, an input of `length` tokens and its answer."""
+        """Return the total length of token 0, an input of `length` tokens, and the answer."""
         return 1 + length + self.data.target_length
 
     def refused(self, model: Decoder) -> dict[int, str]:

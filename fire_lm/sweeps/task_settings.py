@@ -62,7 +62,7 @@ class TaskSetting(Setting):
     def tasks(self) -> list[TaskExamples]:
         """The tasks, with the examples that are to be answered."""
         tasks = _examples(self.asked.data, self.asked.split, max(self.taken) - 1)
-        return [drawn(task, self.asked.examples) for task in tasks]
+        return [selected(task, self.asked) for task in tasks]
 
     @property
     def rows(self) -> dict[str, Any]:
@@ -71,7 +71,10 @@ class TaskSetting(Setting):
             "variant": self.variant,
             "data": {name: getattr(asked.data, name) for name in _READING},
             "lengths": asked.in_order,
-            **{name: getattr(asked, name) for name in ("suite", "split", "decoding", "examples")},
+            **{
+                name: getattr(asked, name)
+                for name in ("suite", "split", "inputs_below", "decoding", "examples")
+            },
         }
 
     def check(self, workdir: epath.Path) -> None:
@@ -106,6 +109,19 @@ class TaskSetting(Setting):
 def _examples(data: TextToText, split: str, longest: int) -> list[TaskExamples]:
     """Return the examples of each task, which are read once for all checkpoints and settings."""
     return task_examples_of(data, split=split, longest=longest)
+
+
+def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
+    """Return the task with the examples that are to be answered; report those left out."""
+    if asked.inputs_below is not None:
+        total = len(task.examples)
+        task = task.with_inputs_below(asked.inputs_below)
+        count = len(task.examples)
+        say_once(
+            f"{count} of {total} inputs of {task.name} have fewer than {asked.inputs_below:,} "
+            f"tokens and are selected; {total - count} are left out"
+        )
+    return drawn(task, asked.examples)
 
 
 def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
@@ -169,9 +185,14 @@ class Cell:
 
     @property
     def split(self) -> str:
-        """The name of the split and, if examples are drawn from it, their number."""
+        """The name of the split, and how its examples are selected."""
         asked = self.setting.asked
-        return asked.split + (f", {len(self.task.examples)} drawn" if asked.examples else "")
+        parts = [asked.split]
+        if asked.inputs_below is not None:
+            parts.append(f"inputs below {asked.inputs_below}")
+        if asked.examples:
+            parts.append(f"{len(self.task.examples)} drawn")
+        return ", ".join(parts)
 
     @property
     def file(self) -> epath.Path:

@@ -168,6 +168,23 @@ def test_a_task_none_of_whose_targets_fit_is_refused(tmp_path, tasks):
         read(data("pairs_unfit"), 1)
 
 
+def test_a_task_of_a_mixture_none_of_whose_targets_fit_is_named(tasks):
+    """It would be lost in silence, as its rate is met by the other tasks."""
+    import seqio
+
+    tasks.add("pairs_long", lambda rows: rows.map(lambda row: {**row, "targets": row["inputs"]}),
+              keep=lambda row: row["inputs"] == "39" + "abcd" * 4)  # fmt: skip
+    seqio.MixtureRegistry.add("pairs_lost", [("pairs", 2.0), ("pairs_long", 1.0)])
+    with pytest.raises(UserError) as told:
+        read(data("pairs_lost"), 1)
+    assert "No example in the split 'train' of the task pairs_long of the registered" in str(
+        told.value
+    )
+    assert "raise TextToText.target_length" in str(told.value)
+    seqio.MixtureRegistry.add("pairs_kept", [("pairs", 2.0), ("pairs_long", 0.0)])
+    assert rows_of(read(data("pairs_kept"), 3)[1]).keys() <= expected().keys()
+
+
 def test_a_task_without_inputs_is_refused(tasks):
     import seqio
 

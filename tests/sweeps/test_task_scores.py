@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -32,7 +33,7 @@ from fire_lm.runs.predictions import (
     read_predictions,
 )
 from fire_lm.sharding import MeshShape, make_mesh
-from fire_lm.sweeps.task_settings import drawn
+from fire_lm.sweeps.task_settings import Cell, drawn, selected
 
 __all__ = ["quick_compiles"]  # a fixture
 DATA = TextToText("pairs", 6)
@@ -189,6 +190,29 @@ def test_examples_are_drawn_alike_and_in_order():
     assert drawn(task, None) is task is drawn(task, 30)
 
 
+def test_short_inputs_are_selected_before_others_are_drawn(capsys):
+    """Those whose whole input has fewer tokens than the bound; the row says which."""
+    examples = [example(n, "abc", input_length=n) for n in range(1, 31)]
+    task = TaskExamples("t", examples, lambda text, fields: text, [failing])
+    asked = TextEvaluation(DATA, (8,), inputs_below=20)
+    kept = selected(task, asked)
+    assert [one.input_length for one in kept.examples] == list(range(1, 20))
+    assert "19 of 30 inputs of t have fewer than 20 tokens" in capsys.readouterr().out
+
+    def of_cell(asked):
+        return Cell(None, 1, SimpleNamespace(asked=asked), selected(task, asked), 8)
+
+    assert of_cell(asked).split == "validation, inputs below 20"
+    some = of_cell(dataclasses.replace(asked, examples=5))
+    assert some.split == "validation, inputs below 20, 5 drawn"
+    assert len(some.task.examples) == 5 and max(e.input_length for e in some.task.examples) < 20
+    assert selected(task, TextEvaluation(DATA, (8,))) is task
+    with pytest.raises(
+        UserError, match="no input of t has fewer than 1 tokens, the shortest has 1"
+    ):
+        selected(task, dataclasses.replace(asked, inputs_below=1))
+
+
 def test_a_file_is_named_by_what_it_holds(tmp_path):
     found = predictions_file(
         epath.Path(tmp_path), "fire_lm:qasper", "validation", "", 20, 512, "beam-4"
@@ -203,6 +227,7 @@ def test_a_file_is_named_by_what_it_holds(tmp_path):
         ({"lengths": (1,)}, "2 tokens or more"),
         ({"choices": ("a",)}, "has no effect without evaluate.rank"),
         ({"examples": 0}, "1 or more"),
+        ({"inputs_below": 0}, "evaluate.inputs_below is a number of tokens"),
     ],
 )
 def test_wrong_settings_are_refused(changed, words):

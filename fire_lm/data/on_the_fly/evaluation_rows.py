@@ -59,7 +59,7 @@ def _read(
             if name in ids:
                 raise UserError(
                     f"two examples of {task.name} in the split {split!r} have the id {name}: "
-                    "a row needs an id of its own, and all of its references in `answers`"
+                    "give each row a unique id and all of its references in `answers`"
                 )
             ids.add(name)
             try:

@@ -107,7 +107,6 @@ class Suite:
         together: Whether a single model is trained on a mixture of the tasks, at rates proportional
             to their numbers of training rows, instead of a separate model on each task.
         not_trained: The names of tasks that the mixture omits.
-        longest_input: Inputs of this many tokens or more are skipped; None skips no inputs.
     """
 
     name: str
@@ -116,7 +115,6 @@ class Suite:
     lengths: tuple[int, ...]
     together: bool = False
     not_trained: tuple[str, ...] = ()
-    longest_input: int | None = None
 
     def average(self, scores: Mapping[Column, Score]) -> Score:
         """Return the average over all columns.
