@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -167,10 +168,10 @@ class Cell:
             stderr=score.stderr,
         )
 
-    def finished_rows(self) -> list[TaskScore]:
+    def rows_in(self, rows: Sequence[TaskScore]) -> list[TaskScore]:
         """Return the rows of this cell in the run's table."""
         key = self.row("", Score(0, 0, 0, 0, 0)).key[1:-1]  # without the run name and the metric
-        return [row for row in read_table(self.workdir / FILE, TaskScore) if row.key[1:-1] == key]
+        return [row for row in rows if row.key[1:-1] == key]
 
     def is_finished(self) -> bool:
         """Return whether the table has the rows of this cell.
@@ -178,7 +179,7 @@ class Cell:
         Raises:
           UserError: The predictions from which these rows were computed are for other examples.
         """
-        finished = bool(self.finished_rows())
+        finished = bool(self.rows_in(read_table(self.workdir / FILE, TaskScore)))
         if finished and self.file.exists():
             read_predictions(self.file, self.task.examples)
         return finished

@@ -100,7 +100,14 @@ def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
     assert measured == [[7], [7]] and rows(runs / "slots")[:2] == first
     assert cli.main([*asked, "--lengths=2", "--positions=plain"]) == 0
     assert {row.positions for row in rows(runs / "slots")} == {"even", "plain"}
+    also = "--also=--gin.RandomizedPositions.evaluation=random"
+    assert cli.main([*asked, "--lengths=2", also, "--follow"]) == 0
+    for folder in (runs / "slots", runs):
+        found = {(row.variant, row.positions) for row in rows(folder) if row.length == 2}
+        assert found == {("", "even"), ("plain", "plain"), ("random", "random")}
     capsys.readouterr()
+    assert cli.main([*asked, also.replace("random", "even"), "--lengths=2"]) == 2
+    assert "adds nothing to any of these runs: no effect" in capsys.readouterr().err
     assert cli.main(["evaluate", f"{runs}/slots", "--lengths=5", "--sequences=9"]) == 2
     assert "has 4 exercises of length 5, not 9" in capsys.readouterr().err
     # 64 positions are too few for 2 x 40 tokens; a length that can be read is measured all the same
