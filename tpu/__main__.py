@@ -60,9 +60,15 @@ def build_parser() -> argparse.ArgumentParser:
         parents=[where, name, gin, job],
         help="like pretrain, but for `fire-lm sweep RUN ...`",
     )
-    sweep.add_argument(
-        "runs", metavar="RUN[@STEP]", nargs="+", help="names of runs, or gs:// paths"
+    evaluate = verbs.add_parser(
+        "evaluate",
+        parents=[where, name, gin, before, job],
+        help="like pretrain, but for `fire-lm evaluate RUN ...` on downstream tasks",
     )
+    for verb in (sweep, evaluate):
+        verb.add_argument(
+            "runs", metavar="RUN[@STEP]", nargs="+", help="names of runs, or gs:// paths"
+        )
     sweep.add_argument(
         "--output", metavar="GS", help="the folder for several runs (gs://BUCKET/sweeps/NAME)"
     )
@@ -131,6 +137,8 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
 
 
+# The verbs that pass flags on to a fire-lm command.
+_PASSED_ON = ("pretrain", "finetune", "sweep", "evaluate", "grid", "render")
 _PREFIXES = {"--cluster.": "overrides", "--gin.": "bindings", "--vary.": "varied"}
 
 
@@ -159,7 +167,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         ):
             raise UserError(f"`python -m tpu {parsed.verb}` takes no {flag} flags")
         setattr(parsed, name, values)
-    if rest and parsed.verb not in ("pretrain", "finetune", "sweep", "grid", "render"):
+    if rest and parsed.verb not in _PASSED_ON:
         known = [f"--{name}" for name in vars(parsed)]
         near = nearest(rest[0].partition("=")[0], known)
         hint = f": did you mean {near}?" if near else ""

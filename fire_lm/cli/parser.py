@@ -53,7 +53,7 @@ _EVALUATE: dict[str, Any] = {
     "and writes predictions/ and task_scores.csv beside each run.",
     "epilog": "examples:\n  fire-lm evaluate runs/reverse --lengths=1-40,50,100,200,500\n"
     "  fire-lm evaluate runs/fire_my_task --gin_file=configs/tasks/base.gin \\\n"
-    "    --import=my_package.tasks --gin.EVAL_LENGTHS=512,2048",
+    "    --import=my_package.tasks --gin.EVAL_LENGTHS=512,2048 --follow",
 }
 _IMPORT: dict[str, Any] = {
     "description": "Writes a Hugging Face model as a run directory with a checkpoint at step 0,\n"

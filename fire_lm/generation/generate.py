@@ -19,6 +19,7 @@ from fire_lm.generation.methods import Beam, Greedy, Method
 from fire_lm.generation.programs import (
     Inputs,
     call_for,
+    compiled_context,
     continue_in_chunks,
     continue_prompts,
     ways,
@@ -97,9 +98,8 @@ def generate(
     padded = prompts.shape[1] + new_tokens
     pos_C = np.asarray(model.resampling.evaluation_positions(context)[0][:padded])
     pos_C = np.pad(pos_C, (0, padded - pos_C.size), mode="edge")
-    # Unless an encoding uses the exact context length, all lengths of a bucket share one program.
-    exact = any(encoding.uses_context_length for encoding in model.encodings)
-    call = call_for(model, method, new_tokens, stop_ids, context if exact else padded, mesh)
+    static = compiled_context(model, context, padded)
+    call = call_for(model, method, new_tokens, stop_ids, static, mesh)
     rows = _laid_out((prompts, lengths, np.asarray(jax.random.key_data(keys_B))), mesh)
     inputs = Inputs(rows[0], rows[1], rows[2], pos_C)
     count = len(lengths)
