@@ -52,7 +52,7 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
 
 
 def far(location: str, region: str, name: str) -> str:
-    """Return a warning about costs if the bucket is outside the TPUs' region, else ''."""
+    """Return a warning about costs if the bucket is outside the TPUs' region, otherwise ''."""
     place = location.lower()
     if not place or place == region:
         return ""

@@ -1,4 +1,4 @@
-"""A side-by-side comparison of each encoding's cost: the time and memory of two transformer blocks.
+"""A side-by-side comparison of each encoding's cost: the time and memory of two decoder layers.
 
 The model is `models.Decoder` itself, with two layers of `size_125m` and a vocabulary of 256, in
 float32 with batch size 1. A training step consists of a forward pass, a backward pass and plain

@@ -165,7 +165,7 @@ def rows_of(
 
 
 def text(report: Report) -> str:
-    """Format the report as a line that says what was measured, followed by the table."""
+    """Format the report as a line that describes the measurement, followed by the table."""
     head = (
         f"{report.date}, {report.cores} cores; vocabulary {report.vocabulary}, "
         f"{report.bytes_per_token:.2f} bytes per token; batches of {BATCH_SIZE} x {report.length}; "

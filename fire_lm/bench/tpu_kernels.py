@@ -50,7 +50,7 @@ class Shape(NamedTuple):
 
 
 def bench(slice_name: str, folder: Path) -> list[tuple[str, str]]:
-    """Print each measure with its value and return both; the compiler writes to `folder`."""
+    """Print and return each measure with its value; the compiler writes its files to `folder`."""
     compiler = Compiler(slice_name, folder)
     version = importlib.metadata.version("libtpu")
     rows = [(f"the compiler's estimates for {slice_name}", f"libtpu {version}")]
@@ -117,7 +117,7 @@ def _encoding(kind: Any) -> PositionalEncoding:
 
 
 class Compiler:
-    """Compiles one attention for a TPU and reads the schedules that the compiler writes."""
+    """A compiler of attention for a TPU, which also reads the schedules of the kernels."""
 
     def __init__(self, name: str, folder: Path):
         self.device = parse_slice(name).devices()[0]

@@ -120,7 +120,7 @@ def chosen_text(arguments: argparse.Namespace) -> TextData:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm corpus check`: report what each split contains and what a sweep would read."""
+    """Run `fire-lm corpus check`: report the contents of each split and of its sweeps."""
     from fire_lm.data.on_the_fly import survey, tasks
 
     data = chosen_text(arguments)
@@ -158,7 +158,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def make_place(file: epath.Path) -> None:
-    """Create the output file's folder, so that a failure occurs before hours of reading."""
+    """Create the output file's folder, so that a failure does not occur after hours of reading."""
     try:
         make_folder(file.parent)
     except OSError as error:
@@ -228,7 +228,7 @@ def blocks(arguments: argparse.Namespace) -> None:
 
 
 class Bar:
-    """A progress bar for functions that report how much is done and how much there is in total."""
+    """A progress bar for functions that report the completed amount and the total amount."""
 
     def __init__(self, text: str, unit: int = 1):
         self._text, self._unit = text, unit

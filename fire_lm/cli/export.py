@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
 def about_run(run: Run, step: int, variant: str) -> str:
     """Return the text of the model card: how the model was trained, and its losses in sweeps.
 
-    The losses are the length sweep's rows for this step and variant.
+    The losses come from the rows of length sweeps for this step and variant.
     """
     changed = f" as {variant}" if variant else ""
     lines = [

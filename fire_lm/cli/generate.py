@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
 def prompts_of(arguments: argparse.Namespace) -> list[Prompt]:
     """Return, on every process, the prompts of the --prompts file or the single --prompt."""
     if arguments.prompt is not None:
-        return [Prompt("--prompt", arguments.prompt, 0)]  # Number 0 means that it is not in a file.
+        return [Prompt("--prompt", arguments.prompt, 0)]  # Number 0 marks a prompt outside a file.
     return [Prompt(*fields) for fields in by_first(lambda: _fields(arguments.prompts))]
 
 
@@ -89,7 +89,7 @@ class Opened:
 
     Attributes:
       writer: The writer without the model's parameters, so that invalid settings and prompts are
-        refused before the parameters are read.
+        rejected before the parameters are read.
       folder: The run directory.
       step: The step of the checkpoint.
       about: The settings that are recorded with the results.
@@ -174,7 +174,7 @@ def continue_all(
     encoded: Sequence[tuple[Prompt, np.ndarray]],
     context_length: int,
 ) -> None:
-    """Write a line of results for each prompt that has no results in --output yet."""
+    """Write one line of results for each prompt that has no results in --output yet."""
     about = opened.about | {"context_length": context_length}
     output = place(arguments.output) if arguments.output else None
     prompts = [prompt for prompt, _ in encoded]

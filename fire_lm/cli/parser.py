@@ -163,19 +163,24 @@ def add_sweep(sweep: Parser) -> None:
         nargs="+",
         help="a run or a folder of runs; RUN@1000,2000 or RUN@all selects checkpoints",
     )
+    add_schedule(sweep)
+    sweep.add_argument("--output", help="folder for the combined table and figure")
     sweep.add_argument(
+        "--dry_run", action="store_true", help="print what would be scored, and stop"
+    )
+
+
+def add_schedule(verb: Parser) -> None:
+    """Add the arguments that all verbs share which evaluate checkpoints."""
+    verb.add_argument(
         "--follow", action="store_true", help="score each new checkpoint until training has ended"
     )
-    sweep.add_argument(
+    verb.add_argument(
         "--also",
         action="append",
         default=[],
         metavar="'FLAGS'",
         help="--gin_file= and --gin. flags of another setting to score as well (repeatable)",
-    )
-    sweep.add_argument("--output", help="folder for the combined table and figure")
-    sweep.add_argument(
-        "--dry_run", action="store_true", help="print what would be scored, and stop"
     )
 
 
@@ -229,6 +234,7 @@ def add_evaluate(evaluate: Parser) -> None:
         nargs="+",
         help="a run or a folder of runs; RUN@1000,2000 or RUN@all selects checkpoints",
     )
+    add_schedule(evaluate)
     evaluate.add_argument(
         "--lengths",
         type=ranges,

@@ -96,7 +96,7 @@ def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str,
             vocabulary = tokenized_of_run(config, run).vocabulary
             check_same_vocabulary(vocabulary, run, "omit --gin.VOCABULARY")
         step, missing = check_start(train, model_of_run(run))
-        fresh = f"; fresh, as it lacks them: {', '.join(missing)}" if missing else ""
+        fresh = f"; newly initialised: {', '.join(missing)}" if missing else ""
         return f"starts from the parameters of {run}@{step}{fresh}"
 
     checks: dict[str, Callable[[], str]] = {}
@@ -108,10 +108,10 @@ def what_is_saved(config: Config, train: Pretraining, workdir: str) -> dict[str,
 
 
 def check_place_of(file: str) -> None:
-    """Check that the JSON file can be written, before compilation takes minutes."""
+    """Check that the JSON file can be written before spending minutes on compilation."""
     path = place(file)
     require_bucket(path, "--json")
-    # Ignore RunFailed, since permission to write to a bucket may not include permission to read.
+    # Ignore RunFailed: permission to write to a bucket need not include permission to read.
     with contextlib.suppress(RunFailed):
         if is_folder(path):
             raise UserError(f"--json={file} is a folder: name a file")

@@ -114,6 +114,6 @@ def start_run(
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
         since=fire_lm.STARTED,
     )
-    # A finished run takes no further step; if its configuration was lost, it is saved here instead.
+    # A finished run takes no further step, so a lost configuration is saved again here.
     if speaks and newest_config(arguments.workdir) is None:
         save_config(config, arguments.workdir)

@@ -1,6 +1,6 @@
 """Text for training and scoring, read on the fly through seqio or from previously written blocks.
 
-The functions here take a `TextData` (or `SeqioTask`) or a `Blocks`. For training, they also take a
+These functions take a `TextData` (or `SeqioTask`) or a `Blocks`. For training, they also take a
 `TextToText` (examples of an input and its target) or a `Synthetic` (the exercises of a task).
 Importing this module is cheap: TensorFlow is imported only when `TextData` needs it (10 s), and
 `Blocks` is read without it.
@@ -206,7 +206,7 @@ def _reader(data: TrainingData) -> ModuleType:
 
 
 def _register(data: TextToText) -> None:
-    """Register the tasks in the folder of `data` if its task is one of ours.
+    """Register the tasks in the folder of `data` if fire_lm defines its task.
 
     Raises:
         UserError: The folder does not contain the task.

@@ -42,7 +42,7 @@ class TrainIterator:
         if needed > length:
             raise UserError(
                 f"{data.title} up to length {data.max_length} needs {needed} tokens per row: "
-                f"set --gin.TRAIN_LENGTH={needed} or more, or a smaller Synthetic.max_length"
+                f"set --gin.TRAIN_LENGTH={needed} or more, or reduce Synthetic.max_length"
             )
         self._data, self._width, self._seed = data, length, seed
         self._mine = range(shard_index * batch_size, (shard_index + 1) * batch_size)
@@ -101,7 +101,8 @@ class TrainIterator:
         for key, now in self._identity.items():
             if saved.get(key) != now:
                 raise UserError(
-                    f"The data position was saved with {key} {saved.get(key)}, now it is {now}.\n"
+                    f"The data position was saved with {key} {saved.get(key)}, but the run now has "
+                    f"{now}.\n"
                     "Training can only resume with the same task, batch size and seed."
                 )
         self._step = step

@@ -1,4 +1,4 @@
-"""Values that hold the examples of a task for evaluation and the functions that score answers."""
+"""The examples of a task for evaluation, and the functions that score answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ import numpy as np
 from fire_lm.errors import UserError
 
 
+def failure(error: Exception) -> str:
+    """Return an error of a task's own code in one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
+
+
 @dataclasses.dataclass(frozen=True)
 class Example:
     """An input that a model answers, with its reference answers.
@@ -21,7 +26,7 @@ class Example:
             length that was requested.
         input_length: The number of tokens in the whole input.
         answers: The reference answers: the example's feature `answers`, or else its target.
-        choices: The allowed answers, or an empty tuple if the example does not state them.
+        choices: The allowed answers, or an empty tuple if the example does not list any.
         target: The value with which the metrics compare a prediction.
         fields: The other features of the task's own example, which the task's functions may need.
     """
@@ -44,13 +49,17 @@ class TaskExamples:
         examples: The examples.
         prediction: A function that maps the text of an answer and the example's fields to the
             prediction that the metrics receive.
-        metrics: Functions that map targets and predictions to values, keyed by name.
+        metrics: Functions of the targets and the predictions, each of which returns a mapping from
+            names to values.
+        lost: The examples that are left out because the task's own code fails on their target: the
+            reason, keyed by the id of the example.
     """
 
     name: str
     examples: Sequence[Example]
     prediction: Callable[[str, Mapping[str, Any]], Any]
     metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]]
+    lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def with_inputs_below(self, tokens: int) -> TaskExamples:
         """Return the task with only those examples whose whole input has fewer than `tokens`.

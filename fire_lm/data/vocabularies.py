@@ -105,7 +105,7 @@ def _check_special_pieces(name: str, processor) -> None:
     never_emitted = processor.IsControl(0) or (processor.IsUnknown(0) and byte_fallback)
     if not never_emitted:
         raise UserError(
-            f"The SentencePiece model {name} can emit id 0, which means padding here.\n"
+            f"The SentencePiece model {name} can emit id 0, which is padding in fire_lm.\n"
             "Train it with --pad_id=0 --eos_id=1 --unk_id=2."
         )
 

@@ -97,9 +97,10 @@ class Known:
     """The rows that are already finished.
 
     Attributes:
-      rows: The rows, keyed by their keys.
-      texts: The text of each row, keyed by the row's key; "" if the text is not recorded.
-      positions: The text of the losses by position, keyed and represented in the same way.
+      rows: The rows by key.
+      texts: The identity of each row's text by the row's key, or "" if it is not recorded.
+      positions: The identity of the text of the losses by position, or "", by the row's key
+        without the protocol.
     """
 
     rows: Mapping[tuple[str | int, ...], SweepRow]

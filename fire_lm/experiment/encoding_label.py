@@ -91,9 +91,9 @@ def _refs(node: Node) -> list[Ref]:
 
 
 def _matching_file(bindings: Bindings, position: Node) -> str | None:
-    """Return the file with this POSITION whose settings all apply, or None if there is none.
+    """Return the name of the file with this POSITION whose settings all apply, or None.
 
-    If there are several such files, the file with the most settings is returned.
+    If there are several such files, the file with the most settings is chosen.
     """
     settings: dict[str, int] = {}
     for path in sorted(POSITIONS.glob("*.gin")):

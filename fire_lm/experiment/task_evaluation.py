@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+from fire_lm.config.bindings import Bindings
+from fire_lm.config.syntax import Key, Macro, Scalar, Statement
 from fire_lm.data import TextToText
 from fire_lm.errors import UserError
 from fire_lm.generation import Greedy, Method
+from fire_lm.models import Decoder
+from fire_lm.sharding import MeshShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,8 +20,8 @@ class TextEvaluation:
     Attributes:
       data: The task, or a mixture whose tasks are evaluated one by one. Its `target_length` is the
         maximum number of tokens in an answer, including its end token.
-      lengths: The maximum numbers of tokens of an input that the model reads, including the end
-        token. The task is evaluated at each of them.
+      lengths: The maximum lengths of the model's input in tokens, including the end token. The task
+        is evaluated at each length.
       suite: The suite under which results are reported.
       split: The split whose examples are answered.
       method: The method of generation. The first continuation is the answer.
@@ -28,6 +32,7 @@ class TextEvaluation:
       examples: The maximum number of examples to answer, which are drawn from the selected ones
         with a fixed seed. None answers all of them.
       batch_size: The number of prompts that are continued together.
+      mesh: The device mesh to use; by default, all devices are used.
 
     Raises:
       UserError: A setting is invalid.
@@ -43,6 +48,7 @@ class TextEvaluation:
     inputs_below: int | None = None
     examples: int | None = None
     batch_size: int = 8
+    mesh: MeshShape = MeshShape()
 
     def __post_init__(self) -> None:
         if not self.lengths:
@@ -60,10 +66,41 @@ class TextEvaluation:
             raise UserError("evaluate.choices has no effect without evaluate.rank = True")
 
     @property
+    def in_order(self) -> tuple[int, ...]:
+        """The distinct lengths in ascending order."""
+        return tuple(sorted(set(self.lengths)))
+
+    @property
     def decoding(self) -> str:
         """The name of the method in results; "rank" alone ranks the examples' own choices."""
         return "-".join(["rank", *self.choices]) if self.rank else self.method.label
 
     def context_length(self, length: int) -> int:
-        """Return the number of tokens in token 0, an input of `length` tokens and its answer."""
+        """Return the total length of token 0, an input of `length` tokens, and the answer."""
         return 1 + length + self.data.target_length
+
+    def check_model(self, model: Decoder) -> None:
+        """Raise UserError if the settings do not suit the model."""
+        if self.rank and any(encoding.uses_context_length for encoding in model.encodings):
+            raise UserError(
+                "answers of different lengths cannot be ranked with an encoding that depends on "
+                "the length of the input: set evaluate.rank = False"
+            )
+
+
+_MACRO, _BOUND = Key((), "", "TRUNCATION"), Key((), "TextToText", "truncation")
+
+
+def default_truncation(bindings: Bindings) -> list[Statement]:
+    """Return the binding of TRUNCATION if it is needed but not set, and otherwise [].
+
+    Its value is the one that a finetuned run bound to TextToText.truncation directly, or else the
+    default of that parameter.
+    """
+    asked = bindings.winning.get(_BOUND)
+    if asked is None or asked.node != Macro("TRUNCATION") or "TRUNCATION" in bindings.macros:
+        return []
+    of_run = [one for one in bindings.statements if one.key == _BOUND and one.node != asked.node]
+    default = TextToText.truncation
+    node = of_run[-1].node if of_run else Scalar(default, default)
+    return [Statement(_MACRO, node, (of_run or [asked])[-1].where, False)]

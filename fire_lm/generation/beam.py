@@ -81,8 +81,8 @@ def beam_search(
     """Return the K best finished hypotheses, best first.
 
     If no hypothesis has finished, the live hypotheses are returned instead. The search ends when no
-    live beam can exceed the worst of K finished hypotheses. A missing hypothesis has the score -inf
-    and no tokens.
+    live beam can score higher than the worst of K finished hypotheses. A missing hypothesis has the
+    score -inf and no tokens.
     """
     batch, count = logits_BV.shape[0], method.beams
 

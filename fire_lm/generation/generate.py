@@ -1,4 +1,4 @@
-"""Generates continuations of prompts; prompts and results are arrays on the host.
+"""The generation of continuations; prompts and results are arrays on the host.
 
 Shapes: B examples, K continuations, P prompt, T new tokens, C context.
 """
@@ -34,7 +34,7 @@ class Generated(NamedTuple):
 
     Attributes:
       tokens_BKT: The generated tokens, int32, including the stop token; 0 after the end.
-      lengths_BK: The number of generated tokens, int32.
+      lengths_BK: The number of generated tokens of each continuation, int32.
       logprobs_BKT: The log-probability of each token under the model, float32, before temperature
         and filters.
       scores_BK: The sum of the log-probabilities, which beam search divides by the length penalty.
@@ -160,7 +160,7 @@ def check_prompts(
 
 
 def check_context(model: Decoder, needed: int, context_length: int) -> None:
-    """Raise UserError if the model cannot read `needed` of the `context_length` input tokens."""
+    """Raise UserError if the model cannot read the first `needed` of `context_length` tokens."""
     if context_length > _LONGEST:
         raise UserError(
             f"the input has {context_length:,} tokens: positions are computed in float32, which "

@@ -40,7 +40,7 @@ class Sample:
     Hugging Face applies the three in the same order.
 
     Attributes:
-      temperature: The divisor of the logits; above 0.
+      temperature: The divisor of the logits, at least 1e-6.
       top_k: The number of likeliest tokens to draw from; None means all tokens.
       top_p: The total probability of the likeliest tokens to draw from, including the token with
         which the total reaches `top_p`; 1 means all tokens.

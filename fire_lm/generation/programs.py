@@ -60,7 +60,8 @@ class Inputs(NamedTuple):
       prompts_BP: The prompts, int32, padded on the right.
       lengths_B: The number of tokens of each prompt, int32.
       keys_BU: The data of a random key for each prompt, uint32.
-      pos_C: The positions of prompt and answer as one text, int32 or (if resampled) float32.
+      pos_C: The positions of a prompt followed by its continuation, int32 or, if resampled,
+        float32.
     """
 
     prompts_BP: Any
@@ -77,7 +78,7 @@ def call_for(
     context_length: int,
     mesh: Mesh | None,
 ) -> Call:
-    """Return the call.
+    """Return the static arguments of a program for decoding.
 
     Its model does not use remat, and it loops over the layers, which reduces the compile time.
     """
@@ -103,7 +104,7 @@ def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
 def continue_in_chunks(
     call: Call, params: Any, inputs: Inputs, on_tokens: Callable[[jax.Array], None]
 ) -> Continued:
-    """Compute the result of `continue_prompts` by two programs; beam search is not supported.
+    """Compute the result of `continue_prompts` with two programs; beam search is not supported.
 
     The first program chooses the first token; the second program, which runs repeatedly, chooses
     up to 8 more tokens. After each program, `on_tokens` is called with the tokens so far.
@@ -176,7 +177,7 @@ def ways(mesh: Mesh) -> int:
 
 
 def cache_bytes(call: Call, params: Any, inputs: Inputs, mesh: Mesh | None = None) -> int:
-    """Return the bytes of the keys and values that one device holds for its prompts and heads."""
+    """Return the size in bytes of the keys and values that one device holds."""
     _, cache = jax.eval_shape(call.prefill, params, inputs)
     share = 1 if mesh is None else ways(mesh) * mesh.shape["tensor"]
     arrays = [array for past in cache.turns for array in past.keys]

@@ -1,4 +1,4 @@
-"""Reads folders that `fire-lm export` has written, as the inverse of `stock.py` and `custom.py`.
+"""The import of folders that `fire-lm export` wrote, the inverse of `stock.py` and `custom.py`.
 
 Shapes: V vocabulary, D model, N heads, H head dim, L layers, P positions.
 """

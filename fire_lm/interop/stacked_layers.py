@@ -1,4 +1,4 @@
-"""Assembles the parameters of our decoder from the matrices and norms of single layers.
+"""The assembly of our decoder's parameters from the matrices and norms of single layers.
 
 Shapes: D model, F mlp, N heads, H head dim, L layers.
 """

@@ -1,4 +1,4 @@
-"""Converts models to settings and arrays of a stock class of Hugging Face transformers.
+"""The conversion of models to settings and arrays of a stock class of Hugging Face transformers.
 
 The class must compute exactly the same function. GPT-2 has the same layers as our decoder and a
 table of positions, which can hold learned rows, zeros (no encoding) or sinusoids. GPT-NeoX has the

@@ -1,4 +1,4 @@
-"""Builds a decoder from its settings and refuses settings that contradict each other."""
+"""The construction of a decoder, with checks that its settings are compatible."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def build_decoder(
 
     `position` is the class of an encoding, or any callable with the same signature. Several
     encodings alternate by layer: `(RoPE, RoPE, RoPE, NoPE)` uses NoPE in every fourth layer.
+    `train_length` is a number of tokens. `Decoder` describes the other arguments.
 
     Raises:
       UserError: The encodings, layer schedule, resampling and scaling are not compatible.
@@ -86,7 +87,7 @@ def check_fit(
     resampling: Resampling,
     share_position: bool,
 ) -> None:
-    """Refuse settings that cannot work with `encoding`; `turns` is the number of encodings."""
+    """Raise UserError if settings do not suit `encoding`; `turns` is the number of encodings."""
     kind, base = type(encoding), PositionalEncoding
     if kind.embed is not base.embed:
         if turns > 1:
@@ -108,7 +109,7 @@ def check_fit(
 
 
 def check_log_n(log_n: LogN, encodings: tuple[PositionalEncoding, ...], train_length: int) -> None:
-    """Refuse a scaling of a bias that no encoding has, and a logarithm to the base 1."""
+    """Raise UserError if `log_n` scales a bias that no encoding has, or if its base would be 1."""
     kinds = [type(encoding) for encoding in encodings]
     if log_n.on != "logits" and all(kind.bias is PositionalEncoding.bias for kind in kinds):
         raise UserError(

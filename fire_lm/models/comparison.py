@@ -1,4 +1,4 @@
-"""Compares two models when a run resumes or starts from another run, and in sweeps."""
+"""Comparisons of two models, for runs that resume or start from another run, and for sweeps."""
 
 from __future__ import annotations
 

@@ -11,13 +11,21 @@ import dataclasses
 
 from fire_lm.errors import UserError
 
-_MOST = 2**24  # the limit of one dimension, so that a typing error is reported at once
+_MOST = 2**24  # the limit of one dimension, so that a typo is reported immediately
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSize:
-    """The shape of a decoder (L layers, D model, N heads of width H, F mlp) and the standard
-    deviation of its initial weights."""
+    """The shape of a decoder, and the standard deviation of its initial weights.
+
+    Attributes:
+      num_layers: L, the number of layers.
+      hidden_size: D, the width of the embeddings and the residual stream.
+      num_heads: N, the number of attention heads.
+      head_dim: H, the width of one head.
+      mlp_size: F, the width of the MLP's hidden layer.
+      init_std: The standard deviation of the initial weights.
+    """
 
     num_layers: int
     hidden_size: int

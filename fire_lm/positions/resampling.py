@@ -1,4 +1,4 @@
-"""The positions of a sequence's tokens, which are 0, 1, 2, ... or are drawn in every step.
+"""The positions of a sequence's tokens, which are 0, 1, 2, ... or drawn anew in every step.
 
 Training on positions that are spread over more than the training length exposes a model to the
 positions of long sequences although the training sequences are short. In each step, all layers use

@@ -25,7 +25,7 @@ from fire_lm.data import (
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in, training_of
-from fire_lm.reporting.arms import arm_names, differing
+from fire_lm.reporting.arms import arm_names, differing, scored_models
 from fire_lm.reporting.probes import probed_arm
 from fire_lm.reporting.seeds import scored_in
 from fire_lm.results import SweepRow, read_own
@@ -91,18 +91,27 @@ def gather(
 
 
 def _named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
-    """Rename arms that have the same name in two sources.
+    """Rename arms and models that have the same name in two sources.
 
     Their settings have not been compared, so they may be different arms.
     """
     sources = Counter(arm for _, part in parts for arm in part.arms())
+    with_model = Counter(
+        model for _, part in parts for model in {(m.suite, m.name) for m in part.models}
+    )
     found = []
     for name, part in parts:
         runs = [
             dataclasses.replace(run, arm=f"{run.arm} of {name}") if sources[run.arm] > 1 else run
             for run in part.runs
         ]
-        found.append(dataclasses.replace(part, runs=runs))
+        models = [
+            dataclasses.replace(model, name=f"{model.name} of {name}")
+            if with_model[model.suite, model.name] > 1
+            else model
+            for model in part.models
+        ]
+        found.append(dataclasses.replace(part, runs=runs, models=models))
     return found
 
 
@@ -131,6 +140,7 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
     results = dataclasses.replace(
         results,
         tasks=trained_tasks(configs),
+        models=scored_models(configs, results.task_scores),
         accuracies=newest(
             results.accuracies, arms, lambda row: (row.variant, row.task, row.layout, row.positions)
         ),
@@ -173,6 +183,7 @@ def _of_run(workdir: epath.Path, config: Config, arm: str) -> Results:
         scored=own.scored,
         positions=own.positions,
         accuracies=own.accuracies,
+        task_scores=own.task_scores,
         training=[point for line in lines if (point := _point(line, run, encoding))],
         learned=[
             LearnedNumber(run, encoding, line["step"], match[1], int(match[2]), float(value))
@@ -271,7 +282,9 @@ def _label(data: TrainingData) -> str:
             names.append(
                 dataset_label(part) if folder.exists() else "unknown text, no longer there"
             )
-        elif isinstance(part, SeqioTask | TextToText):
+        elif isinstance(part, TextToText):
+            names.append(part.name)
+        elif isinstance(part, SeqioTask):
             names.append(dataset_label(part))
         else:
             names.append(

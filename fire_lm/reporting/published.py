@@ -2,8 +2,8 @@
 
 Each line of `published.csv` is a cell of a table or a curve of a figure. A curve has no reported
 value; its line only names the model. `model` is the file in configs/paper/ that trains the row or
-curve, and `encoding` is the ENCODING of that file. RoPE-PI for 32768 in Table 11 has no file,
-because it finetunes a model that already has a file.
+curve, and `encoding` is the ENCODING of that file. For the scores of tasks, `dataset` is the suite
+and `metric` the task or, for a mean over tasks or lengths, the suite followed by `_average`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Published:
       row: The label of the row in the paper, or of the curve in a figure.
       model, encoding: The file in configs/paper/ ("" for none), and the ENCODING of that file.
       train_length: The pretraining length in tokens.
-      metric: log_perplexity (nats per token), perplexity, scrolls_*, glue_*, f1, f1_average.
+      dataset, metric: A text with log_perplexity (nats per token) or perplexity; or a suite with a
+        task or SUITE_average.
       length: The length of the input in tokens; None for a curve, or for a mean over lengths.
       printed: The value as text, with the precision of the paper; "" for a curve.
     """

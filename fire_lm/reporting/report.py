@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from fire_lm.errors import UserError
-from fire_lm.reporting import encoding_figures, figures, rotary_periods, timing
+from fire_lm.reporting import encoding_figures, figures, rotary_periods, task_tables, timing
 from fire_lm.reporting.comparison import against, beside_the_paper
 from fire_lm.reporting.length_accuracy import accuracy_lines, accuracy_table
 from fire_lm.reporting.length_accuracy import pictures as accuracy_pictures
@@ -90,7 +90,8 @@ def _drawn(folder: epath.Path) -> set[str]:
 
 
 def report_sections(results: Results, beside: Beside) -> list[Section]:
-    on_text = not results.tasks or len(results.tasks) < len(results.runs)
+    on_tasks = {task.run for task in results.tasks} | {model.run for model in results.models}
+    on_text = bool(results.losses) or any(run.run not in on_tasks for run in results.runs)
     losses = [
         *_losses(results, beside.other),
         _section("Loss by position", figures.positions(results), _NO_POSITIONS),
@@ -101,6 +102,7 @@ def report_sections(results: Results, beside: Beside) -> list[Section]:
     return [
         _what_was_run(results),
         *_accuracies(results),
+        *task_tables.sections(results),
         *(losses if on_text else []),
         _section("What the encodings learned", learned, _NO_LEARNED),
         *rotary_periods.sections(results),

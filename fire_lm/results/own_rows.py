@@ -16,9 +16,10 @@ from etils import epath
 
 from fire_lm.results.scored_text import FILE, ScoredText, Texts
 from fire_lm.results.sweep_rows import SweepRow, read_rows
-from fire_lm.results.tables import LengthAccuracy, PositionLoss, read_table
+from fire_lm.results.tables import LengthAccuracy, PositionLoss, TaskScore, read_table
+from fire_lm.results.task_rows import FILE as TASK_SCORES_FILE
 
-_Row = TypeVar("_Row", SweepRow, ScoredText, PositionLoss, LengthAccuracy)
+_Row = TypeVar("_Row", SweepRow, ScoredText, PositionLoss, LengthAccuracy, TaskScore)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class OwnRows:
     scored: Sequence[ScoredText]
     positions: Sequence[PositionLoss]
     accuracies: Sequence[LengthAccuracy] = ()
+    task_scores: Sequence[TaskScore] = ()
     problem: str = ""
 
     @functools.cached_property
@@ -53,6 +55,7 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
     scored = read_table(workdir / FILE, ScoredText)
     positions = read_table(workdir / "position_losses.csv", PositionLoss)
     accuracies = read_table(workdir / "length_accuracy.csv", LengthAccuracy)
+    task_scores = read_table(workdir / TASK_SCORES_FILE, TaskScore)
     problem = ""
     if others := [row.encoding for row in losses if row.encoding != encoding]:
         problem = (
@@ -67,6 +70,7 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
         scored=list(dict.fromkeys(row for _, row in _named(scored, workdir.name, encoding))),
         positions=_once(_named(positions, workdir.name, encoding), workdir.name),
         accuracies=_once(_named(accuracies, workdir.name, encoding), workdir.name),
+        task_scores=_once(_named(task_scores, workdir.name, encoding), workdir.name),
         problem=problem,
     )
 
@@ -77,7 +81,7 @@ def _named(rows: Iterable[_Row], run: str, encoding: str) -> list[tuple[str, _Ro
 
 
 def _once(named: Sequence[tuple[str, _Row]], run: str) -> list[_Row]:
-    """Return only one of several rows that were written under different names.
+    """Return one of the rows with the same key that were written under different names.
 
     The row under the present name is preferred; if there is no such row, the first row is returned.
     """

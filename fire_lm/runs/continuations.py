@@ -169,8 +169,8 @@ class Writer:
 def width(length: int) -> int:
     """Return the width to which prompts of `length` tokens are padded.
 
-    Widths are 128 times 1, 1.5, 2, 3, 4, 6 and so on, because a program is compiled for each width.
-    Beyond a width of 128, at most a third of the columns are padding.
+    The widths are limited to 128 times 1, 1.5, 2, 3, 4, 6 and so on, because a separate program is
+    compiled for each width. Beyond a width of 128, at most a third of the columns are padding.
     """
     columns = _SMALLEST_WIDTH
     while columns < length:

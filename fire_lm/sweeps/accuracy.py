@@ -7,22 +7,17 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from etils import epath
 
+from fire_lm.config import Config
 from fire_lm.console import Progress
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
-from fire_lm.evaluation import lengths_refused, say
-from fire_lm.evaluation.length_accuracy import (
-    Answering,
-    at_test,
-    length_accuracies,
-    slot_answers,
-)
+from fire_lm.evaluation.length_accuracy import Answering, length_accuracies, slot_answers
 from fire_lm.evaluation.scoring import read_params
-from fire_lm.experiment import label_in, training_of
+from fire_lm.experiment import label_in
 from fire_lm.models import Decoder
 from fire_lm.reporting.gather import trained_tasks
 from fire_lm.reporting.length_accuracy import accuracy_text, write_figure
@@ -30,11 +25,14 @@ from fire_lm.results import LengthAccuracy, TaskScore, merge_table, read_own, wr
 from fire_lm.results.folder import Results
 from fire_lm.results.task_rows import FILE as SCORES
 from fire_lm.runs.answers import generated_answers
-from fire_lm.runs.evaluated import configuration
+from fire_lm.runs.find import SEVERAL, folder_of_all
 from fire_lm.runs.saved import newest_config, saved_config
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import make_folder, place, require_folder
-from fire_lm.sweeps.sweep import chosen
+from fire_lm.sweeps.accuracy_settings import AccuracySetting
+from fire_lm.sweeps.claims import claimed
+from fire_lm.sweeps.schedule import evaluate_checkpoints
+from fire_lm.sweeps.settings import check_effects, settings
 from fire_lm.tasks.synthetic.layouts import row_length
 from fire_lm.tasks.synthetic.scoring import Tally
 
@@ -74,6 +72,12 @@ class TaskEvaluation:
     def positions(self) -> str:
         """The name of the kind of positions that the test uses."""
         return getattr(self.model.resampling, "evaluation", "plain")
+
+    @property
+    def claim(self) -> str:
+        """The name under which a process claims this measurement."""
+        kind = (self.step, self.variant or "plain", self.data.layout, self.positions)
+        return "-".join(map(str, ("accuracy", *kind)))
 
     def row(self, length: int, counted: Tally) -> LengthAccuracy:
         """Return the table row for the result at one length."""
@@ -115,74 +119,63 @@ class TaskEvaluation:
 
 def evaluate(arguments: argparse.Namespace) -> None:
     """Write rows beside each run, and a table and a figure of all runs in the top folder."""
-    if arguments.output:
+    if arguments.output:  # Check this first, because --follow may wait for runs.
         require_folder(place(arguments.output), "--output")
-    checkpoints, top = chosen(arguments)
-    asked = [evaluation_of(arguments, place(name), step) for name, step in checkpoints]
-    missing = [left_to_measure(one) for one in asked]
-    if arguments.dry_run:
-        for one, lengths in zip(asked, missing, strict=True):
+    elif arguments.follow and len(arguments.runs) > 1:
+        raise UserError(SEVERAL)
+    evaluate_checkpoints(Accuracies(arguments))
+
+
+@dataclasses.dataclass(frozen=True)
+class Accuracies:
+    """What `fire-lm evaluate` does to checkpoints on synthetic tasks; see `schedule.Verb`."""
+
+    arguments: argparse.Namespace
+
+    def folder(self, workdirs: Sequence[epath.Path], named: Iterable[epath.Path]) -> str:
+        return str(folder_of_all(self.arguments.output, workdirs, named))
+
+    def check(self, workdirs: Iterable[epath.Path]) -> None:
+        check_effects(self._setting, self.arguments, workdirs)
+
+    def describe(self, workdir: epath.Path, step: int) -> None:
+        for one in self._evaluations(workdir, step):
+            variant = f" ({one.variant})" * bool(one.variant)
             print(
-                f"{one.workdir}@{one.step}: {one.data.task.label}, {one.data.layout}, positions "
-                f"{one.positions}; {len(lengths)} of {len(one.lengths)} lengths to measure"
+                f"{workdir}@{step}{variant}: {one.data.task.label}, {one.data.layout}, positions "
+                f"{one.positions}; {len(left_to_measure(one))} of {len(one.lengths)} lengths to "
+                "measure"
             )
-        return
-    for one, lengths in zip(asked, missing, strict=True):
-        if lengths:
-            measure(one, lengths)
-    combine(asked, place(top))
 
+    def score(self, workdir: epath.Path, step: int) -> bool:
+        whole = True
+        for one in self._evaluations(workdir, step):
+            with claimed(workdir, one.claim) as ours:
+                if ours and (lengths := left_to_measure(one)):
+                    measure(one, lengths)
+            whole &= ours
+        return whole
 
-def evaluation_of(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> TaskEvaluation:
-    """Return the requested evaluation of a checkpoint.
+    def scored_steps(self, workdir: epath.Path) -> set[int]:
+        return {row.step for row in read_own(workdir, label_in(saved_config(workdir))).accuracies}
 
-    Raises:
-      UserError: The run was trained on text, or there are no lengths to measure.
-    """
-    config, variant = configuration(arguments, workdir)
-    data = training_of(config).data
-    if not isinstance(data, Synthetic):
-        raise UserError(
-            f"{workdir} was trained on text, not on a synthetic task: `fire-lm sweep` scores it"
-        )
-    model: Decoder = config.call("build_decoder")
-    try:
-        model = model.clone(resampling=at_test(model.resampling, arguments.positions))
-    except UserError as error:
-        raise UserError(f"{workdir}: {error}") from None
-    lengths = arguments.lengths or tuple(sorted(set(config.values("length_sweep")["lengths"])))
-    if not lengths:
-        raise UserError("EVAL_LENGTHS is empty: set lengths of exercises, such as --lengths=1-40")
-    return TaskEvaluation(
-        *(workdir, step, model, data, label_in(config), variant),
-        lengths_taken(model, data, lengths, str(workdir)),
-        arguments.sequences or _SEQUENCES,
-    )
+    def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
+        asked = [one for name, step in checkpoints for one in self._evaluations(place(name), step)]
+        combine(asked, place(top))
 
+    def _evaluations(self, workdir: epath.Path, step: int) -> list[TaskEvaluation]:
+        return [
+            TaskEvaluation(
+                *(workdir, step, one.model, one.data, label_in(one.config), one.variant),
+                one.lengths(workdir),
+                self.arguments.sequences or _SEQUENCES,
+            )
+            for one in settings(self._setting, self.arguments, workdir)
+        ]
 
-def lengths_taken(
-    model: Decoder, data: Synthetic, lengths: Sequence[int], run: str
-) -> tuple[int, ...]:
-    """Return the lengths that the task has and the model can read, and report the other lengths.
-
-    The report gives the reason for each length that is not measured.
-    """
-    refused: dict[int, str] = {}
-    tokens: dict[int, int] = {}
-    for length in lengths:
-        try:
-            data.task.check_length(length)
-            tokens[length] = row_length(data.task, data.layout, length)
-        except UserError as error:
-            refused[length] = str(error)
-    unread = lengths_refused(model, sorted(set(tokens.values())))
-    refused |= {length: unread[count] for length, count in tokens.items() if count in unread}
-    if len(refused) == len(lengths):
-        raise UserError(f"{run} at length {lengths[0]}: {refused[lengths[0]]}")
-    for why in dict.fromkeys(refused.values()):
-        of_these = ", ".join(str(n) for n in lengths if refused.get(n) == why)
-        say(f"{run} is not measured at length {of_these}: {why.partition(chr(10))[0]}")
-    return tuple(length for length in lengths if length not in refused)
+    def _setting(self, also: str, config: Config, variant: str) -> AccuracySetting:
+        given = tuple(self.arguments.lengths or ())
+        return AccuracySetting(also, config, variant, self.arguments.positions, given)
 
 
 def left_to_measure(asked: TaskEvaluation) -> list[int]:

@@ -89,3 +89,33 @@ def test_a_finetuned_run_is_evaluated_where_its_data_was(tmp_path):
     files = [str(tmp_path / "config.gin"), "configs/tasks/scrolls_qasper.gin"]
     asked: TextEvaluation = load_config(files).call("evaluate")
     assert asked.data.data_dir == "here" and asked.data.name == "fire_lm:scrolls_qasper"
+
+
+@pytest.mark.parametrize(
+    "trained, given, truncation",
+    [
+        ([], [], "head"),
+        ([], ["TRUNCATION=middle"], "middle"),
+        (["TRUNCATION=tail"], [], "tail"),
+        (["TRUNCATION=tail"], ["TRUNCATION=middle"], "middle"),
+        (["TextToText.truncation=tail"], [], "tail"),
+    ],
+)
+def test_inputs_are_truncated_as_in_finetuning_unless_another_way_is_given(
+    trained, given, truncation, tmp_path
+):
+    arguments = ["finetune", "--gin_file=configs/finetune/base.gin", *MODEL]
+    bindings = ["TASK=pairs", "TARGET_LENGTH=6", *trained]
+    config = training_config(parse([*arguments, *(f"--gin.{one}" for one in bindings)]), "")
+    (tmp_path / "config.gin").write_text(config.text())
+    files = [str(tmp_path / "config.gin"), "configs/tasks/base.gin"]
+    asked: TextEvaluation = load_config(files, ["EVAL_LENGTHS=(8,)", *given]).call("evaluate")
+    assert asked.data.truncation == truncation
+
+
+def test_a_pretrained_run_has_a_truncation_as_well():
+    files = ["configs/runs/c4_125m.gin", "configs/positions/fire.gin", "configs/tasks/base.gin"]
+    task = ["VOCABULARY=bytes", "TASK=pairs", "TARGET_LENGTH=6", "EVAL_LENGTHS=(8,)"]
+    for given, truncation in (([], "head"), (["TRUNCATION=tail"], "tail")):
+        asked: TextEvaluation = load_config(files, [*task, *given]).call("evaluate")
+        assert asked.data.truncation == truncation

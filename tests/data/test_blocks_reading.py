@@ -346,9 +346,9 @@ def test_a_position_of_other_blocks_is_refused(path, data_dir, tmp_path):
     state = iterator(path).get_state()
     for arguments, complaint in (
         ({"path": other}, "saved with blocks"),
-        ({"construction": "cut"}, "saved with construction concat, now it is cut"),
-        ({"length": 32}, "saved with length 16, now it is 32"),
-        ({"seed": 4}, "saved with seed 3, now it is 4"),
+        ({"construction": "cut"}, "saved with construction concat, but the run now has cut"),
+        ({"length": 32}, "saved with length 16, but the run now has 32"),
+        ({"seed": 4}, "saved with seed 3, but the run now has 4"),
     ):
         with pytest.raises(UserError, match=complaint):
             iterator(**{"path": path, **arguments}).set_state(state)

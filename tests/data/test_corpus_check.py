@@ -220,7 +220,7 @@ def test_the_reading_of_contents_is_traced_once(data_dir, monkeypatch):
     "arguments, told",
     [
         (["--size=259"], "--size 259 is too small"),
-        (["--size=32000"], "No vocabulary of 32000 pieces from"),
+        (["--size=32000"], "Cannot train 32000 pieces on"),
         (["--tfds_name=other:1.0.0"], "It holds c4/en:3.1.0"),
     ],
 )

@@ -47,7 +47,7 @@ def nothing_compiles(monkeypatch):
         (
             "v4-8",
             (),
-            "mesh data=8 x fsdp=16 x tensor=1 needs 128 devices, v4-8 (4 chips) has 4: "
+            "mesh data=8 x fsdp=16 x tensor=1 needs 128 devices, but v4-8 (4 chips) has 4: "
             "set --gin.MeshShape.data=1 --gin.MeshShape.fsdp=4 --gin.MeshShape.tensor=1",
         ),
         (

@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from fire_lm.data import TextToText, task_examples_of
 from fire_lm.data.task_examples import Example, TaskExamples
 from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.evaluation.prediction_scores import prediction_scores, resampled
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.generation import Beam, Sample, generate
 from fire_lm.models import build_decoder, size_tiny
@@ -31,7 +33,7 @@ from fire_lm.runs.predictions import (
     read_predictions,
 )
 from fire_lm.sharding import MeshShape, make_mesh
-from fire_lm.sweeps.task_scores import Cell, drawn, resampled, scored, selected
+from fire_lm.sweeps.task_settings import Cell, drawn, selected
 
 __all__ = ["quick_compiles"]  # a fixture
 DATA = TextToText("pairs", 6)
@@ -95,6 +97,29 @@ def test_what_cannot_be_evaluated_is_refused(pairs):
         task_examples_of(DATA, split="test", longest=9)
 
 
+def test_postprocessing_sees_the_whole_example_of_a_users_task(pairs):
+    def with_input(text, example=None, is_target=False):
+        return f"{example['inputs_pretokenized'].decode()} {text}"
+
+    pairs.add("pairs_with_input", postprocess=with_input)
+    (task,) = task_examples_of(TextToText("pairs_with_input", 6), split="validation", longest=3)
+    first = {one.id: one for one in task.examples}["7"]
+    assert first.target == "b x4: bbbb" and task.prediction("b", first.fields) == "b x4: b"
+
+
+def test_an_example_whose_target_cannot_be_postprocessed_is_left_out(pairs):
+    def of_some(text, example=None, is_target=False):
+        return example["no such field" if "b" in text else "id"]
+
+    pairs.add("pairs_of_some", postprocess=of_some)
+    (task,) = task_examples_of(TextToText("pairs_of_some", 6), split="validation", longest=3)
+    assert len(task.examples) == 25 and len(task.lost) == 5
+    assert task.lost["7"] == "KeyError: 'no such field'"
+    pairs.add("pairs_of_none", postprocess=lambda text, example, is_target: example["nothing"])
+    with pytest.raises(UserError, match="fails on every .* the first: KeyError: 'nothing'"):
+        task_examples_of(TextToText("pairs_of_none", 6), split="validation", longest=3)
+
+
 @pytest.mark.parametrize(
     "truncation, kept", [("head", "abcd"), ("tail", "ghij"), ("middle", "abij")]
 )
@@ -132,8 +157,8 @@ def failing(targets, predictions):
 
 def test_a_metric_that_fails_on_one_example_scores_the_others(capsys):
     task = TaskExamples("t", [example(n) for n in range(4)], lambda text, fields: text, [failing])
-    found = {f"q{n}": prediction(n, text) for n, text in enumerate(("a", "b", "x", "a"))}
-    score = scored(task, found)["exact"]
+    found = {f"q{n}": text for n, text in enumerate(("a", "b", "x", "a"))}
+    score = prediction_scores(task, found)["exact"]
     assert score.value == pytest.approx(200 / 3) and score.examples == 3
     assert 10 < score.stderr < 40
     said = capsys.readouterr().out
@@ -173,7 +198,10 @@ def test_short_inputs_are_selected_before_others_are_drawn(capsys):
     kept = selected(task, asked)
     assert [one.input_length for one in kept.examples] == list(range(1, 20))
     assert "19 of 30 inputs of t have fewer than 20 tokens" in capsys.readouterr().out
-    of_cell = lambda asked: Cell(None, 1, None, "", asked, selected(task, asked), 8)  # noqa: E731
+
+    def of_cell(asked):
+        return Cell(None, 1, SimpleNamespace(asked=asked), selected(task, asked), 8)
+
     assert of_cell(asked).split == "validation, inputs below 20"
     some = of_cell(dataclasses.replace(asked, examples=5))
     assert some.split == "validation, inputs below 20, 5 drawn"

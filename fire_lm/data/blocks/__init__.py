@@ -1,7 +1,7 @@
 """Text that is tokenised once, after which any number of hosts can read any row or batch.
 
-`fire-lm corpus blocks` writes a set of blocks, and one set can be read at every length and with
-every construction. Only `writer.py` imports TensorFlow; reading needs only NumPy and TensorStore.
+`fire-lm corpus blocks` writes a set of blocks, which can be read at every length and with every
+construction. Only `writer.py` imports TensorFlow; reading needs only NumPy and TensorStore.
 This module implements the functions of `fire_lm.data` for `Blocks`.
 """
 

@@ -1,4 +1,4 @@
-"""Text that seqio reads, tokenises and arranges in rows while a run uses it.
+"""Text that seqio reads, tokenises and arranges in rows during a run.
 
 This module implements the functions of `fire_lm.data` for `TextData` and `SeqioTask`, and those
 that apply to `TextToText`. Functions that need TensorFlow import it when they are called, which
@@ -32,7 +32,7 @@ def train_iterator(data: ReadBySeqio, **arguments: int) -> TrainIterator:
     # TensorFlow would call Python code to tokenise, so the position could not be saved.
     if data.vocabulary.startswith(PREFIX):
         instead = (
-            "seqio's tasks have SentencePiece or byte vocabularies"
+            "use a task with a SentencePiece or byte vocabulary"
             if isinstance(data, TextToText)
             else "write blocks with it (`fire-lm corpus blocks`), and read them with "
             "--gin_file=configs/data/blocks.gin"

@@ -92,7 +92,7 @@ class TrainIterator:
 
     @property
     def description(self) -> str:
-        """A description of the text for messages."""
+        """A description of the text for use in messages."""
         if isinstance(self._data, TextToText):
             count = f"{self._documents:,} examples" if self._documents else "examples"
             return f"{count} of {self._data.title} through seqio, {self._data.construction}"
@@ -144,7 +144,8 @@ class TrainIterator:
         for key, now in self._identity().items():
             if header.get(key) != now:
                 raise UserError(
-                    f"The data position was saved with {key} {header.get(key)}, now it is {now}.\n"
+                    f"The data position was saved with {key} {header.get(key)}, but the run now "
+                    f"has {now}.\n"
                     "Training can only resume with the same data, vocabulary and processes."
                 )
         self._restore_reader(start)
@@ -338,7 +339,7 @@ def scoring_text(
             raise kind(_nothing_to_read(data, split, length, counts["short"]))
         raise NoText(
             f"The split {split!r} of {data.where} has less text than one "
-            f"row of {length} tokens: score a shorter length."
+            f"row of {length} tokens: choose a shorter length."
         )
     chosen = np.arange(min(rows, num_sequences)) * rows // min(rows, num_sequences)
     arrays = {name: array[chosen] for name, array in _joined(kept).items()}

@@ -1,4 +1,4 @@
-"""Rows that each hold one example, an input and its target, of a registered Task or Mixture.
+"""Rows that each contain one example (an input and its target) of a registered Task or Mixture.
 
 A row contains the input, the end-of-document token, the target, the same token again, and padding,
 in the layout of seqio's `DecoderFeatureConverter`. Groups of rows have the format that
@@ -57,7 +57,7 @@ def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
             raise UserError(
                 f"{data.where} has no feature {feature!r}, only "
                 f"{', '.join(sorted(found.output_features))}: an example is an input and its target"
-                "\ntext alone is trained on with --gin_file=configs/data/seqio.gin"
+                "\nto train on text alone, use --gin_file=configs/data/seqio.gin"
             )
         if found.output_features[feature].rank != 1:
             raise UserError(f"the feature {feature} of {data.where} is not a list of tokens")

@@ -1,0 +1,240 @@
+"""The settings of `fire-lm evaluate` on downstream tasks, and the cells that they consist of.
+
+A cell is a task that a checkpoint answers at one input length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Self
+
+import numpy as np
+from etils import epath
+
+from fire_lm.data import TextToText, task_examples_of
+from fire_lm.data.task_examples import TaskExamples
+from fire_lm.errors import UserError
+from fire_lm.evaluation import lengths_refused, say_once
+from fire_lm.experiment import label_in
+from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.models import Decoder
+from fire_lm.results import TaskScore, read_table
+from fire_lm.results.task_rows import FILE
+from fire_lm.runs.predictions import predictions_file, read_predictions
+from fire_lm.sweeps.settings import Setting
+from fire_lm.tasks.metrics import Score
+
+# The settings of `TextToText` that determine the examples and what the model reads of them.
+_READING = (
+    *("name", "target_length", "vocabulary", "data_dir", "truncation", "use_cached", "cache_dirs"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSetting(Setting):
+    """A way of answering tasks with a run's checkpoints.
+
+    Attributes:
+      lengths: The lengths of inputs that take precedence over those of the configuration, if any.
+    """
+
+    lengths: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def asked(self) -> TextEvaluation:
+        """The evaluation that the configuration and `lengths` describe."""
+        value: TextEvaluation = self.config.call("evaluate")
+        return dataclasses.replace(value, lengths=self.lengths) if self.lengths else value
+
+    @functools.cached_property
+    def model(self) -> Decoder:
+        model: Decoder = self.config.call("build_decoder")
+        return model
+
+    @functools.cached_property
+    def refused(self) -> dict[int, str]:
+        """The lengths at which the model cannot read an input and its answer, with the reasons."""
+        contexts = {length: self.asked.context_length(length) for length in self.asked.in_order}
+        unread = lengths_refused(self.model, sorted(contexts.values()))
+        return {n: unread[context] for n, context in contexts.items() if context in unread}
+
+    @functools.cached_property
+    def tasks(self) -> list[TaskExamples]:
+        """The tasks, with the examples that are to be answered."""
+        longest = max(length for length in self.asked.in_order if length not in self.refused)
+        tasks = _examples(self.asked.data, self.asked.split, longest - 1)
+        return [selected(task, self.asked) for task in tasks]
+
+    @property
+    def rows(self) -> dict[str, Any]:
+        asked = self.asked
+        return {
+            "variant": self.variant,
+            "data": {name: getattr(asked.data, name) for name in _READING},
+            "lengths": asked.in_order,
+            **{
+                name: getattr(asked, name)
+                for name in ("suite", "split", "inputs_below", "decoding", "examples")
+            },
+        }
+
+    def check(self, workdir: epath.Path) -> None:
+        """Refuse lengths that the model cannot read, and tasks that it cannot answer."""
+        self.asked.check_model(self.model)
+        for length, why in self.refused.items():
+            context, first = self.asked.context_length(length), why.partition("\n")[0]
+            say_once(f"{workdir} is not evaluated at {context} tokens: {first}")
+        if len(self.refused) == len(self.asked.in_order):
+            raise UserError(f"{workdir}: {self.refused[min(self.refused)]}")
+        for task in self.tasks:
+            check_tokens(task, self.model)
+            if self.asked.rank and not self.asked.choices:
+                check_choices(task)
+
+    def check_apart(self, other: Self) -> None:
+        """Refuse two different data sets whose rows would have the same name in the table."""
+        ours, theirs = self.rows, other.rows
+        place = ("vocabulary", "data_dir", "use_cached", "cache_dirs")
+        named = [
+            {**rows, "lengths": (), "data": {**rows["data"], **dict.fromkeys(place)}}
+            for rows in (ours, theirs)
+        ]
+        if named[0] == named[1] and ours["data"] != theirs["data"]:
+            raise UserError(
+                f"--also='{self.also}' answers other examples that are also called "
+                f"{self.asked.data.title}: rows could not be distinguished\ngive them another name "
+                "with --gin.evaluate.suite=NAME, or evaluate them in a command of their own"
+            )
+
+
+@functools.lru_cache(maxsize=4)
+def _examples(data: TextToText, split: str, longest: int) -> list[TaskExamples]:
+    """Return the examples of each task, which are read once for all checkpoints and settings."""
+    return task_examples_of(data, split=split, longest=longest)
+
+
+def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
+    """Return the task with the examples that are to be answered; report those left out."""
+    if asked.inputs_below is not None:
+        total = len(task.examples)
+        task = task.with_inputs_below(asked.inputs_below)
+        count = len(task.examples)
+        say_once(
+            f"{count} of {total} inputs of {task.name} have fewer than {asked.inputs_below:,} "
+            f"tokens and are selected; {total - count} are left out"
+        )
+    return drawn(task, asked.examples)
+
+
+def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
+    """Return the task with `count` of its examples, drawn with a fixed seed and kept in order.
+
+    If `count` is None or at least the number of examples, all examples are kept.
+    """
+    if count is None or count >= len(task.examples):
+        return task
+    picked = np.random.default_rng(0).permutation(len(task.examples))[:count]
+    kept = [task.examples[index] for index in sorted(picked)]
+    return dataclasses.replace(task, examples=kept)
+
+
+def check_tokens(task: TaskExamples, model: Decoder) -> None:
+    """Raise UserError if an input has a token that the model does not know."""
+    for example in task.examples:
+        if example.tokens.size and (largest := int(example.tokens.max())) >= model.vocab_size:
+            raise UserError(
+                f"the example {example.id} of {task.name} has the token {largest}, but the model "
+                f"has only {model.vocab_size} tokens: evaluate it with the vocabulary of the run"
+            )
+
+
+def check_choices(task: TaskExamples) -> None:
+    """Raise UserError if answers are to be ranked and an example does not name its answers."""
+    for example in task.examples:
+        if not example.choices:
+            raise UserError(
+                f"the example {example.id} of {task.name} does not say which answers it "
+                "allows: set evaluate.choices = ('A', 'B'), or evaluate.rank = False"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A task that a checkpoint answers at one input length."""
+
+    workdir: epath.Path
+    step: int
+    setting: TaskSetting
+    task: TaskExamples
+    length: int
+
+    def row(self, metric: str, score: Score) -> TaskScore:
+        asked = self.setting.asked
+        return TaskScore(
+            run=self.workdir.name,
+            encoding=label_in(self.setting.config),
+            variant=self.setting.variant,
+            step=self.step,
+            suite=asked.suite,
+            task=self.task.name,
+            split=self.split,
+            input_length=self.length,
+            target_length=asked.data.target_length,
+            truncation=asked.data.truncation,
+            decoding=asked.decoding,
+            context_length=asked.context_length(self.length),
+            metric=metric,
+            examples=score.examples,
+            value=score.value,
+            stderr=score.stderr,
+        )
+
+    def finished_rows(self) -> list[TaskScore]:
+        """Return the rows of this cell in the run's table."""
+        key = self.row("", Score(0, 0, 0, 0, 0)).key[1:-1]  # without the run name and the metric
+        return [row for row in read_table(self.workdir / FILE, TaskScore) if row.key[1:-1] == key]
+
+    def is_finished(self) -> bool:
+        """Return whether the table has the rows of this cell.
+
+        Raises:
+          UserError: The predictions from which these rows were computed are for other examples.
+        """
+        finished = bool(self.finished_rows())
+        if finished and self.file.exists():
+            read_predictions(self.file, self.task.examples)
+        return finished
+
+    @property
+    def split(self) -> str:
+        """The name of the split, and how its examples are selected."""
+        asked = self.setting.asked
+        parts = [asked.split]
+        if asked.inputs_below is not None:
+            parts.append(f"inputs below {asked.inputs_below}")
+        if asked.examples:
+            parts.append(f"{len(self.task.examples)} drawn")
+        return ", ".join(parts)
+
+    @property
+    def file(self) -> epath.Path:
+        asked = self.setting.asked
+        parts = (self.task.name, self.split, self.setting.variant, self.step, self.length)
+        how = (asked.data.target_length, asked.data.truncation, asked.decoding)
+        return predictions_file(self.workdir, *parts, *how)
+
+    @property
+    def claim(self) -> str:
+        """The name under which a process claims this cell."""
+        return f"tasks-{self.file.stem}"
+
+
+def cells(setting: TaskSetting, workdir: epath.Path, step: int) -> list[Cell]:
+    """Return the cells of a checkpoint, task by task in ascending order of length."""
+    return [
+        Cell(workdir, step, setting, task, length)
+        for task in setting.tasks
+        for length in setting.asked.in_order
+        if length not in setting.refused
+    ]
