@@ -22,7 +22,14 @@ from fire_lm.runs.resuming import (
     compare_with_source,
     with_kept_lengths,
 )
-from fire_lm.runs.saved import model_of_run, newest_config, ranked, save_config
+from fire_lm.runs.saved import (
+    check_same_vocabulary,
+    model_of_run,
+    newest_config,
+    ranked,
+    save_config,
+    tokenized_of_run,
+)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -89,6 +96,9 @@ def start_run(
         raise UserError("finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from")
     # If the run directory has checkpoints, the run resumes from these and does not need the source.
     if source and not available_steps(arguments.workdir):
+        if arguments.verb == "finetune":
+            vocabulary = tokenized_of_run(config, source).vocabulary
+            check_same_vocabulary(vocabulary, source, "omit --gin.VOCABULARY")
         trained = model_of_run(source)
         if speaks:
             print(compare_with_source(config.call("build_decoder"), trained, source, kept))
