@@ -91,7 +91,7 @@ def _preflight(
 ) -> None:
     """Compile the job on this machine before TPUs are requested.
 
-    Skip this if TPUs have been requested already, unless these are idle or the job has failed.
+    Skip this if TPUs have already been requested, unless they are idle or the job has failed.
 
     Raises:
       UserError: The configuration is invalid.

@@ -25,7 +25,8 @@ class Costs:
     """The seconds that a program, or one iteration of a loop in it, takes on one chip.
 
     Attributes:
-      collectives: For each kind of collective, the number and the bytes of the whole arrays.
+      collectives: For each kind of collective, the number of operations and the total bytes of
+        their whole arrays.
       links: The seconds of all collectives.
       parts: For each part of the model, the forward and the backward seconds of all other
         instructions.

@@ -98,7 +98,7 @@ class Collective:
 
 
 class Program:
-    """The text of a compiled program, `compiled.as_text()`."""
+    """A compiled program, parsed from its text (`compiled.as_text()`)."""
 
     def __init__(self, text: str):
         self.computations, self.entry = parse(text)

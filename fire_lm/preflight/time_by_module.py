@@ -29,9 +29,9 @@ Parts = dict[str, tuple[float, float]]
 
 
 def by_part(runs: Iterable[Run]) -> Parts:
-    """Return two counts of XLA's cycles for each part of the model.
+    """Return two counts of cycles, as estimated by XLA, for each part of the model.
 
-    The second count is that of the backward pass; the first includes all other instructions.
+    The second count is for the backward pass; the first covers all other instructions.
     """
     parts: Parts = {}
     for run in runs:

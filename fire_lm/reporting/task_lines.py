@@ -47,7 +47,7 @@ class TaskLine:
       scores: The means over seeds by column.
       history: The means over seeds by column and step, at the steps that all seeds have.
       average: The mean over the columns of the suite's average, or None if one has no score.
-      missing: The columns that the average lacks.
+      missing: The columns of the suite's average that have no score.
     """
 
     name: str

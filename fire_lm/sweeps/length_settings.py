@@ -1,4 +1,4 @@
-"""The settings of `fire-lm sweep`: a text to score, at which lengths, and with which model."""
+"""The settings of `fire-lm sweep`: which text to score, at which lengths, and with which model."""
 
 from __future__ import annotations
 

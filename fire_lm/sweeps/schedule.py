@@ -49,7 +49,7 @@ class Verb(Protocol):
         """Raise UserError if an --also has no effect on any of the runs."""
 
     def describe(self, workdir: epath.Path, step: int) -> None:
-        """Print what a dry run shows for a checkpoint, after all checks of `score`."""
+        """Make all checks of `score`, then print what a dry run shows for a checkpoint."""
 
     def score(self, workdir: epath.Path, step: int) -> bool:
         """Write the missing rows of a checkpoint; return False if another job is writing some."""
@@ -102,7 +102,7 @@ def evaluate_checkpoints(verb: Verb) -> None:
 def chosen(
     runs: Sequence[str], folder: Callable[[Sequence[epath.Path], Iterable[epath.Path]], str]
 ) -> tuple[list[tuple[str, int]], str]:
-    """Return the checkpoints to evaluate, without duplicates, and the folder of combined results.
+    """Return the distinct checkpoints to evaluate and the folder for the combined results.
 
     Args:
       runs: The runs as the user named them.

@@ -38,9 +38,9 @@ class Setting(abc.ABC):
 
     @abc.abstractmethod
     def check(self, workdir: epath.Path) -> None:
-        """Raise UserError for whatever is wrong at every checkpoint of the run.
+        """Raise UserError for any error that would occur at every checkpoint of the run.
 
-        Without this check, the preceding settings would be evaluated before the error is found.
+        Without this check, the preceding settings would be evaluated before the error was found.
         """
 
     @abc.abstractmethod

@@ -113,7 +113,7 @@ def _examples(data: TextToText, split: str, longest: int) -> list[TaskExamples]:
 
 
 def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
-    """Return the task with the examples that are to be answered; report those left out."""
+    """Return the task with only the examples to answer; report how many inputs are too long."""
     if asked.inputs_below is not None:
         total = len(task.examples)
         task = task.with_inputs_below(asked.inputs_below)

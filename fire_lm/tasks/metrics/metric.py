@@ -28,7 +28,7 @@ class Score:
     Attributes:
         value: The value, in percent for all metrics of this package.
         stderr: The standard error of the value; NaN if unknown.
-        low, high: The ends of a 95 % interval; NaN if unknown.
+        low, high: The bounds of a 95 % confidence interval; NaN if unknown.
         examples: The number of examples.
     """
 

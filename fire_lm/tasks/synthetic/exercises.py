@@ -1,4 +1,4 @@
-"""Numbered exercises: (seed, step, row) determine a training exercise, (seed, length, row) a test.
+"""Numbered exercises, determined by (seed, step, row) in training and (seed, length, row) in tests.
 
 A run therefore resumes exactly from its step number on any number of processes, and a test exercise
 does not depend on which other lengths are scored, or in which batches.
