@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from fire_lm.preflight.hlo import Run
 
-# An instruction belongs to the part whose pattern is the first to match JAX's name of the
+# An instruction belongs to the part whose pattern is the first to match JAX's name for the
 # instruction. An example of such a name is
 # jit(train_step)/transpose(jvp(Decoder))/layers/mlp_out/BTF,BTD->FD/dot_general.
 _PARTS = {
@@ -42,7 +42,7 @@ def by_part(runs: Iterable[Run]) -> Parts:
 
 
 def add(parts: Parts, name: str, source: str, cycles: float) -> None:
-    """Add `cycles` to the pass indicated by `source`, which is JAX's name of the instruction."""
+    """Add `cycles` to the pass indicated by `source`, which is JAX's name for the instruction."""
     forward, backward = parts.get(name, (0, 0))
     if "transpose(" in source:  # including instructions that the backward pass recomputes
         backward += cycles

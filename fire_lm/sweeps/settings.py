@@ -1,4 +1,4 @@
-"""The settings under which a run is evaluated: its own, and each --also."""
+"""The settings under which a run is evaluated: the plain setting, and one for each --also."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Setting(abc.ABC):
 
     @abc.abstractmethod
     def check_apart(self, other: Self) -> None:
-        """Raise UserError if rows of this setting could not be distinguished from another's."""
+        """Raise UserError if this setting's rows could be confused with those of `other`."""
 
 
 _Setting = TypeVar("_Setting", bound=Setting)
@@ -91,7 +91,7 @@ def resolved(
 def check_effects(
     make: Make[_Setting], arguments: argparse.Namespace, workdirs: Iterable[epath.Path]
 ) -> None:
-    """Raise UserError if an --also has no effect on any of the runs."""
+    """Raise UserError if an --also affects none of the runs."""
     if not arguments.also:
         return
     idle = [resolved(make, arguments, workdir)[1] for workdir in workdirs]

@@ -1,4 +1,4 @@
-"""The settings of `fire-lm evaluate` on downstream tasks, and the cells that they consist of.
+"""The settings of `fire-lm evaluate` for downstream tasks, and the cells of each evaluation.
 
 A cell is a task that a checkpoint answers at one input length.
 """
@@ -26,7 +26,7 @@ from fire_lm.runs.predictions import predictions_file, read_predictions
 from fire_lm.sweeps.settings import Setting
 from fire_lm.tasks.metrics import Score
 
-# The settings of `TextToText` that determine the examples and what the model reads of them.
+# The settings of `TextToText` that determine the examples and the model's inputs.
 _READING = (
     *("name", "target_length", "vocabulary", "data_dir", "truncation", "use_cached", "cache_dirs"),
 )
@@ -37,7 +37,7 @@ class TaskSetting(Setting):
     """A way of answering tasks with a run's checkpoints.
 
     Attributes:
-      lengths: The lengths of inputs that take precedence over those of the configuration, if any.
+      lengths: The input lengths that replace those of the configuration, if any.
     """
 
     lengths: tuple[int, ...] = ()
@@ -79,7 +79,7 @@ class TaskSetting(Setting):
         }
 
     def check(self, workdir: epath.Path) -> None:
-        """Refuse lengths that the model cannot read, and tasks that it cannot answer."""
+        """Report lengths that the model cannot read; raise UserError if it cannot answer at all."""
         try:
             refused = self.asked.refused(self.model)
         except UserError as error:
@@ -91,7 +91,7 @@ class TaskSetting(Setting):
             self.asked.check_task(task, self.model)
 
     def check_apart(self, other: Self) -> None:
-        """Refuse two different data sets whose rows would have the same name in the table."""
+        """Raise UserError if the two settings answer different examples under the same name."""
         ours, theirs = self.rows, other.rows
         place = ("vocabulary", "data_dir", "use_cached", "cache_dirs")
         named = [
@@ -126,7 +126,7 @@ def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
 
 
 def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
-    """Return the task with `count` of its examples, drawn with a fixed seed and kept in order.
+    """Return the task with `count` of its examples, drawn with a fixed seed, in their order.
 
     If `count` is None or at least the number of examples, all examples are kept.
     """
@@ -186,7 +186,7 @@ class Cell:
 
     @property
     def split(self) -> str:
-        """The name of the split, and how its examples are selected."""
+        """The name of the split, followed by the criteria that select its examples."""
         asked = self.setting.asked
         parts = [asked.split]
         if asked.inputs_below is not None:

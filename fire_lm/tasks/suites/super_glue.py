@@ -23,7 +23,7 @@ from fire_lm.tasks.suites.text_task import Official, TextTask, one_record
 
 FALSE_TRUE = ("False", "True")
 CB_LABELS = ("entailment", "contradiction", "neutral")
-# The answer for WSC's records whose pronoun does not refer to the given phrase; it names nobody.
+# The answer for WSC's records in which the pronoun does not refer to the given phrase.
 NOBODY = "nobody"
 
 _BREAK, _BOLD = re.compile("<br>"), re.compile("</?b>")

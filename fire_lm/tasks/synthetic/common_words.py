@@ -21,7 +21,7 @@ class CommonWords(Task):
 
     Attributes:
         common: The number of common words, which are to be found.
-        times, other_times: How often each common word and each uncommon word occurs.
+        times, other_times: The number of occurrences of each common word and of each uncommon word.
         letters: The number of letters in a word.
     """
 

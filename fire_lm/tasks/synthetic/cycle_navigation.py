@@ -18,7 +18,7 @@ class CycleNavigation(Task):
 
     Attributes:
         places: The number of positions on the circle.
-        variant: Which symbol represents which move; the variants do not differ in any other way.
+        variant: Which symbol represents which move; this is the only difference between variants.
     """
 
     places: int = 5

@@ -56,5 +56,5 @@ def fixed_samples(task: Task, length: int, seed: int, rows: Iterable[int]) -> li
 
 
 def exercise(task: Task, length: int, *seeds: int) -> Sample:
-    """Return the exercise that a length and the numbers of a seed determine."""
+    """Return the exercise that is determined by a length and the parts of a seed."""
     return task.sample(np.random.default_rng(seeds), length)
