@@ -53,7 +53,7 @@ class Stretch(NamedTuple):
 def read(folder: Path, kernel: str) -> list[Stretch]:
     """Read the only schedule of `kernel` in `folder`.
 
-    In the name of the schedule, the compiler may have added a number to the name of the kernel.
+    In the schedule's name, the compiler may have appended a number to the kernel's name.
 
     Raises:
       RunFailed: The compiler wrote no such schedule, or more than one.

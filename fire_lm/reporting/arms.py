@@ -11,8 +11,8 @@ from fire_lm.experiment import label_in, training_of, training_root, trains_on_a
 from fire_lm.results.folder import Setting
 from fire_lm.results.tables import ScoredModel, TaskScore
 
-# Settings, and configurables with only such settings, that do not affect results or only state a
-# location.
+# Settings that do not affect results or only state a location, and configurables that have only
+# such settings.
 _IDLE = (
     *("pretrain.seed", "pretrain.log_every", "finetune.seed", "finetune.log_every"),
     *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
@@ -102,7 +102,7 @@ def _what(setting: Setting) -> str:
 def scored_models(configs: dict[str, Config], rows: Sequence[TaskScore]) -> list[ScoredModel]:
     """Return the model of each run for each suite of text-to-text tasks in which it has scores.
 
-    Runs that differ only in the task of a suite on which they were finetuned have the same model. A
+    Runs that differ only in which task of the suite they were finetuned on have the same model. A
     finetuned run without scores is assigned to the suite "".
     """
     of_suite: dict[str, dict[str, Config]] = {}

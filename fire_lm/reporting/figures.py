@@ -53,8 +53,8 @@ class Panel:
     Attributes:
       title: The name of the text.
       lines: The losses, in nats per token or in bits per byte.
-      apart: The difference between the rows because of which losses are in bits per byte, or "" if
-        they are in nats per token.
+      apart: The difference between the rows that makes nats per token incomparable, so that losses
+        are in bits per byte; "" if they are in nats per token.
     """
 
     title: str

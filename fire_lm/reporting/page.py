@@ -68,7 +68,8 @@ class Picture:
     Attributes:
       name: The name of the picture's files, without a suffix.
       alt: A description of the picture for readers who cannot see it.
-      panels: The number of panels side by side; on a narrow screen, several panels scroll.
+      panels: The number of panels side by side; with several, the picture scrolls on a narrow
+        screen.
     """
 
     name: str

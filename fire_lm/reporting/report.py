@@ -41,8 +41,8 @@ class Beside:
       times: The times measured by `fire-lm bench model`, or None.
       times_are: A sentence that states which models the times belong to, or "" for the models of
         the report's runs.
-      other: The name of other results and these results, with which losses are compared; None
-        selects the paper.
+      other: The name and the results of the report with which losses are compared; None selects
+        the paper.
     """
 
     times: ModelTimes | None = None

@@ -176,7 +176,7 @@ def _chosen(rows: Sequence[TaskScore], ranking: Sequence[int]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Lines:
-    """A factory of the lines of a suite.
+    """A factory for the lines of a suite.
 
     Attributes:
       placed: The column of each row.
@@ -219,8 +219,8 @@ class _Lines:
     def _average(self, shown: Mapping[Column, Mapping[int, TaskScore]]) -> Mean | None:
         """Return the average over the columns, or None if one of them has no score.
 
-        Only if all columns have the same seeds does the average have a spread over seeds and a
-        standard error, which treats the data sets as independent.
+        The average has a spread over seeds and a standard error, which treats the data sets as
+        independent, only if all columns have the same seeds.
         """
         if not self.averaged or any(column not in shown for column in self.averaged):
             return None

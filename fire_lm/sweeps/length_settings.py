@@ -41,7 +41,7 @@ class LengthSetting(Setting):
         return f"{step}-{self.variant or 'plain'}-{digest}"
 
     def check(self, workdir: epath.Path) -> None:
-        """Raise UserError if the run was not trained on text or the settings or split are invalid.
+        """Raise UserError if the training data is not text or if a setting or the split is invalid.
 
         The split is checked only if this is quick.
         """

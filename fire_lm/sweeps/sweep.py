@@ -71,7 +71,7 @@ class LengthSweeps:
         return {row.step for row in read_own(workdir, encoding).losses}
 
     def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
-        """Write a figure and, if several runs are scored, their rows, and print a table."""
+        """Print a table, and write a figure and, if several runs are scored, their rows."""
         if jax.process_index() == 0:
             folder = place(top)
             table = write_tables(checkpoints, folder)

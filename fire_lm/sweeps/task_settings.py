@@ -79,7 +79,7 @@ class TaskSetting(Setting):
         }
 
     def check(self, workdir: epath.Path) -> None:
-        """Report lengths that the model cannot read; raise UserError if it cannot answer at all."""
+        """Report lengths that the model cannot read; raise UserError if it cannot answer a task."""
         try:
             refused = self.asked.refused(self.model)
         except UserError as error:
@@ -126,7 +126,7 @@ def selected(task: TaskExamples, asked: TextEvaluation) -> TaskExamples:
 
 
 def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
-    """Return the task with `count` of its examples, drawn with a fixed seed, in their order.
+    """Return the task with `count` examples, drawn with a fixed seed, in their original order.
 
     If `count` is None or at least the number of examples, all examples are kept.
     """

@@ -20,7 +20,7 @@ _ROUNDS = 4  # the number of questions about each topic
 
 
 def lines(rng: np.random.Generator, size: int, key: str) -> Row:
-    """Return a row with `size` named numbers, one per line; the question asks for one of them."""
+    """Return a row with `size` named lines, each with a number, and a question about one number."""
     numbers = rng.integers(1, LARGEST_VALUE + 1, size)
     pairs = rng.choice(len(ADJECTIVES) * len(NOUNS), size, replace=False)
     names = [f"{ADJECTIVES[pair // len(NOUNS)]}-{NOUNS[pair % len(NOUNS)]}" for pair in pairs]

@@ -1,4 +1,4 @@
-"""Bucket Sort (context-sensitive): sort a string over a small alphabet (2207.02098)."""
+"""Bucket Sort (context-sensitive): sort a string over a small alphabet (arXiv:2207.02098)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Common words extraction (RULER, 2404.06654): find the words that occur more often than others."""
+"""Common words extraction (RULER, arXiv:2404.06654): find the words that occur most often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute Sqrt (context-sensitive): find the integer part of a square root (2207.02098)."""
+"""Compute Sqrt (context-sensitive): find the integer part of a square root (arXiv:2207.02098)."""
 
 from __future__ import annotations
 

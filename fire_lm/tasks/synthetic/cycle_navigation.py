@@ -1,4 +1,4 @@
-"""Cycle Navigation (regular): find where a walk on a circle of five positions ends (2207.02098)."""
+"""Cycle Navigation (regular): find the end of a walk on a circle (arXiv:2207.02098)."""
 
 from __future__ import annotations
 

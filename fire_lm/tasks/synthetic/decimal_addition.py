@@ -1,4 +1,4 @@
-"""Decimal addition with reversed digits and index hints (Zhou et al. 2024, 2402.09371)."""
+"""Decimal addition with reversed digits and index hints (Zhou et al. 2024, arXiv:2402.09371)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frequent words extraction (RULER, 2404.06654): find the three most frequent words.
+"""Frequent words extraction (RULER, arXiv:2404.06654): find the three most frequent words.
 
 The frequencies follow Zipf's law.
 """

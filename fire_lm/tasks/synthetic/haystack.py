@@ -20,7 +20,7 @@ _FIRST = DIGITS + CAPITALS + LETTERS
 BYTES = _FIRST + bytes(byte for byte in range(256) if byte not in _FIRST)
 _SYMBOL = np.argsort(np.frombuffer(BYTES, np.uint8))
 
-# The filler of Mohtashami and Jaggi 2023 (2305.16300), which RULER also uses.
+# The filler of Mohtashami and Jaggi 2023 (arXiv:2305.16300), which RULER also uses.
 NOISE = (
     b"The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 )

@@ -1,6 +1,6 @@
 """Modular Arithmetic with brackets (deterministic context-free).
 
-An expression with brackets is evaluated modulo 5 (2207.02098).
+An expression with brackets is evaluated modulo 5 (arXiv:2207.02098).
 """
 
 from __future__ import annotations

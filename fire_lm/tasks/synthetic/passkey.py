@@ -1,4 +1,4 @@
-"""Passkey retrieval (Mohtashami and Jaggi 2023, 2305.16300): find a number hidden in noise."""
+"""Passkey retrieval (Mohtashami and Jaggi 2023, arXiv:2305.16300): find a number in noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multi-query associative recall (Arora et al. 2023, 2312.04927): recall the values of keys."""
+"""Multi-query associative recall (Arora et al. 2023, arXiv:2312.04927): recall values by key."""
 
 from __future__ import annotations
 
