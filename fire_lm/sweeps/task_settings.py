@@ -23,6 +23,7 @@ from fire_lm.models import Decoder
 from fire_lm.results import TaskScore, read_table
 from fire_lm.results.task_rows import FILE
 from fire_lm.runs.predictions import predictions_file, read_predictions
+from fire_lm.runs.saved import check_same_vocabulary
 from fire_lm.sweeps.settings import Setting
 from fire_lm.tasks.metrics import Score
 
@@ -79,7 +80,13 @@ class TaskSetting(Setting):
         }
 
     def check(self, workdir: epath.Path) -> None:
-        """Report lengths that the model cannot read; raise UserError if it cannot answer a task."""
+        """Check the vocabulary, the lengths and the tasks; report lengths that are skipped.
+
+        Raises:
+          UserError: The vocabulary is not the run's, or the model can read none of the lengths or
+            cannot answer a task.
+        """
+        check_same_vocabulary(self.asked.data.vocabulary, workdir, "omit --gin.VOCABULARY")
         try:
             refused = self.asked.refused(self.model)
         except UserError as error:

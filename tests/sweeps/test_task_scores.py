@@ -13,6 +13,7 @@ import pytest
 from etils import epath
 from sample_pairs import write_pairs
 from sample_run import command, quick_compiles, write_text
+from sample_vocabulary import MODEL
 
 from fire_lm.cli import main
 from fire_lm.data import TextToText, task_examples_of
@@ -370,33 +371,8 @@ def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
     for flags, words in (
         (["--sequences=3"], "--sequences is for synthetic tasks"),
         (["--gin.evaluate.split=test"], "has no split 'test'"),
+        ([f"--gin.VOCABULARY={MODEL}"], "was trained with the vocabulary bytes, not with"),
         (["--gin.evaluate.rank=True"], "does not say which answers it allows"),
     ):
         assert main([*moved, *flags]) == 2
         assert words in capsys.readouterr().err
-
-
-@pytest.mark.ci
-def test_a_suite_is_finetuned_on_and_evaluated(tmp_path, capsys):
-    """LongEval's lines, generated: the data set, the run, the answers, the rows."""
-    source, data, run = tmp_path / "source", tmp_path / "data", tmp_path / "run"
-    made = ["--suite=long_eval", "--tasks=lines", "--sizes=2", "--train_size=2"]
-    assert main(["corpus", "tasks", *made, f"--data_dir={data}"]) == 0
-    assert main(command(write_text(tmp_path / "text"), source, "--gin.TRAIN_STEPS=5")) == 0
-    bindings = [f"INIT_FROM={source}", f"DATA_DIR={data}", "TRAIN_STEPS=3", "BATCH_SIZE=4",
-                "TRAIN_LENGTH=512", "TextToText.shuffle_buffer=8"]  # fmt: skip
-    trained = ["finetune", "--gin_file=configs/finetune/long_eval_lines.gin", f"--workdir={run}"]
-    assert main([*trained, *(f"--gin.{binding}" for binding in bindings)]) == 0
-    asked = ["--gin.evaluate.split=size_2", "--gin.evaluate.examples=6", "--lengths=32"]
-    tasks = ["--gin_file=configs/tasks/long_eval_lines.gin", *asked]
-    assert main(["evaluate", str(run), *tasks]) == 0, capsys.readouterr().err
-    said = capsys.readouterr().out
-    assert "fire_lm:long_eval_lines at 32, 95 % intervals: accuracy 0.00 to" in said
-    (row,) = read_table(epath.Path(run) / "task_scores.csv", TaskScore)
-    assert (row.suite, row.task, row.split) == (
-        "long_eval", "fire_lm:long_eval_lines", "size_2, 6 drawn",
-    )  # fmt: skip
-    assert (row.metric, row.examples, row.step) == ("accuracy", 6, 3)
-    missing = ["--gin.TASK=fire_lm:long_eval_topics", *asked]
-    assert main(["evaluate", str(run), tasks[0], *missing]) == 2
-    assert "`fire-lm corpus tasks --suite=long_eval" in capsys.readouterr().err
