@@ -31,7 +31,7 @@ def curves(scores: SuiteScores) -> list[Picture]:
 def _against(
     scores: SuiteScores, what: str, label: str, value: Callable[[Column], int | None]
 ) -> list[Picture]:
-    """Draw a panel for each task with two or more values on the x axis; return [] for none."""
+    """Draw a panel for each task with two or more x values; return [] if there is no such task."""
     panels: dict[str, dict[str, dict[int, Mean]]] = {}
     metrics: dict[str, str] = {}
     for line in scores.lines:

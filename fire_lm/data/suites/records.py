@@ -139,7 +139,7 @@ def _is_member(path: str, name: str) -> bool:
 def _json_lines(
     name: str, opened: Callable[[], contextlib.AbstractContextManager[IO[bytes]]]
 ) -> Iterator[tuple[str, Record]]:
-    """Yield the place and the content of each record in a JSON lines file.
+    """Yield the place and the content of each record in a JSON Lines file.
 
     Raises:
         RunFailed: A line is not a JSON object, or the file is damaged; the message names the line.

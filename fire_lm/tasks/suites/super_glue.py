@@ -1,6 +1,6 @@
 """SuperGLUE (Wang et al. 2019) as text.
 
-Records have the fields of TFDS's builders. The official JSON lines, which nest MultiRC's answers
+Records have the fields of TFDS's builders. The official JSON Lines, which nest MultiRC's answers
 and ReCoRD's queries in their passages, are converted to that form.
 """
 

@@ -31,11 +31,11 @@ class Official:
     """A published data set, with the functions that turn its records into rows.
 
     Attributes:
-        folder: The folder with the data set's JSON lines; `folder`.zip has the same files.
+        folder: The folder with the data set's JSON Lines files; `folder`.zip has the same files.
         tfds_names: The TFDS builders that provide the data set, without versions.
         where: Instructions for obtaining the data set, for messages.
         rows: Yields the rows of a record; the second argument is whether they are for training.
-        flat: Converts a record of the JSON lines to records with the fields of TFDS.
+        flat: Converts a record of a JSON Lines file to records with the fields of TFDS.
     """
 
     folder: str
