@@ -135,7 +135,7 @@ def abstract_mesh(shape: MeshShape) -> AbstractMesh:
 
 
 def path_name(path: Any) -> str:
-    """Format a JAX key path like `layers/query/kernel`, regardless of the containers' types."""
+    """Return a JAX key path in the form `layers/query/kernel`, for containers of any type."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 

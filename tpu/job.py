@@ -133,7 +133,7 @@ class Backend(Protocol):
         """Print the output of a job on one host."""
 
     def stop(self, name: str) -> None:
-        """Make the job save and end, and keep its TPUs."""
+        """Make the job save its state and end, without deleting the requested resources."""
 
     def delete(self, name: str) -> str:
         """End the job and release its TPUs; return a description of the outcome."""

@@ -252,7 +252,7 @@ class QueuedResources:
         return ["gcloud", "compute", "tpus", "tpu-vm", verb, node, *self._where, *more]
 
     def _ssh(self, node: str, command: str, worker: str = "all") -> list[str]:
-        """Return a call that runs `command`, which must be quoted for the host's shell."""
+        """Return the gcloud arguments that run `command`, quoted for the host's shell, over SSH."""
         return self._vm("ssh", node, f"--worker={worker}", "--quiet", f"--command={command}")
 
     def _on_all(self, name: str, command: str) -> str:

@@ -59,12 +59,12 @@ def dense_attention(
     q_segment_BT: jax.Array | None = None,
     k_segment_BS: jax.Array | None = None,
 ) -> jax.Array:
-    """Compute causal attention, the softmax of `attention_logits` times v.
+    """Compute causal attention: v weighted by the softmax of `attention_logits`.
 
     The result is `[B, T, N, H]` in q's dtype. A query sees the keys whose positions are not after
-    its own and, where there are segments, which belong to the same segment. For a query that sees
-    no key, the output and all gradients are 0. Logits and softmax are float32. The bias is added
-    after the scaling and before the mask.
+    its own and, where there are segments, whose segment is also its own. For a query that sees no
+    key, the output is 0, and no gradient flows through it. Logits and softmax are computed in
+    float32. The bias is added after the scaling and before the mask is applied.
     """
     logits_BNTS = attention_logits(
         *(q_BTNH, k_BSNH),

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def check_verb(arguments: argparse.Namespace) -> None:
-    """Raise UserError if the gin files are for the other verb."""
+    """Raise UserError if `pretrain` is given gin files for `finetune`, or vice versa."""
     given = (arguments.gin_file, arguments.bindings, arguments.gin_search_paths)
     described = "finetune" if finetunes(*given) else "pretrain"
     if described == arguments.verb:

@@ -61,7 +61,7 @@ def end_of_document(data: Tokenized) -> int:
 
 
 def unknown(data: Tokenized, text: str) -> str:
-    """Return the first piece of `text` that the vocabulary cannot express, or "" if there is none.
+    """Return the first piece of `text` that the vocabulary cannot represent, or "" if none exists.
 
     Raises:
       UserError: See `encode`.

@@ -75,20 +75,21 @@ class LengthSweep:
       model: The model as it was trained, with any changes that apply only at evaluation.
       encoding: The name of the encoding in the table.
       data: The data on which the run was trained, with any changes that apply only at evaluation.
-      lengths: The lengths of a sequence in tokens. The same tokens are scored at every length. The
-        length of a row of text is a power of two; if an evaluation length does not divide it, the
-        last part of each row is shorter.
+      lengths: The sequence lengths to score, in tokens. The same tokens are scored at every length.
+        The length of a row of text is a power of two; if an evaluation length does not divide it,
+        the last part of each row is shorter.
       tokens: The number of tokens to score at each length. This budget alone determines the text,
-        which is read in 32 rows if rows are parts of a joined stream, and otherwise in 128 rows. No
-        evaluation length may exceed the length of a row.
+        which is read in at least 32 rows if rows are parts of a joined stream, and otherwise in at
+        least 128 rows, unless the text is too short. No evaluation length may exceed the length of
+        a row.
       tokens_per_batch: The maximum number of tokens in a forward pass, which limits its memory. A
         forward pass reads at least one sequence per device.
       split: The split of the data set.
       protocols: The protocols, each of which determines the tokens to score and their contexts:
         full, last256 or sliding (see protocols.py).
       stride: The number of tokens between the starts of the windows of `sliding`.
-      position_bins: The maximum number of equal parts into which the longest length is divided for
-        the losses by position of the protocol `full`; 0 disables these losses.
+      position_bins: The maximum number of equal bins of positions, up to the longest length, for
+        which the protocol `full` reports losses by position; 0 disables these losses.
       mesh: The device mesh to use; by default, all devices are used.
 
     Raises:

@@ -29,11 +29,11 @@ Arrays = dict[str, np.ndarray]
 
 
 class Stock(NamedTuple):
-    """A model in the form of a transformers class.
+    """A model as the configuration and weights of a built-in class of Hugging Face transformers.
 
     Attributes:
       config: The fields of `config.json`, including `architectures` and `model_type`.
-      arrays: The float32 state dict, without an output matrix that is tied to the embedding.
+      arrays: The float32 state dict; it omits the output matrix if this is tied to the embedding.
     """
 
     config: dict[str, Any]

@@ -1,10 +1,11 @@
 """The construction of `tokenizer.json` (Hugging Face tokenizers) from the vocabulary of a run.
 
 The tokenizer adds token 0, which begins a text, and otherwise encodes text as the run does. Text
-that spells a control piece, such as `</s>`, remains text. The library causes one difference: if a
-SentencePiece model normalises text (NFKC), tokenizers normalises sequences of six bytes or more
-character by character. It therefore does not compose decomposed Hangul or half-width kana with a
-sound mark, and it treats a space with a combining mark as one character.
+that spells a control piece, such as `</s>`, remains text. The library `tokenizers` causes one
+difference: where a SentencePiece model normalises text (NFKC), the library normalises each grapheme
+cluster of six bytes or more one character at a time. It therefore does not compose decomposed
+Hangul or half-width kana with a sound mark, and it treats a space with a combining mark as one
+character.
 """
 
 from __future__ import annotations

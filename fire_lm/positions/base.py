@@ -121,9 +121,9 @@ class PositionalEncoding:
         return {}
 
     def explain_nan(self, diagnostics: Mapping[str, float]) -> str | None:
-        """Explain why these `diagnostics` make the TPU kernel's output NaN, and name the remedy.
+        """Return the reason why the TPU kernel's output is NaN, and the remedy, as one message.
 
-        The result is None if the diagnostics do not have this effect.
+        The result is None if the `diagnostics` do not indicate that this encoding is the cause.
         """
         del diagnostics
         return None

@@ -292,7 +292,7 @@ def first_group(attributes: str, partitions: int) -> tuple[int, ...]:
 
 
 def _iota(text: str, size: int) -> np.ndarray:
-    """Return 0 .. size - 1, rearranged as a notation such as `[8,16]T(1,0)` specifies."""
+    """Return 0 .. size - 1, reshaped and transposed as `text` specifies, such as `[8,16]T(1,0)`."""
     found = re.search(r"\[([\d,]*)\](?:T\(([\d,]*)\))?", text)
     if not found:
         return np.arange(size)

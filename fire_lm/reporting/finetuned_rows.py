@@ -56,7 +56,7 @@ class FinetunedRow:
         return tuple((column.task, None) for column in suite.columns)
 
     def data_set(self, task: str) -> str:
-        """Return the stem of the file in configs/finetune/ that a task's score requires."""
+        """Return the stem of the configs/finetune/ file that finetunes a model for a task."""
         return self.suite if SUITES[self.suite].together else task
 
     @property

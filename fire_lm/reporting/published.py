@@ -28,8 +28,8 @@ class Published:
       model, encoding: The stem of the file in configs/paper/ ("" for none), and the ENCODING of
         that file.
       train_length: The pretraining length in tokens.
-      dataset, metric: A text and log_perplexity (nats per token) or perplexity, or a suite and a
-        task or SUITE_average.
+      dataset, metric: For a loss, the name of a text, and log_perplexity (nats per token) or
+        perplexity. For a score, the name of a suite, and the name of a task or SUITE_average.
       length: The length of the input in tokens; None for a curve, or for a mean over lengths.
       printed: The value as text, with the precision of the paper; "" for a curve.
     """

@@ -109,7 +109,8 @@ def loss_lines(results: Results) -> dict[Scored, list[Line]]:
     """Return, for each `Scored`, the lines of its arms and variants.
 
     The lines are sorted by their longest length, in descending order, and then by the loss at that
-    length. Each line belongs to one text, so seeds that scored different texts form separate lines.
+    length. Each line belongs to one text, so runs of an arm that were scored on different texts
+    form separate lines.
     """
     facts = {run.run: run for run in results.runs}
     groups: dict[Scored, dict[tuple[str, str, str], list[SweepRow]]] = {}

@@ -34,7 +34,7 @@ _seen: dict[str, tuple[bytes, float]] = {}
 
 
 class LeaseLost(RunFailed):
-    """The loss of a lease that another process has taken over or removed."""
+    """The error of a process whose lease has been removed or taken over by another process."""
 
 
 class Lease:

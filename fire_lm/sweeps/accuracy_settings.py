@@ -43,7 +43,7 @@ class AccuracySetting(Setting):
         return model.clone(resampling=at_test(model.resampling, self.positions))
 
     def lengths(self, workdir: epath.Path) -> tuple[int, ...]:
-        """Return the exercise lengths that the task supports and the model can read, in order."""
+        """Return the exercise lengths that the task supports and the model can read, ascending."""
         return lengths_taken(self.model, self.data, self._asked, str(workdir))
 
     @functools.cached_property

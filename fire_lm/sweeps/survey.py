@@ -1,4 +1,4 @@
-"""The checkpoints of ongoing training runs that a command with --follow still has to evaluate."""
+"""The checkpoints that a command with --follow still has to evaluate in ongoing training runs."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def split_text(stream: Any, rule: SplitOn) -> Iterator[bytes]:
 def _between_blank_lines(stream: Any) -> Iterator[bytes]:
     """Yield the documents between blank lines, without the blank lines.
 
-    If a document exceeds LONGEST_DOCUMENT, only slightly more than that many bytes are kept, which
-    suffices for the document to count as huge.
+    A document longer than LONGEST_DOCUMENT bytes is cut off after the read that exceeds the limit,
+    so at most 2 * LONGEST_DOCUMENT + 1 bytes are kept. The document therefore still counts as huge.
     """
     lines: list[bytes] = []
     held = 0

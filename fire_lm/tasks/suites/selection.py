@@ -92,10 +92,11 @@ class Selection:
                 question.add(row)
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """Yield each row with its key: all training rows, or one row per question in other splits.
+        """Yield pairs of key and row: all training rows, or one row per question in other splits.
 
-        The row of a question has all its answers. It is the row whose key comes first, regardless
-        of the order in which rows are read.
+        The yielded key is `row.key` for a training row and `row.id` in other splits. The row of a
+        question has all its answers. It is the row whose `key` comes first, regardless of the order
+        in which rows are read.
         """
         for row in self._fit({}):
             if self.name == "train":

@@ -22,7 +22,7 @@ def number(low_first: np.ndarray) -> int:
 
 
 def low_first(value: int) -> np.ndarray:
-    """Return the bits of a number, int [k], lowest first, without leading zeros; 0 has one bit."""
+    """Return a number's bits, int `[k]`, lowest first; the last bit is 1, but 0 gives [0]."""
     return np.array([int(digit) for digit in f"{value:b}"[::-1]], np.int64)
 
 
