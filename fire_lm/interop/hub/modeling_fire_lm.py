@@ -345,7 +345,7 @@ def real_tokens(attention_mask, past, length):
 
 
 def positions(position_ids, attention_mask, past, batch, length, device):
-    """Return `position_ids` or, if None, the positions counted from the first unpadded token."""
+    """Return `position_ids`, `[B, T]`, by default counted from the first unpadded token."""
     if position_ids is None and attention_mask is not None and attention_mask.dim() == 2:
         position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + length]
     if position_ids is None:
