@@ -70,7 +70,10 @@ def build_parser() -> argparse.ArgumentParser:
             "runs", metavar="RUN[@STEP]", nargs="+", help="names of runs, or gs:// paths"
         )
     sweep.add_argument(
-        "--output", metavar="GS", help="the folder for several runs (gs://BUCKET/sweeps/NAME)"
+        "--output",
+        metavar="GS",
+        help="folder for the combined table and figure (default for several runs: "
+        "gs://BUCKET/sweeps/NAME)",
     )
     grid = verbs.add_parser(
         "grid",

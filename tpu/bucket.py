@@ -34,8 +34,8 @@ def check(cluster: ConfigDict, calls: Calls) -> str:
     accounts = calls.ask(["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=json"])
     if not accounts and not calls.dry_run:
         raise UserError(
-            "gcloud has no active account\nrun `gcloud auth login`, and `gcloud auth "
-            "application-default login` to read files from this machine"
+            "gcloud has no active account\nrun `gcloud auth login`; for access to the bucket from "
+            "this machine, also run `gcloud auth application-default login`"
         )
     name = cluster.bucket.partition("/")[0]
     try:

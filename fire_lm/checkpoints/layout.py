@@ -96,11 +96,11 @@ def choose_step(workdir: str | epath.Path, step: int | None) -> int:
         problem = checkpoint_damage(workdir, candidate)
         if problem is None:
             return candidate
-        damaged = f"checkpoint {candidate} of {workdir} is damaged: {problem}"
+        damaged = f"checkpoint {candidate} of {workdir} is damaged"
         if step is not None:
             others = [other for other in steps if other != step]
-            raise RunFailed(f"{damaged}\nother checkpoints of the run: {others}")
-        print(f"{damaged}: skipped", file=sys.stderr)
+            raise RunFailed(f"{damaged}: {problem}\nother checkpoints of the run: {others}")
+        print(f"{damaged} and will be skipped: {problem}", file=sys.stderr)
     raise RunFailed(f"every checkpoint of {workdir} is damaged: {steps}")
 
 

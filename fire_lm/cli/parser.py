@@ -182,7 +182,8 @@ def add_schedule(verb: Parser) -> None:
         action="append",
         default=[],
         metavar="'FLAGS'",
-        help="--gin_file= and --gin. flags of another setting to score as well (repeatable)",
+        help="--gin_file= and --gin. flags of an additional setting under which to evaluate each "
+        "run (repeatable)",
     )
 
 
@@ -221,7 +222,11 @@ def add_report(report: Parser) -> None:
         metavar="paper|RUN",
         help="losses to compare with (default: %(default)s)",
     )
-    report.add_argument("--bench", metavar="FILE", help="times from `bench model --json=FILE`")
+    report.add_argument(
+        "--bench",
+        metavar="FILE",
+        help="file of times written by `fire-lm bench model --json=FILE`",
+    )
     report.add_argument(
         "--list",
         action="store_true",
@@ -281,7 +286,10 @@ def add_generate(generate: Parser) -> None:
     generate.add_argument("--temperature", type=float, help="divisor of the logits (default: 1)")
     generate.add_argument("--top_k", type=number, help="sample from the K likeliest tokens")
     generate.add_argument(
-        "--top_p", type=float, help="sample from the likeliest tokens of this total probability"
+        "--top_p",
+        type=float,
+        help="sample from the smallest set of likeliest tokens whose total probability reaches "
+        "this value",
     )
     generate.add_argument("--samples", type=number, help="samples for each prompt (default: 1)")
     generate.add_argument("--beams", type=number, help="number of hypotheses in beam search")

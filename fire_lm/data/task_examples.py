@@ -71,7 +71,7 @@ class TaskExamples:
         if not kept:
             shortest = min(example.input_length for example in self.examples)
             raise UserError(
-                f"no input of {self.name} has fewer than {tokens:,} tokens, the shortest has "
-                f"{shortest:,}: raise evaluate.inputs_below"
+                f"no input of {self.name} has fewer than {tokens:,} tokens (the shortest has "
+                f"{shortest:,}): raise evaluate.inputs_below"
             )
         return dataclasses.replace(self, examples=kept)

@@ -108,7 +108,9 @@ def gpt2_shape(config: dict[str, Any], folder: Path) -> tuple[ModelSize, int, in
     """Return the size, the vocabulary size and the number of positions of a GPT-2 configuration."""
     width, heads = (_whole(config, *named, folder) for named in (("n_embd", 768), ("n_head", 12)))
     if width % heads:
-        raise UserError(f"{folder / 'config.json'}: n_embd {width} is not divisible by n_head")
+        raise UserError(
+            f"{folder / 'config.json'}: n_embd = {width} is not divisible by n_head = {heads}"
+        )
     size = ModelSize(
         num_layers=_whole(config, "n_layer", 12, folder),
         hidden_size=width,

@@ -197,7 +197,9 @@ class FireLM(TemplateLM):  # type: ignore[misc]
         data = self._leader.engine.data
         known = [text for text in stop if text and not vocabulary.unknown(data, text)]
         if lacking := [text for text in stop if text and text not in known]:
-            print(f"the vocabulary cannot express the stop strings {lacking}: ignored", flush=True)
+            print(
+                f"the vocabulary cannot represent the stop strings {lacking}: ignored", flush=True
+            )
         return known
 
     def _say_cut(self, cut: int, total: int) -> None:
@@ -220,7 +222,7 @@ def _sampling(asked: dict[str, Any]) -> dict[str, Any]:
     settings = {name: asked.pop(name) for name in _SAMPLING if name in asked}
     if asked:
         raise UserError(
-            f"the generation setting {next(iter(asked))} is not supported: fire_lm takes until, "
-            "max_gen_toks, do_sample, temperature, top_k and top_p"
+            f"the generation setting '{next(iter(asked))}' is not supported: fire_lm supports "
+            "'until', 'max_gen_toks', 'do_sample', 'temperature', 'top_k' and 'top_p'"
         )
     return {"temperature": temperature, **settings} if sampled else {}

@@ -118,8 +118,8 @@ class RandomizedPositions(Drawn):
     def largest(self, length: int) -> int:
         if length > self.max_length:
             raise UserError(
-                f"RandomizedPositions.max_length is {self.max_length}: too few positions for "
-                f"{length} tokens, raise it to the longest evaluation length"
+                f"RandomizedPositions.max_length is {self.max_length}, which is too small for "
+                f"{length} tokens: raise it to at least the longest evaluation length"
             )
         return self.max_length
 

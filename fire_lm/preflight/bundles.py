@@ -60,7 +60,9 @@ def read(folder: Path, kernel: str) -> list[Stretch]:
     """
     found = read_all(folder, [kernel])
     if len(found) != 1:
-        raise RunFailed(f"the compiler wrote {len(found)} schedules of {kernel}, not one")
+        raise RunFailed(
+            f"expected exactly one schedule of {kernel}, but the compiler wrote {len(found)}"
+        )
     return found[0]
 
 

@@ -242,7 +242,10 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
             if opcode:
                 lines.append(Instruction(found.group(1), shape, opcode.group(1), rest))
     if not entry:
-        raise RunFailed("the compiled program has no entry computation: its text has changed form")
+        raise RunFailed(
+            "no entry computation was found in the compiled program: the format of its HLO text "
+            "may have changed"
+        )
     return computations, entry
 
 
@@ -260,7 +263,7 @@ def split_shape(text: str) -> tuple[str, str]:
         depth += (character == "(") - (character == ")")
         if depth == 0:
             return text[: place + 1], text[place + 2 :]
-    raise RunFailed(f"the compiled program has an unfinished line: {text[:60]}")
+    raise RunFailed(f"the compiled program has a line with an incomplete shape: {text[:60]}")
 
 
 def array_bytes(shape: str) -> list[int]:

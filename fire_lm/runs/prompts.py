@@ -54,7 +54,8 @@ def read_prompts(content: bytes, name: str) -> list[Prompt]:
             json.dumps(fields, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise UserError(
-                f"{name}, line {number}: a lone surrogate, which is not a character: remove it"
+                f"{name}, line {number} contains a lone surrogate, which is not a character: "
+                "remove it"
             ) from None
         except ValueError:
             fields = None

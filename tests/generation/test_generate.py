@@ -197,7 +197,7 @@ def test_prompts_that_cannot_be_read(lines, told):
 def test_prompts_that_are_not_unicode():
     with pytest.raises(UserError, match="f, line 2: not UTF-8 .* at byte 13"):
         read_prompts(b'{"prompt": "a"}\n{"prompt": "\xff"}', "f")
-    with pytest.raises(UserError, match="f, line 1: a lone surrogate"):
+    with pytest.raises(UserError, match="f, line 1 contains a lone surrogate"):
         read_prompts(b'{"prompt": "\\ud800"}', "f")
 
 

@@ -102,7 +102,7 @@ def test_generation_is_grouped_by_its_settings(harness, capsys):
     assert "1 of 4 requests are longer" in capsys.readouterr().out
     with pytest.raises(UserError, match="leaves no room for a prompt beside 10 new tokens"):
         harness.generate_until(requests(("a", {"until": [], "max_gen_toks": 10})))
-    with pytest.raises(UserError, match="the generation setting num_beams is not supported"):
+    with pytest.raises(UserError, match="the generation setting 'num_beams' is not supported"):
         harness.generate_until(requests(("a", {"until": [], "max_gen_toks": 1, "num_beams": 2})))
 
 

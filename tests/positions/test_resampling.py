@@ -266,7 +266,7 @@ def test_a_range_shorter_than_the_sequence_is_refused():
     for resampling in (RandomizedPositions(7), BetaPositions(8)):
         with pytest.raises(UserError, match=f"{type(resampling).__name__}.max_length is"):
             build_decoder(SIZE, FIRE, 32, 8, resampling=resampling)
-    with pytest.raises(UserError, match="too few positions for 12 tokens"):
+    with pytest.raises(UserError, match="too small for 12 tokens"):
         RandomizedPositions(8, "even").evaluation_positions(12)
 
 
@@ -297,5 +297,5 @@ def test_drawn_rows_of_five_spread_over_all_positions_whatever_their_width():
 
 def test_a_row_that_takes_all_positions_leaves_none_for_padding():
     RandomizedPositions(11).training_positions(jax.random.key(0), 2, 10, jnp.full((2, 1), 3))
-    with pytest.raises(UserError, match="too few positions"):
+    with pytest.raises(UserError, match="too small for 11 tokens"):
         RandomizedPositions(10).training_positions(jax.random.key(0), 2, 10, jnp.full((2, 1), 3))

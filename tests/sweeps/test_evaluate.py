@@ -117,7 +117,7 @@ def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
     assert cli.main([*asked, "--lengths=5,40", "--dry_run"]) == 0
     assert "is not measured at length 40" in capsys.readouterr().out
     assert cli.main([*asked, "--lengths=40"]) == 2
-    assert "too few positions for 80 tokens" in capsys.readouterr().err
+    assert "too small for 80 tokens" in capsys.readouterr().err
     report = runs.parent / "report"
     assert cli.main(["report", str(runs), f"--output={report}"]) == 0
     told = (report / "report.md").read_text()

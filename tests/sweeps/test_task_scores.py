@@ -209,7 +209,7 @@ def test_short_inputs_are_selected_before_others_are_drawn(capsys):
     assert len(some.task.examples) == 5 and max(e.input_length for e in some.task.examples) < 20
     assert selected(task, TextEvaluation(DATA, (8,))) is task
     with pytest.raises(
-        UserError, match="no input of t has fewer than 1 tokens, the shortest has 1"
+        UserError, match=r"no input of t has fewer than 1 tokens \(the shortest has 1\): raise"
     ):
         selected(task, dataclasses.replace(asked, inputs_below=1))
 
