@@ -53,15 +53,24 @@ def test_reads_the_schedule():
         (("sequences.below",), 2, [0, 2, 0, 2, 2, 0]),
         (("sequences.diagonal",), 1, [1, 0, 1, 0, 0, 1]),
         (("fetch.later_key",), 2, [0, 0, 2, 0, 2, 2]),
-        # Of live segments 0 to 4 on the diagonal and 2 to 2 below: two pairs, and none.
-        (("bias.diagonal", "bends.0"), 2, [2, 0, 2, 0, 0, 2]),
-        (("bias.below", "bends.0"), 1, [0] * 6),
+        (("first_sequence.below",), 1, [0, 1, 0, 1, 1, 0]),
+        (("later_sequences.below",), 2, [0, 1, 0, 1, 1, 0]),
+        (("bias", "strips.each"), 2, [2] * 6),
+        (("bias", "strips.each", "parts.each"), 3, [3, 4, 3, 4, 4, 3]),
+        # Of parts with 9, 0, 1 and 2 kinks on the diagonal, the second unseen, and 0 below.
+        (("parts.each", "kinks.none"), 3, [0, 4, 0, 4, 4, 0]),
+        (("parts.each", "kinks.some"), 3, [3, 0, 3, 0, 0, 3]),
+        (("parts.each", "kinks.some", "kinks.0"), 3, [0] * 6),
+        (("parts.each", "kinks.1"), 3, [2, 0, 2, 0, 0, 2]),
+        (("parts.each", "kinks.2"), 3, [1, 0, 1, 0, 0, 1]),
+        (("parts.each", "kinks.eight"), 4, [1, 0, 1, 0, 0, 1]),
     ],
 )
 def test_how_often_a_stretch_is_run(scopes, depth, often):
     """Three blocks, two sequences at a time; tiles (0, 0), (1, 0), (1, 1), (2, 0), ..."""
-    live = np.array([[0, 4], [2, 2], [0, 4], [2, 2], [2, 2], [0, 4]])
-    found = kernels.times(Stretch(scopes, depth, 9), Blocks(128, 2, 384), "by_query", live)
+    diagonal, below = [0, 9, 3, 3, 2, 3, 4, 6], [2, 2] * 4
+    live = np.array([diagonal, below, diagonal, below, below, diagonal])
+    found = kernels.times(Stretch(scopes, depth, 9), Blocks(256, 2, 768), "by_query", live)
     assert list(found) == often
 
 

@@ -8,7 +8,7 @@ other and computes, with p = 2^(s - log_sum) and the row sums D = sum o do,
 (Dao et al., 2022). The tiles run down the columns of keys, so that dk and dv stay on the chip. The
 dq of a block of queries lies in HBM: each column reads it, adds to it and writes it back, always in
 the same order. ds is summed over the sequences first, so that the tables' gradients are computed
-only once per tile (`bias_tile.add_gradient`). The derivative of 2^s has a factor ln 2, which is
+only once per tile (`bias_gradient.add_gradient`). The derivative of 2^s has a factor ln 2, which is
 applied after the kernel.
 
 Shapes: N heads, B batch, G groups of sequences, E examples whose positions differ (or 1), H head
@@ -29,7 +29,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from fire_lm.attention.tpu.bias_tile import BY_SEGMENT, BiasRefs, Sums, add_gradient, build
+from fire_lm.attention.common_bias import per_rate
+from fire_lm.attention.tpu.bias_gradient import IN_SCRATCH, Sums, add_gradient
+from fire_lm.attention.tpu.bias_tile import BiasRefs, build
 from fire_lm.attention.tpu.devices import Inputs
 from fire_lm.attention.tpu.forward import (
     KEYS_BY_QUERIES,
@@ -37,9 +39,10 @@ from fire_lm.attention.tpu.forward import (
     for_each_sequence,
     logits,
     product,
+    windows,
 )
 from fire_lm.attention.tpu.operands import Operands, Segments
-from fire_lm.attention.tpu.schedule import LANES, Blocks
+from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks
 from fire_lm.attention.tpu.tables import Tables
 
 Ref = Any
@@ -63,6 +66,7 @@ class Wanted:
     row: bool = False
     gain: bool = False
     slab: bool = False
+    rate: bool = False
 
     @classmethod
     def of(cls, tables: Any) -> Wanted:
@@ -74,6 +78,7 @@ class Wanted:
             row=tables.row_EP.perturbed,
             gain=tables.gain_EP.perturbed,
             slab=tables.slab_MP.perturbed,
+            rate=tables.rate is not None and tables.rate.perturbed,
         )
 
     @property
@@ -90,6 +95,7 @@ class Wanted:
             "row_EP": self.row,
             "gain_EP": self.gain,
             "slab_MP": self.slab,
+            "rate": self.rate,
         }
         absent: dict[str, Any] = {name: None for name in Tables._fields if not names.get(name)}
         return tables._replace(**absent)
@@ -117,7 +123,7 @@ class Ins(NamedTuple):
 
 
 class Outs(NamedTuple):
-    """The gradients of q, k and v, and the sums of `bias_tile.Sums`, `[G, N, X, 1, R]`."""
+    """The gradients of q, k and v, and the sums of `bias_gradient.Sums`, `[G, N, X, 1, R]`."""
 
     d_q: Any
     d_k: Any
@@ -142,7 +148,7 @@ class Scratch(NamedTuple):
     copied: Any
     tile: Any | None
     d_tile: Any | None
-    by_segment: Any | None
+    sums: Any | None
     skewed: Any | None
 
 
@@ -200,7 +206,7 @@ def _scratch(
 ) -> Scratch:
     block = pltpu.VMEM((blocks.batch, width, blocks.tokens), jnp.float32)
     tile = pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32)
-    by_segment = sum(size for name, size in sizes.items() if name in BY_SEGMENT)
+    rows = sum(size for name, size in sizes.items() if name in IN_SCRATCH)
     return Scratch(
         d_q=block,
         d_k=block,
@@ -208,7 +214,7 @@ def _scratch(
         copied=pltpu.SemaphoreType.DMA((2, blocks.batch)),
         tile=tile if biased else None,
         d_tile=tile if wanted.any else None,
-        by_segment=pltpu.VMEM((by_segment, 8, LANES), jnp.float32) if wanted.segment else None,
+        sums=pltpu.VMEM((rows, SUBLANES, LANES), jnp.float32) if rows else None,
         skewed=pltpu.VMEM((LANES, 2 * blocks.tokens), jnp.float32) if wanted.slab else None,
     )
 
@@ -217,11 +223,13 @@ def _sizes(bias: Tables | None, wanted: Wanted, length: int) -> dict[str, int]:
     """Return the number of rows of each sum that `wanted` needs, in the order of `Sums.starts`."""
     if bias is None:
         return {}
+    assert not (wanted.slab and bias.kink_K.size), "gradients to a slab with kinks go to its rate"
     kinks, chunks = bias.kink_K.size, length // LANES
     sizes: dict[str, int] = {}
     if wanted.segment:
         sizes |= {"offset": kinks + 1, "slope": kinks + 1}
-        sizes |= {"kink_offset": kinks, "kink_slope": kinks} if kinks else {}
+    if wanted.rate:
+        sizes |= {"rate": 1}
     return sizes | {name: chunks for name in ("row", "gain", "slab") if getattr(wanted, name)}
 
 
@@ -245,15 +253,11 @@ def _to_tables(tables: Tables, sums_GNXR: jax.Array, starts: dict[str, int]) -> 
             d_slab_NP = jnp.sum(d_slab_NP, axis=0, keepdims=True)
         found["slab_MP"] = d_slab_NP
     for name in ("offset", "slope"):
-        if name not in starts:
-            continue
-        d_NK = jnp.sum(sum_of(name, kinks + 1), axis=2)
-        if kinks:
-            beyond_NK = jnp.sum(sum_of(f"kink_{name}", kinks), axis=2)
-            # Values beyond kink k belong to segment k + 1, or to a later one, not to segment k.
-            d_NK = d_NK - jnp.pad(beyond_NK, ((0, 0), (0, 1)))
-            d_NK = d_NK + jnp.pad(beyond_NK, ((0, 0), (1, 0)))
-        found[f"{name}_KN"] = d_NK.T
+        if name in starts:
+            found[f"{name}_KN"] = jnp.sum(sum_of(name, kinks + 1), axis=2).T
+    if "rate" in starts:
+        assert tables.rate is not None
+        found["rate"] = per_rate(jnp.sum(sum_of("rate", 1)), tables.rate)
     return Tables(**found)
 
 
@@ -268,10 +272,10 @@ def _kernel(
     starts: dict[str, int],
 ) -> None:
     q, k, v, d_out, log_sum, mean, segments, bias = ins
-    d_q, d_k_sum, d_v_sum, copied, tile, d_tile, by_segment, skewed = scratch
+    d_q, d_k_sum, d_v_sum, copied, tile, d_tile, in_scratch, skewed = scratch
     sums = None
     if outs.sums is not None:
-        sums = Sums(outs.sums.at[0], starts, by_segment, skewed)
+        sums = Sums(outs.sums.at[0], starts, in_scratch, skewed)
     group, head, index = (pl.program_id(axis) for axis in range(3))
     query_block, key_block = query_X[index], key_X[index]
     diagonal = query_block == key_block
@@ -312,34 +316,35 @@ def _kernel(
         d_k_sum[...] = jnp.zeros_like(d_k_sum)
         d_v_sum[...] = jnp.zeros_like(d_v_sum)
 
-    if sums is not None and d_tile is not None:
-        with jax.named_scope("clear_tile"):
-            d_tile[...] = jnp.zeros_like(d_tile)
-
+    if sums is not None:
         pl.when(index == 0)(jax.named_scope("clear.first_tile")(sums.clear))
 
-    def attend(b: jax.Array, masked: bool) -> None:
+    def attend(b: Any, masked: bool, first: bool) -> None:
         # Wait here, before the computation, which the compiler schedules best as one piece. The
         # copy was started long before.
         pl.when(key_block > 0)(lambda: reading(b).wait())
-        s = logits(q.at[b, 0], k.at[b, 0], segments, b)
-        if tile is not None:
-            s = s + tile[...]
-        if masked:
-            s = causal(s)
-        p = jnp.exp2(s - log_sum[b, 0])
-        d_s = p * (product(v[b, 0], d_out[b, 0], KEYS_BY_QUERIES) - mean[b, 0])
-        d_s_rounded = d_s.astype(k.dtype)
-        d_v_sum[b] += product(d_out[b, 0], p.astype(k.dtype), OVER_QUERIES)
-        d_k_sum[b] += product(q[b, 0], d_s_rounded, OVER_QUERIES)
-        d_q[b] += product(k[b, 0], d_s_rounded)
-        if d_tile is not None:
-            d_tile[...] += d_s
+        for keys, queries in windows(block, masked):
+            s = logits(q, k, segments, b, keys, queries)
+            if tile is not None:
+                s = s + tile[keys, queries]
+            if masked:
+                s = causal(s)
+            p = jnp.exp2(s - log_sum[b, 0, :, queries])
+            d_p = product(v[b, 0, :, keys], d_out[b, 0, :, queries], KEYS_BY_QUERIES)
+            d_s = p * (d_p - mean[b, 0, :, queries])
+            d_s_rounded = d_s.astype(k.dtype)
+            d_v_sum[b, :, keys] += product(d_out[b, 0, :, queries], p.astype(k.dtype), OVER_QUERIES)
+            d_k_sum[b, :, keys] += product(q[b, 0, :, queries], d_s_rounded, OVER_QUERIES)
+            d_q[b, :, queries] += product(k[b, 0, :, keys], d_s_rounded)
+            if d_tile is not None and first:
+                d_tile[keys, queries] = d_s
+            elif d_tile is not None:
+                d_tile[keys, queries] += d_s
         writing(b).start()
 
     if bias is not None:
         build(bias, tile, diagonal)
-    for_each_sequence(batch, diagonal, attend)
+    for_each_sequence(batch, diagonal, attend, apart=d_tile is not None)
     if bias is not None and sums is not None:
         add_gradient(bias, sums, d_tile, query_block, key_block)
         pl.when(last)(jax.named_scope("finish.last_tile")(sums.finish))

@@ -87,7 +87,7 @@ class Operands:
         arrays = BiasRefs(
             scalars=jnp.transpose(scalars_4KN, (2, 0, 1)),
             slab=skewed_MRP,
-            rows=jnp.stack([tables.row_EP, tables.gain_EP], axis=1),
+            rows=jnp.stack([tables.row_EP, tables.gain_EP, 1 / tables.row_EP], axis=1),
             live=tables.live_segments(self.blocks, self.order) if kinks else None,
         )
         specs = BiasRefs(
@@ -105,7 +105,7 @@ class Operands:
                 ),
             ),
             rows=pl.BlockSpec(
-                (None, 2, tokens), lambda g, n, x, query, key: (0 if alike else g, 0, query[x])
+                (None, 3, tokens), lambda g, n, x, query, key: (0 if alike else g, 0, query[x])
             ),
             live=pl.BlockSpec(
                 (None, 1, 1, 2 * self.blocks.strips**2),

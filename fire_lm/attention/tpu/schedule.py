@@ -16,7 +16,7 @@ import numpy as np
 
 from fire_lm.errors import UserError
 
-LANES = 128
+LANES, SUBLANES = 128, 8  # of a register
 LARGEST_BLOCK = 512
 LARGEST_BATCH = 8
 HEAD_DIMS = (64, 128)
@@ -168,12 +168,10 @@ def live_segments(
 ) -> jax.Array:
     """Return the first and last segment that each 128 x 128 part of each tile can meet.
 
-    They are only bounds, computed from the extremes of the slab and of the rows. Their difference
-    is an even number, because the kernels take kinks in pairs.
+    They are only bounds, computed from the extremes of the slab and of the rows.
 
     Args:
-      slab_P, row_P, kink_K, slope_KN: The tables of `Tables`, for one example and one slab; K must
-        be even.
+      slab_P, row_P, kink_K, slope_KN: The tables of `Tables`, for one example and one slab.
       blocks, order: The blocks and the order of the tiles.
 
     Returns:
@@ -205,10 +203,6 @@ def live_segments(
     real_K = jax.lax.cummax(bends_K.astype(jnp.int32), reverse=True) > 0
     bounds_K = jnp.where(real_K, kink_K, jnp.inf).reshape((1,) * x_2XSS.ndim + (-1,))
     passed = jnp.sum((bounds_K < x_2XSS[..., None]).astype(jnp.int32), axis=-1)
-    # The kernels take kinks in pairs. Bounds may be wide, so an odd number of kinks gets one more.
-    odd = (passed[..., 1] - passed[..., 0]) % 2
-    low = jnp.where(passed[..., 1] == kink_K.size, passed[..., 0] - odd, passed[..., 0])
-    passed = jnp.stack([low, low + (passed[..., 1] - passed[..., 0] + odd)], axis=-1)
     return passed.reshape(passed.shape[0], 1, -1)
 
 
