@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fire_lm.attention.tpu.bias_tile import KINKS
 from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
 from fire_lm.attention.tpu.tables import Tables
 from fire_lm.models import Decoder
@@ -114,10 +115,10 @@ def _of_parts(
         return np.sum(seen_XC, axis=1)
     assert live is not None
     kinks_XC = live[:, 1::2] - live[:, ::2]
-    if condition == "eight":
-        return np.sum(seen_XC * (kinks_XC // 8), axis=1)
+    if condition == "more":
+        return np.sum(seen_XC * (kinks_XC // KINKS), axis=1)
     if condition == "some":
         return np.sum(seen_XC & (kinks_XC > 0), axis=1)
     if condition == "none":
         return np.sum(seen_XC & (kinks_XC == 0), axis=1)
-    return np.sum(seen_XC & (kinks_XC > 0) & (kinks_XC % 8 == int(condition)), axis=1)
+    return np.sum(seen_XC & (kinks_XC > 0) & (kinks_XC % KINKS == int(condition)), axis=1)

@@ -268,6 +268,7 @@ def _kernel(
     outs: Outs,
     scratch: Scratch,
     *,
+    unroll: bool,
     blocks_of_queries: int,
     starts: dict[str, int],
 ) -> None:
@@ -343,10 +344,10 @@ def _kernel(
         writing(b).start()
 
     if bias is not None:
-        build(bias, tile, diagonal)
+        build(bias, tile, diagonal, unroll)
     for_each_sequence(batch, diagonal, attend, apart=d_tile is not None)
     if bias is not None and sums is not None:
-        add_gradient(bias, sums, d_tile, query_block, key_block)
+        add_gradient(bias, sums, d_tile, query_block, key_block, unroll)
         pl.when(last)(jax.named_scope("finish.last_tile")(sums.finish))
 
     @pl.when(query_block == blocks_of_queries - 1)

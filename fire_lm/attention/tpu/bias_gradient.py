@@ -28,7 +28,6 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.tpu.bias_tile import (
-    GROUPS,
     BiasRefs,
     Part,
     Ref,
@@ -87,7 +86,12 @@ class Sums:
 
 
 def add_gradient(
-    refs: BiasRefs, sums: Sums, d_tile: Ref, query_block: jax.Array, key_block: jax.Array
+    refs: BiasRefs,
+    sums: Sums,
+    d_tile: Ref,
+    query_block: jax.Array,
+    key_block: jax.Array,
+    unroll: bool,
 ) -> None:
     """Add the contribution of `d_tile`, the gradient of the tile's bias, to each table's sums."""
     strips = d_tile.shape[0] // LANES
@@ -107,7 +111,7 @@ def add_gradient(
             )
 
     with jax.named_scope("bias_gradient"):
-        for_parts(refs, query_block == key_block, of_part)
+        for_parts(refs, query_block == key_block, unroll, of_part)
     if sums.skewed is not None:
         with jax.named_scope("slab_gradient"):
             _add_skewed(sums, sums.skewed, (query_block - key_block) * strips)
@@ -157,22 +161,25 @@ def _sum_over_keys(
 ) -> tuple[Moments, list[Moments]]:
     """Return the moments of all values and of those beyond each kink, given z / r as `[8, R]`."""
     zero = jnp.zeros((SUBLANES, LANES), jnp.float32)
-    run: Moments = (zero,) * (3 if rate else 2)
-    captured = [run] * len(kinks)
+    nothing: Moments = (zero,) * (3 if rate else 2)
     d_bias, slab = part.of_tile(d_tile), refs.slab_of(part)
-    for keys in GROUPS:
+
+    def add(keys: Any, sums: tuple[Moments, list[Moments]]) -> tuple[Moments, list[Moments]]:
+        total, beyond = sums
         d = d_bias[keys]
         terms = [d, d * slab[keys]]
         if rate:
             terms.append(d * jnp.exp(-slab[keys]))
-        run = tuple(sum_ + term for sum_, term in zip(run, terms, strict=True))
-        for index, kink in enumerate(kinks):
+        total = tuple(sum_ + term for sum_, term in zip(total, terms, strict=True))
+
+        def capture(kink: jax.Array, before: Moments) -> Moments:
             is_beyond = slab[keys] > kink
-            captured[index] = tuple(
-                jnp.where(is_beyond, now, before)
-                for now, before in zip(run, captured[index], strict=True)
-            )
-    return run, captured
+            pairs = zip(total, before, strict=True)
+            return tuple(jnp.where(is_beyond, now, then) for now, then in pairs)
+
+        return total, [capture(*pair) for pair in zip(kinks, beyond, strict=True)]
+
+    return part.over_keys(add, (nothing, [nothing] * len(kinks)))
 
 
 def _add_segment(
@@ -198,8 +205,11 @@ def _add_to_skewed(refs: BiasRefs, skewed: Ref, d_tile: Ref, part: Part) -> None
     row, gain, _ = part.rows
     scale = row * gain * refs.slope(jnp.int32(0))
     d_bias, d_slab = part.of_tile(d_tile), skewed.at[:, part.distances]
-    for keys in GROUPS:
+
+    def add(keys: Any, _: None) -> None:
         d_slab[keys] += d_bias[keys] * scale
+
+    part.over_keys(add, None)
 
 
 def _add_skewed(sums: Sums, skewed: Ref, first_chunk: jax.Array) -> None:

@@ -102,7 +102,9 @@ def forward(inputs: Inputs, blocks: Blocks) -> Outs:
     )
 
 
-def _kernel(query_X: Ref, key_X: Ref, ins: Ins, outs: Outs, scratch: Scratch) -> None:
+def _kernel(
+    query_X: Ref, key_X: Ref, ins: Ins, outs: Outs, scratch: Scratch, *, unroll: bool
+) -> None:
     largest, total, mean, tile = scratch
     index = pl.program_id(2)
     query_block, key_block = query_X[index], key_X[index]
@@ -137,7 +139,7 @@ def _kernel(query_X: Ref, key_X: Ref, ins: Ins, outs: Outs, scratch: Scratch) ->
         largest[b], total[b], mean[b] = m, sums, values
 
     if ins.bias is not None:
-        build(ins.bias, tile, diagonal)
+        build(ins.bias, tile, diagonal, unroll)
     for_each_sequence(batch, diagonal, attend)
 
     @pl.when(diagonal)

@@ -128,11 +128,12 @@ class Operands:
         scratch: Any,
         name: str,
     ) -> Any:
-        """Run `kernel(query_X, key_X, ins, outs, scratch)`; on a CPU, interpret it, for tests.
+        """Run `kernel(query_X, key_X, ins, outs, scratch, unroll=...)`, or on a CPU interpret it.
 
         The kernel receives `ins`, `outs` and `scratch` as named tuples of references. The arguments
         of this method are named tuples of the same classes, with arrays, shapes or block specs as
-        fields. A field that is None does not exist in the kernel either.
+        fields. A field that is None does not exist in the kernel either. `unroll` states whether to
+        unroll loops over registers: a TPU needs it, and the interpreter only compiles longer.
 
         Args:
           kernel: The kernel.
@@ -151,7 +152,7 @@ class Operands:
 
         def run(*arrays: Any, interpret: bool) -> Any:
             (outs,) = pl.pallas_call(
-                kernel,
+                functools.partial(kernel, unroll=not interpret),
                 grid_spec=pltpu.PrefetchScalarGridSpec(
                     num_scalar_prefetch=2,
                     grid=grid,
