@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fire_lm.attention.tpu.bias_tile import KINKS
+from fire_lm.attention.tpu.near_tables import NearTables
+from fire_lm.attention.tpu.parts import KINKS, near_mark
 from fire_lm.attention.tpu.schedule import Blocks, Order, choose_blocks, tiles
 from fire_lm.attention.tpu.tables import Tables
 from fire_lm.models import Decoder
@@ -53,7 +54,9 @@ def live_segments(
     bias = encoding.common_bias(params, length, length)
     assert bias is not None and bool(bias.exact)
     tables = Tables.of(bias, None, None, blocks, length)
-    return np.asarray(tables.live_segments(blocks, order))[0, :, 0]
+    live = tables.live_segments(blocks, order)
+    near = NearTables.of(tables)
+    return np.asarray(live if near is None else near.mark(live, blocks, order))[0, :, 0]
 
 
 def cycles(
@@ -116,9 +119,14 @@ def _of_parts(
     assert live is not None
     kinks_XC = live[:, 1::2] - live[:, ::2]
     if condition == "more":
-        return np.sum(seen_XC * (kinks_XC // KINKS), axis=1)
+        return np.sum(seen_XC * (np.maximum(kinks_XC - 1, 0) // KINKS), axis=1)
     if condition == "some":
         return np.sum(seen_XC & (kinks_XC > 0), axis=1)
     if condition == "none":
         return np.sum(seen_XC & (kinks_XC == 0), axis=1)
-    return np.sum(seen_XC & (kinks_XC > 0) & (kinks_XC % KINKS == int(condition)), axis=1)
+    if condition == "near":
+        return np.sum(seen_XC & (kinks_XC < 0), axis=1)
+    if condition.startswith("near_"):
+        return np.sum(seen_XC & (kinks_XC == near_mark(int(condition[-1]))), axis=1)
+    few_XC = np.where(kinks_XC > 0, (kinks_XC - 1) % KINKS + 1, 0)
+    return np.sum(seen_XC & (few_XC == int(condition)), axis=1)

@@ -30,8 +30,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from fire_lm.attention.common_bias import per_rate
-from fire_lm.attention.tpu.bias_gradient import IN_SCRATCH, Sums, add_gradient
-from fire_lm.attention.tpu.bias_tile import BiasRefs, build
+from fire_lm.attention.tpu.bias_gradient import add_gradient
+from fire_lm.attention.tpu.bias_tile import build
 from fire_lm.attention.tpu.devices import Inputs
 from fire_lm.attention.tpu.forward import (
     KEYS_BY_QUERIES,
@@ -41,8 +41,11 @@ from fire_lm.attention.tpu.forward import (
     product,
     windows,
 )
-from fire_lm.attention.tpu.operands import Operands, Segments
+from fire_lm.attention.tpu.near_tables import ROUNDS, NearTables
+from fire_lm.attention.tpu.operands import SELDOM, Operands, Segments
+from fire_lm.attention.tpu.parts import BiasRefs
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks
+from fire_lm.attention.tpu.sums import IN_SCRATCH, Sums
 from fire_lm.attention.tpu.tables import Tables
 
 Ref = Any
@@ -123,12 +126,19 @@ class Ins(NamedTuple):
 
 
 class Outs(NamedTuple):
-    """The gradients of q, k and v, and the sums of `bias_gradient.Sums`, `[G, N, X, 1, R]`."""
+    """The gradients of q, k and v, and the outputs of `sums.Sums`.
+
+    Attributes:
+      d_q, d_k, d_v: The gradients, `[B, N, H, P]`.
+      sums: All sums but those near the diagonal, `[G, N, X, 1, R]`, or None.
+      near: The sums near the diagonal, `[G, N, C, U, S, W]` (see `near_tables`), or None.
+    """
 
     d_q: Any
     d_k: Any
     d_v: Any
     sums: Any | None
+    near: Any | None
 
 
 class Scratch(NamedTuple):
@@ -139,7 +149,7 @@ class Scratch(NamedTuple):
       copied: The semaphores of the copies of dq: from HBM (0) and to HBM (1), by sequence.
       tile: The tile of the bias.
       d_tile: The gradient of that tile, summed over the sequences.
-      by_segment, skewed: The scratch memory of `bias_tile.Sums`.
+      by_segment, skewed: The scratch memory of `sums.Sums`.
     """
 
     d_q: Any
@@ -167,27 +177,37 @@ def backward(
     by_query, by_key, row = operands.by_query(width), operands.by_key(width), operands.by_query(1)
     products_BNHP = out_BNHP.astype(jnp.float32) * d_out_BNHP.astype(jnp.float32)
     means_BN1P = jnp.sum(products_BNHP, axis=2, keepdims=True)
-    bias, of_bias = operands.bias(tables)
+    near = None if tables is None else NearTables.of(tables)
+    bias, of_bias = operands.bias(tables, near)
+    # The tables near the diagonal take the VMEM of the second buffer of k.
+    of_k = by_key if near is None else operands.by_key(width, SELDOM)
     segments, of_segments = operands.segments(segments_B1P)
     sizes = _sizes(tables, wanted, length)
     *ends, rows = itertools.accumulate(sizes.values(), initial=0)
     starts = dict(zip(sizes, ends, strict=True))
-    sums_shape = (batch // blocks.batch, heads, rows, 1, LANES)
+    groups = batch // blocks.batch
+    sums_shape = (groups, heads, rows, 1, LANES)
+    near_shape = None
+    if near is not None and (wanted.segment or wanted.rate):
+        _, strips, _, *register = near.by_distance_NCTSW.shape
+        near_shape = (groups, heads, strips, 2 * (1 + ROUNDS), *register)
     outs = operands.call(
         functools.partial(_kernel, blocks_of_queries=length // blocks.tokens, starts=starts),
         Ins(*(q_BNHP, k_BNHP, v_BNHP, d_out_BNHP, log_sum_BN1P, means_BN1P), segments, bias),
-        Ins(*(by_query, by_key, by_key, by_query, row, row), of_segments, of_bias),
+        Ins(*(by_query, of_k, by_key, by_query, row, row), of_segments, of_bias),
         out_shape=Outs(
             jax.ShapeDtypeStruct(q_BNHP.shape, jnp.float32),
             jax.ShapeDtypeStruct(k_BNHP.shape, k_BNHP.dtype),
             jax.ShapeDtypeStruct(v_BNHP.shape, v_BNHP.dtype),
             jax.ShapeDtypeStruct(sums_shape, jnp.float32) if starts else None,
+            jax.ShapeDtypeStruct(near_shape, jnp.float32) if near_shape else None,
         ),
         out_specs=Outs(
             pl.BlockSpec(memory_space=pl.ANY),
             by_key,
             by_key,
             operands.of_head(sums_shape) if starts else None,
+            operands.near_sums(near_shape) if near_shape else None,
         ),
         scratch=_scratch(blocks, width, bias is not None, wanted, sizes),
         name="fire_lm_attention_backward",
@@ -196,7 +216,10 @@ def backward(
     d_tables = None
     if tables is not None:
         sums_GNXR = outs.sums[:, :, :, 0] if starts else jnp.zeros((1, heads, 0, LANES))
-        d_tables = jax.tree.map(lambda x: ln_2 * x, _to_tables(tables, sums_GNXR, starts))
+        found = _to_tables(tables, sums_GNXR, starts)
+        if near is not None and near_shape:
+            found = _with_near(found, near, jnp.sum(outs.near, axis=0), tables)
+        d_tables = jax.tree.map(lambda x: ln_2 * x, found)
     d_k = (outs.d_k.astype(jnp.float32) * ln_2).astype(k_BNHP.dtype)
     return Inputs((outs.d_q * ln_2).astype(q_BNHP.dtype), d_k, outs.d_v, d_tables, None)
 
@@ -261,6 +284,19 @@ def _to_tables(tables: Tables, sums_GNXR: jax.Array, starts: dict[str, int]) -> 
     return Tables(**found)
 
 
+def _with_near(found: Tables, near: NearTables, sums_NCUSW: jax.Array, tables: Tables) -> Tables:
+    """Add the contributions of the parts near the diagonal to the gradients in `found`."""
+    d_slope_NK, d_offset_NK, d_rate = near.gradients(sums_NCUSW, tables.kink_K.size + 1)
+    if found.slope_KN is not None:
+        found = found._replace(
+            slope_KN=found.slope_KN + d_slope_NK.T, offset_KN=found.offset_KN + d_offset_NK.T
+        )
+    if found.rate is not None:
+        assert tables.rate is not None
+        found = found._replace(rate=found.rate + per_rate(d_rate, tables.rate))
+    return found
+
+
 def _kernel(
     query_X: Ref,
     key_X: Ref,
@@ -276,7 +312,8 @@ def _kernel(
     d_q, d_k_sum, d_v_sum, copied, tile, d_tile, in_scratch, skewed = scratch
     sums = None
     if outs.sums is not None:
-        sums = Sums(outs.sums.at[0], starts, in_scratch, skewed)
+        near = None if outs.near is None else outs.near.at[0, 0]
+        sums = Sums(outs.sums.at[0], starts, in_scratch, near, skewed)
     group, head, index = (pl.program_id(axis) for axis in range(3))
     query_block, key_block = query_X[index], key_X[index]
     diagonal = query_block == key_block
@@ -316,6 +353,8 @@ def _kernel(
     def _() -> None:
         d_k_sum[...] = jnp.zeros_like(d_k_sum)
         d_v_sum[...] = jnp.zeros_like(d_v_sum)
+        if outs.near is not None:
+            outs.near[...] = jnp.zeros_like(outs.near)
 
     if sums is not None:
         pl.when(index == 0)(jax.named_scope("clear.first_tile")(sums.clear))

@@ -19,7 +19,6 @@ Shapes: S strips of 128 in a block, Q chunks of R = 128 positions or distances.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,62 +26,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from fire_lm.attention.tpu.bias_tile import (
-    BiasRefs,
-    Part,
-    Ref,
-    Rows,
-    for_kinks,
-    for_parts,
-)
+from fire_lm.attention.tpu.near_tile import add_near
+from fire_lm.attention.tpu.parts import BiasRefs, Part, Ref, Rows, for_kinks, for_parts
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES
-
-# The sums whose row only the running kernel knows: they stay in scratch memory as whole registers.
-IN_SCRATCH = ("offset", "slope", "rate")
+from fire_lm.attention.tpu.sums import Sums
 
 Moments = tuple[jax.Array, ...]  # v, u and, with a rate, w; [8, R] each
-
-
-@dataclasses.dataclass(frozen=True)
-class Sums:
-    """The float32 sums over a head's tiles from which the gradients of the tables are computed.
-
-    A row has R = 128 lanes. In the rows of "row", "gain" and "slab", each lane is a query or a
-    distance. The lanes of the rows `IN_SCRATCH` are partial sums, which XLA adds after the kernel.
-
-    Attributes:
-      ref: The output of the kernel, `[1, rows, 1, R]`.
-      starts: The first row of each sum; sums that are not needed are absent. The sums `IN_SCRATCH`
-        come first: "offset" and "slope" have a row for each segment, and "rate" has one row. Then
-        come "row" and "gain", with a row for each chunk of queries, and "slab", with a row for each
-        chunk of distances.
-      scratch: Scratch memory `[rows, 8, R]` that holds the rows `IN_SCRATCH` until `finish` writes
-        them to `ref` after the head's last tile.
-      skewed: Scratch memory `[R, 2 block]` for the gradient of one tile's window of the slab.
-    """
-
-    ref: Ref
-    starts: dict[str, int]
-    scratch: Ref | None
-    skewed: Ref | None
-
-    def add(self, name: str, index: Any, value: jax.Array) -> None:
-        """Add the sum of `value` `[8, R]` over its 8 sublanes to a row of the sum `name`."""
-        if name in IN_SCRATCH:
-            assert self.scratch is not None
-            self.scratch[self.starts[name] + index] += value
-        else:
-            self.ref[0, self.starts[name] + index] += jnp.sum(value, axis=0, keepdims=True)
-
-    def clear(self) -> None:
-        self.ref[...] = jnp.zeros_like(self.ref)
-        if self.scratch is not None:
-            self.scratch[...] = jnp.zeros_like(self.scratch)
-
-    def finish(self) -> None:
-        if self.scratch is not None:
-            rows = self.scratch.shape[0]
-            self.ref[0, :rows] = jnp.sum(self.scratch[...], axis=1, keepdims=True)
 
 
 def add_gradient(
@@ -108,6 +57,7 @@ def add_gradient(
                 part,
                 lambda kinks: _add_part(refs, sums, d_tile, part, chunk, kinks, whole=True),
                 lambda kinks: _add_part(refs, sums, d_tile, part, chunk, kinks, whole=False),
+                lambda block: add_near(refs, sums, d_tile, part, chunk, block),
             )
 
     with jax.named_scope("bias_gradient"):
@@ -164,8 +114,9 @@ def _sum_over_keys(
     nothing: Moments = (zero,) * (3 if rate else 2)
     d_bias, slab = part.of_tile(d_tile), refs.slab_of(part)
 
-    def add(keys: Any, sums: tuple[Moments, list[Moments]]) -> tuple[Moments, list[Moments]]:
+    def add(group: Any, sums: tuple[Moments, list[Moments]]) -> tuple[Moments, list[Moments]]:
         total, beyond = sums
+        keys = part.keys(group)
         d = d_bias[keys]
         terms = [d, d * slab[keys]]
         if rate:
@@ -179,7 +130,7 @@ def _sum_over_keys(
 
         return total, [capture(*pair) for pair in zip(kinks, beyond, strict=True)]
 
-    return part.over_keys(add, (nothing, [nothing] * len(kinks)))
+    return part.over_groups(add, (nothing, [nothing] * len(kinks)))
 
 
 def _add_segment(
@@ -206,10 +157,11 @@ def _add_to_skewed(refs: BiasRefs, skewed: Ref, d_tile: Ref, part: Part) -> None
     scale = row * gain * refs.slope(jnp.int32(0))
     d_bias, d_slab = part.of_tile(d_tile), skewed.at[:, part.distances]
 
-    def add(keys: Any, _: None) -> None:
+    def add(group: Any, _: None) -> None:
+        keys = part.keys(group)
         d_slab[keys] += d_bias[keys] * scale
 
-    part.over_keys(add, None)
+    part.over_groups(add, None)
 
 
 def _add_skewed(sums: Sums, skewed: Ref, first_chunk: jax.Array) -> None:

@@ -23,12 +23,16 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from fire_lm.attention.tpu.bias_tile import MASKED, BiasRefs, build
+from fire_lm.attention.tpu.bias_tile import build
 from fire_lm.attention.tpu.devices import Inputs
+from fire_lm.attention.tpu.near_tables import NearTables
 from fire_lm.attention.tpu.operands import Operands, Segments
+from fire_lm.attention.tpu.parts import BiasRefs, Ref
 from fire_lm.attention.tpu.schedule import LANES, Blocks
 
-Ref = Any
+# The base-2 logit of a masked key: its softmax weight is 0, and the sum of two does not overflow.
+MASKED = -1e30
+
 KEYS_BY_QUERIES = (((0,), (0,)), ((), ()))  # [H, keys] and [H, queries]: contracts H
 
 
@@ -79,7 +83,8 @@ def forward(inputs: Inputs, blocks: Blocks) -> Outs:
     batch, heads, width, length = inputs.q_BNHP.shape
     operands = Operands(blocks, "by_query")
     by_query, by_key = operands.by_query(width), operands.by_key(width)
-    bias, of_bias = operands.bias(inputs.tables)
+    tables = inputs.tables
+    bias, of_bias = operands.bias(tables, None if tables is None else NearTables.of(tables))
     segments, of_segments = operands.segments(inputs.segments_B1P)
     rows = pltpu.VMEM((blocks.batch, 1, blocks.tokens), jnp.float32)
     tile = pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32)

@@ -196,14 +196,20 @@ def live_segments(
     slab_2XSS = jnp.stack([low_Q, high_Q])[:, distance_XSS]
     x_22XSS = slab_2XSS[:, None] * row_2XS[None, :, :, :, None]
     x_2XSS = jnp.stack([jnp.min(x_22XSS, axis=(0, 1)), jnp.max(x_22XSS, axis=(0, 1))], axis=-1)
-    # After the last real kink come only the unused entries of the table. They must not count: the
-    # bounds of the parts with the first keys include distances to keys before the first token,
-    # whose x would exceed them.
-    bends_K = jnp.any(jnp.diff(slope_KN, axis=0) != 0, axis=1)
-    real_K = jax.lax.cummax(bends_K.astype(jnp.int32), reverse=True) > 0
-    bounds_K = jnp.where(real_K, kink_K, jnp.inf).reshape((1,) * x_2XSS.ndim + (-1,))
+    bounds_K = real_bounds(kink_K, slope_KN).reshape((1,) * x_2XSS.ndim + (-1,))
     passed = jnp.sum((bounds_K < x_2XSS[..., None]).astype(jnp.int32), axis=-1)
     return passed.reshape(passed.shape[0], 1, -1)
+
+
+def real_bounds(kink_K: jax.Array, slope_KN: jax.Array) -> jax.Array:
+    """Return the kinks, with infinity in place of the unused entries after the last real kink.
+
+    Those must not count as passed: bounds of a part may include distances to keys before the first
+    token, whose x would exceed them.
+    """
+    bends_K = jnp.any(jnp.diff(slope_KN, axis=0) != 0, axis=1)
+    real_K = jax.lax.cummax(bends_K.astype(jnp.int32), reverse=True) > 0
+    return jnp.where(real_K, kink_K, jnp.inf)
 
 
 def log2_scale(head_dim: int) -> float:
