@@ -100,7 +100,7 @@ def times(stretch: Stretch, blocks: Blocks, order: Order, live: np.ndarray | Non
             each_X = _of_parts(name, condition, blocks, query_X == key_X, live)
         else:
             run_X = run_X * when[condition]
-        if name == "later_sequences":
+        if name == "later_sequences" and stretch.depth > 1:  # The compiler unrolls a loop of one.
             each_X = each_X - 1
     return run_X * each_X
 
@@ -124,9 +124,12 @@ def _of_parts(
         return np.sum(seen_XC & (kinks_XC > 0), axis=1)
     if condition == "none":
         return np.sum(seen_XC & (kinks_XC == 0), axis=1)
+    if condition == "others":
+        return np.sum(seen_XC & (kinks_XC <= 0), axis=1)
     if condition == "near":
         return np.sum(seen_XC & (kinks_XC < 0), axis=1)
     if condition.startswith("near_"):
         return np.sum(seen_XC & (kinks_XC == near_mark(int(condition[-1]))), axis=1)
     few_XC = np.where(kinks_XC > 0, (kinks_XC - 1) % KINKS + 1, 0)
-    return np.sum(seen_XC & (few_XC == int(condition)), axis=1)
+    least, _, most = condition.partition("_to_")
+    return np.sum(seen_XC & (few_XC >= int(least)) & (few_XC <= int(most or least)), axis=1)

@@ -8,6 +8,7 @@ Shapes: S strips of 128 in a block, K kinks, N heads, R = 128, T tables of W dis
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -178,37 +179,43 @@ def for_kinks(
     later = count - 1  # all kinks but the first
     few = (later & (KINKS - 1)) + 1
 
-    def of_few(number: int) -> Callable[[], None]:
-        @jax.named_scope(f"kinks.{number}")
-        def run() -> None:
-            first_few([first + k for k in range(number)])
-
-        return run
+    def of_few(least: int, most: int) -> None:
+        """Call `first_few` for a part with `least` to `most` kinks, which halving finds."""
+        if least == most:
+            with jax.named_scope(f"kinks.{least}"):
+                first_few([first + k for k in range(least)])
+            return
+        middle = (least + most) // 2
+        with jax.named_scope(f"kinks.{least}_to_{most}"):
+            jax.lax.cond(
+                few <= middle,
+                functools.partial(of_few, least, middle),
+                functools.partial(of_few, middle + 1, most),
+            )
 
     @jax.named_scope("kinks.more")
     def of_more(index: jax.Array, _: None) -> None:
         more([first + few + KINKS * index + k for k in range(KINKS)])
 
-    @pl.when(count == 0)
-    @jax.named_scope("kinks.none")
-    def _() -> None:
-        first_few([])
-
-    @pl.when(count > 0)
     @jax.named_scope("kinks.some")
-    def _() -> None:
-        jax.lax.switch(later & (KINKS - 1), [of_few(number) for number in range(1, KINKS + 1)])
+    def some() -> None:
+        of_few(1, KINKS)
         jax.lax.fori_loop(0, later >> (KINKS.bit_length() - 1), of_more, None)
 
-    if refs.near is None:
-        return
+    @jax.named_scope("kinks.none")
+    def none() -> None:
+        first_few([])
 
-    @pl.when(count < 0)
+    def of_near(block: int) -> Callable[[], None]:
+        return jax.named_scope(f"kinks.near_{block}")(functools.partial(near, block))
+
     @jax.named_scope("kinks.near")
-    def _() -> None:
-        for block in range(2):
+    def nearby() -> None:
+        jax.lax.cond(count == near_mark(0), of_near(0), of_near(1))
 
-            @pl.when(count == near_mark(block))
-            @jax.named_scope(f"kinks.near_{block}")
-            def _(block: int = block) -> None:
-                near(block)
+    @jax.named_scope("kinks.others")
+    def others() -> None:
+        jax.lax.cond(count == 0, none, nearby)
+
+    # One test for most parts, as each takes time.
+    jax.lax.cond(count > 0, some, none if refs.near is None else others)
