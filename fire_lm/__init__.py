@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-STARTED = time.monotonic()  # approximately when the process started
+STARTED = time.monotonic()  # seconds; approximately the start of the process
 
 
 def open_run(name: str) -> Run:

@@ -28,7 +28,7 @@ def duration(seconds: float) -> str:
 class Progress:
     """A progress bar with an ETA.
 
-    On a terminal, the bar is a single line that is updated in place; in a file, a new line is
+    On a terminal, the bar is a single line that is updated in place; otherwise, a new line is
     written every few seconds. With `patient`, nothing is shown during the first few seconds,
     because work that is reported in this way has usually finished by then. Counts are divided by
     `unit`, for example by the number of bytes in a megabyte.
@@ -52,7 +52,7 @@ class Progress:
         self._recent: collections.deque[tuple[float, int]] = collections.deque()
 
     def show(self, done: int, text: str) -> None:
-        """Show that `done` of the total is complete, with `text` beside the bar."""
+        """Show `done` out of the total, followed by `text`, unless the bar was just updated."""
         now = time.monotonic()
         self._remember(now, done)
         wait = max(self._interval, self._patience)

@@ -18,7 +18,7 @@ class RunFailed(FireLMError):
 
 
 class UserError(FireLMError):
-    """Invalid usage or configuration; the message says what is wrong, where, and how to fix it."""
+    """Invalid usage or configuration; the message states the problem, its place and the remedy."""
 
     exit_code = 2
 
@@ -63,7 +63,7 @@ def is_of_storage(error: Exception) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Return an error's one-line reason, preferring a bucket's message quoted by TensorFlow."""
+    """Return an error's one-line reason: a bucket's message that TensorFlow quotes, if any."""
     quoted = re.search(r'\\?"message\\?": \\?"([^"\\]*)', str(error))
     return quoted[1] if quoted else str(error).partition("\n")[0]
 

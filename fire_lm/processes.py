@@ -27,6 +27,9 @@ def initialize_distributed() -> None:
     On a Cloud TPU VM, JAX discovers the other hosts through the metadata server or the GKE
     variables. Elsewhere, JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID describe the
     job. A single machine without a TPU needs no configuration.
+
+    Raises:
+      UserError: These environment variables are incomplete or invalid.
     """
     if jax.distributed.is_initialized():
         return
@@ -36,8 +39,8 @@ def initialize_distributed() -> None:
             count, index = (int(os.environ[f"JAX_{n}"]) for n in ("NUM_PROCESSES", "PROCESS_ID"))
         except (KeyError, ValueError) as error:
             raise UserError(
-                "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and JAX_PROCESS_ID must "
-                f"be numbers too: {error}"
+                "JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and JAX_PROCESS_ID must also "
+                f"be set to numbers: {error}"
             ) from error
         jax.distributed.initialize(
             num_processes=count, process_id=index, heartbeat_timeout_seconds=_SILENCE_SECONDS

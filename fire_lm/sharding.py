@@ -57,7 +57,11 @@ class MeshShape:
     tensor: int = 1
 
     def resolve(self, num_devices: int) -> tuple[int, int, int]:
-        """Return the three sizes for `num_devices` devices, with any -1 resolved."""
+        """Return the three sizes for `num_devices` devices, with any -1 resolved.
+
+        Raises:
+          UserError: A size is invalid, or more than one size is -1.
+        """
         sizes = [self.data, self.fsdp, self.tensor]
         if any(size == 0 or size < -1 for size in sizes) or sizes.count(-1) > 1:
             raise UserError(f"MeshShape {sizes}: sizes must be positive; at most one may be -1")
@@ -68,14 +72,23 @@ class MeshShape:
 
 
 def make_mesh(shape: MeshShape) -> Mesh:
-    """Return the mesh over this job's devices, whose number must match the shape exactly."""
+    """Return the mesh over this job's devices.
+
+    Raises:
+      UserError: The shape is invalid or does not match the number of devices exactly.
+    """
     return mesh_of(shape.resolve(jax.device_count()), jax.devices())
 
 
 def mesh_of(
     sizes: tuple[int, int, int], devices: Sequence[jax.Device], where: str = "this job"
 ) -> Mesh:
-    """Return a mesh over `devices` whose axes follow the physical network where possible."""
+    """Return a mesh over `devices` whose axes follow the physical network where possible.
+
+    Raises:
+      UserError: The sizes do not match the number of devices (described as those of `where`), or
+        the data axis cannot be divided evenly among the TPU slices.
+    """
     slices = len(
         {getattr(device, "slice_index", 0) for device in devices if device.platform == "tpu"}
     )
@@ -83,8 +96,8 @@ def mesh_of(
         described = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
         fits = zip(AXES, fitting(sizes, len(devices), max(1, slices)), strict=True)
         raise UserError(
-            f"mesh {described} needs {math.prod(sizes)} devices, {where} has {len(devices)}: set "
-            + " ".join(f"--gin.MeshShape.{axis}={size}" for axis, size in fits)
+            f"mesh {described} needs {math.prod(sizes)} devices, but {where} has {len(devices)}: "
+            "set " + " ".join(f"--gin.MeshShape.{axis}={size}" for axis, size in fits)
         )
     if slices > 1:
         if sizes[0] % slices:
@@ -122,7 +135,7 @@ def abstract_mesh(shape: MeshShape) -> AbstractMesh:
 
 
 def path_name(path: Any) -> str:
-    """Format a JAX key path like `layers/query/kernel`, whatever the containers on the path."""
+    """Format a JAX key path like `layers/query/kernel`, regardless of the containers' types."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -220,7 +233,11 @@ def decoding_layout(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 
 def check_batch(batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh) -> None:
-    """Check that the sequences of every microbatch can be divided evenly among the devices."""
+    """Check that the sequences of every microbatch can be divided evenly among the devices.
+
+    Raises:
+      UserError: The batch cannot be divided; the message suggests another batch size.
+    """
     ways = mesh.shape["data"] * mesh.shape["fsdp"] * microbatches
     if batch_size % ways or batch_size < ways:
         raise UserError(
@@ -236,6 +253,9 @@ def process_shard(mesh: Mesh, process: int) -> tuple[int, int]:
     The batch is split into one block of rows for each position along data x fsdp, and a part is a
     set of such blocks. All parts have the same size. Processes whose devices hold the same blocks,
     which happens if a tensor axis spans several hosts, supply the same part.
+
+    Raises:
+      UserError: The parts of two processes overlap or differ in size.
     """
     blocks: dict[int, set[int]] = {}
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -246,7 +266,7 @@ def process_shard(mesh: Mesh, process: int) -> tuple[int, int]:
     if sum(map(len, parts)) != ways or len(set(map(len, parts))) != 1:
         raise UserError(
             "the hosts' parts of the batch overlap or differ in size: choose mesh sizes such that "
-            "the devices of a host lie together along tensor, or fill whole rows of data x fsdp"
+            "the devices of a host are adjacent along tensor, or fill whole rows of data x fsdp"
         )
     return parts.index(tuple(sorted(blocks[process]))), len(parts)
 
@@ -262,7 +282,7 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 def batch_like(
     shape: tuple[int, int], mesh: Mesh, *, packed: bool, unshifted: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return ShapeDtypeStructs for the arrays that `put_batch` makes of a batch of this shape.
+    """Return ShapeDtypeStructs for the arrays that `put_batch` returns for a batch of this shape.
 
     With `packed`, the batch has `segment_ids`. With `unshifted`, the batch has `inputs`, which the
     model reads, and `tokens`, the number of tokens before the padding of each row.

@@ -30,7 +30,7 @@ def answers_of(text, example=None, is_target=False):
     return [one.decode() for one in example["answers"]] if is_target else text
 
 
-def add(name, *more, keep=lambda example: True):
+def add(name, *more, keep=lambda example: True, postprocess=answers_of):
     seqio.TaskRegistry.add(
         name,
         source=seqio.TextLineDataSource(FILES),
@@ -41,7 +41,7 @@ def add(name, *more, keep=lambda example: True):
             *more,
         ],
         output_features=BYTES,
-        postprocess_fn=answers_of,
+        postprocess_fn=postprocess,
         metric_fns=[exact],
     )
 

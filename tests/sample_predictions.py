@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from fire_lm.tasks.metrics import InGroup
+
 WORDS = (
     "the a an report Meeting committee 1995 42 budget, agreed? (yes) no. naïve 漢字 U.S. don't "
     "long-term policy policy policy of of in to it and was were he she they said said; \n\n"
@@ -43,3 +45,15 @@ def labels(names: tuple[str, ...], count: int = 200) -> tuple[list[str], list[st
     return list(map(str, targets)), list(
         map(str, np.where(rng.random(count) < 0.6, targets, others))
     )
+
+
+def judged(count: int = 120) -> tuple[list[InGroup], list[str]]:
+    """Four answers to each question."""
+    targets, predictions = labels(("False", "True"), count)
+    return [InGroup(f"q{n // 4}", label) for n, label in enumerate(targets)], predictions
+
+
+def similarities() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(5)
+    one = np.round(rng.uniform(0, 5, 100) * 5) / 5
+    return one, np.round((one + rng.normal(0, 1, 100)) * 5) / 5

@@ -23,7 +23,7 @@ from fire_lm.reporting.length_sweep import sweep_text
 from fire_lm.results import SweepRow
 from fire_lm.results.folder import Results
 from fire_lm.runs import evaluated, find, saved
-from fire_lm.sweeps import sweep, tables
+from fire_lm.sweeps import schedule, sweep, tables
 
 module = importlib.import_module("fire_lm.evaluation.length_sweep")
 
@@ -93,10 +93,10 @@ class Sweeps:
         (folder.parent / f"{folder.name} by another name").symlink_to(folder)
         for user in (saved, evaluated):
             monkeypatch.setattr(user, "load_config", load_config)
-        monkeypatch.setattr(sweep, "available_steps", lambda _: [1, 2])
+        monkeypatch.setattr(schedule, "available_steps", lambda _: [1, 2])
         monkeypatch.setattr(find, "available_steps", lambda _: [1, 2])
-        monkeypatch.setattr(sweep, "checkpoint_damage", lambda *_: "")
-        monkeypatch.setattr(sweep, "choose_step", lambda _, step: step or 2)
+        monkeypatch.setattr(schedule, "checkpoint_damage", lambda *_: "")
+        monkeypatch.setattr(schedule, "choose_step", lambda _, step: step or 2)
         monkeypatch.setattr(tables, "write_figure", lambda *_: None)
         monkeypatch.setattr(module, "read_params", lambda run, step, *_: (is_of(Path(run)), step))
         monkeypatch.setattr(module, "dataset_label", lambda _: "embedded")

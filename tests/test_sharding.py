@@ -265,7 +265,8 @@ def test_mesh_shape_refuses(sizes):
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 1, 1), (-1, 3, 1), (-1, 8, 1)])
 def test_mesh_must_use_exactly_the_devices_of_the_job(sizes):
-    with pytest.raises(UserError, match=r"needs \d+ devices, this job has 4: set --gin.MeshShape"):
+    fault = r"needs \d+ devices, but this job has 4: set --gin.MeshShape"
+    with pytest.raises(UserError, match=fault):
         sharding.make_mesh(MeshShape(*sizes))
 
 

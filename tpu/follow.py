@@ -1,4 +1,4 @@
-"""Follows a job to its end: requests TPUs, starts and restarts the job, and releases the TPUs.
+"""The follower of a job, which requests TPUs, starts and restarts the job, and releases the TPUs.
 
 Only the state that the backend reports determines the next action. If a follower is stopped, the
 same command, on this machine or another, therefore continues its work. Each job must have only one
@@ -60,7 +60,7 @@ class Follower:
         self._told = self._done_so_far = ""
         self._may_cost = False  # whether resources that cost money may exist
         self._known = False  # whether this follower has seen or made a request for TPUs
-        self._ours = True  # whether, if no request exists, this is this follower's own doing
+        self._ours = True  # whether the absence of a request, if any, is due to this follower
         self._created = self._launched = 0
         self._failed = {"look": 0, "act": 0}
         self._silent = self._unstarted = self._gone = 0
@@ -99,8 +99,8 @@ class Follower:
     def _goes_on(self) -> str:
         name = self._job.name
         return (
-            f"{name} continues without this command, and still costs money: the same command "
-            f"follows it again, and `python -m tpu delete {name}` ends it"
+            f"{name} continues without this command, and still costs money: rerun the command "
+            f"to follow it, or run `python -m tpu delete {name}` to end it"
         )
 
     def _look(self) -> State:

@@ -254,7 +254,7 @@ def _ended(found: dict[str, Any], codes: set[int] | None = None) -> State | None
 
 
 def _reasons(pod: dict[str, Any]) -> list[str]:
-    """Return the reasons why a pod is not running yet, such as missing nodes or no image."""
+    """Return the reasons why a pod is not running yet, such as missing nodes or a missing image."""
     status = pod.get("status", {})
     told = [
         condition.get("message", "")

@@ -186,7 +186,7 @@ def run(
       log: Returns the path of an arm's output, which is printed when the arm starts; empty if
         the path need not be printed.
       every: The number of seconds between two lines about the progress of the running arms; None
-        if such lines are not wanted.
+        prints no such lines.
 
     Raises:
       RunFailed: Some arms failed.

@@ -1,10 +1,10 @@
 """Run a job in the container of one host: `python -m tpu.host --job='[["fire-lm", ...]]'`.
 
-A command that fails is restarted a limited number of times, unless it would fail again: exit code 0
-means success, exit code 2 means a configuration error, and a run that stopped at a loss that is not
-finite would reach that loss again. All hosts make the same decision, because they base it on exit
-codes that they share and on the run directory. The commands connect to each other again once all
-hosts have started theirs. The output of a command is also stored in FOLDER/logs/.
+A command that fails is restarted a limited number of times, unless it would fail again: exit code 2
+means a configuration error, and a run that stopped at a loss that is not finite would reach that
+loss again. All hosts make the same decision, because they base it on exit codes that they share and
+on the run directory. Once all hosts have restarted the command, its processes connect to each other
+again. The output of a command is also stored in FOLDER/logs/.
 
 SIGUSR1 requests the end of the job (`python -m tpu stop`); SIGTERM means that the machine is
 shutting down. Both signals make the command save its state; after SIGTERM, the job is expected to
@@ -67,7 +67,7 @@ class Host:
         timer.start()
 
     def run(self, commands: Sequence[Sequence[str]]) -> int:
-        """Run the commands; return the exit code of the first that fails for good, or else 0."""
+        """Run the commands in order; return the exit code of the first one that fails, or 0."""
         for command in commands:
             if code := self._insist(command):
                 return code

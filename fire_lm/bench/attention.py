@@ -1,4 +1,4 @@
-"""A side-by-side comparison of each encoding's cost: the time and memory of two transformer blocks.
+"""A side-by-side comparison of each encoding's cost: the time and memory of two decoder layers.
 
 The model is `models.Decoder` itself, with two layers of `size_125m` and a vocabulary of 256, in
 float32 with batch size 1. A training step consists of a forward pass, a backward pass and plain
@@ -63,7 +63,7 @@ class Contestant(Entry):
 
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSize = SIZE) -> Report:
-    """Measure what the command line requests, print the results, and write the JSON file."""
+    """Run the requested measurements, print the results, and write the JSON file."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_names(arguments.implementations, list(get_args(Implementation)), "--implementations")
     check_json(arguments.json)

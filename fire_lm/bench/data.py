@@ -1,4 +1,4 @@
-"""The cost of reading text on the fly and from blocks, compared with the shortest seqio pipeline.
+"""The cost of reading text on the fly and from blocks, compared with a minimal seqio pipeline.
 
 The three readers take turns in the same process, and each yields endless shuffled batches of the
 same text. Each turn opens a new reader and lets it fill its buffers before the clock starts, so
@@ -165,7 +165,7 @@ def rows_of(
 
 
 def text(report: Report) -> str:
-    """Format the report as a line that says what was measured, followed by the table."""
+    """Format the report as a line that describes the measurement, followed by the table."""
     head = (
         f"{report.date}, {report.cores} cores; vocabulary {report.vocabulary}, "
         f"{report.bytes_per_token:.2f} bytes per token; batches of {BATCH_SIZE} x {report.length}; "

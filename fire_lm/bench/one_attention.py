@@ -1,4 +1,4 @@
-"""The memory of a single attention with FIRE's bias, and its accuracy compared with `dense`.
+"""The memory of one attention call with FIRE's bias, and its accuracy compared with `dense`.
 
 Shapes: B batch, T positions, N heads, H head dim.
 """

@@ -1,4 +1,4 @@
-"""Benchmark results as values and as plain text; only units are converted in this module."""
+"""Benchmark results as dataclasses and as plain text; this module only converts units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fire_lm.results.bench_times import (
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What is measured, at which length in tokens, and with which attention `implementation`."""
+    """A measured combination of library, encoding, length in tokens, and attention."""
 
     library: str
     encoding: str
@@ -53,7 +53,7 @@ class PeerRow:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryRow:
-    """The temporary memory of one FIRE attention in bytes, and its ratio to the previous row's.
+    """The temporary memory in bytes of a FIRE attention call, and its ratio to the previous row's.
 
     The ratio is None where there is no previous row or where the memory is unknown.
     """
@@ -68,7 +68,7 @@ class MemoryRow:
 
 @dataclasses.dataclass(frozen=True)
 class AccuracyRow:
-    """The relative errors of one FIRE attention compared with `dense`.
+    """The relative errors of a FIRE attention call compared with `dense`.
 
     Attributes:
       output_error: The error of the output.

@@ -1,10 +1,10 @@
-"""The same two transformer blocks in PyTorch, written as its users would, to compare with ours.
+"""The two-layer model of `bench.attention` in PyTorch, written as a PyTorch user would write it.
 
-The blocks are pre-norm blocks that compute queries, keys and values in one product, with PyTorch's
-own fused attention (scaled_dot_product_attention): in causal mode where there is no bias and, for
-FIRE, with the bias as a float mask. FIRE follows the formula (Eq. 4 of the paper) as written in
-Appendix E, for all pairs of positions at once, with one or two hidden layers. Every transformer
-layer computes its bias anew.
+The layers are pre-norm and compute queries, keys and values in one product. They use PyTorch's own
+fused attention (scaled_dot_product_attention), in causal mode if there is no bias and, for FIRE,
+with the bias as a float mask. FIRE follows the formula (Eq. 4 of the paper) as written in Appendix
+E, for all pairs of positions at once, with one or two hidden layers in the MLP. Every transformer
+layer computes its own bias.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Peer:
             name: torch.tensor(array, dtype=torch.float32)
             for name, array in torch_state(params).items()
         }
-        self.model.load_state_dict(state)  # This refuses names and shapes that do not match.
+        self.model.load_state_dict(state)  # This rejects names and shapes that do not match.
 
     @staticmethod
     def tokens(tokens_BT: np.ndarray) -> torch.Tensor:

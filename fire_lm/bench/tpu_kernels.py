@@ -3,8 +3,8 @@
 The estimate is the number of instruction bundles that run over the whole causal grid for one head.
 The bundles of the final schedule (`preflight/bundles.py`) run once for each step of the grid, each
 sequence of a block, and each part of a tile with a given number of kinks; the kinks are counted
-from FIRE's parameters. The estimate covers the forward and backward pass of one attention with 12
-heads of width 64 in bfloat16, without XLA's work around the kernels.
+from FIRE's parameters. The estimate covers the forward and backward passes of one attention call
+with 12 heads of width 64 in bfloat16, without XLA's work around the kernels.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Shape(NamedTuple):
 
 
 def bench(slice_name: str, folder: Path, json: str | None) -> list[tuple[str, str]]:
-    """Print each measure with its value and return both; the compiler writes to `folder`."""
+    """Print and return each measure with its value; the compiler writes its files to `folder`."""
     check_json(json)
     compiler = Compiler(slice_name, folder)
     version = importlib.metadata.version("libtpu")
@@ -136,7 +136,7 @@ def _encoding(kind: Any) -> PositionalEncoding:
 
 
 class Compiler:
-    """Compiles one attention for a TPU and reads the schedules that the compiler writes."""
+    """A compiler of attention for a TPU, which also reads the schedules of the kernels."""
 
     def __init__(self, name: str, folder: Path):
         self.device = parse_slice(name).devices()[0]

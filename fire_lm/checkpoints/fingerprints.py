@@ -1,11 +1,11 @@
 """Fingerprints of arrays, which depend on every bit and are computed on the arrays' own devices.
 
-The arrays of a checkpoint in a bucket are not read back for the manifest, because each save would
-then download the whole checkpoint. Instead, fingerprints are computed from the arrays that are
-written, and again from the arrays that a restore reads. A fingerprint does not depend on how an
-array is sharded: it consists of two sums, modulo 2^32, over the array's elements. Each element is
-first mixed with its index by the finaliser of MurmurHash3, which is a bijection of 32-bit words,
-and the two sums use different constants.
+The arrays of a checkpoint in a bucket are not read back for the manifest, because every save would
+then have to download the whole checkpoint. Instead, a save computes fingerprints of the arrays that
+it writes, and a restore computes fingerprints of the arrays that it reads. A fingerprint does not
+depend on how an array is sharded: it consists of two sums, modulo 2^32, over the array's elements.
+Each element is first mixed with its index by the finaliser of MurmurHash3, which is a bijection of
+32-bit words, and the two sums use different constants.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEEDS = (0x9E3779B9, 0x7F4A7C15)
 
 
 def fingerprints(tree: Any) -> dict[str, jax.Array]:
-    """Return two uint32 numbers for each leaf, keyed by path, without waiting for the result."""
+    """Return two uint32 numbers for each leaf, keyed by path, without waiting for the devices."""
     leaves = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
     shardings = [getattr(leaf, "sharding", None) for leaf in leaves.values()]
     mesh = next((one.mesh for one in shardings if isinstance(one, NamedSharding)), None)
@@ -40,10 +40,11 @@ def in_words(found: Mapping[str, jax.Array]) -> dict[str, str]:
 
 
 def changed_arrays(step: epath.Path, tree: Any) -> list[str]:
-    """Return the paths of the arrays in `tree` that differ from the arrays that were saved.
+    """Return the paths of the arrays in `tree` that differ from the saved arrays.
 
-    `tree` contains arrays that were read from the checkpoint. If the checkpoint has no
-    fingerprints, the list is empty, because the checksums of the files have been verified instead.
+    `tree` contains arrays that were read from the checkpoint in the folder `step`. If the
+    checkpoint has no fingerprints, the list is empty, because the checksums of the files have been
+    verified instead.
 
     Raises:
       RunFailed: The manifest is damaged or cannot be read.

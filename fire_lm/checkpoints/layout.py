@@ -34,15 +34,15 @@ def checkpoint_directory(workdir: str | epath.Path) -> epath.Path:
 
 
 def available_steps(workdir: str | epath.Path) -> list[int]:
-    """Return, in ascending order, the steps of a run whose saves have ended."""
+    """Return, in ascending order, the steps of a run whose saves are complete."""
     return [step for step, ended in written_steps(workdir).items() if ended]
 
 
 def written_steps(workdir: str | epath.Path) -> dict[int, bool]:
-    """Return, for each existing step in ascending order, whether its save has ended.
+    """Map each existing step, in ascending order, to whether its save is complete.
 
     Raises:
-      RunFailed: The storage fails. A failure must never look like a run without checkpoints.
+      RunFailed: The storage fails, which must never look like a run without checkpoints.
     """
     paths = {
         int(path.name): path
@@ -54,22 +54,23 @@ def written_steps(workdir: str | epath.Path) -> dict[int, bool]:
 
 
 def has_ended(path: epath.Path) -> bool:
-    """Return whether the save into this folder has ended."""
+    """Return whether the save into this folder is complete."""
     return present(path / MANIFEST)
 
 
 def is_checkpoint(path: epath.Path) -> bool:
-    """Return whether a folder was written by Orbax or fire_lm and not by the user."""
+    """Return whether Orbax or fire_lm, and not the user, wrote a folder."""
     return any(present(path / name) for name in (MANIFEST, "_CHECKPOINT_METADATA", "state"))
 
 
 def candidates(workdir: str | epath.Path, step: int | None) -> list[int]:
-    """Return only `step` or, if it is None, all steps of the run, starting with the newest.
+    """Return `[step]` or, if `step` is None, all steps of the run, starting with the newest.
 
     The checkpoints are not verified.
 
     Raises:
-      UserError: The step does not exist, or there are no steps. The message lists existing steps.
+      UserError: The step does not exist (the message lists the existing steps), or the run has no
+        checkpoint.
     """
     steps = available_steps(workdir)
     if not steps:
@@ -82,12 +83,12 @@ def candidates(workdir: str | epath.Path, step: int | None) -> list[int]:
 
 
 def choose_step(workdir: str | epath.Path, step: int | None) -> int:
-    """Return `step` after verifying its checkpoint or, if it is None, the newest intact step.
+    """Return `step` after verifying its checkpoint or, if `step` is None, the newest intact step.
 
     If `step` is None, damaged checkpoints are reported and skipped.
 
     Raises:
-      UserError: The step does not exist, or there are no steps. The message lists existing steps.
+      UserError: See `candidates`.
       RunFailed: The checkpoint of `step` is damaged or, if `step` is None, every checkpoint is.
     """
     steps = available_steps(workdir)
@@ -130,8 +131,7 @@ def misfit(workdir: str | epath.Path, step: int, error: Exception) -> RunFailed:
 def hush_abandoned_work() -> None:
     """Silence the operations that Orbax abandons after an error, for the rest of the process.
 
-    When these reads and writes end, their tracebacks would be printed after fire_lm's own error
-    message.
+    Otherwise, these reads and writes would print tracebacks after fire_lm's own error message.
     """
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     before = sys.unraisablehook

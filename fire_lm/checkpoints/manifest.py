@@ -1,13 +1,13 @@
 """The manifest, which is the last file of a checkpoint and contains checksums of all other files.
 
-Orbax stores no checksums of arrays, so a bit that flips on disk would be restored silently. The
-manifest is written last, so a step without a manifest is the result of a save that never ended. On
-a local disk, the whole checkpoint survives a power failure once the manifest has been written, and
+Orbax stores no checksums of arrays, so a restore would not notice a bit that flipped on disk. The
+manifest is written last, so a step without a manifest comes from a save that never finished. On a
+local disk, the whole checkpoint survives a power failure once the manifest has been written, and
 the previous step may then be removed.
 
-In a bucket, the files with arrays are not read back for a checksum. The manifest only lists these
-files, and contains a fingerprint of each array as it was in memory, which a restore compares with
-the array that it reads.
+In a bucket, the files that contain arrays are not read back to compute checksums. The manifest only
+lists these files, and contains a fingerprint of each array as it was in memory. A restore compares
+this fingerprint with that of the array that it reads.
 
 Each line has one of three forms: `sha256 bytes name` for a file with a checksum, `- - name` for a
 file that is only listed, and `fingerprint digits array` for an array. The last line is the SHA-256
@@ -38,11 +38,11 @@ _READERS = 16  # the number of concurrent reads from a bucket
 
 
 def write_manifest(step: epath.Path, arrays: Mapping[str, str] | None = None) -> None:
-    """Complete the checkpoint in the folder `step`, so that it counts as intact.
+    """Write the manifest into the folder `step`, which completes the checkpoint.
 
     Args:
       step: The folder of the checkpoint.
-      arrays: The fingerprint of each array, keyed by path. These are needed only in a bucket.
+      arrays: The fingerprint of each array, keyed by path; required only in a bucket.
 
     Raises:
       RunFailed: Another process has removed or completed the checkpoint.
@@ -74,7 +74,7 @@ def damage(step: epath.Path, part: int = 0, parts: int = 1) -> str | None:
     can share the work. Files that are not in the manifest are ignored.
 
     Raises:
-      RunFailed: The bucket fails, which does not count as damage.
+      RunFailed: A request to the bucket fails, which does not count as damage.
     """
     try:
         written = read_bytes(step / MANIFEST)

@@ -27,10 +27,10 @@ class _NoFolder(ocp.path.atomicity.CommitFileTemporaryPath):
 
 
 def orbax_checkpointer(directory: epath.Path) -> ocp.AsyncCheckpointer:
-    """Return a checkpointer that creates only the folders of a checkpoint's items on a disk.
+    """Return a checkpointer that creates only the items' folders on a disk, and none in a bucket.
 
     `Checkpoints` creates the folder of the checkpoint itself, because Orbax would wait for minutes
-    if a bucket fails.
+    if the bucket failed.
     """
     options = ocp.options.AsyncOptions(
         timeout_secs=WRITING_SECONDS, create_directories_asynchronously=False

@@ -1,4 +1,4 @@
-"""Restoring only the parameters of a checkpoint, for evaluation and INIT_FROM.
+"""Functions that restore only the parameters of a checkpoint, for evaluation and INIT_FROM.
 
 The names of the parameters must match those of the model. This module also checks whether a
 checkpoint fits a model without reading the checkpoint's arrays.
@@ -40,6 +40,10 @@ def restore_params(
     Returns:
       The parameters, with leaves of `like` in place of missing parameters, and the paths of the
       missing parameters.
+
+    Raises:
+      UserError: A parameter is missing, unused or of another shape.
+      RunFailed: The checkpoint is damaged or cannot be read.
     """
     have, missing = check_params(
         workdir,
@@ -63,7 +67,8 @@ def restore_params(
         raise unreadable(workdir, step, error) from error
     if changed := changed_arrays(directory.parent, restored):
         raise RunFailed(
-            f"checkpoint {step} of {workdir} is damaged: {changed[0]} is not what was saved\n"
+            f"checkpoint {step} of {workdir} is damaged: {changed[0]} has changed since it was "
+            "saved\n"
             "choose another step"
         )
     found = _leaves(restored["params"])
@@ -84,6 +89,9 @@ def check_params(
 
     Returns:
       The metadata of the arrays to read, keyed by path, and the paths of the missing parameters.
+
+    Raises:
+      UserError, RunFailed: See `restore_params`.
     """
     directory = checkpoint_directory(workdir) / str(step) / "state"
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
@@ -106,11 +114,11 @@ def check_params(
 
 
 def check_arrays(workdir: str | epath.Path, step: int, like: Any) -> None:
-    """Compare a checkpoint's arrays with those of the state `like`, without reading them.
+    """Compare a checkpoint's arrays with those of the state `like`, without reading the arrays.
 
     Raises:
-      RunFailed: An array has another shape or data type, or exists only in the checkpoint or only
-        in the state. The message names the first such array.
+      RunFailed: The checkpoint cannot be read, or an array has another shape or data type, or
+        exists only in the checkpoint or only in the state. The message names the first such array.
     """
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:

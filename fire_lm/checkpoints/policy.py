@@ -15,9 +15,10 @@ class Checkpointing:
     Attributes:
       save_every: The number of steps between checkpoints.
       keep_last: The number of newest checkpoints to keep.
-      keep_every: Checkpoints at multiples of this step are kept permanently; None adds none.
-      keep_best: The number of checkpoints with the best results so far to keep. They are ranked by
-        the losses of sweeps or, if there are none, by the scores of tasks on the validation split.
+      keep_every: Checkpoints at multiples of this step are kept permanently. With None, no
+        checkpoint is kept for this reason.
+      keep_best: The number of best checkpoints so far to keep. Checkpoints are ranked by the losses
+        of sweeps or, if there are none, by the scores of tasks on the validation split.
       failures_allowed: The number of consecutive saves that may fail while training continues; one
         more failure ends the run.
     """
@@ -42,8 +43,8 @@ class Checkpointing:
 
         Args:
           steps: The existing steps in ascending order.
-          ranked: A function that returns the evaluated steps, starting with the best. It is called
-            only if it is needed.
+          ranked: A function that returns the evaluated steps, starting with the best. The function
+            is called only if `keep_best` is positive.
         """
         found = set(steps[-self.keep_last :])
         if self.keep_every is not None:

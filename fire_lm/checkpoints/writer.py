@@ -43,8 +43,8 @@ from fire_lm.storage import LeaseLost, children, in_bucket, present
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _REMOVING = ".removing"
 _LEFTOVER = re.compile(f"[0-9]+({re.escape(_UNFINISHED)}.*|{re.escape(_REMOVING)})")
-_ASIDE = re.compile(r"[0-9]+\.unfinished(_[0-9]+)?")  # not needed once a later save has ended
-_round = itertools.count()  # numbers the exchanges between processes identically on all processes
+_ASIDE = re.compile(r"[0-9]+\.unfinished(_[0-9]+)?")  # not needed once a later save is complete
+_round = itertools.count()  # numbers exchanges between processes identically on every process
 
 
 class Checkpoints:
@@ -81,13 +81,13 @@ class Checkpoints:
         self._damaged: dict[int, str] = {}  # steps whose damage was found only during a restore
 
     def recover(self) -> int:
-        """Return the newest intact step after verifying it, or 0 if no save has ever ended.
+        """Verify and return the newest intact step, or return 0 if no save was ever completed.
 
         Later steps are reported and set aside, so that these steps can be saved again. A damaged
-        step is renamed to `<step>.damaged`, and a step whose save never ended is renamed to
-        `<step>.unfinished`. In a bucket, a step whose save never ended is removed instead, because
-        renaming would copy every object. The remains of saves and removals that were interrupted by
-        a kill are removed.
+        step is renamed to `<step>.damaged`, and a step whose save never finished is renamed to
+        `<step>.unfinished`. In a bucket, a step whose save never finished is removed instead,
+        because renaming would copy every object. Files that were left behind when a save or a
+        removal was killed are removed.
 
         This method must be called after the run directory has been locked. Process 0 lists the
         steps for all processes.
@@ -148,12 +148,12 @@ class Checkpoints:
     ) -> None:
         """Start an asynchronous save; `state` may be donated once this method has returned.
 
-        With `shared_position`, all processes must pass the same position, which any number of
-        processes can restore.
+        With `shared_position`, all processes must pass the same position, which a job with any
+        number of processes can restore.
 
         If a save fails, the failure is reported, training may continue, and the newest intact
         checkpoint is kept. If no further failure is allowed, this method waits until the save has
-        ended.
+        succeeded or failed.
 
         Raises:
           RunFailed: More consecutive saves have failed than are allowed.
@@ -192,7 +192,7 @@ class Checkpoints:
         """Restore the state, position and info of a step, with the shapes and shardings of `like`.
 
         Returns:
-          The three items, or None if an array differs from what was saved. In that case, the next
+          The three items, or None if an array differs from the saved array. In that case, the next
           call of `recover` sets the step aside.
 
         Raises:
@@ -206,7 +206,8 @@ class Checkpoints:
         ]
         if written and process_file() not in written:
             raise UserError(
-                f"checkpoint {step} of {self.workdir} was written by another number of processes: "
+                f"checkpoint {step} of {self.workdir} was written by a different number of "
+                "processes: "
                 f"its data positions do not fit this job's {jax.process_count()} processes"
             )
         try:
@@ -223,7 +224,7 @@ class Checkpoints:
             check_arrays(self.workdir, step, like)
             raise unreadable(self.workdir, step, error) from error
         if changed := changed_arrays(self._directory / str(step), restored.state):
-            self._damaged[step] = f"{changed[0]} is not what was saved"
+            self._damaged[step] = f"{changed[0]} has changed since it was saved"
             return None
         return restored.state, restored.position, restored.info
 
@@ -243,7 +244,7 @@ class Checkpoints:
             self._finishing = None
 
     def close(self) -> None:
-        """Wait until every save that was started has ended.
+        """Wait for the save that is in progress, if any, and close Orbax's checkpointer.
 
         Raises:
           RunFailed: The last save failed, and no other exception is being handled.
@@ -280,7 +281,7 @@ class Checkpoints:
     def _finish(
         self, step: int, number: int, error: Exception | None, arrays: Mapping[str, jax.Array]
     ) -> None:
-        """Wait until Orbax is done and then complete the checkpoint; a thread runs this method."""
+        """Wait until Orbax has finished, then complete the checkpoint; this runs in a thread."""
         began = error is None or "already exists" not in str(error)
         try:
             if error is None:
@@ -302,7 +303,7 @@ class Checkpoints:
             try:
                 self._prune()
             except Exception as found:
-                print(f"no checkpoint removed: {first_line(found)}", file=sys.stderr)
+                print(f"old checkpoints could not be removed: {first_line(found)}", file=sys.stderr)
 
     def _fail(self, step: int, problem: str, began: bool, lost: bool) -> None:
         """Report a failed save and remove its files.
@@ -353,7 +354,7 @@ class Checkpoints:
             path.rmtree()
 
     def _set_aside(self, step: int, problem: str) -> str:
-        """Set a checkpoint aside and return a description of what was done."""
+        """Rename or remove a checkpoint and return a description of the outcome."""
         path, name = self._directory / str(step), f"{step}.damaged"
         if problem == NEVER_ENDED:
             if in_bucket(path):
@@ -375,10 +376,10 @@ class Checkpoints:
 
 
 def _remove(step: epath.Path) -> None:
-    """Remove a checkpoint in such a way that a kill never leaves a seemingly complete checkpoint.
+    """Remove a checkpoint; an interruption never leaves a seemingly complete checkpoint behind.
 
-    The folder is renamed first, so that the next start removes any remains. In a bucket, where
-    renaming would copy every object, the manifest is removed first instead.
+    The folder is renamed first, so that the next start removes any remaining files. In a bucket,
+    where renaming would copy every object, the manifest is removed first instead.
     """
     if in_bucket(step):
         (step / MANIFEST).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""The command line, which maps verbs to functions.
+"""The command-line interface, which maps each verb to a function.
 
-Nothing heavy is imported before the verb is known.
+Heavy modules are imported only after the verb has been parsed.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def in_job() -> bool:
 
 
 def perform(parsed: argparse.Namespace) -> None:
-    """Run the verb and import only its module, so that benchmarks run where only JAX is installed.
+    """Run the verb, importing no other verb's module, so that benchmarks need only JAX.
 
-    Before most verbs, check that the buckets that the arguments name exist.
+    For most verbs, first check that the buckets named in the arguments exist.
     """
     if not getattr(parsed, "dry_run", False) and parsed.verb not in ("bench", "preflight"):
         require_buckets(parsed)
@@ -96,7 +96,7 @@ def require_buckets(parsed: argparse.Namespace) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse arguments with argparse, collecting T5X's `--gin.NAME=VALUE` as `bindings`."""
+    """Parse arguments with argparse, and collect flags `--gin.NAME=VALUE` as `bindings`."""
     bindings = [a.removeprefix("--gin.") for a in arguments if a.startswith("--gin.")]
     parser = build_parser()
     rest = [a for a in arguments if not a.startswith("--gin.")]
@@ -126,7 +126,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def tell_given_twice(bindings: list[str]) -> None:
     """Report each binding that overrides an earlier binding of the same name.
 
-    Such bindings occur, for example, when a script appends its own.
+    This happens, for example, when a script appends its own bindings.
     """
     values: dict[str, list[str]] = {}
     for binding in bindings:
@@ -135,7 +135,7 @@ def tell_given_twice(bindings: list[str]) -> None:
     won = [f"--gin.{name}={given[-1]}" for name, given in values.items() if len({*given}) > 1]
     if won:
         told = printable(" ".join(" ".join(won).split()))
-        print(f"fire-lm: given twice, the last one wins: {told}", file=sys.stderr)
+        print(f"fire-lm: repeated bindings, of which the last applies: {told}", file=sys.stderr)
 
 
 # Flags that may be given several times.
@@ -151,7 +151,7 @@ def _check_once(given: list[str]) -> None:
 
 
 def _check_before(part: str, arguments: list[str]) -> None:
-    """Raise UserError for a flag before a part of `corpus`, because the part would not see it."""
+    """Raise UserError if a flag precedes the part of `corpus`, where it would be ignored."""
     for argument in arguments[: arguments.index(part)]:
         flag = argument.partition("=")[0]
         if flag.startswith("--") and flag != "--debug":

@@ -1,4 +1,4 @@
-"""Checks of arguments after parsing."""
+"""Checks of parsed arguments."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fire_lm.errors import UserError
 def check_characters(parsed: argparse.Namespace, bindings: list[str]) -> None:
     """Raise UserError for control characters and for bytes that are not valid UTF-8.
 
-    No path or value contains such characters on purpose. Without this check, they would fail only
-    much later, or break a printed line.
+    No path or value contains such characters on purpose. Without this check, they would cause
+    an error much later or garble the output.
     """
     given = [(_flag(name), value) for name, value in vars(parsed).items()]
     given += [(f"--gin.{name}", binding) for binding in bindings for name in [_name(binding)]]
@@ -35,7 +35,7 @@ def _name(binding: str) -> str:
 
 
 def check_not_empty(parsed: argparse.Namespace) -> None:
-    """Raise UserError for an argument with an empty value, as left by an unset shell variable.
+    """Raise UserError if an argument is empty, for example because a shell variable is unset.
 
     An empty path would mean the working directory or the root of the file system.
     """
@@ -43,3 +43,10 @@ def check_not_empty(parsed: argparse.Namespace) -> None:
         for one in value if isinstance(value, list) else [value]:
             if one == "" and name != "gin_search_paths":
                 raise UserError(f"{_flag(name)} is empty: is a shell variable unset?")
+
+
+def check_for_tasks(parsed: argparse.Namespace) -> None:
+    """Raise UserError for arguments of `evaluate` that have no effect on downstream tasks."""
+    for name in ("positions", "sequences", "output"):
+        if getattr(parsed, name) is not None:
+            raise UserError(f"--{name} is for synthetic tasks: remove it")

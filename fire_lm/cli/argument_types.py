@@ -1,4 +1,4 @@
-"""The argument parser that every verb uses, and the types of arguments."""
+"""The argument parser that all verbs use, and converters for argument values."""
 
 from __future__ import annotations
 

@@ -34,14 +34,14 @@ def run(arguments: argparse.Namespace) -> None:
         context_length=arguments.context_length,
         configuration=config.text(),
     )
-    needs = ", opened with trust_remote_code=True" if has_own_code(found) else ""
-    print(f"{arguments.output}: {found.config['architectures'][0]}{needs}, of step {step}")
+    needs = "; open it with trust_remote_code=True" if has_own_code(found) else ""
+    print(f"{arguments.output}: {found.config['architectures'][0]} from step {step}{needs}")
 
 
 def about_run(run: Run, step: int, variant: str) -> str:
     """Return the text of the model card: how the model was trained, and its losses in sweeps.
 
-    The losses are the length sweep's rows for this step and variant.
+    The losses come from the rows of length sweeps for this step and variant.
     """
     changed = f" as {variant}" if variant else ""
     lines = [

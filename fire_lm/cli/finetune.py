@@ -1,4 +1,4 @@
-"""`fire-lm finetune`: the training of `fire-lm pretrain`, from another run, on a task."""
+"""`fire-lm finetune`, which trains the model of another run on a task."""
 
 from __future__ import annotations
 

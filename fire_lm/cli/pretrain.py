@@ -22,7 +22,14 @@ from fire_lm.runs.resuming import (
     compare_with_source,
     with_kept_lengths,
 )
-from fire_lm.runs.saved import model_of_run, newest_config, ranked, save_config
+from fire_lm.runs.saved import (
+    check_same_vocabulary,
+    model_of_run,
+    newest_config,
+    ranked,
+    save_config,
+    tokenized_of_run,
+)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -41,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
             config = with_kept_lengths(config, arguments.workdir, arguments.allow_config_change)
         except (UserError, RunFailed) as error:
             told = str(error).partition("\n")[0]
-            print(f"{told}; shown as if no length that it was trained with were kept")
+            print(f"{told}; the configuration is shown without the lengths that it would keep")
         if speaks:
             print(config.text())
         plan = training.describe(training_of(config))
@@ -63,9 +70,9 @@ def check_verb(arguments: argparse.Namespace) -> None:
     if described == arguments.verb:
         return
     if arguments.verb == "pretrain":
-        raise UserError("the gin files describe a finetuning: use `fire-lm finetune`")
+        raise UserError("the gin files describe finetuning: use `fire-lm finetune`")
     raise UserError(
-        "the gin files describe no finetuning: give one of configs/finetune, as in\n"
+        "the gin files do not describe finetuning: add a file of configs/finetune, as in\n"
         "fire-lm finetune --gin_file=configs/finetune/scrolls_qasper.gin --gin.INIT_FROM=RUN "
         "--workdir=DIR"
     )
@@ -89,6 +96,9 @@ def start_run(
         raise UserError("finetune needs --gin.INIT_FROM=RUN[@STEP], the run to start from")
     # If the run directory has checkpoints, the run resumes from these and does not need the source.
     if source and not available_steps(arguments.workdir):
+        if arguments.verb == "finetune":
+            vocabulary = tokenized_of_run(config, source).vocabulary
+            check_same_vocabulary(vocabulary, source, "omit --gin.VOCABULARY")
         trained = model_of_run(source)
         if speaks:
             print(compare_with_source(config.call("build_decoder"), trained, source, kept))
@@ -104,6 +114,6 @@ def start_run(
         ranked=lambda: ranked(epath.Path(arguments.workdir), label_in(config)),
         since=fire_lm.STARTED,
     )
-    # A finished run takes no further step; if its configuration was lost, it is saved here instead.
+    # A finished run takes no further step, so a lost configuration is saved again here.
     if speaks and newest_config(arguments.workdir) is None:
         save_config(config, arguments.workdir)

@@ -57,14 +57,15 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _title(names: list[str]) -> str:
-    told = place(names[0]).absolute().name if len(names) == 1 else f"{len(names)} of them"
+    told = place(names[0]).absolute().name if len(names) == 1 else f"{len(names)} runs or folders"
     return f"Length generalisation: {told}"
 
 
 def _times(asked: str | None, top: epath.Path) -> tuple[ModelTimes | None, str]:
-    """Find the benchmark's times: those of `--bench`, else those beside the runs, else our own.
+    """Return the times of the model benchmark, if any, and a note on their origin.
 
-    Also return a note that says whose times they are, or "" if they belong to the runs.
+    The times come from `--bench`, from the first run's folder, or from fire_lm's own evidence, in
+    this order of preference. The note is "" unless the times are fire_lm's own.
     """
     if asked:
         if not place(asked).is_file():

@@ -9,7 +9,7 @@ from fire_lm.hardware.absent_tpu import skip_absent_tpu
 
 
 def quiet_libraries() -> None:
-    """Silence absl and C++ logs, where Orbax and TensorFlow write details of no use to users."""
+    """Silence the absl and C++ logs of Orbax and TensorFlow, and skip libtpu if there is no TPU."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     skip_absent_tpu()

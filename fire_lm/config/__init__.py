@@ -1,7 +1,8 @@
-"""Experiments in gin files, with checks that gin lacks. Only the root of a program is configured.
+"""Experiments in gin files, with checks that gin lacks.
 
-The rest of the code consists of undecorated functions and frozen dataclasses. The caller passes
-these to `load` by name, and gin files bind their parameters:
+Configuration is confined to the root of a program. The rest of the code consists of undecorated
+functions and frozen dataclasses, which the root passes to `load` by name. Gin files bind the
+parameters of these functions and dataclasses:
 
     TRAIN_STEPS = 600_000               # a macro, which `--gin.TRAIN_STEPS=5` overrides
     pretrain.steps = %TRAIN_STEPS
@@ -10,7 +11,7 @@ these to `load` by name, and gin files bind their parameters:
     FIRE.hidden_layers = 2
 
 The grammar is that of gin-config 0.5.0, whose parser reads the files (`syntax`). The semantics and
-the checks are our own, have no global state, and differ from gin's in the following points:
+the checks are implemented here, without global state, and differ from gin's as follows:
 - values are converted to the annotation of the parameter that takes them (`coercion`);
 - a name that is misspelt, or a binding that can never be used, is an error (`checks`);
 - `@Name` keeps the scope of the binding that contains it, even if it is called elsewhere

@@ -1,8 +1,8 @@
-"""Resolves statements: which binding wins, which value a macro has, and what is reached.
+"""The resolution of statements: winning bindings, values of macros, and reached configurables.
 
 A configurable is *reached* from a root if a chain of `@references` in bound values leads to it.
 There are no other references, so the reached configurables are known before any call.
-Scopes are those of gin: `a/X.p = 1` applies to X where X is reached under scope a or a/..., `@a/X`
+Scopes work as in gin: `a/X.p = 1` applies to X where X is reached under scope a or a/..., `@a/X`
 enters scope a (and leaves any other scope), and a plain `@X` stays in the scope of the binding that
 contains it.
 """
@@ -21,7 +21,7 @@ from fire_lm.errors import UserError, did_you_mean
 
 @dataclass(frozen=True)
 class Scoped:
-    """A configurable, in the scope in which it is reached."""
+    """A configurable and the scope in which it is reached."""
 
     scope: tuple[str, ...]
     name: str
@@ -35,7 +35,7 @@ class Scoped:
         return (self.scope[: len(key.scope)], self.name) == (key.scope, key.configurable)
 
     def target(self, reference: Ref) -> Scoped:
-        """Return the configurable that a reference in a value bound here refers to."""
+        """Return the configurable to which `reference`, in a value that is bound here, refers."""
         return Scoped(reference.scope or self.scope, reference.name)
 
 
@@ -114,7 +114,7 @@ class Bindings:
     def mentions(
         self, node: Node, overridden: bool = False, inside: tuple[str, ...] = ()
     ) -> Iterator[Ref | Macro]:
-        """Iterate over the references and macros in a value and in the macros that it mentions.
+        """Iterate over the references and macros in a value and in the macros that this value uses.
 
         With `overridden`, the result includes values of macros that later statements override.
         """
@@ -138,11 +138,12 @@ class Bindings:
                         yield statement, leaf
 
     def reach(self, *roots: str, overridden: bool = False) -> dict[Scoped, bool]:
-        """Return the configurables that `roots` (by default, all roots) reach, in reading order.
+        """Map each configurable that `roots` (by default, all roots) reach to whether it is called.
 
-        Each value states whether the configuration itself calls the configurable, as `@name()`. A
-        plain reference is called by code, which may pass arguments that the configuration leaves
-        out. With `overridden`, references in values that later statements override also count.
+        The order is that of reading. The value is True if the configuration itself calls the
+        configurable, as in `@name()`. A configurable with a plain reference is called by code,
+        which may pass arguments that the configuration omits. With `overridden`, references in
+        values that later statements override also count.
         """
         found: dict[Scoped, bool] = {}
 

@@ -1,4 +1,4 @@
-"""Checks that raise errors of one or two plain lines for mistakes that gin accepts silently.
+"""Checks that raise one- or two-line errors for mistakes that gin accepts silently.
 
 A binding is *unused* only if no command of the experiment could use it.
 - A macro is used if any binding, even an overridden one, or another used macro refers to it.
@@ -93,7 +93,7 @@ def _check_used(statement: Statement, reached: Iterable[Scoped]) -> None:
     if all(at.name != key.configurable for at in reached):
         raise UnusedBinding(
             f"{statement.where}: nothing in this experiment uses {key.configurable}"
-            f" (no binding that it runs with refers to @{key.configurable})."
+            f" (no effective binding refers to @{key.configurable})."
         )
     scope = "/".join(key.scope)
     hint = did_you_mean(scope, {"/".join(at.scope) for at in reached} - {""})
@@ -113,4 +113,4 @@ def check_no_circle(bindings: Bindings) -> None:
     except graphlib.CycleError as error:
         needed, by = error.args[1][:2]
         statement, ref = calls[by][needed]
-        raise UserError(f"{statement.where}: {statement.key} = {ref} needs itself.") from None
+        raise UserError(f"{statement.where}: {statement.key} = {ref} depends on itself.") from None

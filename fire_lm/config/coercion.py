@@ -1,4 +1,4 @@
-"""Converts gin values to the annotation of the parameter that takes them.
+"""The conversion of gin values to the annotation of the parameter that takes them.
 
 6e5 fits int, 1 fits float, and both [1, 2] and 3 fit tuple[int, ...]. A str takes the text as it
 was written, so that a path needs no quotes. True does not fit int. References remain in the result
@@ -30,7 +30,7 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 class Misfit(Exception):
-    """The error for a value that does not fit; its message states what would fit."""
+    """The error for a value that does not fit its parameter; the message describes valid values."""
 
 
 def plain(node: Node) -> Any:
@@ -47,9 +47,9 @@ def same(a: Any, b: Any) -> bool:
 
 
 class Fitter:
-    """Converts values to annotations.
+    """A converter of values to annotations.
 
-    The configurables determine the class of object that a reference yields.
+    The configurables determine the class of the object that a reference yields.
     """
 
     def __init__(self, configurables: Mapping[str, Configurable]) -> None:

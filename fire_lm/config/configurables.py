@@ -1,4 +1,4 @@
-"""Finds the functions and dataclasses that gin files may name, and their parameters."""
+"""The functions and dataclasses that gin files may name, and their parameters."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def imported(
     """Return `known` and the dataclasses of `modules`, by name.
 
     Args:
-      modules: The modules, each with the line that imports it.
+      modules: A mapping from the name of each module to the place of its import, as `file:line`.
+      known: The configurables that are already known, by name.
 
     Raises:
       UserError: A module cannot be imported; it has neither a dataclass nor a member from seqio,
@@ -55,7 +56,7 @@ def imported(
         except Exception as error:  # any error in the user's code
             raise UserError(
                 f"{where}: cannot import {module_name}: {first_line(error)}\n"
-                "put the folder that holds it on PYTHONPATH"
+                "add the folder that contains it to PYTHONPATH"
             ) from error
         classes = _dataclasses(module)
         if not classes and not any(map(_is_of_seqio, vars(module).values())):
@@ -64,7 +65,7 @@ def imported(
             if (other := found.setdefault(name, member)) is not member:
                 other_name = f"{other.__module__}.{name}"
                 raise UserError(
-                    f"{where}: {module_name}.{name} has the name of {other_name}: rename it"
+                    f"{where}: {module_name}.{name} has the same name as {other_name}: rename it"
                 )
             try:
                 parameters(member)
@@ -72,7 +73,7 @@ def imported(
                 raise UserError(
                     f"{where}: cannot read the annotations of {module_name}.{name}: "
                     f"{first_line(error)}\n"
-                    "import what they name also at run time, not only under TYPE_CHECKING"
+                    "import the annotated types at run time, not only under TYPE_CHECKING"
                 ) from error
     return found
 

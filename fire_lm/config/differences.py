@@ -1,4 +1,4 @@
-"""Compares a configuration with the saved text of an earlier configuration."""
+"""The comparison of a configuration with the saved text of an earlier configuration."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ABSENT = _Absent()
 class Difference:
     """A value that differs between two configurations.
 
-    `name` is the name with which the user would bind the value. A value that only one of the
-    configurations has is ABSENT in the other.
+    `name` is the name under which the user would bind the value. A value that exists in only one of
+    the configurations is ABSENT in the other.
     """
 
     name: str
@@ -40,7 +40,7 @@ def differences(old_text: str, new: Config, *, root: str) -> list[Difference]:
     Macros are expanded, so moving a value into a macro makes no difference. For two different
     references, only the references are listed, not the parameters of their configurables. A
     parameter that the old text does not bind has its present default or, if the class declares one,
-    its older default (`as_saved`). A parameter that only older code had is ABSENT in `new`.
+    its older default (`as_saved`). A parameter that existed only in older code is ABSENT in `new`.
     """
     old = new.resolve_text(old_text).as_saved()
     old_leaves, new_leaves = old.leaves(root), new.leaves(root)

@@ -1,4 +1,4 @@
-"""Finds and reads gin files, with their search paths, includes and precedence."""
+"""Functions that find and read gin files, with their search paths, includes and precedence."""
 
 from __future__ import annotations
 
@@ -24,16 +24,19 @@ def read_statements(
     search_paths: Sequence[str],
     first: Mapping[str, str] | None = None,
 ) -> tuple[list[Statement], dict[str, str]]:
-    """Read all gin files and command-line bindings; before them the texts `first`, by their names.
+    """Read the texts `first`, which are keyed by name, then all gin files, then the bindings.
 
-    A name is searched for under `search_paths`, then in '.', then among the shipped files. A file
+    A file is searched for under `search_paths`, then in '.', then among the shipped files. A file
     that is *included* a second time is skipped. (gin would read it again and thereby undo bindings
     between the two includes, such as those of one of two files that both include base.gin.) A file
     that `gin_files` names twice is read twice.
 
     Returns:
-      The statements in order of increasing precedence (the files, then the command line), and the
-      modules that the files import, each with the line that imports it.
+      The statements in order of increasing precedence, and a mapping from each module that the
+      files import to the place of the import, as `file:line`.
+
+    Raises:
+      UserError: A file or binding cannot be read, or a file sets the same key twice.
     """
     folders = (*search_paths, ".", str(SHIPPED))
     statements: list[Statement] = []
@@ -71,9 +74,9 @@ def read_statements(
 def stated(
     gin_files: Sequence[str], bindings: Sequence[str], search_paths: Sequence[str]
 ) -> dict[Key, Any]:
-    """Return what these bind, by key, before anything is resolved.
+    """Return the unresolved value that gin files and command-line bindings give to each key.
 
-    Numbers and texts are given as they are, all else as trees of the grammar.
+    Numbers, bools, None and strings are Python values; all other values are syntax trees.
     """
     statements, _ = read_statements(gin_files, bindings, search_paths)
     return {
@@ -103,7 +106,7 @@ def _find(name: str, folders: Sequence[str], asked_by: str) -> Any:
             raise UserError(f"{asked_by}: there is no gin file {name!r}: it is {other}.")
     except (OSError, ValueError, KeyError) as error:  # a long name, a null byte, a missing bucket
         raise UserError(f"{asked_by}: cannot read {name!r}: {first_line(error)}") from None
-    known: dict[str, str] = {}  # files in the folder that `name` states or under configs/
+    known: dict[str, str] = {}  # files in the folder of `name` or under configs/
     for path in candidates:
         for file in path.parent.glob("*.gin") if path.parent.is_dir() else ():
             known.setdefault(file.stem, str(pathlib.PurePath(name).parent / file.name))
@@ -125,7 +128,7 @@ def _other_than_file(path: Any) -> str:
     if not isinstance(path, pathlib.Path):
         return ""
     if path.is_symlink() and not path.exists():
-        return f"a link to {os.readlink(path)}, which is not there"
+        return f"a link to {os.readlink(path)}, which does not exist"
     return "a device or a pipe" if path.exists() else ""
 
 

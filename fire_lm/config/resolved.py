@@ -1,4 +1,4 @@
-"""Loads a configuration (`load`), which can be called, inspected and printed (`Config`)."""
+"""The resolved configuration (`Config`) that `load` returns, to call, inspect and print."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fire_lm.config.syntax import (
 from fire_lm.errors import UserError
 
 _HEADER = """\
-# The configuration as resolved: every macro, and every parameter of whatever a verb can reach.
+# The resolved configuration: every macro, and every parameter that a command can reach.
 # Read it again with --gin_file=THIS_FILE.
 """
 
@@ -55,10 +55,11 @@ def load(
       configurables: The undecorated functions and classes that gin files may name. A binding takes
         effect where an @reference reaches the configurable, never in a direct call in Python.
       roots: The names that `Config.call` can call.
-      hints: For some macros, the whole error message if the macro is needed but not set.
-      derive: Returns statements that are derived from all others and take precedence over them.
+      hints: For some macros, the whole error message for a macro that is needed but not set.
+      derive: A function that returns statements that are derived from all others and take
+        precedence over them.
       imports: Further modules whose dataclasses are configurables, as after `import` in a file.
-      first: Texts by name, which are read before the files and give way to them.
+      first: Gin texts, keyed by name, that are read before the files. The files take precedence.
 
     Raises:
       UserError: A name or value is misspelt, unused, undefined or of the wrong type; the message
@@ -83,8 +84,8 @@ class Config:
     def __init__(self, bindings: Bindings, *, strict: bool = True) -> None:
         """Resolve the bindings.
 
-        With `strict=False`, which is for the saved text of older code, a value that does not fit
-        its parameter remains as it is.
+        With `strict=False`, which is meant for text that older code saved, a value that does not
+        fit its parameter remains unconverted.
         """
         self.bindings = bindings
         self._strict = strict
@@ -110,7 +111,7 @@ class Config:
             source = self.bindings.source(statement)
             expects = f"{key} expects"
             if source is not statement:
-                expects = f"{source.key} feeds {key}, which expects"
+                expects = f"{source.key} sets {key}, which expects"
             if macros := [str(leaf) for leaf in leaves(source.node) if isinstance(leaf, Macro)]:
                 expects = f"{', '.join(macros)} in {expects}"
             end = "" if str(misfit).endswith("?") else "."
@@ -131,14 +132,14 @@ class Config:
         """Call a root with its configured values and `kwargs`.
 
         Raises:
-          UserError: A parameter that the call needs has no value, or a binding sets a parameter in
-            `kwargs` to another value, which could have no effect. The call has not begun.
+          UserError: A required parameter has no value, or a binding sets a parameter in `kwargs` to
+            another value and therefore has no effect. The error is raised before the call.
         """
         self.check_complete(root, **kwargs)
         return self.call_scoped(Scoped((), root), **kwargs)
 
     def check_complete(self, root: str, /, **given: Any) -> None:
-        """Raise UserError if a parameter that `root` needs neither has a value nor is given."""
+        """Raise UserError if a required parameter of `root` neither has a value nor is `given`."""
         self._check(Scoped((), root), given, heed_files=True)
         for at, called in self.bindings.reach(root).items():
             if called:
@@ -185,7 +186,7 @@ class Config:
                 default = self.bindings.parameters(at.name)[name].default
                 if not same(value, given[name]) and not same(value, default):
                     raise UserError(
-                        f"{statement.where}: this has no effect, the code itself "
+                        f"{statement.where}: this has no effect, because the code itself "
                         f"gives {at.name} its {name}; remove it."
                     )
 
@@ -204,9 +205,9 @@ class Config:
     # Inspecting. References are returned as text, such as '@FIRE'.
 
     def macro(self, name: str) -> Any | None:
-        """Return the value of a macro, or None.
+        """Return the value of a macro, or None if the macro is not set.
 
-        The value is converted for the first parameter that takes it.
+        The value is converted to the type of the first parameter that takes it.
         """
         macro = self.bindings.macros.get(name)
         if macro is None:
@@ -218,9 +219,9 @@ class Config:
         return _shown(plain(self.bindings.expand(macro)))
 
     def leaves(self, root: str) -> dict[Key, tuple[str, Any]]:
-        """Map the key of every value that `root` reaches to its name and the value.
+        """Map the key of every value that `root` reaches to the name and the value.
 
-        The name is the macro or key with which the user would bind the value. The defaults of each
+        The name is the macro or key under which the user would bind the value. The defaults of each
         configurable come before its bound values.
         """
         found = {}
@@ -263,7 +264,7 @@ class Config:
         return Config(self.bindings.extended(new), strict=self._strict)
 
     def as_saved(self) -> Config:
-        """Return this configuration with the defaults of the time at which it was saved.
+        """Return this configuration with the defaults that applied when it was saved.
 
         In `older_defaults`, a class declares the value of a parameter that corresponds to its
         behaviour before the parameter existed. A text that does not bind the parameter is from that
@@ -289,7 +290,8 @@ class Config:
         The text contains all macros in use and every parameter of every configurable that a root
         reaches: bound values as they were written, and other parameters with their defaults if gin
         can express them. A parameter with neither is passed by the caller and is omitted. Equal
-        configurations have the same text. With `roots`, it contains only what these reach.
+        configurations have the same text. With `roots`, only configurables that these roots reach
+        are included.
         """
         written: dict[str, dict[Key, Node]] = {}
         for at in self.bindings.reach(*roots):

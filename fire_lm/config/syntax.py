@@ -1,7 +1,7 @@
-"""Parses gin's grammar into statements.
+"""A parser that turns text in gin's grammar into statements.
 
 gin-config 0.5.0 has one global configuration, converts no values, and does not keep the text of a
-value. This module therefore uses only its parser (github.com/google/gin-config,
+value. This module therefore uses only gin's parser (github.com/google/gin-config,
 gin/config_parser.py). A statement keeps its origin and its value, which is a tree of lists and
 tuples with the leaves `Scalar`, `Ref` and `Macro`; `repr` formats the tree as gin text.
 """
@@ -136,7 +136,8 @@ class _Parser(config_parser.ConfigParser):
         value = super().parse_value()
         written = [token for token in self._seen[start:] if token.strip()]
         if isinstance(value, Ref | Macro) and written[0] == "-":
-            self._raise_syntax_error("A minus needs a number.")  # gin ignores the minus in `-%X`
+            # gin itself ignores the minus sign in `-%X`.
+            self._raise_syntax_error("A minus sign must precede a number.")
         if isinstance(value, Leaf | list | tuple):
             return value
         number = "".join(written[: 1 + (written[0] == "-")])
@@ -177,7 +178,7 @@ def parse_file(text: str, name: str) -> list[Statement | IncludeStatement | Impo
     for one in found:
         if isinstance(one, ImportStatement) and (one.alias or one.module.startswith("__gin__")):
             raise UserError(
-                f"{name}:{one.location.line_num}: names have no module path here, remove `as` and "
+                f"{name}:{one.location.line_num}: names have no module path here: remove `as` and "
                 "`from __gin__`; `import my_package.my_encoding` makes its dataclasses known."
             )
     return [
@@ -202,7 +203,10 @@ def parse_binding(text: str) -> Statement:
     if not equals:
         raise UserError(f"{where}: a binding must be of the form --gin.NAME=VALUE.")
     if not re.fullmatch(r"([A-Za-z_]\w*/)*([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*", name):
-        raise UserError(f"{where}: {shown(name)!r} is not a name; a binding is --gin.NAME=VALUE.")
+        raise UserError(
+            f"{where}: {shown(name)!r} is not a valid name; a binding must be of the form "
+            "--gin.NAME=VALUE."
+        )
     if not raw:
         raise UserError(f"{where}: no value after '='; write '' for an empty string.")
     if re.fullmatch(r"[-\d][-+\w.]*(\s*,\s*[-\d][-+\w.]*)+", raw):  # 512,1024 needs no brackets
@@ -236,5 +240,6 @@ def _unreadable(error: Exception, text: str, name: str) -> str:
     reason = "not a value" if "malformed node" in reason else reason
     return (
         f"{name}:{line}: cannot read {shown(content)!r}: {reason}.\n"
-        "A statement is NAME = VALUE; a string goes in quotes, a reference is @Name, a macro %NAME."
+        "Write a statement as NAME = VALUE, a string in quotes, a reference as @Name, and a macro "
+        "as %NAME."
     )

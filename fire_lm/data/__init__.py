@@ -1,6 +1,6 @@
 """Text for training and scoring, read on the fly through seqio or from previously written blocks.
 
-The functions here take a `TextData` (or `SeqioTask`) or a `Blocks`. For training, they also take a
+These functions take a `TextData` (or `SeqioTask`) or a `Blocks`. For training, they also take a
 `TextToText` (examples of an input and its target) or a `Synthetic` (the exercises of a task).
 Importing this module is cheap: TensorFlow is imported only when `TextData` needs it (10 s), and
 `Blocks` is read without it.
@@ -128,13 +128,16 @@ def scoring_text(
     return _reader(data).scoring_text(data, length=length, num_sequences=num_sequences, split=split)
 
 
-def task_examples_of(data: TextToText, *, split: str, longest: int) -> list[TaskExamples]:
+def task_examples_of(
+    data: TextToText, *, split: str, longest: int, count: int | None = None
+) -> list[TaskExamples]:
     """Return the examples of a task, or of each task of a mixture, in the order of their source.
 
     Args:
         data: The task or mixture.
         split: The name of the split.
         longest: The maximum number of tokens of an input to keep, without its end token.
+        count: The number of examples to read from the beginning of each task; None reads all.
 
     Raises:
         UserError: A task, its split or its vocabulary cannot be read, the task has no metric or no
@@ -144,7 +147,7 @@ def task_examples_of(data: TextToText, *, split: str, longest: int) -> list[Task
     from fire_lm.data.on_the_fly import evaluation_rows
 
     _register(data)
-    return evaluation_rows.task_examples(data, split=split, longest=longest)
+    return evaluation_rows.task_examples(data, split=split, longest=longest, count=count)
 
 
 def vocabulary_name(data: TrainingData) -> str:
@@ -206,7 +209,7 @@ def _reader(data: TrainingData) -> ModuleType:
 
 
 def _register(data: TextToText) -> None:
-    """Register the tasks in the folder of `data` if its task is one of ours.
+    """Register the tasks in the folder of `data` if fire_lm defines its task.
 
     Raises:
         UserError: The folder does not contain the task.

@@ -37,7 +37,7 @@ class BeamWorkers:
         try:
             from apache_beam.runners.runner import create_runner
 
-            if dataflow:  # the runner imports this module only after all documents were counted
+            if dataflow:  # otherwise, it is imported only after all documents have been counted
                 from apache_beam.runners.dataflow.internal import apiclient  # noqa: F401
         except ImportError as error:
             raise UserError(
@@ -53,7 +53,7 @@ class BeamWorkers:
         self._check_flags()
 
     def _check_flags(self) -> None:
-        """Reject invalid and unknown flags with a short message.
+        """Raise UserError with a short message for invalid and unknown flags.
 
         Beam itself prints its whole usage text for an invalid flag and only logs unknown flags.
         """

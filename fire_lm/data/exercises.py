@@ -18,7 +18,7 @@ from fire_lm.tasks.synthetic.layouts import longest_row
 from fire_lm.tasks.synthetic.layouts import vocabulary_size as task_vocabulary_size
 
 
-class TrainIterator:
+class ExerciseIterator:
     """An endless iterator over batches of exercises; see `fire_lm.data`.
 
     All exercises in a batch have the same length.
@@ -42,7 +42,7 @@ class TrainIterator:
         if needed > length:
             raise UserError(
                 f"{data.title} up to length {data.max_length} needs {needed} tokens per row: "
-                f"set --gin.TRAIN_LENGTH={needed} or more, or a smaller Synthetic.max_length"
+                f"set --gin.TRAIN_LENGTH={needed} or more, or reduce Synthetic.max_length"
             )
         self._data, self._width, self._seed = data, length, seed
         self._mine = range(shard_index * batch_size, (shard_index + 1) * batch_size)
@@ -63,7 +63,7 @@ class TrainIterator:
             f"batch, layout {data.layout}"
         )
 
-    def __iter__(self) -> TrainIterator:
+    def __iter__(self) -> ExerciseIterator:
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
@@ -101,14 +101,15 @@ class TrainIterator:
         for key, now in self._identity.items():
             if saved.get(key) != now:
                 raise UserError(
-                    f"The data position was saved with {key} {saved.get(key)}, now it is {now}.\n"
+                    f"The data position was saved with {key} {saved.get(key)}, but the run now has "
+                    f"{now}.\n"
                     "Training can only resume with the same task, batch size and seed."
                 )
         self._step = step
 
 
-def train_iterator(data: Synthetic, **arguments: int) -> TrainIterator:
-    return TrainIterator(data, **arguments)
+def train_iterator(data: Synthetic, **arguments: int) -> ExerciseIterator:
+    return ExerciseIterator(data, **arguments)
 
 
 def vocabulary_name(data: Synthetic) -> str:

@@ -1,7 +1,7 @@
 """Vocabularies `hf:FOLDER`, read from the `tokenizer.json` of a Hugging Face model such as GPT-2.
 
-In fire_lm, id 0 is padding, but in such a tokenizer, id 0 is a piece of text. Every id is therefore
-one higher in fire_lm than in the folder.
+In fire_lm, id 0 is padding, but in such a tokenizer, id 0 is a piece of text. Every id in fire_lm
+is therefore one higher than the corresponding id in the folder.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def load_hub(name: str) -> HubVocabulary:
     config = _json(folder, "config.json") or {}
     if EXPORTED in config:
         raise UserError(
-            f"vocabulary {name}: `fire-lm export` wrote this folder: use the vocabulary of its run"
+            f"vocabulary {name}: this folder was written by `fire-lm export`: use the vocabulary "
+            "of the exported run"
         )
     try:
         from tokenizers import Tokenizer

@@ -31,7 +31,6 @@ def vocabulary_fingerprint(vocabulary: str) -> str:
     if found is None:
         raise UserError(
             f"Vocabulary file not found: {file}\n"
-            "Pass what the blocks were made with: 'bytes', the path of a SentencePiece model, or "
-            "hf:FOLDER."
+            "The vocabulary must be 'bytes', the path of a SentencePiece model, or hf:FOLDER."
         )
     return found

@@ -1,4 +1,4 @@
-"""TensorFlow, seqio and TFDS, imported without log output and without claiming accelerators.
+"""TensorFlow, seqio and TFDS, imported without log output and without occupying accelerators.
 
 The accelerators stay available to JAX. `storage.quiet` describes how TensorFlow's log lines are
 suppressed.

@@ -1,8 +1,8 @@
-"""Random access to rows: which tokens of the document stream each row of a construction contains.
+"""Random access to rows: the span of the document stream that each row of a construction covers.
 
 Every row of every construction is one contiguous span of the stream, so a table of rows consists of
 arrays of positions, or is not needed at all. Positions are int64 offsets into the stream. There are
-R rows of n tokens and D documents. Skipped documents have no tokens and are not counted.
+R rows of n tokens. Skipped documents have no tokens and are not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fire_lm.data.spec import Construction
 
 
 class Rows(abc.ABC):
-    """The rows of `length` tokens that a construction makes of a stream of `tokens` tokens.
+    """The rows of `length` tokens into which a construction arranges a stream of `tokens` tokens.
 
     `ends` yields a non-empty int64 [d] array for each consecutive part of the stream, with the
     positions at which the part's documents end.
@@ -41,9 +41,9 @@ class Rows(abc.ABC):
 
     @abc.abstractmethod
     def complete_at(self, places: np.ndarray) -> np.ndarray:
-        """Return, for each position, how many rows are complete if the stream is read up to there.
+        """Return, for each position, the number of rows that are complete if reading stops there.
 
-        At that point, the reader does not know whether the stream continues.
+        At that point, it is unknown whether the stream continues.
         """
 
     def segment_starts(self, start: int, stop: int) -> np.ndarray:
@@ -114,7 +114,7 @@ class Packed(Rows):
         return self._edges[rows], self._edges[rows + 1]
 
     def complete_at(self, places: np.ndarray) -> np.ndarray:
-        """Return the numbers of complete rows; see `Rows`.
+        """Return the number of complete rows at each position; see `Rows`.
 
         A row is complete once the first part that does not fit has arrived, so the last row never
         counts as complete.

@@ -16,7 +16,7 @@ from fire_lm.tasks.synthetic.layouts import Layout
 # Longer documents are skipped, because SentencePiece needs up to 230 bytes of memory for each byte
 # of text (measured).
 LONGEST_DOCUMENT = 2**24  # bytes
-# The file that marks a data directory as holding the embedded text (`corpora.embedded`).
+# The file that marks a data directory as containing the embedded text (`corpora.embedded`).
 EMBEDDED_MANIFEST = "fire_lm_corpus.json"
 # The number of rows read per scored row. The scored rows are spread evenly over the rows read, so
 # that a small number of scored rows does not come from only one or two documents.
@@ -88,12 +88,12 @@ class TextData:
 
     @property
     def title(self) -> str:
-        """The name used in messages: the TFDS name, or the mixture's names and rates."""
+        """The name for use in messages: the TFDS name, or the mixture's names and rates."""
         return " + ".join(f"{rate:g} {name}" for name, rate in self.mixture) or self.tfds_name
 
     @property
     def where(self) -> str:
-        """The text and its location, as described in messages."""
+        """A description of the text and its location for use in messages."""
         return f"{self.title} in {self.data_dir}"
 
 
@@ -106,8 +106,8 @@ class SeqioTask:
 
     Attributes:
         name: The name of the Task or Mixture; `--import` names the module that registers it.
-        vocabulary: The vocabulary of the task's feature, which generation and export read. It is
-            named as in `TextData`, by 'bytes' or by the path of a SentencePiece model.
+        vocabulary: The vocabulary of the task's feature, which generation and export use: 'bytes'
+            or the path of a SentencePiece model.
         feature: The output feature to model.
         construction: How examples become rows, with each example counted as a document; see
             `TextData.construction`.
@@ -142,12 +142,12 @@ class SeqioTask:
 
     @property
     def title(self) -> str:
-        """The name of the text used in messages."""
+        """The name of the text for use in messages."""
         return self.name
 
     @property
     def where(self) -> str:
-        """The text and its location, as described in messages."""
+        """A description of the text and its location for use in messages."""
         return f"the registered {self.name}"
 
 
@@ -157,7 +157,7 @@ class Blocks:
 
     Attributes:
         path: The --output of `fire-lm corpus blocks`, which may be local or on gs:// or s3://.
-        vocabulary: The vocabulary with which the blocks must have been made, named as in
+        vocabulary: The vocabulary with which the blocks must have been made, specified as in
             `TextData`. An empty string accepts any blocks and is meant for machines without a copy
             of the vocabulary's file.
         construction: See `TextData.construction`.
@@ -175,7 +175,7 @@ class Blocks:
 
     @property
     def title(self) -> str:
-        """The name of the text used in messages."""
+        """The name of the text for use in messages."""
         return self.path
 
     @property
@@ -199,12 +199,12 @@ class TextToText:
         name: The name of the Task or Mixture, which has the features `inputs` and `targets`.
             `--import` names the module that registers a user's task.
         vocabulary: The vocabulary of both features: 'bytes' or the path of a SentencePiece model.
-        target_length: The number of tokens in the longest target, including its end token. The
-            rest of a row is for the input. Examples whose target is longer or empty are skipped.
+        target_length: The maximum number of tokens in a target, including its end token. The rest
+            of a row is for the input. Examples whose target is longer or empty are skipped.
         data_dir: The folder in which `fire-lm corpus tasks` wrote the data sets, for the tasks
             fire_lm:NAME; ignored for other tasks.
-        truncation: How a longer input is truncated: 'head' keeps its beginning, 'tail' its end,
-            and 'middle' both, with half of the tokens each.
+        truncation: How an input that does not fit is truncated: 'head' keeps its beginning, 'tail'
+            its end, and 'middle' both, with half of the tokens each.
         shuffle_buffer: The number of rows that are shuffled together, per shard.
         use_cached: Whether to read the files that `seqio_cache_tasks` has written.
         cache_dirs: The folders of these files, in addition to seqio's global cache directories.
@@ -218,15 +218,15 @@ class TextToText:
     shuffle_buffer: int = 1000
     use_cached: bool = False
     cache_dirs: tuple[str, ...] = ()
-    mixture: ClassVar[tuple[tuple[str, float], ...]] = ()  # its rates are seqio's
+    mixture: ClassVar[tuple[tuple[str, float], ...]] = ()  # seqio applies the rates of a Mixture
     packed: ClassVar[bool] = False
     unshifted: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.target_length < 2:
             raise UserError(
-                f"TextToText.target_length is {self.target_length}: it must be 2 or more, a token "
-                "and the end"
+                f"TextToText.target_length is {self.target_length}: it must be 2 or more, for one "
+                "token and the end token"
             )
         if self.truncation not in TRUNCATIONS:
             raise UserError(
@@ -242,7 +242,7 @@ class TextToText:
 
     @property
     def parts(self) -> tuple[TextToText, ...]:
-        """The tasks that are read separately; seqio reads a Mixture as one, at its own rates."""
+        """The tasks that are read separately; a Mixture counts as one task, mixed by seqio."""
         return (self,)
 
     @property
@@ -252,16 +252,16 @@ class TextToText:
 
     @property
     def title(self) -> str:
-        """The name of the task used in messages."""
+        """The name of the task for use in messages."""
         return self.name
 
     @property
     def where(self) -> str:
-        """The task and its location, as described in messages."""
+        """A description of the task and its location for use in messages."""
         return f"the registered {self.name}"
 
     def input_length(self, length: int) -> int:
-        """Return the largest number of input tokens, without the end token, in a row of `length`.
+        """Return the maximum number of input tokens, without the end token, in a row of `length`.
 
         Raises:
             UserError: The row leaves no room for an input.
@@ -269,15 +269,15 @@ class TextToText:
         room = length - self.target_length - 1
         if room < 1:
             raise UserError(
-                f"a row of {length} tokens leaves no room for the input of {self.name} beside a "
-                f"target of {self.target_length} (TextToText.target_length): rows need "
+                f"a row of {length} tokens leaves no room for the input of {self.name} in addition "
+                f"to a target of {self.target_length} tokens (TextToText.target_length): rows need "
                 f"{self.target_length + 2} tokens or more"
             )
         return room
 
 
 def ends_kept(room: int, truncation: Truncation) -> tuple[int, int]:
-    """Return how many tokens of a longer input are kept at its beginning and at its end."""
+    """Return the numbers of tokens that truncation keeps at an input's beginning and at its end."""
     tail = {"head": 0, "tail": room, "middle": room // 2}[truncation]
     return room - tail, tail
 
@@ -317,11 +317,11 @@ class Synthetic:
 
     @property
     def title(self) -> str:
-        """The name of the task used in messages."""
+        """The name of the task for use in messages."""
         return type(self.task).__name__
 
 
-Registered = SeqioTask | TextToText  # with seqio, by a name
+Registered = SeqioTask | TextToText  # registered with seqio under a name
 TextBySeqio = TextData | SeqioTask
 ReadBySeqio = TextBySeqio | TextToText
 Data = TextBySeqio | Blocks  # text, which can be scored as well
@@ -336,7 +336,7 @@ class Tokenized(Protocol):
 
 
 def check_reading(data: Registered) -> None:
-    """Refuse settings with which no registered task could be read."""
+    """Raise UserError for settings with which no registered task can be read."""
     kind = type(data).__name__
     if data.shuffle_buffer < 1:
         raise UserError(f"{kind}.shuffle_buffer must be at least 1, not {data.shuffle_buffer}.")
@@ -345,7 +345,7 @@ def check_reading(data: Registered) -> None:
 
 
 class NoText(UserError):
-    """A split that does not contain a single row of the requested length."""
+    """The error for a split that does not contain a single row of the requested length."""
 
 
 def text_weights(targets: np.ndarray) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 Arrays are one-dimensional and stored in Zarr version 3. A file (a "shard" in Zarr) contains many
 chunks, which are read individually by byte range. Each chunk, and the index of each file, ends with
-its CRC-32C checksum. A flipped bit or a truncated file is therefore an error and never yields wrong
-text.
+its CRC-32C checksum. A flipped bit or a truncated file therefore causes an error and never yields
+wrong text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values that hold the examples of a task for evaluation and the functions that score answers."""
+"""The examples of a task for evaluation, and the functions that score answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from fire_lm.errors import UserError
+
+
+def failure(error: Exception) -> str:
+    """Format an exception that a task's own code raised as one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +26,7 @@ class Example:
             length that was requested.
         input_length: The number of tokens in the whole input.
         answers: The reference answers: the example's feature `answers`, or else its target.
-        choices: The allowed answers, or an empty tuple if the example does not state them.
+        choices: The allowed answers, or an empty tuple if the example does not list any.
         target: The value with which the metrics compare a prediction.
         fields: The other features of the task's own example, which the task's functions may need.
     """
@@ -42,10 +49,29 @@ class TaskExamples:
         examples: The examples.
         prediction: A function that maps the text of an answer and the example's fields to the
             prediction that the metrics receive.
-        metrics: Functions that map targets and predictions to values, keyed by name.
+        metrics: Functions of the targets and the predictions, each of which returns a mapping from
+            names to values.
+        lost: The examples that are omitted because the task's own code fails on their targets: a
+            mapping from the id of each example to the error.
     """
 
     name: str
     examples: Sequence[Example]
     prediction: Callable[[str, Mapping[str, Any]], Any]
     metrics: Sequence[Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]]
+    lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def with_inputs_below(self, tokens: int) -> TaskExamples:
+        """Return the task with only the examples whose whole input has fewer than `tokens` tokens.
+
+        Raises:
+            UserError: There is no such example.
+        """
+        kept = [example for example in self.examples if example.input_length < tokens]
+        if not kept:
+            shortest = min(example.input_length for example in self.examples)
+            raise UserError(
+                f"no input of {self.name} has fewer than {tokens:,} tokens, the shortest has "
+                f"{shortest:,}: raise evaluate.inputs_below"
+            )
+        return dataclasses.replace(self, examples=kept)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable
+
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 from fire_lm.data.hub_vocabulary import PREFIX, HubVocabulary, load_hub
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.errors import UserError, reason
+
+# SentencePiece's built-in normalisation rules.
+_STANDARD_NORMALIZERS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")
+# A piece of at most one word, after any spaces, which SentencePiece represents by this character.
+_OF_ONE_WORD = re.compile("\N{LOWER ONE EIGHTH BLOCK}*[^ \N{LOWER ONE EIGHTH BLOCK}]*")
 
 # Maps strings [documents] to the tokens and to the number of bytes of each token, both ragged int32
 # [documents, tokens].
@@ -97,9 +105,30 @@ def _check_special_pieces(name: str, processor) -> None:
     never_emitted = processor.IsControl(0) or (processor.IsUnknown(0) and byte_fallback)
     if not never_emitted:
         raise UserError(
-            f"The SentencePiece model {name} can emit id 0, which means padding here.\n"
+            f"The SentencePiece model {name} can emit id 0, which is padding in fire_lm.\n"
             "Train it with --pad_id=0 --eos_id=1 --unk_id=2."
         )
+
+
+def divides_at_spaces(vocabulary: seqio.Vocabulary) -> bool:
+    """Return whether the tokens of 'a b' begin with the tokens of 'a'.
+
+    This holds for bytes, and for a SentencePiece model whose pieces never continue after a space
+    (except with further spaces) and whose normalisation rule is built in. The built-in rules do not
+    change ASCII letters and digits. Here, 'a' is any text that ends in an ASCII letter or digit,
+    and 'b' is any text that begins with one.
+    """
+    if isinstance(vocabulary, seqio.ByteVocabulary):
+        return True
+    if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
+        return False
+    model = ModelProto.FromString(vocabulary.tokenizer.serialized_model_proto())
+    return (
+        model.normalizer_spec.name in _STANDARD_NORMALIZERS
+        and model.normalizer_spec.escape_whitespaces
+        and not model.trainer_spec.treat_whitespace_as_suffix
+        and all(_OF_ONE_WORD.fullmatch(piece.piece) for piece in model.pieces)
+    )
 
 
 def unknown_id(name: str) -> int | None:

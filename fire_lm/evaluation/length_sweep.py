@@ -1,4 +1,4 @@
-"""Loss as a function of sequence length, the paper's evaluation of length generalisation (4.1).
+"""Loss as a function of sequence length, as in the paper's evaluation (section 4.1).
 
 The same tokens are scored at every length. The text is read once, in rows whose length depends only
 on the budget (text_choice.py), and protocols.py divides these rows into windows. By default, the
@@ -50,7 +50,7 @@ from fire_lm.results import (
 )
 from fire_lm.results.estimators import mean_and_error
 
-# The results in a row for which there is no text.
+# The results of a row for which there is no text.
 NO_NUMBERS = (math.nan, math.nan, math.nan, math.nan)
 
 
@@ -75,12 +75,12 @@ class LengthSweep:
       model: The model as it was trained, with any changes that apply only at evaluation.
       encoding: The name of the encoding in the table.
       data: The data on which the run was trained, with any changes that apply only at evaluation.
-      lengths: The numbers of tokens in a sequence. The same tokens are scored at every length. A
-        row of text is a power of two long; if a length does not divide it, the last part of each
-        row is shorter.
+      lengths: The lengths of a sequence in tokens. The same tokens are scored at every length. The
+        length of a row of text is a power of two; if an evaluation length does not divide it, the
+        last part of each row is shorter.
       tokens: The number of tokens to score at each length. This budget alone determines the text,
         which is read in 32 rows if rows are parts of a joined stream, and otherwise in 128 rows. No
-        length may exceed that of a row.
+        evaluation length may exceed the length of a row.
       tokens_per_batch: The maximum number of tokens in a forward pass, which limits its memory. A
         forward pass reads at least one sequence per device.
       split: The split of the data set.
@@ -88,7 +88,7 @@ class LengthSweep:
         full, last256 or sliding (see protocols.py).
       stride: The number of tokens between the starts of the windows of `sliding`.
       position_bins: The maximum number of equal parts into which the longest length is divided for
-        the losses by position of the protocol `full`. With 0, there are no losses by position.
+        the losses by position of the protocol `full`; 0 disables these losses.
       mesh: The device mesh to use; by default, all devices are used.
 
     Raises:
@@ -214,7 +214,7 @@ def scored(
 
 
 def say_what_was_left_out(wanted: Sequence[Measurement], finished: Known) -> None:
-    """Report the tokens that older versions did not score, in parts shorter than the length."""
+    """Report the tokens in parts shorter than the length, which older versions did not score."""
     for measurement in wanted:
         row = finished.rows.get(measurement.place)
         if row is None or not finished.texts.get(measurement.place):

@@ -6,7 +6,7 @@ Shape suffixes: B = batch, T = tokens in a sequence, R = rows of text, P = bins 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,8 +24,14 @@ from fire_lm.models import Decoder, segment_positions, token_losses
 from fire_lm.processes import failing_together
 
 
-def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh) -> Any:
-    """Verify a checkpoint and return its parameters, sharded over `mesh`.
+def read_params(
+    workdir: str,
+    step: int,
+    model: Decoder,
+    mesh: jax.sharding.Mesh,
+    layout: Callable[[Any, jax.sharding.Mesh], Any] = sharding.with_shardings,
+) -> Any:
+    """Verify a checkpoint and return its parameters, sharded over `mesh` as `layout` specifies.
 
     If one process of a job fails, for example because the checkpoint is removed during the restore,
     all processes raise an error.
@@ -33,7 +39,7 @@ def read_params(workdir: str, step: int, model: Decoder, mesh: jax.sharding.Mesh
     with failing_together():
         if jax.process_index() == 0 and (found := checkpoint_damage(workdir, step)):
             raise RunFailed(f"checkpoint {step} of {workdir} is damaged: {found}")
-        return restore_params(workdir, step, abstract_params(model, mesh))[0]
+        return restore_params(workdir, step, layout(parameter_shapes(model), mesh))[0]
 
 
 def parameter_shapes(model: Decoder) -> Any:

@@ -31,7 +31,7 @@ def row_length(tokens: int, construction: str) -> int:
 
 
 def check_reach(lengths: Sequence[int], tokens: int, data: Data) -> None:
-    """Raise UserError if a length exceeds that of the rows in which the budget is read."""
+    """Raise UserError if a length exceeds the length of the rows in which the text is read."""
     longest = max(lengths)
     for part in data.parts:
         if longest > (row := row_length(tokens, part.construction)):

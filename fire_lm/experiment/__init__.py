@@ -11,7 +11,7 @@ from fire_lm.config import Config, load, stated
 from fire_lm.data import Blocks, SeqioTask, Synthetic, TextData, TextToText
 from fire_lm.errors import UserError
 from fire_lm.experiment.encoding_label import POSITIONS, check_label, derived_label
-from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.experiment.task_evaluation import TextEvaluation, default_truncation
 from fire_lm.sharding import MeshShape
 from fire_lm.storage import place
 from fire_lm.tasks import synthetic
@@ -25,7 +25,7 @@ EXPERIMENTS: dict[str, Callable[..., Any]] = {
 }
 
 # The roots of a configuration: the experiments, and the model, so that two models can be compared.
-# If `evaluate` has bindings, it is a root, too.
+# If `evaluate` has bindings, it is also a root.
 ROOTS = ("pretrain", "length_sweep", "build_decoder")
 FINETUNING_ROOTS = ("finetune", "build_decoder")
 
@@ -39,7 +39,7 @@ def load_config(
 ) -> Config:
     """Load the configuration of an experiment.
 
-    All commands know all configurables, so that one set of files serves them all, and a binding
+    All commands accept all configurables, so that the same gin files serve every command. A binding
     counts as unused only if no command could use it.
 
     Args:
@@ -48,6 +48,9 @@ def load_config(
       search_paths: The folders to search for gin files, separated by commas.
       imports: The names of modules to import.
       first: Gin texts, keyed by their names, that are read before the files.
+
+    Raises:
+      UserError: The configuration is invalid or cannot be read.
     """
     configurables: list[Callable[..., Any]] = [
         models.build_decoder,
@@ -90,7 +93,7 @@ def load_config(
             "POSITION": "no positional encoding chosen: add "
             f"--gin_file=configs/positions/NAME.gin\nNAME is one of {names}"
         },
-        derive=derived_label,
+        derive=lambda bound: [*derived_label(bound), *default_truncation(bound)],
         imports=imports,
         first=first,
     )
@@ -112,7 +115,7 @@ def search_folders(search_paths: str) -> list[str]:
 
 
 def finetunes(gin_files: Sequence[str], bindings: Sequence[str], search_paths: str) -> bool:
-    """Return whether the arguments describe finetuning, by bindings of `finetune`.
+    """Return whether the arguments describe finetuning, that is, contain bindings of `finetune`.
 
     Raises:
       UserError: The arguments describe both finetuning and pretraining, or cannot be read.
@@ -171,7 +174,7 @@ def check_blocks(config: Config) -> None:
     if construction != macro:
         raise UserError(
             f"{where}: TextData.construction = {construction!r} has no effect on blocks\n"
-            "set CONSTRUCTION, which both read"
+            "set CONSTRUCTION instead, which sets it for both TextData and Blocks"
         )
 
 

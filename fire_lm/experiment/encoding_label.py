@@ -29,7 +29,7 @@ def check_label(label: object) -> None:
     if label is not None and not (fits and len(str(label)) <= _LONGEST):
         raise UserError(
             f"ENCODING is {label!r}: it names the run in tables, so it must have 1 to {_LONGEST} "
-            "printable characters, without blanks around them"
+            "printable characters, without surrounding blanks"
         )
 
 
@@ -91,9 +91,9 @@ def _refs(node: Node) -> list[Ref]:
 
 
 def _matching_file(bindings: Bindings, position: Node) -> str | None:
-    """Return the file with this POSITION whose settings all apply, or None if there is none.
+    """Return the name of the file with this POSITION whose settings all apply, or None.
 
-    If there are several such files, the file with the most settings is returned.
+    If there are several such files, the file with the most settings is chosen.
     """
     settings: dict[str, int] = {}
     for path in sorted(POSITIONS.glob("*.gin")):

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+from fire_lm.config.bindings import Bindings
+from fire_lm.config.syntax import Key, Macro, Scalar, Statement
 from fire_lm.data import TextToText
+from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
+from fire_lm.evaluation import lengths_refused
 from fire_lm.generation import Greedy, Method
+from fire_lm.models import Decoder
+from fire_lm.sharding import MeshShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,16 +22,21 @@ class TextEvaluation:
     Attributes:
       data: The task, or a mixture whose tasks are evaluated one by one. Its `target_length` is the
         maximum number of tokens in an answer, including its end token.
-      lengths: The maximum numbers of tokens of an input that the model reads, including the end
-        token. The task is evaluated at each of them.
+      lengths: The maximum lengths of the model's input in tokens, including the end token. The task
+        is evaluated at each length.
       suite: The suite under which results are reported.
       split: The split whose examples are answered.
       method: The method of generation. The first continuation is the answer.
       rank: Whether to choose the most likely of the allowed answers instead of generating one.
       choices: The allowed answers. The default is each example's own feature `choices`.
-      examples: The maximum number of examples to answer, which are drawn from the split with a
-        fixed seed. None answers all of them.
+      inputs_below: Only examples whose whole input has fewer tokens than this, without its end
+        token, are answered. None selects all examples.
+      examples: The maximum number of examples to answer, which are drawn from the selected ones
+        with a fixed seed. None answers all of them.
       batch_size: The number of prompts that are continued together.
+      tokens_per_batch: The maximum number of tokens in a forward pass that ranks answers, which
+        limits its memory. A forward pass reads at least one answer per device.
+      mesh: The device mesh to use; by default, all devices are used.
 
     Raises:
       UserError: A setting is invalid.
@@ -38,21 +49,33 @@ class TextEvaluation:
     method: Method = Greedy()
     rank: bool = False
     choices: tuple[str, ...] = ()
+    inputs_below: int | None = None
     examples: int | None = None
     batch_size: int = 8
+    tokens_per_batch: int = 2**14
+    mesh: MeshShape = MeshShape()
 
     def __post_init__(self) -> None:
         if not self.lengths:
-            raise UserError("EVAL_LENGTHS is empty: give lengths of inputs, in tokens")
+            raise UserError("EVAL_LENGTHS is empty: set the lengths of inputs in tokens")
         if min(self.lengths) < 2:
             raise UserError(
-                f"EVAL_LENGTHS has {min(self.lengths)}: an input has 2 tokens or more, one of text "
-                "and the end"
+                f"EVAL_LENGTHS has {min(self.lengths)}: an input needs 2 tokens or more, one of "
+                "text and the end token"
             )
         if self.batch_size < 1 or (self.examples is not None and self.examples < 1):
-            raise UserError("evaluate.batch_size and evaluate.examples are 1 or more")
+            raise UserError("evaluate.batch_size and evaluate.examples must be 1 or more")
+        if self.tokens_per_batch < 1:
+            raise UserError("evaluate.tokens_per_batch must be 1 or more")
+        if self.inputs_below is not None and self.inputs_below < 1:
+            raise UserError("evaluate.inputs_below is a number of tokens, 1 or more")
         if self.choices and not self.rank:
             raise UserError("evaluate.choices has no effect without evaluate.rank = True")
+
+    @property
+    def in_order(self) -> tuple[int, ...]:
+        """The distinct lengths in ascending order."""
+        return tuple(sorted(set(self.lengths)))
 
     @property
     def decoding(self) -> str:
@@ -60,5 +83,56 @@ class TextEvaluation:
         return "-".join(["rank", *self.choices]) if self.rank else self.method.label
 
     def context_length(self, length: int) -> int:
-        """Return the number of tokens in token 0, an input of `length` tokens and its answer."""
+        """Return the total length of token 0, an input of `length` tokens, and the answer."""
         return 1 + length + self.data.target_length
+
+    def refused(self, model: Decoder) -> dict[int, str]:
+        """Return the lengths at which the model cannot read an input and its answer, with reasons.
+
+        Raises:
+          UserError: There is no other length, or the settings do not suit the model.
+        """
+        if self.rank and any(encoding.uses_context_length for encoding in model.encodings):
+            raise UserError(
+                "answers of different lengths cannot be ranked with an encoding that depends on "
+                "the length of the input: set evaluate.rank = False"
+            )
+        contexts = {length: self.context_length(length) for length in self.in_order}
+        unread = lengths_refused(model, sorted(contexts.values()))
+        found = {n: unread[context] for n, context in contexts.items() if context in unread}
+        if len(found) == len(contexts):
+            raise UserError(found[min(found)])
+        return found
+
+    def check_task(self, task: TaskExamples, model: Decoder) -> None:
+        """Raise UserError if an example has unknown tokens or lacks the answers to be ranked."""
+        for example in task.examples:
+            if example.tokens.size and (largest := int(example.tokens.max())) >= model.vocab_size:
+                raise UserError(
+                    f"the example {example.id} of {task.name} has the token {largest}, but the "
+                    f"model has only {model.vocab_size} tokens: evaluate it with the vocabulary of "
+                    "the run"
+                )
+            if self.rank and not (self.choices or example.choices):
+                raise UserError(
+                    f"the example {example.id} of {task.name} does not say which answers it "
+                    "allows: set evaluate.choices = ('A', 'B'), or evaluate.rank = False"
+                )
+
+
+_MACRO, _BOUND = Key((), "", "TRUNCATION"), Key((), "TextToText", "truncation")
+
+
+def default_truncation(bindings: Bindings) -> list[Statement]:
+    """Return the binding of TRUNCATION if it is needed but not set, and otherwise [].
+
+    Its value is the one that a finetuned run bound to TextToText.truncation directly, or else the
+    default of that parameter.
+    """
+    asked = bindings.winning.get(_BOUND)
+    if asked is None or asked.node != Macro("TRUNCATION") or "TRUNCATION" in bindings.macros:
+        return []
+    of_run = [one for one in bindings.statements if one.key == _BOUND and one.node != asked.node]
+    default = TextToText.truncation
+    node = of_run[-1].node if of_run else Scalar(default, default)
+    return [Statement(_MACRO, node, (of_run or [asked])[-1].where, False)]

@@ -1,4 +1,4 @@
-"""Greedy generation, sampling and beam search, which require only JAX and Flax to import."""
+"""Greedy decoding, sampling and beam search; importing this package needs only JAX and Flax."""
 
 from fire_lm.generation.generate import Generated, generate
 from fire_lm.generation.methods import Beam, Greedy, Method, Sample

@@ -49,7 +49,7 @@ def _candidates(
 ) -> tuple[_Beams, jax.Array]:
     """Return the likeliest one-token extensions of the live beams, and the beam that each extends.
 
-    At most `stops` extensions of each beam end the beam. The number of candidates is therefore
+    At most `stops` extensions of a beam can end it. The number of candidates is therefore
     (1 + stops) * K, of which at least K remain live.
     """
     batch, count, size = logits_BKV.shape
@@ -81,8 +81,8 @@ def beam_search(
     """Return the K best finished hypotheses, best first.
 
     If no hypothesis has finished, the live hypotheses are returned instead. The search ends when no
-    live beam can exceed the worst of K finished hypotheses. A missing hypothesis has the score -inf
-    and no tokens.
+    live beam can score higher than the worst of K finished hypotheses. A missing hypothesis has the
+    score -inf and no tokens.
     """
     batch, count = logits_BV.shape[0], method.beams
 

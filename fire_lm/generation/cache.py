@@ -22,7 +22,7 @@ from fire_lm.models.decoder_layer import Past, Reading
 
 
 class Cache(NamedTuple):
-    """The state that decoding keeps of the tokens read so far.
+    """The state of decoding after the tokens read so far.
 
     Attributes:
       turns: For each of the alternating encodings, the keys and values of its layers `[L, ...]`.
@@ -46,8 +46,8 @@ def prefill(
 ) -> tuple[jax.Array, Cache]:
     """Process the prompts with the forward pass of training, and fill the cache.
 
-    `pos_C` holds the positions of prompt and answer as one text, int32 or, if resampled, float32;
-    its last position is repeated where the context is shorter.
+    `pos_C` holds the positions of a prompt followed by its continuation, int32 or, if resampled,
+    float32. Beyond the end of the context, the last position is repeated.
 
     Returns:
       The logits `[B, V]` of the first new token, and the cache.

@@ -60,7 +60,8 @@ class Inputs(NamedTuple):
       prompts_BP: The prompts, int32, padded on the right.
       lengths_B: The number of tokens of each prompt, int32.
       keys_BU: The data of a random key for each prompt, uint32.
-      pos_C: The positions of prompt and answer as one text, int32 or (if resampled) float32.
+      pos_C: The positions of a prompt followed by its continuation, int32 or, if resampled,
+        float32.
     """
 
     prompts_BP: Any
@@ -77,13 +78,23 @@ def call_for(
     context_length: int,
     mesh: Mesh | None,
 ) -> Call:
-    """Return the call.
+    """Return the static arguments of a program for decoding.
 
     Its model does not use remat, and it loops over the layers, which reduces the compile time.
     """
     layout = None if mesh is None else NamedSharding(mesh, ACTIVATIONS)
     model = model.clone(scan_layers=True, remat="none", activation_sharding=layout)
     return Call(model, method, new_tokens, tuple(sorted(set(stop_ids))), context_length)
+
+
+def compiled_context(model: Decoder, context_length: int, padded: int) -> int:
+    """Return the context length for which a program is compiled.
+
+    Unless an encoding uses the exact context length, all lengths that are padded alike share one
+    program.
+    """
+    exact = any(encoding.uses_context_length for encoding in model.encodings)
+    return context_length if exact else padded
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -103,7 +114,7 @@ def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
 def continue_in_chunks(
     call: Call, params: Any, inputs: Inputs, on_tokens: Callable[[jax.Array], None]
 ) -> Continued:
-    """Compute the result of `continue_prompts` by two programs; beam search is not supported.
+    """Compute the result of `continue_prompts` with two programs; beam search is not supported.
 
     The first program chooses the first token; the second program, which runs repeatedly, chooses
     up to 8 more tokens. After each program, `on_tokens` is called with the tokens so far.
@@ -149,9 +160,17 @@ _on_all_devices = jax.jit(_on_all, static_argnums=0)
 
 
 def abstract_inputs(
-    model: Decoder, batch: int, prompt: int, new_tokens: int, mesh: Mesh | None = None
+    model: Decoder,
+    batch: int,
+    prompt: int,
+    new_tokens: int,
+    context_length: int,
+    mesh: Mesh | None = None,
 ) -> Inputs:
-    """Return the shapes of `Inputs` for `batch` prompts, rounded up to a multiple of `ways`."""
+    """Return the shapes of `Inputs` for `batch` prompts, rounded up to a multiple of `ways`.
+
+    Prompts are padded to `prompt` tokens, so they and their answers may be longer than the context.
+    """
     layout = None
     if mesh is not None:
         batch += -batch % ways(mesh)
@@ -161,12 +180,12 @@ def abstract_inputs(
     def of(dtype: Any, *rest: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch, *rest), dtype, sharding=layout)
 
-    pos_C = model.resampling.evaluation_positions(prompt + new_tokens)[0]
+    pos_C = model.resampling.evaluation_positions(context_length)[0]
     return Inputs(
         of(jnp.int32, prompt),
         of(jnp.int32),
         of(jnp.uint32, *key_words),
-        jax.ShapeDtypeStruct(pos_C.shape, pos_C.dtype),
+        jax.ShapeDtypeStruct((prompt + new_tokens,), pos_C.dtype),
     )
 
 
@@ -176,7 +195,7 @@ def ways(mesh: Mesh) -> int:
 
 
 def cache_bytes(call: Call, params: Any, inputs: Inputs, mesh: Mesh | None = None) -> int:
-    """Return the bytes of the keys and values that one device holds for its prompts and heads."""
+    """Return the size in bytes of the keys and values that one device holds."""
     _, cache = jax.eval_shape(call.prefill, params, inputs)
     share = 1 if mesh is None else ways(mesh) * mesh.shape["tensor"]
     arrays = [array for past in cache.turns for array in past.keys]

@@ -35,7 +35,8 @@ class Continued(NamedTuple):
 class Drawing(NamedTuple):
     """The state of sampling.
 
-    The tokens up to index `step` are chosen; the model has not yet processed the token at `step`.
+    The tokens up to index `step` have been chosen, but the model has not yet processed the token at
+    `step`.
     """
 
     step: jax.Array
@@ -48,7 +49,7 @@ class Drawing(NamedTuple):
 
 
 def allowed(logits: jax.Array) -> jax.Array:
-    """Mask token 0 in `[..., V]`, which is padding that the model is not trained to predict."""
+    """Mask the logit of token 0, the padding, which the model is not trained to predict."""
     return jnp.where(jnp.arange(logits.shape[-1]) == 0, -jnp.inf, logits)  # type: ignore[no-any-return]
 
 
@@ -119,6 +120,6 @@ def _chosen(method: Greedy | Sample, state: Drawing, stop_ids: tuple[int, ...]) 
 
 
 def drawn(state: Drawing) -> Continued:
-    """Return the tokens sampled so far."""
+    """Return the tokens chosen so far, with their probabilities and scores."""
     scores_BK = jnp.sum(state.logprobs_BKT, axis=-1)
     return Continued(state.tokens_BKT, state.logprobs_BKT, scores_BK, state.stopped_BK)

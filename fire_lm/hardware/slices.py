@@ -29,7 +29,7 @@ class Chip:
         of the published rate.
       counts_cores: Whether the names of slices count TensorCores instead of chips.
       cores: The number of TensorCores.
-      shapes: The shapes of slices, with the one shape that Google assigns to each number of chips.
+      shapes: The shapes of slices; Google assigns one shape to each number of chips.
       topology: The name of the chip in the compiler's topology descriptions.
       options: Options for the compiler's topology descriptions.
       slice_bytes: The number of bytes per second to other slices over a host's network, which the

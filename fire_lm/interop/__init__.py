@@ -1,1 +1,1 @@
-"""Exchange of models with Hugging Face: export and import."""
+"""The export of models to Hugging Face folders, and the import of models from such folders."""

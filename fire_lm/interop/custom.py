@@ -1,6 +1,6 @@
-"""Converts any model to settings and arrays for `hub/modeling_fire_lm.py`.
+"""The conversion of any model to settings and arrays for `hub/modeling_fire_lm.py`.
 
-That file is for models for which transformers has no class. It only implements formulas; numbers
+That file serves models for which transformers has no class. It only implements formulas; numbers
 that follow from the settings of an encoding (frequencies, slopes, buckets) are computed here and
 stored in the exported settings.
 """

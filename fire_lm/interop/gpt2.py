@@ -1,6 +1,6 @@
-"""Reads GPT-2 of any size (Radford et al., 2019) into the parameters of our decoder.
+"""The conversion of GPT-2 of any size (Radford et al., 2019) to parameters of our decoder.
 
-The layers of the two are the same, but the tokens differ. In fire_lm, token 0 is padding, begins
+The two models have the same layers, but their tokens differ. In fire_lm, token 0 is padding, begins
 every text and is never scored; in GPT-2, token 0 is "!". All ids of GPT-2 are therefore increased
 by one, and row 0 of the embedding becomes a copy of the row of <|endoftext|>, the token that
 precedes each document in the training of GPT-2.

@@ -1,4 +1,4 @@
-"""Import of a Hugging Face folder as an ordinary run directory.
+"""The import of a Hugging Face folder as an ordinary run directory.
 
 The run directory holds `config.gin` and a checkpoint at step 0. `sweep`, `generate`, `open_run` and
 INIT_FROM read this directory like any other run directory.
@@ -64,7 +64,8 @@ def read_folder(folder: Path, more: Gin) -> Imported:
     """Read the model of a GPT-2 folder or of a folder that `fire-lm export` wrote.
 
     Raises:
-      UserError: The folder holds another model, or the configuration does not fit its arrays.
+      UserError: The folder holds another kind of model, or arrays that do not fit the
+        configuration.
     """
     config = read_config(folder)
     found = _own(folder, config, more) if EXPORTED in config else _gpt2(folder, more)
@@ -116,9 +117,9 @@ def _gpt2(folder: Path, more: Gin) -> Imported:
 
 
 def check_shapes(like: Any, params: Any, folder: Path) -> None:
-    """Raise UserError unless the arrays have the shapes of the model that is configured.
+    """Raise UserError unless the arrays `params` of the folder have the shapes of the model.
 
-    `like` holds the shapes of the configured model, and `params` holds the arrays of the folder.
+    `like` holds the shapes of the configured model.
     """
     want, have = (
         {

@@ -1,5 +1,4 @@
-"""Writes the files that `AutoModelForCausalLM` opens; importing this module requires only JAX and
-Flax."""
+"""The files that `AutoModelForCausalLM` opens; importing this module needs only JAX and Flax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads folders that `fire-lm export` has written, as the inverse of `stock.py` and `custom.py`.
+"""The import of folders that `fire-lm export` wrote, the inverse of `stock.py` and `custom.py`.
 
 Shapes: V vocabulary, D model, N heads, H head dim, L layers, P positions.
 """
@@ -71,8 +71,8 @@ def _check_same(name: str, found: np.ndarray, expected: np.ndarray) -> None:
     """Raise UserError if training with another program changed an array that we keep constant."""
     if not np.allclose(found, expected, rtol=1e-6, atol=1e-6):
         raise UserError(
-            f"the tensor {name} is not what was exported: this model has fixed positions and one "
-            "embedding for its input and output"
+            f"the tensor {name} has changed since the export: this model has fixed positions and "
+            "one embedding for its input and output"
         )
 
 

@@ -1,4 +1,4 @@
-"""Assembles the parameters of our decoder from the matrices and norms of single layers.
+"""The assembly of our decoder's parameters from the matrices and norms of single layers.
 
 Shapes: D model, F mlp, N heads, H head dim, L layers.
 """
@@ -73,5 +73,5 @@ def layer_params(
 
 
 def stacked(layers: Sequence[Any]) -> Any:
-    """Stack the arrays `[...]` of all layers to arrays `[L, ...]`."""
+    """Stack the arrays `[...]` of all layers into arrays `[L, ...]`."""
     return jax.tree.map(lambda *one: np.stack(one), *layers)

@@ -1,4 +1,4 @@
-"""Builds `tokenizer.json` of Hugging Face's tokenizers library from the vocabulary of a run.
+"""The construction of `tokenizer.json` (Hugging Face tokenizers) from the vocabulary of a run.
 
 The tokenizer adds token 0, which begins a text, and otherwise encodes text as the run does. Text
 that spells a control piece, such as `</s>`, remains text. The library causes one difference: if a

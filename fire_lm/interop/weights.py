@@ -1,4 +1,4 @@
-"""Reads the arrays of a Hugging Face folder by name and shape."""
+"""The arrays of a Hugging Face folder, which are read by name and shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoder models, which require only JAX and Flax to import."""
+"""Decoder models; importing this package requires only JAX and Flax."""
 
 from fire_lm.models.build import build_decoder
 from fire_lm.models.comparison import changes, encoding_names, lengths, variant

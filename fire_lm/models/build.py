@@ -1,4 +1,4 @@
-"""Builds a decoder from its settings and refuses settings that contradict each other."""
+"""The construction of a decoder, with checks that its settings are compatible."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def build_decoder(
 
     `position` is the class of an encoding, or any callable with the same signature. Several
     encodings alternate by layer: `(RoPE, RoPE, RoPE, NoPE)` uses NoPE in every fourth layer.
+    `train_length` is a number of tokens. `Decoder` describes the other arguments.
 
     Raises:
       UserError: The encodings, layer schedule, resampling and scaling are not compatible.
@@ -56,8 +57,8 @@ def build_decoder(
     )
     if not encodings or size.num_layers % len(encodings):
         raise UserError(
-            f"build_decoder.position names {len(encodings)} encodings that take turns; their "
-            f"number must divide the {size.num_layers} layers of the model"
+            f"build_decoder.position names {len(encodings)} alternating encodings: their number "
+            f"must divide the {size.num_layers} layers of the model"
         )
     for encoding in encodings:
         check_fit(encoding, len(encodings), train_length, resampling, share_position)
@@ -86,13 +87,13 @@ def check_fit(
     resampling: Resampling,
     share_position: bool,
 ) -> None:
-    """Refuse settings that cannot work with `encoding`; `turns` is the number of encodings."""
+    """Raise UserError if settings do not suit `encoding`; `turns` is the number of encodings."""
     kind, base = type(encoding), PositionalEncoding
     if kind.embed is not base.embed:
         if turns > 1:
             raise UserError(
                 f"{kind.__name__} acts on the embedding, of which there is only one: it cannot "
-                "take turns with other encodings"
+                "alternate with other encodings"
             )
         if not share_position and has_parameters(encoding):
             raise UserError(
@@ -108,12 +109,12 @@ def check_fit(
 
 
 def check_log_n(log_n: LogN, encodings: tuple[PositionalEncoding, ...], train_length: int) -> None:
-    """Refuse a scaling of a bias that no encoding has, and a logarithm to the base 1."""
+    """Raise UserError if `log_n` scales a bias that no encoding has, or if its base would be 1."""
     kinds = [type(encoding) for encoding in encodings]
     if log_n.on != "logits" and all(kind.bias is PositionalEncoding.bias for kind in kinds):
         raise UserError(
-            f"LogN.on = '{log_n.on}', but {', '.join(kind.__name__ for kind in kinds)} has no "
-            "bias: set LogN.on = 'logits'"
+            f"LogN.on = '{log_n.on}', but there is no bias to scale in "
+            f"{', '.join(kind.__name__ for kind in kinds)}: set LogN.on = 'logits'"
         )
     if train_length < 2:
         raise UserError(f"LogN needs TRAIN_LENGTH of 2 or more, got {train_length}")

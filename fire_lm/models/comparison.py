@@ -1,4 +1,4 @@
-"""Compares two models when a run resumes or starts from another run, and in sweeps."""
+"""Comparisons of two models, for runs that resume or start from another run, and for sweeps."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def variant(trained: Decoder, asked: Decoder) -> str:
     ]
     if refused:
         raise UserError(
-            f"the model would not be as it was trained: {', '.join(refused)}\n"
+            f"the model would differ from the trained model: {', '.join(refused)}\n"
             "remove the --gin. binding or file that changes it; a sweep may change only "
             f"{', '.join(sorted(allowed))}"
         )

@@ -52,7 +52,7 @@ _REMAT_POLICIES = {
 
 
 class Decoder(nn.Module):
-    """Maps tokens and positions to next-token logits.
+    """A decoder that maps tokens and positions to next-token logits.
 
     Attributes:
       size: The shape of the decoder; see `models/sizes.py`.
@@ -68,8 +68,8 @@ class Decoder(nn.Module):
         array.
       attention: The implementation; see `attention.choose_implementation`.
       log_n: The attention scaling by log n, or None.
-      resampling: How positions are drawn. The callers of the decoder use this setting to pass
-        positions; the decoder itself only checks whether positions have gaps.
+      resampling: The rule by which positions are drawn. The decoder's callers draw the positions;
+        the decoder itself only checks whether positions have gaps.
       share_position: Whether all layers share one set of the encoding's parameters (FIRE-S, T5);
         otherwise, each layer has its own set.
       dropout: The dropout rate after the embedding, attention and MLP; see models/dropout.py.
@@ -99,7 +99,9 @@ class Decoder(nn.Module):
 
         Args:
           tokens_BP: The prompts, int32, padded on the right.
+          pos_BP: The positions of the tokens, `[B or 1, P]`.
           lengths_B: The number of tokens before the padding, int32.
+          context_length: The length of a prompt and its continuation in tokens.
 
         Returns:
           The logits `[B, V]` of the token that follows each prompt, and one `Kept` for each of the
@@ -210,7 +212,7 @@ class Decoder(nn.Module):
     def _shared_positions(self, length: int) -> Shared:
         """Return the `Position` that the layers of each encoding share, or None for each encoding.
 
-        Identical encodings share one `Position`, too.
+        Identical encodings also share one `Position`.
         """
         if not self.share_position:
             return (None,) * len(self.encodings)

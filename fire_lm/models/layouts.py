@@ -71,5 +71,5 @@ def _of_table(activations: NamedSharding | None, columns: str | None) -> NamedSh
 
 
 def replicate(x: jax.Array, like: NamedSharding | None) -> jax.Array:
-    """Replicate `x` on every device of the mesh of `like`."""
+    """Replicate `x` on every device of the mesh of `like`; with None, the compiler chooses."""
     return constrain(x, None if like is None else NamedSharding(like.mesh, PartitionSpec()))

@@ -1,4 +1,4 @@
-"""Finds the parameters of the encodings in a decoder and computes diagnostics and scalars of them.
+"""The parameters of a decoder's encodings, and the diagnostics and scalars computed from them.
 
 Either all layers share one set of parameters (`share_position`), or each layer has its own set, and
 the scan over layers stacks these sets along a leading axis. Several encodings alternate by layer.

@@ -1,4 +1,4 @@
-"""Angles `position * frequency`, accurate at every position, and the frequencies of RoPE's pairs.
+"""Angles `position * frequency`, accurate at all positions, and the frequencies of RoPE's pairs.
 
 A product computed in float32 is off by up to 0.004 radians at position 131,072. This module
 instead removes whole turns in integer arithmetic before it rounds anything: a frequency is stored

@@ -16,12 +16,12 @@ text of the paper is ambiguous, we follow the code of Appendix E:
   of by the learning rate;
 * positions count from 0, and epsilon is added to the denominator after the logarithm.
 
-The default has the two hidden layers of the paper's experiments (Appendix B and C.1, Table 5);
+The default has the two hidden layers of the paper's experiments (Appendices B and C.1, Table 5);
 the listing of Appendix E has one hidden layer: `FIRE(..., hidden_layers=1, init_L=512)`.
 
-FIRE-G is our own variant: Eq. 4 divides by a norm that grows with the query, so far beyond the
-training length the bias flattens as the number of keys grows. A learned length gain restores its
-range:
+FIRE-G is our own variant: Eq. 4 divides by a normaliser that grows with the query's position, so
+far beyond the training length the bias flattens as the number of keys grows. A learned length gain
+restores the range of the bias:
 
     b_h(i, j) = g_i f_theta(...)_h ,   g_i = (psi(max(L, i)) / psi(L))^gamma
 
@@ -84,7 +84,7 @@ def normalized_distance(
 ) -> jax.Array:
     """Return the argument of f in Eq. 4, float32 `[B, T, S]`.
 
-    It lies in [0, 1] for keys that do not come after the query.
+    The argument lies in [0, 1] for keys that do not come after the query.
     """
     psi_distance_BTS = psi(distance(q_pos_BT, k_pos_BS).astype(jnp.float32))
     return psi_distance_BTS / (psi(threshold_position(q_pos_BT, L)) + epsilon)[:, :, None]
@@ -130,9 +130,11 @@ def mlp(params: Params, x: jax.Array, activation: Function = jax.nn.relu) -> jax
 
 @dataclasses.dataclass(frozen=True)
 class FIRE(PositionalEncoding):
-    """FIRE, Eq. 4. Parameters per layer for 12 heads: 1518 (two hidden layers of 32), 462
-    (Appendix E), 26 (f affine); 1519 with a length gain (FIRE-G), 1517 with a fixed threshold or
-    no threshold, 1516 if there is also no c.
+    """The FIRE encoding (Eq. 4).
+
+    Parameters per layer for 12 heads: 1518 (two hidden layers of 32), 462 (Appendix E), 26 (f
+    affine); 1519 with a length gain (FIRE-G), 1517 with a fixed threshold or no threshold, 1516 if
+    there is also no c.
 
     FIRE-S is this encoding with `build_decoder.share_position = True`.
 
@@ -152,10 +154,10 @@ class FIRE(PositionalEncoding):
         at step 0, FIRE has the biases of this encoding on 0 <= i - j <= i <= L (Theorem 3.1).
         `init_L` None then means the whole training length. Because f is piecewise linear, a gap
         remains (`warm_start_gap`); the closer psi is to the transform of that encoding, the smaller
-        is the gap. For training lengths of 64 to 8192, the gap is at most 0.1 % of the range for
+        the gap. For training lengths of 64 to 8192, the gap is at most 0.1 % of the range for
         KERPLE-log with init_c = 1 and 0.3 % for ALiBi with init_c = 0.01. A gap of more than 5 %
-        is refused.
-      query_index_offset: 1 counts queries from 1 in max(L, i), as the paper does (0 < j <= i).
+        is rejected.
+      query_index_offset: The index of the first query in max(L, i); 1 is the paper's (0 < j <= i).
       epsilon: The number added to psi(max(L, i)).
     """
 
@@ -214,7 +216,7 @@ class FIRE(PositionalEncoding):
     def common_bias(
         self, params: Params, num_positions: int, context_length: int
     ) -> CommonBias | None:
-        """Return Eq. 4 as linear segments, or None unless f is a pure ReLU MLP.
+        """Return Eq. 4 as linear segments, or None if f is not a pure ReLU MLP.
 
         The segments are exact if f has at most `MAX_KINKS[-1]` kinks.
         """
@@ -247,7 +249,7 @@ class FIRE(PositionalEncoding):
         return params.get("L_multiplier", 1.0) * self.init_L if self.threshold else 0.0
 
     def _counted(self, pos: jax.Array) -> jax.Array:
-        """Shift positions to the origin that max(L, i) uses; shifting keys too keeps distances."""
+        """Shift positions by `query_index_offset`; shifting keys too preserves all distances."""
         return pos + self.query_index_offset
 
     def prepare(self, params: Params) -> Params:
@@ -258,7 +260,7 @@ class FIRE(PositionalEncoding):
         return {**params, "hinges": f, "kinks": kinks}
 
     def diagnostics(self, params: Params) -> dict[str, jax.Array]:
-        """Return the number of kinks of f, and 1 if f has too many kinks for hinges, else 0."""
+        """Return the number of kinks of f, and 1 if it is too large for hinges, otherwise 0."""
         params = self.prepare(params)
         if "kinks" not in params:
             return {}

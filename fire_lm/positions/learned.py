@@ -19,8 +19,10 @@ from fire_lm.positions.base import Params, PositionalEncoding
 
 @dataclasses.dataclass(frozen=True)
 class Learned(PositionalEncoding):
-    """A table of learned rows. Parameters in all, max_length * hidden_size: 1572864 for 2048
-    positions of width 768, 6144 for 64 positions of width 96.
+    """A table of learned rows.
+
+    Parameters in all, max_length * hidden_size: 1572864 for 2048 positions of width 768, 6144 for
+    64 positions of width 96.
 
     Positions from `max_length` on have no row: `check_length` raises an error before the model
     runs, and `embed` returns NaN for such positions rather than the row of another position.

@@ -13,4 +13,4 @@ from fire_lm.positions.base import PositionalEncoding
 
 @dataclasses.dataclass(frozen=True)
 class NoPE(PositionalEncoding):
-    """An encoding none of whose hooks has an effect. Parameters: none."""
+    """An encoding whose hooks have no effect. Parameters: none."""

@@ -87,29 +87,29 @@ class RopeScaling(abc.ABC):
 def stretch_geometrically(frequency_K: np.ndarray, s: float) -> np.ndarray:
     """Apply NTK-aware scaling, which is RoPE with the base `base * s^(d / (d - 2))`.
 
-    It keeps the highest frequency and divides the lowest by exactly s.
+    The highest frequency does not change, and the lowest is divided by exactly s.
     """
     share_K = np.arange(len(frequency_K)) / max(1, len(frequency_K) - 1)
     return frequency_K * s**-share_K
 
 
 def interpolate(frequency_K: np.ndarray, s: float, share_K: np.ndarray) -> np.ndarray:
-    """Divide a share of each frequency by s and keep the rest; s = 1 leaves it unchanged."""
+    """Divide a share of each frequency by s; s = 1 leaves all frequencies unchanged."""
     return frequency_K * (1 - share_K * (1 - 1 / s))
 
 
 def ramp_by_turns(frequency_K: np.ndarray, length: int, slow: float, fast: float) -> np.ndarray:
-    """Return the share of each frequency to divide by s, as YaRN's paper does (Eq. 17-18).
+    """Return the share of each frequency to divide by s, as in the YaRN paper (Eq. 17-18).
 
-    The share is 1 for pairs of at most `slow` turns in `length` tokens, 0 for pairs of at least
-    `fast` turns, and linear in the number of turns between the two.
+    The share is 1 for pairs that make at most `slow` turns in `length` tokens, 0 for pairs that
+    make at least `fast` turns, and linear in the number of turns between these limits.
     """
     turns_K = length * frequency_K / (2 * math.pi)
     return 1 - np.clip((turns_K - slow) / (fast - slow), 0, 1)
 
 
 def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float) -> np.ndarray:
-    """Return the share of each frequency to divide by s, as YaRN's released code does.
+    """Return the share of each frequency to divide by s, as in YaRN's released code.
 
     Between the two ends, the share is linear in the index of the pair.
     """
@@ -185,7 +185,7 @@ class DynamicNTK(NTKAware):
 
 @dataclasses.dataclass(frozen=True)
 class YaRN(RopeScaling):
-    """Interpolation of slow pairs only, with cos and sin multiplied by 0.1 ln s + 1.
+    """Interpolation of slowly rotating pairs only, with cos and sin multiplied by 0.1 ln s + 1.
 
     Attributes:
       beta_fast: Pairs that make at least this many turns in L tokens keep their frequency.

@@ -35,8 +35,7 @@ def bucket_starts(num_buckets: int, max_distance: int) -> np.ndarray:
     exact = num_buckets // 2
 
     def reached(n: int, step: int) -> bool:
-        """Return whether distance n lies in bucket `exact + step` or beyond, computed exactly in
-        integer arithmetic."""
+        """Return whether distance n lies in bucket `exact + step` or beyond."""
         return n**exact * exact**step >= max_distance**step * exact**exact
 
     beyond = range(exact, max_distance + 1)

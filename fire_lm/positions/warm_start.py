@@ -24,7 +24,7 @@ def knots(width: int) -> np.ndarray:
 
 
 def interpolating_mlp(params: Params, values_KN: jax.Array) -> Params:
-    """Return `params` of a ReLU MLP, changed so that it takes the values `values_KN` at `knots`.
+    """Change the parameters of a ReLU MLP so that its values at `knots` are `values_KN`.
 
     The first unit of each hidden layer except the last passes x on. Each unit of the last hidden
     layer is a hinge relu(x - knot), which the output layer weights by the change of slope. The

@@ -47,7 +47,7 @@ class XPos(PositionalEncoding):
     """A rotation with decay. Parameters: none.
 
     For inputs beyond 31,060 tokens, q·k decays more slowly than published; see `decay_rates`.
-    Resampled positions beyond this bound are refused, because float32 would overflow.
+    Resampled positions beyond this bound are rejected, because float32 would overflow.
 
     Attributes:
       base: theta, as in RoPE.

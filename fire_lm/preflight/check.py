@@ -1,4 +1,4 @@
-"""Checks of the programs and files of a pod run, which are made before TPUs are reserved."""
+"""The checks of a pod run's programs and files that precede the reservation of TPUs."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def preflight(
 ) -> Report:
     """Compile the training step, the forward pass of a sweep and, given `prompts`, generation.
 
-    The checks that take only seconds run first. The report contains the checks that fail and the
-    programs that do not compile.
+    The checks that take only seconds run first. Failed checks and programs that do not compile are
+    recorded in the report.
 
     Args:
       compiler: The compiler for the slice.
@@ -103,14 +103,14 @@ def compile_all(
 
     Returns:
       The estimates, keyed by the name of the program, and the error of each program that does not
-      compile. The error of a program that does not fit also names the nearest setting with which it
-      fits.
+      compile. The error of a program that does not fit also names the nearest setting with which
+      the program fits.
     """
     programs: dict[str, Estimate] = {}
     failures: dict[str, str] = {}
 
     def add(name: str, compile: Callable[[], Estimate], what_fits: Callable[[], str]) -> None:
-        if (found := _compiled(compiler, name, compile, what_fits, failures)) is not None:
+        if (found := compiled(compiler, name, compile, what_fits, failures)) is not None:
             programs[name] = found
 
     add(
@@ -136,10 +136,10 @@ def compile_generation(
     failures: dict[str, str],
 ) -> Generation | None:
     """Compile the generation of `prompts`, and add the result to `programs` or `failures`."""
-    found = _compiled(
+    found = compiled(
         *(compiler, GENERATION),
-        functools.partial(compiler.generation, run, prompts),
-        functools.partial(nearest_fit.generation, compiler, run, prompts),
+        functools.partial(compiler.generation, run.model, run.mesh, prompts),
+        functools.partial(nearest_fit.generation, compiler, run.model, run.mesh, prompts),
         failures,
     )
     if found is not None:
@@ -147,19 +147,20 @@ def compile_generation(
     return found
 
 
-def _compiled(
+def compiled(
     compiler: Compiler,
     name: str,
     compile: Callable[[], _Found],
     what_fits: Callable[[], str],
     failures: dict[str, str],
 ) -> _Found | None:
+    """Return the result of `compile`; if it fails, record why in `failures` and return None."""
     try:
         with phase(f"compiling the {name} for {compiler.where}", quiet=False):
             return compile()
     except DoesNotFit as error:
         print("too large")
-        failures[name] = f"{error}\n{_check('', what_fits).told}"
+        failures[name] = f"{error}\n{checked('', what_fits).told}"
     except FireLMError as error:
         failures[name] = str(error)
     return None
@@ -172,20 +173,20 @@ def check_surroundings(
     saved: Mapping[str, Callable[[], str]],
     parts: int = 1,
 ) -> Iterator[Check]:
-    """Check the files that a run needs besides its programs, without creating files.
+    """Check the files that a run reads and the directory that it writes, without creating files.
 
     `parts` is the number of parts into which the hosts of the run divide the text.
     """
 
-    yield _check("text and vocabulary", lambda: first_batch(train, parts))
+    yield checked("text and vocabulary", lambda: first_batch(train, parts))
     if score is not None:
-        yield _check("sweep", lambda: first_row(score))
+        yield checked("sweep", lambda: first_row(score))
     if workdir:
-        yield _check("run directory", lambda: f"{writable_part(workdir)} can be written")
+        yield checked("run directory", lambda: f"{writable_part(workdir)} can be written")
     else:
         yield Check("run directory", SKIPPED, "none given: add --workdir=DIR to check it")
     for name, check in saved.items():
-        yield _check(name, check)
+        yield checked(name, check)
 
 
 def parts_of_batch(mesh: Mesh) -> int:
@@ -203,7 +204,7 @@ def first_batch(train: Pretraining, parts: int) -> str:
     data, rows = train.data, train.batch_size // parts
     check_vocabulary(data, train.model.vocab_size)
     if isinstance(data, data_layer.TextData | data_layer.SeqioTask | data_layer.TextToText):
-        # The stream is endless, so reading more rows than these would reveal no other errors.
+        # The stream is endless, so reading more rows would reveal no further errors.
         rows = max(1, min(data.shuffle_buffer, rows))
         data = dataclasses.replace(data, shuffle_buffer=min(data.shuffle_buffer, rows))
     batches = data_layer.train_iterator(
@@ -228,7 +229,8 @@ def first_row(score: LengthSweep) -> str:
     return f"to length {taken[-1]} on the {split} split"
 
 
-def _check(name: str, what: Callable[[], str]) -> Check:
+def checked(name: str, what: Callable[[], str]) -> Check:
+    """Run a check, which returns a description of its success or raises; return the outcome."""
     try:
         return Check(name, OK, what())
     except FireLMError as error:
@@ -284,7 +286,7 @@ def check_gathers(train: Pretraining, mesh: Mesh | AbstractMesh, step: Estimate)
 
 
 def check_token(generation: Generation) -> Check:
-    """Check that decoding a token gathers no parameters, because this would dominate the time."""
+    """Check that decoding a token gathers no parameters; gathers would dominate the time."""
     token, whole = generation.token, generation.parameters
     found = sum(token.collectives.get(k, (0, 0))[1] for k in ("all-gather", "collective-permute"))
     sizes = [f"{size / 2**20:.1f} MiB" for size in (found, whole)]
@@ -296,7 +298,7 @@ def check_token(generation: Generation) -> Check:
 
 
 def gathered_once(train: Pretraining, mesh: Mesh | AbstractMesh) -> int:
-    """Return the bytes that a chip obtains by one gather of every parameter that fsdp splits.
+    """Return the bytes on a chip after one gather of every parameter that fsdp splits.
 
     The parameters have the compute dtype, and each chip gathers only its part along tensor.
     """

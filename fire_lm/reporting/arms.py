@@ -1,27 +1,32 @@
-"""Groups runs that differ only in their seed into arms and names the arms."""
+"""The grouping of runs that differ only in their seed into arms, and the names of the arms."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fire_lm.config import Config
-from fire_lm.experiment import training_of, training_root
+from fire_lm.data import TextToText
+from fire_lm.experiment import label_in, training_of, training_root, trains_on_a_task
 from fire_lm.results.folder import Setting
+from fire_lm.results.tables import ScoredModel, TaskScore
 
-# Prefixes of the names of settings that change no result or that only state a location.
+# Settings that do not affect results or only state a location, and configurables that have only
+# such settings.
 _IDLE = (
     *("pretrain.seed", "pretrain.log_every", "finetune.seed", "finetune.log_every"),
-    *("Checkpointing.", "Watchdog.", "MeshShape."),
     *("build_decoder.remat", "build_decoder.scan_layers", "build_decoder.attention"),
     *("TextData.data_dir", "TextToText.data_dir", "Blocks.path"),
 )
+_IDLE_CONFIGURABLES = ("Checkpointing", "Watchdog", "MeshShape")
+# The settings that name the task of a finetuning run.
+OF_TASK = ("TextToText.name", "TextToText.target_length")
 
 
 def differing(configs: dict[str, Config]) -> list[Setting]:
-    """Return the settings whose values differ between runs, with values as gin writes them.
+    """Return the settings whose values differ between runs, with the `repr` of each value.
 
-    A setting is compared only between the runs that have it. Settings are compared by parameter,
+    A setting is compared only among the runs that have it. Settings are compared by parameter,
     because one run may bind a parameter directly and another run through a macro.
     """
     leaves = {
@@ -41,31 +46,44 @@ def differing(configs: dict[str, Config]) -> list[Setting]:
     ]
 
 
-def arm_names(configs: dict[str, Config], settings: Sequence[Setting]) -> dict[str, str]:
+def arm_names(
+    configs: dict[str, Config],
+    settings: Sequence[Setting],
+    apart: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Return the name of each run's arm.
 
     The name consists of the encoding and, if runs with this encoding differ, of the settings in
-    which they differ. Two runs with the same seed, such as a run and its copy, are not two samples,
-    so the names of their arms also contain the names of the runs.
+    which they differ; finetuned runs are not compared with pretrained ones. Two runs with the same
+    seed, such as a run and its copy, are not independent samples, so the names of their arms also
+    contain the names of the runs, unless `apart` has different values for the two runs.
     """
     own: dict[str, dict[str, str]] = {run: {} for run in configs}
     for setting in settings:
-        if not setting.name.startswith(_IDLE):
+        configurable = setting.name.rpartition(".")[0]
+        if setting.name not in _IDLE and configurable not in _IDLE_CONFIGURABLES:
             own[setting.run][setting.name] = _what(setting)
     encodings = {run: str(config.macro("ENCODING")) for run, config in configs.items()}
+    roots = {run: training_root(config) for run, config in configs.items()}
     names = {}
     for run, encoding in encodings.items():
-        same = [values for other, values in own.items() if encodings[other] == encoding]
-        # One macro may set several parameters: TRAIN_LENGTH sets a length of the run and of the
-        # model.
-        apart = dict.fromkeys(
-            f"{name.rpartition('.')[2]} {value}"
+        of_encoding = [other for other in own if encodings[other] == encoding]
+        same = [other for other in of_encoding if roots[other] == roots[run]]
+        # One macro may set several parameters; for example, TRAIN_LENGTH sets a length of the run
+        # and one of the model.
+        differs = dict.fromkeys(
+            value if name == OF_TASK[0] else f"{name.rpartition('.')[2]} {value}"
             for name, value in own[run].items()
-            if len({values.get(name) for values in same}) > 1
+            if len({own[other].get(name) for other in same}) > 1
         )
-        names[run] = f"{encoding}, {', '.join(apart)}" if apart else encoding
-    draws = Counter((names[run], training_of(config).seed) for run, config in configs.items())
-    repeated = {name for (name, _), count in draws.items() if count > 1}
+        if roots[run] == "finetune" and len(same) < len(of_encoding):
+            differs = {"finetuned": None, **differs}
+        names[run] = f"{encoding}, {', '.join(differs)}" if differs else encoding
+    draws = Counter(
+        (names[run], training_of(config).seed, (apart or {}).get(run))
+        for run, config in configs.items()
+    )
+    repeated = {name for (name, *_), count in draws.items() if count > 1}
     return {run: f"{name} of {run}" if name in repeated else name for run, name in names.items()}
 
 
@@ -74,6 +92,34 @@ def _what(setting: Setting) -> str:
 
     INIT_FROM differs between seeds, so only whether it is set is used.
     """
-    if setting.name == "pretrain.init_from":
+    if setting.name in ("pretrain.init_from", "finetune.init_from"):
         return "nothing" if setting.value == "''" else "a run"
+    if setting.name == OF_TASK[0]:
+        return setting.value.strip("'").removeprefix("fire_lm:")
     return setting.value
+
+
+def scored_models(configs: dict[str, Config], rows: Sequence[TaskScore]) -> list[ScoredModel]:
+    """Return the model of each run for each suite of text-to-text tasks in which it has scores.
+
+    Runs that differ only in which task of the suite they were finetuned on have the same model. A
+    finetuned run without scores is assigned to the suite "".
+    """
+    of_suite: dict[str, dict[str, Config]] = {}
+    for row in rows:
+        if not trains_on_a_task(configs[row.run]):
+            of_suite.setdefault(row.suite, {})[row.run] = configs[row.run]
+    found = []
+    for suite, own in of_suite.items():
+        settings = [setting for setting in differing(own) if setting.name not in OF_TASK]
+        names = arm_names(own, settings, apart={run: _task(own[run]) for run in own})
+        found += [ScoredModel(run, suite, names[run]) for run in own]
+    scored = {model.run for model in found}
+    unscored = [run for run, config in configs.items() if _task(config) and run not in scored]
+    return found + [ScoredModel(run, "", label_in(configs[run])) for run in unscored]
+
+
+def _task(config: Config) -> str:
+    """Return the name of the task on which a run was finetuned, or "" for other runs."""
+    data = training_of(config).data
+    return data.name if isinstance(data, TextToText) else ""

@@ -1,5 +1,4 @@
-"""Gathers the content of a report from run directories: results of runs and sweeps, and probes of
-checkpoints."""
+"""The content of a report, gathered from run directories: results, and probes of checkpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from fire_lm.data import (
 from fire_lm.errors import UserError
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.experiment import label_in, training_of
-from fire_lm.reporting.arms import arm_names, differing
+from fire_lm.reporting.arms import arm_names, differing, scored_models
 from fire_lm.reporting.probes import probed_arm
 from fire_lm.reporting.seeds import scored_in
 from fire_lm.results import SweepRow, read_own
@@ -60,6 +59,7 @@ def gather(
     """Gather the results of run directories, folders of runs, and folders of results.
 
     Args:
+      named: The directories and folders as the user named them.
       with_probes: Whether to read checkpoints to compute biases and attention scores.
       before: The results of an earlier report, whose probes of the same checkpoints are reused.
 
@@ -91,18 +91,27 @@ def gather(
 
 
 def _named_apart(parts: Sequence[tuple[str, Results]]) -> list[Results]:
-    """Rename arms that have the same name in two sources.
+    """Rename arms and models that have the same name in several sources.
 
-    Their settings have not been compared, so they may be different arms.
+    Their settings have not been compared, so they may differ.
     """
     sources = Counter(arm for _, part in parts for arm in part.arms())
+    with_model = Counter(
+        model for _, part in parts for model in {(m.suite, m.name) for m in part.models}
+    )
     found = []
     for name, part in parts:
         runs = [
             dataclasses.replace(run, arm=f"{run.arm} of {name}") if sources[run.arm] > 1 else run
             for run in part.runs
         ]
-        found.append(dataclasses.replace(part, runs=runs))
+        models = [
+            dataclasses.replace(model, name=f"{model.name} of {name}")
+            if with_model[model.suite, model.name] > 1
+            else model
+            for model in part.models
+        ]
+        found.append(dataclasses.replace(part, runs=runs, models=models))
     return found
 
 
@@ -131,6 +140,7 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
     results = dataclasses.replace(
         results,
         tasks=trained_tasks(configs),
+        models=scored_models(configs, results.task_scores),
         accuracies=newest(
             results.accuracies, arms, lambda row: (row.variant, row.task, row.layout, row.positions)
         ),
@@ -146,7 +156,7 @@ def of_runs(workdirs: Sequence[epath.Path], with_probes: bool, before: Results) 
 
 
 def trained_tasks(configs: dict[str, Config]) -> list[TrainedTask]:
-    """Return the synthetic task of each run, with a name for its arm among those of the task."""
+    """Return the synthetic task of each run, with the name of its arm among the task's arms."""
     of_task: dict[tuple[str, str], dict[str, Config]] = {}
     longest: dict[str, int] = {}
     for run, config in configs.items():
@@ -173,6 +183,7 @@ def _of_run(workdir: epath.Path, config: Config, arm: str) -> Results:
         scored=own.scored,
         positions=own.positions,
         accuracies=own.accuracies,
+        task_scores=own.task_scores,
         training=[point for line in lines if (point := _point(line, run, encoding))],
         learned=[
             LearnedNumber(run, encoding, line["step"], match[1], int(match[2]), float(value))
@@ -203,8 +214,8 @@ def newest(
     """Return, for each arm and kind of rows, the rows of the newest step that all its runs share.
 
     Only runs with rows of this kind count. If these runs share no step, the newest step of each run
-    is used. A step counts only if its scoring is complete. This is the case if the step has a row
-    of the longest length, because lengths are scored in increasing order.
+    is used. A step counts only if its scoring is complete, which means that it has a row of the
+    longest length, because lengths are scored in increasing order.
     """
     longest: dict[object, int] = {}
     for row in rows:
@@ -223,7 +234,7 @@ def newest(
 
 
 def _point(line: dict[str, Any], run: str, encoding: str) -> TrainingPoint | None:
-    """Return the point of a line of metrics, or None if a value is missing or not finite."""
+    """Return the training point of a metrics line, or None if a value is missing or not finite."""
     names = ("tokens", "loss", "grad_norm", "learning_rate", "tokens_per_second")
     if not all(_is_number(line.get(name)) for name in names):
         return None
@@ -259,8 +270,8 @@ def _facts(workdir: epath.Path, config: Config, arm: str, step: int) -> RunFacts
 def _label(data: TrainingData) -> str:
     """Describe the data of a run, which is a task with its layout or a text with its construction.
 
-    A text that has been removed cannot be described, because its name in gin may be wrong: the
-    bundled text has the name of C4.
+    A text that has been removed cannot be described, because its name in gin may be misleading: the
+    bundled text is named like C4.
     """
     if isinstance(data, Synthetic):
         return f"{data.task.label} to length {data.max_length}, {data.layout}"
@@ -271,7 +282,9 @@ def _label(data: TrainingData) -> str:
             names.append(
                 dataset_label(part) if folder.exists() else "unknown text, no longer there"
             )
-        elif isinstance(part, SeqioTask | TextToText):
+        elif isinstance(part, TextToText):
+            names.append(part.name)
+        elif isinstance(part, SeqioTask):
             names.append(dataset_label(part))
         else:
             names.append(

@@ -1,8 +1,9 @@
 """`fire-lm report --list`: the paper's rows with their published numbers, and the runs so far.
 
-A run belongs to a row if both have the same encoding, size, vocabulary size, training length and
-kind of text, at one of the scales (`configs/scales/`). The number of steps, the seed and optimizer
-settings may differ, so a run that belongs to a row may still be unfinished.
+The finetuned rows are in `fire_lm.reporting.finetuned_rows`. A pretraining run belongs to a row if
+it has the row's encoding, size, vocabulary size, training length and kind of text at one of the
+scales (`configs/scales/`). The number of steps, the seed and the optimizer settings may differ, so
+a run that belongs to a row may be unfinished.
 """
 
 from __future__ import annotations
@@ -13,20 +14,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from fire_lm import reporting
 from fire_lm.config import Config
 from fire_lm.experiment import label_in, load_config, training_root
-from fire_lm.reporting import published
+from fire_lm.reporting import finetuned_rows, published
+from fire_lm.reporting.finetuned_rows import SCALES
 from fire_lm.results import read_own, read_rows
 from fire_lm.runs.find import find_runs
 from fire_lm.runs.saved import saved_config
 from fire_lm.storage import place
 
-# The scales. The configuration of a row, without a further file, is at the first scale.
-SCALES = ("paper", "mini", "gpu")
 EVIDENCE = Path(reporting.__file__).parent / "evidence"
-# The datasets in published.csv whose results we cannot compute yet, with their display names.
-_FINETUNED = {"scrolls": "SCROLLS", "glue_superglue": "GLUE", "narrative_qa": "NarrativeQA"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,8 @@ def experiment(config: Config) -> Experiment:
 def _text(config: Config) -> str | None:
     """Return the kind of text, such as 'c4' for both c4/en:3.1.0 and c4_en:1.0.0.
 
-    For a mixture, the result names all parts. For data other than `TextData`, the result is None.
+    For a mixture, the result contains the names of all parts. For data other than `TextData`, it is
+    None.
     """
     found = {
         key.parameter: value
@@ -72,7 +73,7 @@ def _text(config: Config) -> str | None:
 
 @functools.cache
 def row_at(model: str, scale: str) -> Experiment:
-    """Return the experiment of configs/paper/MODEL.gin at a scale."""
+    """Return the experiment that configs/paper/MODEL.gin describes at a scale."""
     files = [f"configs/paper/{model}.gin"]
     if scale != "paper":
         files.append(f"configs/scales/{scale}.gin")
@@ -80,11 +81,13 @@ def row_at(model: str, scale: str) -> Experiment:
 
 
 def row_of(config: Config) -> tuple[str, str] | None:
-    """Return the model in configs/paper/ that a configuration trains and the scale, or None.
+    """Return the model in configs/paper/ that a configuration trains, and its scale, or None.
 
-    At a scale that has only one size, the base and the large model are the same; the result is then
-    the base model.
+    At a scale with only one size, the base model and the large model are the same; the result is
+    then the base model.
     """
+    if training_root(config) != "pretrain":
+        return None
     ours = experiment(config)
     for model in published.models():
         if published.cells(model)[0].encoding == ours.encoding:
@@ -94,19 +97,13 @@ def row_of(config: Config) -> tuple[str, str] | None:
     return None
 
 
-def run_so_far(names: Sequence[str]) -> dict[str, dict[str, None]]:
-    """Describe the runs of each model, among `names` and in evidence/.
-
-    Raises:
-      UserError: One of `names` is not the name of a run.
-    """
+def run_so_far(runs: Iterable[tuple[epath.Path, Config]]) -> dict[str, dict[str, None]]:
+    """Describe each model's pretraining runs, both among `runs` and in evidence/."""
     found: dict[str, dict[str, None]] = {model: {} for model in published.models()}
-    for name in names:
-        for run in find_runs([name], begun=False)[0]:
-            config = saved_config(run.workdir)
-            if row := row_of(config):
-                results = read_own(run.workdir, label_in(config)).losses
-                found[row[0]][_words(*row, {result.dataset for result in results})] = None
+    for workdir, config in runs:
+        if row := row_of(config):
+            results = read_own(workdir, label_in(config)).losses
+            found[row[0]][_words(*row, {result.dataset for result in results})] = None
     for scale in SCALES:
         for result in read_rows(place(EVIDENCE) / scale / "length_sweep.csv"):
             if model := _model_of(result.run, result.encoding):
@@ -115,7 +112,7 @@ def run_so_far(names: Sequence[str]) -> dict[str, dict[str, None]]:
 
 
 def _words(model: str, scale: str, datasets: Iterable[str]) -> str:
-    """Return a description of runs, such as "mini (embedded, 64)"."""
+    """Return a description of a run: the scale, data sets and training length."""
     scored = ", ".join(sorted(datasets)) or "not scored"
     return f"{scale} ({scored}, {row_at(model, scale).train_length})"
 
@@ -123,8 +120,8 @@ def _words(model: str, scale: str, datasets: Iterable[str]) -> str:
 def _model_of(run: str, encoding: str) -> str | None:
     """Return the model of a result, or None.
 
-    The model is the one in the name of the run (base_rope, base_rope-1) or, if there is none, the
-    base model of the encoding.
+    The model is taken from the name of the run (base_rope, base_rope-1). If that names no model,
+    the base model of the encoding is returned.
     """
     for model in published.models():
         if run.rpartition("-")[0] == model or run == model:
@@ -136,36 +133,70 @@ def _model_of(run: str, encoding: str) -> str | None:
 
 
 def listing(names: Sequence[str]) -> str:
-    """Return the table, with one line for each row of configs/paper/."""
-    done = run_so_far(names)
-    head = ("configs/paper/", "in the paper", "length", "log ppl", "at 8192")
-    body = [[*head, "finetuned", "run so far"]]
+    """Return the tables of the rows in configs/paper/ and in configs/paper/finetuned/.
+
+    Raises:
+      UserError: One of `names` is not the name of a run.
+    """
+    runs = [
+        (run.workdir, saved_config(run.workdir))
+        for name in names
+        for run in find_runs([name], begun=False)[0]
+    ]
+    return "\n".join(
+        [*_aligned(_pretraining(runs)), "", _LEGEND, "", *_aligned(_finetuning(runs)), "", _NEXT]
+    )
+
+
+def _pretraining(runs: Sequence[tuple[epath.Path, Config]]) -> list[list[str]]:
+    done = run_so_far(runs)
+    body = [["configs/paper/", "in the paper", "length", "log ppl", "at 8192", "run so far"]]
     for model in published.models():
-        cells = published.cells(model)
         losses = published.log_perplexity_cells(model)
-        length = cells[0].train_length
-        finetuned = [
-            name for data, name in _FINETUNED.items() if data in {c.dataset for c in cells}
-        ]
+        length = published.cells(model)[0].train_length
         body.append(
             [
                 model,
                 published.places(model),
                 str(length),
                 *(losses[n].printed if n in losses else "-" for n in (length, 8192)),
-                f"{', '.join(finetuned)}: not yet" if finetuned else "-",
                 "; ".join(done[model]) or "not yet",
             ]
         )
+    return body
+
+
+def _finetuning(runs: Sequence[tuple[epath.Path, Config]]) -> list[list[str]]:
+    pretrained = {found[0] for _, config in runs if (found := row_of(config))}
+    body = [["configs/paper/", "in the paper", "suite", "average", "scores so far", "next"]]
+    for row in finetuned_rows.rows():
+        done = finetuned_rows.done_in(row, runs)
+        body.append(
+            [
+                f"finetuned/{row.model}",
+                row.places,
+                row.suite,
+                row.average or "-",
+                finetuned_rows.so_far(row, done),
+                finetuned_rows.next_step(row, done, row.source in pretrained),
+            ]
+        )
+    return body
+
+
+def _aligned(body: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(line[column]) for line in body) for column in range(len(body[0]))]
-    lines = [
+    return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in body
     ]
-    return "\n".join([*lines, "", _LEGEND])
 
 
 _LEGEND = """\
 length: that of pretraining; log ppl: the paper's, on C4, at that length; -: no printed number
-finetuned: cells that need finetuning on the task (`fire-lm finetune`)
 run so far: scale (data sets scored, training length), of the runs named and of our evidence"""
+_NEXT = """\
+average: the paper's; scores so far: of those that the average needs, in the runs named
+next: pretrain ROW, with configs/paper/ROW.gin; finetune DATA_SET, with
+configs/finetune/DATA_SET.gin and then the row's file, whose header has the command; evaluate RUN,
+with the file of its data set in configs/tasks/ (narrative_qa.gin for that suite)"""

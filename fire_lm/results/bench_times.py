@@ -78,8 +78,8 @@ class ModelRow:
       forward: The cost of a forward pass.
       train: The cost of a training step.
       tokens_per_second: The training speed on all devices that were used.
-      mfu: The model FLOPs utilisation under the convention of `ModelTimes`, or None if the peak
-        FLOP/s of the device are unknown.
+      mfu: The model FLOPs utilisation under the convention of `ModelTimes`, or None if the
+        device's peak FLOP/s is unknown.
     """
 
     encoding: str

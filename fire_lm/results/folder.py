@@ -24,11 +24,14 @@ from fire_lm.results.tables import (
     LengthAccuracy,
     PositionLoss,
     RotaryPeriod,
+    ScoredModel,
+    TaskScore,
     TrainedTask,
     TrainingPoint,
     read_table,
     write_table,
 )
+from fire_lm.results.task_rows import FILE as TASK_SCORES_FILE
 from fire_lm.storage import make_folder
 
 
@@ -51,7 +54,7 @@ class RunFacts:
       data: The data on which the run was trained.
       machine: The machine on which the run was last started.
       began: The day of the first start, in UTC.
-      seconds: The total training time after all starts, without interruptions.
+      seconds: The total training time in seconds over all starts, without interruptions.
     """
 
     run: str
@@ -89,7 +92,8 @@ class Setting:
 class Results:
     """The rows that a report shows, with one field for each kind of result.
 
-    Results that belong to a checkpoint come from the run's newest checkpoint that has been scored.
+    Results that belong to a checkpoint come from the run's newest checkpoint that has been scored,
+    except `task_scores`, which has the rows of all checkpoints.
     """
 
     runs: Sequence[RunFacts] = ()
@@ -104,6 +108,8 @@ class Results:
     scores: Sequence[AttentionScore] = ()
     tasks: Sequence[TrainedTask] = ()
     accuracies: Sequence[LengthAccuracy] = ()
+    task_scores: Sequence[TaskScore] = ()
+    models: Sequence[ScoredModel] = ()
 
     @functools.cached_property
     def texts(self) -> Texts:
@@ -131,6 +137,8 @@ _FILES: dict[str, tuple[str, type[Any]]] = {
     "scores": ("attention_scores.csv", AttentionScore),
     "tasks": ("trained_tasks.csv", TrainedTask),
     "accuracies": ("length_accuracy.csv", LengthAccuracy),
+    "task_scores": (TASK_SCORES_FILE, TaskScore),
+    "models": ("scored_models.csv", ScoredModel),
 }
 
 

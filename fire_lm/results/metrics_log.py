@@ -85,7 +85,7 @@ class MetricsLog:
             self._add(event)
 
     def flush(self) -> None:
-        """Request an upload of everything that a bucket lacks and return without waiting for it."""
+        """Request the upload of all pending data to a bucket, without waiting for the upload."""
         self._file.flush()
         if self._events is not None:
             self._events.flush()

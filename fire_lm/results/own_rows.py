@@ -1,8 +1,9 @@
-"""The rows that sweeps and evaluations wrote to a run's folder, under the run's present name.
+"""The rows that sweeps and evaluations wrote to a run's folder, under the run's current name.
 
 A row contains the name that its run had when the row was computed. A run that is renamed or copied
-keeps its rows, so every reader of a run's folder must use this module. With the names in the file,
-the rows of a single run would seem to belong to two runs, and their texts would not be compared.
+keeps its rows, so every reader of a run's folder must use this module. With the names from the
+file, the rows of a single run would seem to belong to two runs, and their texts would not be
+compared.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from etils import epath
 
 from fire_lm.results.scored_text import FILE, ScoredText, Texts
 from fire_lm.results.sweep_rows import SweepRow, read_rows
-from fire_lm.results.tables import LengthAccuracy, PositionLoss, read_table
+from fire_lm.results.tables import LengthAccuracy, PositionLoss, TaskScore, read_table
+from fire_lm.results.task_rows import FILE as TASK_SCORES_FILE
 
-_Row = TypeVar("_Row", SweepRow, ScoredText, PositionLoss, LengthAccuracy)
+_Row = TypeVar("_Row", SweepRow, ScoredText, PositionLoss, LengthAccuracy, TaskScore)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,7 @@ class OwnRows:
     scored: Sequence[ScoredText]
     positions: Sequence[PositionLoss]
     accuracies: Sequence[LengthAccuracy] = ()
+    task_scores: Sequence[TaskScore] = ()
     problem: str = ""
 
     @functools.cached_property
@@ -53,6 +56,7 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
     scored = read_table(workdir / FILE, ScoredText)
     positions = read_table(workdir / "position_losses.csv", PositionLoss)
     accuracies = read_table(workdir / "length_accuracy.csv", LengthAccuracy)
+    task_scores = read_table(workdir / TASK_SCORES_FILE, TaskScore)
     problem = ""
     if others := [row.encoding for row in losses if row.encoding != encoding]:
         problem = (
@@ -67,19 +71,20 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
         scored=list(dict.fromkeys(row for _, row in _named(scored, workdir.name, encoding))),
         positions=_once(_named(positions, workdir.name, encoding), workdir.name),
         accuracies=_once(_named(accuracies, workdir.name, encoding), workdir.name),
+        task_scores=_once(_named(task_scores, workdir.name, encoding), workdir.name),
         problem=problem,
     )
 
 
 def _named(rows: Iterable[_Row], run: str, encoding: str) -> list[tuple[str, _Row]]:
-    """Pair each row, under the present name, with the name under which it was written."""
+    """Pair each row, under the current name, with the name under which it was written."""
     return [(r.run, dataclasses.replace(r, run=run)) for r in rows if r.encoding == encoding]
 
 
 def _once(named: Sequence[tuple[str, _Row]], run: str) -> list[_Row]:
-    """Return only one of several rows that were written under different names.
+    """Return one of the rows with the same key that were written under different names.
 
-    The row under the present name is preferred; if there is no such row, the first row is returned.
+    The row under the current name is preferred; if there is no such row, the first row is returned.
     """
     counts: dict[tuple[str | int, ...], str] = {}
     for name, row in named:

@@ -21,8 +21,8 @@ class SweepRow(Keyed):
       step: The step of the checkpoint.
       dataset: The name of the data set.
       split: The split of the data set.
-      construction: How documents became sequences.
-      protocol: Which tokens of a sequence are scored; `full` means all tokens in a single pass.
+      construction: The method by which documents become sequences.
+      protocol: The tokens of a sequence that are scored; `full` means all tokens in one pass.
       length: The number of tokens in a sequence.
       sequences: The number of scored sequences. If the text has no row of this length, the number
         is 0 and the results are NaN.

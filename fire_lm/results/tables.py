@@ -181,9 +181,10 @@ class TaskScore(Keyed):
       split: The split of the data set, or another description of the examples.
       input_length: The maximum number of tokens of an input.
       target_length: The maximum number of tokens of an answer.
-      truncation: How longer inputs are truncated: `head` keeps the beginning, `tail` the end, and
+      truncation: The rule for longer inputs: `head` keeps the beginning, `tail` the end, and
         `middle` both; `none` means that inputs are not truncated.
-      decoding: How answers are produced: `greedy`, `beam-4`, `sample-...`, `rank` or `slots`.
+      decoding: The method that produces answers: `greedy`, `beam-4`, `sample-...`, `rank` or
+        `slots`.
       context_length: The maximum number of tokens in an input together with its answer.
       metric: The name of the metric.
       examples: The number of examples.
@@ -225,6 +226,21 @@ class TrainedTask:
     task: str
     layout: str
     max_length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredModel:
+    """The model with which a run appears among the task scores of a suite.
+
+    Attributes:
+      suite: The suite, or "" for tasks without a suite and for a finetuned run without scores.
+      name: The name of the model, which is shared by runs that differ only in their seeds and in
+        the tasks on which they were finetuned.
+    """
+
+    run: str
+    suite: str
+    name: str
 
 
 class Finished(Protocol):

@@ -12,14 +12,14 @@ FILE = "task_scores.csv"
 _SPLIT = "validation"
 
 
-def steps_by_score(rows: Iterable[TaskScore]) -> list[int]:
-    """Return a run's evaluated steps from best to worst.
+def mean_scores(rows: Iterable[TaskScore]) -> dict[int, float]:
+    """Return, for each of a run's evaluated steps, the score by which its checkpoint is chosen.
 
-    Steps are ranked by the mean, over all tasks and lengths, of the primary values on the
-    validation split. The primary value of a task is the first one in the file. A step that still
-    lacks one of these values is omitted. If more than two steps have results, a task or length that
-    was evaluated at only one step is considered an additional evaluation and is ignored. Only
-    results of the model as it was trained count, without changes that apply at evaluation.
+    This score is the mean, over all tasks and lengths, of the primary values on the validation
+    split. The primary value of a task is the first one in the file. A step that still lacks one of
+    these values is omitted. If more than two steps have results, a task or length that was
+    evaluated at only one step is considered an additional evaluation and is ignored. Only results
+    of the model as it was trained count, without changes that apply at evaluation.
     """
     values: dict[int, dict[tuple[str | int, ...], float]] = {}
     for row in rows:
@@ -29,9 +29,14 @@ def steps_by_score(rows: Iterable[TaskScore]) -> list[int]:
     steps_with = collections.Counter(cell for of_step in values.values() for cell in of_step)
     needed = 2 if len(values) > 2 else 1
     every = {cell for cell, steps in steps_with.items() if steps >= needed}
-    means = {
+    return {
         step: statistics.fmean(of_step[cell] for cell in every)
         for step, of_step in values.items()
         if every and every <= of_step.keys()
     }
+
+
+def steps_by_score(rows: Iterable[TaskScore]) -> list[int]:
+    """Return the steps of `mean_scores` from best to worst, and earlier ones first if equal."""
+    means = mean_scores(rows)
     return sorted(means, key=lambda step: (-means[step], step))

@@ -25,7 +25,7 @@ _FOLLOWS = Macro("TRAIN_LENGTH")  # the value to which configs/base.gin binds th
 
 
 def open_lengths(config: Config) -> list[Key]:
-    """Return the unbound parameters of the model, whose values follow from TRAIN_LENGTH.
+    """Return the unbound parameters of the model whose values follow from TRAIN_LENGTH.
 
     A binding on the command line counts as the user's own, even if its value is `%TRAIN_LENGTH`.
     """

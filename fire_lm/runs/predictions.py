@@ -8,6 +8,7 @@ that are still missing.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 import zlib
@@ -29,12 +30,14 @@ from fire_lm.runs.continuations import Writer, width
 from fire_lm.runs.prompts import whole_lines
 from fire_lm.storage import read_bytes
 
+# The maximum number of bytes in the name of a predictions file; the names of claims are longer.
+_LONGEST_NAME = 200
 _Batch = list[tuple[Example, str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """A line of a file of predictions.
+    """A line in a file of predictions.
 
     Attributes:
       id: The id of the example.
@@ -61,9 +64,13 @@ class Prediction:
 def predictions_file(workdir: epath.Path, *parts: str | int) -> epath.Path:
     """Return the path of an evaluation's predictions, such as `predictions/TASK.SPLIT...jsonl`.
 
-    The name of the file consists of `parts`.
+    The file name consists of `parts`, joined by dots. The end of a long name, such as one with many
+    allowed answers, is replaced by a hash.
     """
     name = ".".join(re.sub(r"[^\w\-=+]+", "_", str(part)) or "plain" for part in parts)
+    if len(name.encode()) > _LONGEST_NAME:
+        digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+        name = f"{name.encode()[: _LONGEST_NAME - 9].decode(errors='ignore')}-{digest}"
     return workdir / "predictions" / f"{name}.jsonl"
 
 
@@ -95,10 +102,10 @@ def read_predictions(path: epath.Path, examples: Sequence[Example]) -> dict[str,
 
 
 def prompt(data: Any, example: Example, length: int) -> np.ndarray:
-    """Return the tokens that the model reads, int32.
+    """Return the model's input for an example, int32.
 
-    They are token 0, the input truncated to `length` tokens including its end token, and that end
-    token.
+    This is token 0, followed by the example's input, truncated to at most `length` tokens including
+    its end token.
     """
     kept = shortened(example.tokens, length - 1, data.truncation)
     return np.concatenate([[0], kept, [vocabulary.end_of_document(data)]]).astype(np.int32)
@@ -185,7 +192,9 @@ class Answering:
                     rows.append((prompt(data, example, length).tolist(), answer))
                     owners.append((number, choice))
             best: dict[int, tuple[float, int, str]] = {}
-            for index, logprob, _ in continuation_scores(self.model, self.params, rows, self.mesh):
+            for index, logprob, _ in continuation_scores(
+                *(self.model, self.params, rows, self.mesh, self.asked.tokens_per_batch)
+            ):
                 if np.isnan(logprob):
                     raise RunFailed("the model returns NaN: its training may have diverged")
                 number, choice = owners[index]

@@ -60,7 +60,7 @@ def check_same_experiment(config: Config, workdir: str, allow_change: bool) -> N
 
 
 def check_same_kind(config: Config, workdir: str) -> None:
-    """Raises UserError if a pretraining would continue a finetuning, or the other way round."""
+    """Raise UserError if pretraining would continue a finetuning run, or vice versa."""
     saved, ours = newest_config(workdir), training_root(config)
     try:
         theirs = "finetune" if finetunes([str(saved)], (), "") else "pretrain"
@@ -96,7 +96,7 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
     nothing to change, `config` itself is returned.
 
     Raises:
-      UserError: INIT_FROM contains no run, or a run whose configuration cannot be read.
+      UserError: INIT_FROM does not name a run, or the run's configuration cannot be read.
     """
     if not open_lengths(config):
         return config
@@ -120,7 +120,7 @@ def with_kept_lengths(config: Config, workdir: str, allow_change: bool) -> Confi
 def compare_with_source(
     model: models.Decoder, trained: models.Decoder, source: str, kept: bool
 ) -> str:
-    """Describe how the model differs from that of INIT_FROM, the source of its parameters.
+    """Describe how the model differs from the model of INIT_FROM, the source of its parameters.
 
     If `kept` is True, some values were kept from that run instead of following from this run's
     length, and the model's length-dependent values are listed as well.

@@ -124,11 +124,18 @@ class Run:
     ) -> list[Continuation]:
         """Return the continuation of `prompt`, or one continuation for each sample or beam.
 
-        `method` is a `Greedy`, `Sample` or `Beam` from `fire_lm.generation`. The parameters are
-        read at the first call and then kept in memory.
+        The model's parameters are read at the first call and then kept in memory.
+
+        Args:
+          prompt: The text to continue.
+          new_tokens: The maximum number of generated tokens.
+          method: A `Greedy`, `Sample` or `Beam` from `fire_lm.generation`.
+          stop: Strings that end a continuation without being part of it.
+          seed: The seed for sampling.
 
         Raises:
-          UserError: The prompt is empty, or too long for the model.
+          UserError: The prompt is empty or too long for the model, or the vocabulary lacks some of
+            its characters.
           RunFailed: The checkpoint is damaged, or the model returns NaN.
         """
         model, params = self._restored
@@ -140,7 +147,7 @@ class Run:
         return self.restore()
 
     def inputs(self, text: str) -> tuple[jax.Array, jax.Array]:
-        """Return the inputs with which the model predicts the tokens of `text` and the next token.
+        """Return the inputs from which the model predicts the tokens of `text` and the next token.
 
         The inputs are tokens and positions, both int32 `[1, T + 1]`. The first token is 0, as in
         training, and the positions are the model's evaluation positions.

@@ -11,6 +11,7 @@ from etils import epath
 from fire_lm import models
 from fire_lm.config import Config
 from fire_lm.data import Data, Synthetic, TextToText, Tokenized
+from fire_lm.data.identity import vocabulary_fingerprint
 from fire_lm.errors import UserError, first_line
 from fire_lm.experiment import load_config, training_of
 from fire_lm.results import TaskScore, ranked_steps, read_own, read_table
@@ -117,8 +118,37 @@ def vocabulary_of_run(config: Config, workdir: str | epath.Path) -> str:
     return tokenized_of_run(config, workdir).vocabulary
 
 
+def check_same_vocabulary(vocabulary: str, workdir: str | epath.Path, fix: str) -> None:
+    """Check that a run's model knows the tokens of `vocabulary`, which may have moved.
+
+    Args:
+      vocabulary: The name of the vocabulary that is asked for.
+      workdir: The run directory of the model.
+      fix: What to do about another vocabulary, for the message.
+
+    Raises:
+      UserError: The run was trained with another vocabulary.
+    """
+    trained = vocabulary_of_run(saved_config(epath.Path(workdir)), workdir)
+    if trained == vocabulary:
+        return
+    try:
+        expected = vocabulary_fingerprint(trained)
+    except UserError:  # the file is no longer there, so it may well be the same one
+        return
+    if vocabulary_fingerprint(vocabulary) != expected:
+        raise UserError(
+            f"{workdir} was trained with the vocabulary {trained}, not with {vocabulary}: its "
+            f"tokens mean other text\n{fix}"
+        )
+
+
 def model_of_run(workdir: str) -> models.Decoder:
-    """Return the model, without parameters, of the run named by INIT_FROM."""
+    """Return the model, without parameters, of the run named by INIT_FROM.
+
+    Raises:
+      UserError: The folder contains no run, or its configuration cannot be loaded.
+    """
     if newest_config(workdir) is None:
         raise UserError(f"INIT_FROM: {workdir} holds no run (no config.gin)")
     return saved_config(workdir).call("build_decoder")

@@ -24,7 +24,7 @@ from fire_lm.errors import RunFailed
 from fire_lm.storage import objects
 from fire_lm.storage.files import in_bucket, read_bytes, remove, replace_text
 
-WINDOW_SECONDS = 30.0  # the maximum time whose lines may be lost if the process is killed
+WINDOW_SECONDS = 30.0  # a process that is killed loses the lines of at most this period
 PART_BYTES = 2**18
 _LAST_TRIES = 3  # attempts to upload the remaining lines when the file is closed
 
@@ -64,8 +64,8 @@ def append_to(
 ) -> Appended:
     """Open the newest part of a file for appending, and create the file if it does not exist.
 
-    In a bucket, the newest part is always rewritten. An earlier writer, which may not know that its
-    run directory has been taken over, then has an outdated generation and can no longer write.
+    In a bucket, the newest part is always rewritten. An earlier writer whose run directory has been
+    taken over then has an outdated generation and can no longer write.
 
     Args:
       path: The file, on a disk or in a bucket.
@@ -209,7 +209,7 @@ class Uploaded:
             self._refused = True
             return
         if generation is None:
-            problem = f"{self._name(self._number)} has another writer: nothing more is added to it"
+            problem = f"{self._name(self._number)} has another writer: no more lines are uploaded"
             print(f"\n{problem}", file=sys.stderr)
             self._replaced = True
             return

@@ -19,7 +19,7 @@ def in_bucket(path: str | epath.Path) -> bool:
 
 
 def make_folder(path: str | epath.Path) -> None:
-    """Create a folder and its parents on a disk; do nothing in a bucket, which needs no folders.
+    """Create a folder and its parents on a disk; do nothing in a bucket, which has no folders.
 
     Raises:
       OSError: The folder cannot be created.
@@ -63,7 +63,9 @@ def replace_text(path: str | epath.Path, text: str, *, durable: bool = False) ->
 
 
 def change_text(path: epath.Path, change: Callable[[bytes | None], str | None]) -> None:
-    """Replace a file by the text that `change` returns for its content, without losing changes.
+    """Replace a file's content with the result of `change`, without losing concurrent changes.
+
+    `change` receives the present content, or None if the file does not exist.
 
     If `change` returns None, the file remains unchanged. On a disk, a lock file beside the file is
     held during the change, except on shared file systems without locks. In a bucket, `change` is

@@ -58,8 +58,8 @@ class Lease:
         """Take the lease if no process holds it, or if its holder has died.
 
         Returns:
-          An empty string if this process now holds the lease; otherwise, the process and the host
-          of the holder, and the time of its last signature.
+          An empty string if this process now holds the lease; otherwise, the description of the
+          holder that `holder` returns.
 
         Raises:
           RunFailed: The storage fails.
@@ -76,9 +76,9 @@ class Lease:
         return ""
 
     def holder(self) -> str:
-        """Return the process and host of the holder, and the time of the last signature.
+        """Return a description of the holder: its process and host, and its last signature's time.
 
-        The result is empty if no process holds the lease.
+        The result is an empty string if no process holds the lease.
 
         Raises:
           RunFailed: The storage fails.
@@ -103,7 +103,7 @@ class Lease:
                     if _id_of(found.content) == self._id:  # an earlier write whose reply was late
                         generation = found.generation
                     elif found.content is None:
-                        self.lost = "nobody: it has been removed"
+                        self.lost = "no process: it has been removed"
                     else:
                         self.lost = _named(found.content)
                 self._generation = generation or b""

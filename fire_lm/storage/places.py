@@ -1,4 +1,4 @@
-"""Conversion of paths that users specify."""
+"""Functions that convert the paths that users specify."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading C++ libraries without the log lines that they print before their settings take effect.
+"""Suppression of the log lines that C++ libraries print before their settings take effect.
 
 While a library is being loaded, file descriptor 2 is redirected to a temporary file. Afterwards,
 every line of this file that is not such a log line is written to stderr.

@@ -1,4 +1,4 @@
-"""The command `fire-lm evaluate`, which measures accuracy by length on a run's synthetic task."""
+"""The command `fire-lm evaluate` for synthetic tasks, which measures a run's accuracy by length."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from etils import epath
 
+from fire_lm.config import Config
 from fire_lm.console import Progress
 from fire_lm.data import Synthetic
 from fire_lm.errors import UserError
-from fire_lm.evaluation import lengths_refused, say
-from fire_lm.evaluation.length_accuracy import (
-    Answering,
-    at_test,
-    length_accuracies,
-    slot_answers,
-)
+from fire_lm.evaluation.length_accuracy import Answering, length_accuracies, slot_answers
 from fire_lm.evaluation.scoring import read_params
-from fire_lm.experiment import label_in, training_of
+from fire_lm.experiment import label_in
 from fire_lm.models import Decoder
 from fire_lm.reporting.gather import trained_tasks
 from fire_lm.reporting.length_accuracy import accuracy_text, write_figure
@@ -30,17 +25,20 @@ from fire_lm.results import LengthAccuracy, TaskScore, merge_table, read_own, wr
 from fire_lm.results.folder import Results
 from fire_lm.results.task_rows import FILE as SCORES
 from fire_lm.runs.answers import generated_answers
-from fire_lm.runs.evaluated import configuration
+from fire_lm.runs.find import SEVERAL, folder_of_all
 from fire_lm.runs.saved import newest_config, saved_config
 from fire_lm.sharding import MeshShape, make_mesh
 from fire_lm.storage import make_folder, place, require_folder
-from fire_lm.sweeps.sweep import chosen
+from fire_lm.sweeps.accuracy_settings import AccuracySetting
+from fire_lm.sweeps.claims import claimed
+from fire_lm.sweeps.schedule import evaluate_checkpoints
+from fire_lm.sweeps.settings import check_effects, settings
 from fire_lm.tasks.synthetic.layouts import row_length
 from fire_lm.tasks.synthetic.scoring import Tally
 
 FILE = "length_accuracy.csv"
 
-_SEQUENCES = 128  # of each length
+_SEQUENCES = 128  # the default number of exercises of each length
 # The minimum number of seconds between two writes of the table, which each replace the whole file.
 _WRITE_EVERY = 5.0
 
@@ -56,7 +54,7 @@ class TaskEvaluation:
       data: The task and its layout.
       encoding: The name of the encoding in the table.
       variant: The name of the variant in the table.
-      lengths: The lengths of exercises that the task has and the model can read, in ascending
+      lengths: The exercise lengths that the task supports and the model can read, in ascending
         order.
       sequences: The number of exercises of each length.
     """
@@ -75,6 +73,12 @@ class TaskEvaluation:
         """The name of the kind of positions that the test uses."""
         return getattr(self.model.resampling, "evaluation", "plain")
 
+    @property
+    def claim(self) -> str:
+        """The name under which a process claims this measurement."""
+        kind = (self.step, self.variant or "plain", self.data.layout, self.positions)
+        return "-".join(map(str, ("accuracy", *kind)))
+
     def row(self, length: int, counted: Tally) -> LengthAccuracy:
         """Return the table row for the result at one length."""
         return LengthAccuracy(
@@ -92,13 +96,13 @@ class TaskEvaluation:
         )
 
     def all_rows(self) -> list[LengthAccuracy]:
-        """Return the rows of this evaluation in the run's own table, for all measured lengths."""
+        """Return this evaluation's rows in the run's own table, for all measured lengths."""
         of_these = self.row(0, Tally(1, 1, 1)).key[:-1]
         own = read_own(self.workdir, self.encoding).accuracies
         return sorted((r for r in own if r.key[:-1] == of_these), key=lambda row: row.length)
 
     def rows_there(self) -> list[LengthAccuracy]:
-        """Return the rows in the run's own table for the requested lengths.
+        """Return this evaluation's rows in the run's own table, for the requested lengths.
 
         Raises:
           UserError: A row is based on a different number of exercises.
@@ -114,75 +118,64 @@ class TaskEvaluation:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Write rows beside each run, and a table and a figure of all runs in the top folder."""
-    if arguments.output:
+    """Write each run's rows to its directory, and a table and a figure to the top folder."""
+    if arguments.output:  # Check this first, because --follow may wait for runs.
         require_folder(place(arguments.output), "--output")
-    checkpoints, top = chosen(arguments)
-    asked = [evaluation_of(arguments, place(name), step) for name, step in checkpoints]
-    missing = [left_to_measure(one) for one in asked]
-    if arguments.dry_run:
-        for one, lengths in zip(asked, missing, strict=True):
+    elif arguments.follow and len(arguments.runs) > 1:
+        raise UserError(SEVERAL)
+    evaluate_checkpoints(Accuracies(arguments))
+
+
+@dataclasses.dataclass(frozen=True)
+class Accuracies:
+    """The evaluation of checkpoints on synthetic tasks, an implementation of `schedule.Verb`."""
+
+    arguments: argparse.Namespace
+
+    def folder(self, workdirs: Sequence[epath.Path], named: Iterable[epath.Path]) -> str:
+        return str(folder_of_all(self.arguments.output, workdirs, named))
+
+    def check(self, workdirs: Iterable[epath.Path]) -> None:
+        check_effects(self._setting, self.arguments, workdirs)
+
+    def describe(self, workdir: epath.Path, step: int) -> None:
+        for one in self._evaluations(workdir, step):
+            variant = f" ({one.variant})" * bool(one.variant)
             print(
-                f"{one.workdir}@{one.step}: {one.data.task.label}, {one.data.layout}, positions "
-                f"{one.positions}; {len(lengths)} of {len(one.lengths)} lengths to measure"
+                f"{workdir}@{step}{variant}: {one.data.task.label}, {one.data.layout}, positions "
+                f"{one.positions}; {len(left_to_measure(one))} of {len(one.lengths)} lengths to "
+                "measure"
             )
-        return
-    for one, lengths in zip(asked, missing, strict=True):
-        if lengths:
-            measure(one, lengths)
-    combine(asked, place(top))
 
+    def score(self, workdir: epath.Path, step: int) -> bool:
+        whole = True
+        for one in self._evaluations(workdir, step):
+            with claimed(workdir, one.claim) as ours:
+                if ours and (lengths := left_to_measure(one)):
+                    measure(one, lengths)
+            whole &= ours
+        return whole
 
-def evaluation_of(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> TaskEvaluation:
-    """Return the requested evaluation of a checkpoint.
+    def scored_steps(self, workdir: epath.Path) -> set[int]:
+        return {row.step for row in read_own(workdir, label_in(saved_config(workdir))).accuracies}
 
-    Raises:
-      UserError: The run was trained on text, or there are no lengths to measure.
-    """
-    config, variant = configuration(arguments, workdir)
-    data = training_of(config).data
-    if not isinstance(data, Synthetic):
-        raise UserError(
-            f"{workdir} was trained on text, not on a synthetic task: `fire-lm sweep` scores it"
-        )
-    model: Decoder = config.call("build_decoder")
-    try:
-        model = model.clone(resampling=at_test(model.resampling, arguments.positions))
-    except UserError as error:
-        raise UserError(f"{workdir}: {error}") from None
-    lengths = arguments.lengths or tuple(sorted(set(config.values("length_sweep")["lengths"])))
-    if not lengths:
-        raise UserError("EVAL_LENGTHS is empty: set lengths of exercises, such as --lengths=1-40")
-    return TaskEvaluation(
-        *(workdir, step, model, data, label_in(config), variant),
-        lengths_taken(model, data, lengths, str(workdir)),
-        arguments.sequences or _SEQUENCES,
-    )
+    def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
+        asked = [one for name, step in checkpoints for one in self._evaluations(place(name), step)]
+        combine(asked, place(top))
 
+    def _evaluations(self, workdir: epath.Path, step: int) -> list[TaskEvaluation]:
+        return [
+            TaskEvaluation(
+                *(workdir, step, one.model, one.data, label_in(one.config), one.variant),
+                one.lengths(workdir),
+                self.arguments.sequences or _SEQUENCES,
+            )
+            for one in settings(self._setting, self.arguments, workdir)
+        ]
 
-def lengths_taken(
-    model: Decoder, data: Synthetic, lengths: Sequence[int], run: str
-) -> tuple[int, ...]:
-    """Return the lengths that the task has and the model can read, and report the other lengths.
-
-    The report gives the reason for each length that is not measured.
-    """
-    refused: dict[int, str] = {}
-    tokens: dict[int, int] = {}
-    for length in lengths:
-        try:
-            data.task.check_length(length)
-            tokens[length] = row_length(data.task, data.layout, length)
-        except UserError as error:
-            refused[length] = str(error)
-    unread = lengths_refused(model, sorted(set(tokens.values())))
-    refused |= {length: unread[count] for length, count in tokens.items() if count in unread}
-    if len(refused) == len(lengths):
-        raise UserError(f"{run} at length {lengths[0]}: {refused[lengths[0]]}")
-    for why in dict.fromkeys(refused.values()):
-        of_these = ", ".join(str(n) for n in lengths if refused.get(n) == why)
-        say(f"{run} is not measured at length {of_these}: {why.partition(chr(10))[0]}")
-    return tuple(length for length in lengths if length not in refused)
+    def _setting(self, also: str, config: Config, variant: str) -> AccuracySetting:
+        given = tuple(self.arguments.lengths or ())
+        return AccuracySetting(also, config, variant, self.arguments.positions, given)
 
 
 def left_to_measure(asked: TaskEvaluation) -> list[int]:
@@ -218,7 +211,7 @@ def measure(asked: TaskEvaluation, lengths: Sequence[int]) -> None:
 def scores(asked: TaskEvaluation, rows: Sequence[LengthAccuracy]) -> list[TaskScore]:
     """Return the mean accuracy over the measured lengths up to the longest training exercise.
 
-    If longer exercises have been measured, also return the mean over these.
+    If longer exercises have been measured, also return the mean over them.
     """
     longest = asked.data.max_length
     groups = [[row for row in rows if (row.length > longest) == longer] for longer in (False, True)]

@@ -1,136 +1,100 @@
-"""The settings under which `fire-lm sweep` scores a run: those of training, and each --also."""
+"""The settings under which a run is evaluated: the plain setting, and one for each --also."""
 
 from __future__ import annotations
 
+import abc
 import argparse
 import dataclasses
-import functools
-import hashlib
 import shlex
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Self, TypeVar
 
 from etils import epath
 
 from fire_lm.config import Config, UnusedBinding
-from fire_lm.data import dataset_label, quick_splits
 from fire_lm.errors import UserError
-from fire_lm.evaluation import LengthSweep, say_once
-from fire_lm.experiment import check_settings
+from fire_lm.evaluation import say_once
 from fire_lm.runs.evaluated import configuration
-from fire_lm.runs.saved import text_of_run
-
-# The settings that, together with the model, determine the rows.
-_SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-    """A way of scoring a run's checkpoints.
+class Setting(abc.ABC):
+    """A way of evaluating a run's checkpoints.
 
     Attributes:
       also: The value of --also, which contains additional flags; empty for the plain setting.
       config: The configuration.
-      variant: The name in the table for the changes to the model since training.
+      variant: The name in tables for the changes to the model since training.
     """
 
     also: str
     config: Config
     variant: str
 
-    @functools.cached_property
-    def asked(self) -> LengthSweep:
-        """The length sweep that the configuration describes."""
-        value: LengthSweep = self.config.call("length_sweep")
-        return value
-
     @property
+    @abc.abstractmethod
     def rows(self) -> dict[str, Any]:
         """The values that determine the rows; equivalent settings have the same values."""
-        return {"variant": self.variant, **{name: getattr(self.asked, name) for name in _SCORING}}
 
-    def claim(self, step: int) -> str:
-        """Return the name, with a hash of the text, under which a sweep claims a checkpoint."""
-        text = repr([self.rows[name] for name in ("data", "split")])
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        return f"{step}-{self.variant or 'plain'}-{digest}"
+    @abc.abstractmethod
+    def check(self, workdir: epath.Path) -> None:
+        """Raise UserError for any error that would occur at every checkpoint of the run.
+
+        Without this check, the preceding settings would be evaluated before the error was found.
+        """
+
+    @abc.abstractmethod
+    def check_apart(self, other: Self) -> None:
+        """Raise UserError if this setting's rows could be confused with those of `other`."""
 
 
-def settings(arguments: argparse.Namespace, workdir: epath.Path) -> list[Setting]:
+_Setting = TypeVar("_Setting", bound=Setting)
+# Makes a setting from its --also, its configuration and the name of its variant.
+Make = Callable[[str, Config, str], _Setting]
+
+
+def settings(
+    make: Make[_Setting], arguments: argparse.Namespace, workdir: epath.Path
+) -> list[_Setting]:
     """Return the plain setting and each --also that affects this run; report every other --also."""
-    found, idle = resolved(arguments, workdir)
-    for one in found:
-        check_split(one)
+    found, idle = resolved(make, arguments, workdir)
     for also, why in idle.items():
         say_once(f"{workdir}: --also='{also}' is skipped: {why}")
     return found
 
 
-def check_split(setting: Setting) -> None:
-    """Raise UserError if the text does not have the split and this can be checked quickly.
-
-    Without this check, the preceding settings would be scored before the error is found.
-    """
-    wanted = setting.rows["split"]
-    for part in setting.rows["data"].parts:
-        if (there := quick_splits(part)) is not None and wanted not in there:
-            raise UserError(
-                f"{part.title} has no split {wanted!r}, only {', '.join(there)}: set "
-                "length_sweep.split to one of them"
-            )
-
-
 def resolved(
-    arguments: argparse.Namespace, workdir: epath.Path
-) -> tuple[list[Setting], dict[str, str]]:
+    make: Make[_Setting], arguments: argparse.Namespace, workdir: epath.Path
+) -> tuple[list[_Setting], dict[str, str]]:
     """Return the settings that apply to this run, and why each remaining --also does not apply."""
-    found = [Setting("", *configuration(arguments, workdir))]
-    text_of_run(found[0].config, workdir)  # This refuses a run that was not trained on text.
-    check_settings(found[0].config)
+    found = [make("", *configuration(arguments, workdir))]
+    found[0].check(workdir)
     idle = {}
     for also in arguments.also:
         files, bindings = flags_of(also)
         try:
-            one = Setting(also, *configuration(arguments, workdir, files, bindings))
+            one = make(also, *configuration(arguments, workdir, files, bindings))
         except UnusedBinding as error:
             idle[also] = str(error)
             continue
-        check_settings(one.config)
+        one.check(workdir)
         same = [other.also for other in found if other.rows == one.rows]
         if same:
             idle[also] = f"it is the same as --also='{same[0]}'" if same[0] else "no effect"
         else:
             for other in found:
-                check_named_apart(one, other)
+                one.check_apart(other)
             found.append(one)
     return found, idle
 
 
-def check_named_apart(one: Setting, other: Setting) -> None:
-    """Raise UserError if two different texts would have the same name in the table."""
-    names = [
-        {(dataset_label(part), part.construction) for part in setting.rows["data"].parts}
-        for setting in (one, other)
-    ]
-    same_rows = one.variant == other.variant and one.rows["split"] == other.rows["split"]
-    if not (same_rows and (both := names[0] & names[1])):
+def check_effects(
+    make: Make[_Setting], arguments: argparse.Namespace, workdirs: Iterable[epath.Path]
+) -> None:
+    """Raise UserError if an --also affects none of the runs."""
+    if not arguments.also:
         return
-    if one.rows["data"] != other.rows["data"]:
-        raise UserError(
-            f"--also='{one.also}' scores another text that is also called {min(both)[0]}: rows "
-            "could not be distinguished\ngive the data sets different names "
-            "(fire-lm corpus --name=NAME)"
-        )
-    if one.rows["tokens"] != other.rows["tokens"]:
-        raise UserError(
-            f"--also='{one.also}' scores another amount of {min(both)[0]}: the rows could not be "
-            "compared\nset length_sweep.tokens once, for all settings"
-        )
-
-
-def check_effects(arguments: argparse.Namespace, workdirs: Iterable[epath.Path]) -> None:
-    """Raise UserError if an --also has no effect on any of the runs."""
-    idle = [resolved(arguments, workdir)[1] for workdir in workdirs] if arguments.also else []
+    idle = [resolved(make, arguments, workdir)[1] for workdir in workdirs]
     for also in arguments.also:
         if idle and all(also in of_run for of_run in idle):
             raise UserError(

@@ -1,8 +1,8 @@
-"""The checkpoints of ongoing training runs that `fire-lm sweep --follow` still has to score."""
+"""The checkpoints of ongoing training runs that a command with --follow still has to evaluate."""
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 from etils import epath
@@ -10,15 +10,7 @@ from etils import epath
 from fire_lm.checkpoints import available_steps, checkpoint_damage
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import say
-from fire_lm.experiment import label_in
-from fire_lm.results import read_own
-from fire_lm.runs.find import (
-    SAME_NAME,
-    NotYet,
-    RunSteps,
-    find_runs,
-    folder_of_all,
-)
+from fire_lm.runs.find import SAME_NAME, NotYet, RunSteps, find_runs
 from fire_lm.runs.saved import saved_config
 from fire_lm.training import stopped_at
 
@@ -35,8 +27,20 @@ class Survey:
       begun: Whether all named runs had started at the last call of `look`.
     """
 
-    def __init__(self, arguments: argparse.Namespace):
-        self._arguments = arguments
+    def __init__(
+        self,
+        named: Sequence[str],
+        folder: Callable[[Sequence[epath.Path], Iterable[epath.Path]], str],
+        scored_steps: Callable[[epath.Path], set[int]],
+    ):
+        """Create a survey that has not found any checkpoints yet.
+
+        Args:
+          named: The runs as the user named them.
+          folder: Returns the folder of combined results; see `Verb.folder`.
+          scored_steps: Returns the steps of a run for which rows exist.
+        """
+        self._named, self._folder, self._scored_steps = named, folder, scored_steps
         self._runs: dict[str, RunSteps] = {}
         self._seen: set[tuple[str, int]] = set()
         self._left: set[tuple[str, int]] = set()
@@ -59,7 +63,7 @@ class Survey:
             self._tell(f"checkpoint {step} of {name} was removed before it was scored")
             self.leave(name, step)
         elif found := checkpoint_damage(name, step):
-            self._tell(f"checkpoint {step} of {name} is damaged: {found}: skipped")
+            self._tell(f"checkpoint {step} of {name} is damaged and will be skipped: {found}")
             self.leave(name, step)
         else:
             say(problem)
@@ -74,7 +78,7 @@ class Survey:
         workdirs: list[epath.Path] = []
         named: list[epath.Path] = []
         self.begun = True
-        for name in self._arguments.runs:
+        for name in self._named:
             try:
                 runs, folders = find_runs([name], begun=False)
             except NotYet as error:
@@ -93,8 +97,7 @@ class Survey:
         names = [run.workdir.name for run in self._runs.values()]
         if len(set(names)) < len(names):
             raise UserError(SAME_NAME)
-        top = folder_of_all(self._arguments.output, workdirs, named)
-        return due, str(top), over
+        return due, self._folder(workdirs, named), over
 
     def _steps(self, run: RunSteps) -> list[int]:
         """Return the steps that remain to be scored, and report checkpoints that have vanished."""
@@ -102,9 +105,9 @@ class Survey:
         wanted = {(name, step) for step in there if not run.steps or step in run.steps}
         gone = {one for one in self._seen - wanted - self._left if one[0] == name}
         if gone:
-            scored = _steps_with_rows(run.workdir)
+            scored = self._scored_steps(run.workdir)
             for _, step in sorted(gone):
-                if step not in scored:  # Otherwise, another sweep has scored the checkpoint.
+                if step not in scored:  # Otherwise, another job has scored the checkpoint.
                     self._tell(f"checkpoint {step} of {name} was removed before it was scored")
         self._left |= gone
         self._seen |= wanted
@@ -129,18 +132,18 @@ class Survey:
         return list(self._runs)
 
     def scored(self) -> list[tuple[str, int]]:
-        """Return all checkpoints of these runs that have rows, regardless of who scored them."""
+        """Return all checkpoints of these runs that have rows, whichever job scored them."""
         if jax.process_index() != 0:
             return []
         return [
             (name, step)
             for name, run in self._runs.items()
-            for step in sorted(_steps_with_rows(run.workdir))
+            for step in sorted(self._scored_steps(run.workdir))
             if not run.steps or step in run.steps
         ]
 
     def judge(self) -> None:
-        """Raise RunFailed if results are missing once training has ended."""
+        """Raise RunFailed if results are missing; call this after training has ended."""
         lost = [f"{n}@{s}: {p[-1]}" for (n, s), p in self._failures.items() if len(p) == _TRIES]
         if lost:
             raise RunFailed(f"{len(lost)} checkpoints could not be scored\n" + "\n".join(lost))
@@ -151,8 +154,3 @@ class Survey:
         if words not in self._told:
             say(words)
             self._told.add(words)
-
-
-def _steps_with_rows(workdir: epath.Path) -> set[int]:
-    encoding = label_in(saved_config(workdir))
-    return {row.step for row in read_own(workdir, encoding).losses}

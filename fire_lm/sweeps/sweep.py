@@ -1,25 +1,16 @@
-"""The command `fire-lm sweep`, which decides which checkpoints are scored, when, and by whom."""
+"""The command `fire-lm sweep`, which scores the checkpoints of runs at several lengths."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import time
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 import jax
 from etils import epath
 
-from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
-from fire_lm.errors import FireLMError, RunFailed, UserError
-from fire_lm.evaluation import (
-    Known,
-    Scored,
-    say,
-    say_once,
-    score_checkpoint,
-)
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.evaluation import Known, Scored, say_once, score_checkpoint
 from fire_lm.experiment import label_in
 from fire_lm.processes import agreed, by_first
 from fire_lm.results import (
@@ -32,122 +23,65 @@ from fire_lm.results import (
 )
 from fire_lm.results.scored_text import FILE as TEXTS_FILE
 from fire_lm.results.scored_text import UNKNOWN
-from fire_lm.runs.find import SEVERAL, find_runs, folder_of_all
+from fire_lm.runs.find import SEVERAL, folder_of_all
+from fire_lm.runs.saved import saved_config
 from fire_lm.storage import place, require_folder
 from fire_lm.sweeps.claims import claimed, held
-from fire_lm.sweeps.settings import Setting, check_effects, settings
-from fire_lm.sweeps.survey import Survey
+from fire_lm.sweeps.length_settings import LengthSetting
+from fire_lm.sweeps.schedule import evaluate_checkpoints
+from fire_lm.sweeps.settings import check_effects, settings
 from fire_lm.sweeps.tables import write_tables
 
-# The number of seconds between checks of an ongoing training run, or of a checkpoint that another
-# sweep is scoring.
-_EVERY = 10.0
 _ROWS, _POSITIONS = "length_sweep.csv", "position_losses.csv"
-_T = TypeVar("_T")
 
 
 def sweep(arguments: argparse.Namespace) -> None:
-    """Write rows beside each run, and a table and a figure of all runs in the top folder."""
+    """Write each run's rows to its directory, and a table and a figure to the top folder."""
     if arguments.output:  # Check this first, because --follow may wait for runs.
         require_folder(place(arguments.output), "--output")
-    if arguments.follow:
-        follow(arguments)
-        return
-    checkpoints, top = by_first(lambda: chosen(arguments))
-    check_effects(arguments, dict.fromkeys(place(name) for name, _ in checkpoints))
-    if arguments.dry_run:
-        for name, step in checkpoints:
-            describe(arguments, place(name), step)
-        return
-    failures: dict[tuple[str, int], FireLMError] = {}
-    for name, step in checkpoints:
-        try:
-            while not score(arguments, place(name), step):
-                say(f"{name}@{step} is being scored by another sweep: waiting for it")
-                time.sleep(_EVERY)
-        except FireLMError as error:  # For example, a checkpoint was removed in the meantime.
-            failures[name, step] = error
-            if len(failures) == len(checkpoints):
-                raise
-            say(f"{name}@{step} is skipped: {error}")
-    combine([one for one in checkpoints if tuple(one) not in failures], place(top))
-    if failures:
-        found = "\n".join(f"{name}@{step}: {error}" for (name, step), error in failures.items())
-        raise RunFailed(
-            f"{len(failures)} of {len(checkpoints)} checkpoints could not be scored\n{found}"
-        )
-
-
-def describe(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> None:
-    """Print what a dry run shows for a checkpoint."""
-    for one in settings(arguments, workdir):
-        asked = f" also {one.also}" * bool(one.also)
-        lengths = one.config.macro("EVAL_LENGTHS")
-        one.asked.lengths_taken(str(workdir))
-        print(f"{workdir}@{step} at {lengths}{asked}\n{one.config.text()}")
-
-
-def chosen(arguments: argparse.Namespace) -> tuple[list[tuple[str, int]], str]:
-    """Return the checkpoints to score, without duplicates, and the folder of the combined results.
-
-    Raises:
-      UserError, RunFailed: A named checkpoint or the newest checkpoint is missing or damaged.
-    """
-    runs, named = find_runs(arguments.runs)
-    top = folder_of_all(arguments.output, [run.workdir for run in runs], named)
-    found: list[tuple[str, int]] = []
-    for run in runs:
-        name = str(run.workdir)
-        if run.all:
-            for step in available_steps(run.workdir):
-                if problem := checkpoint_damage(run.workdir, step):
-                    print(f"checkpoint {step} of {name} is damaged: {problem}: skipped", flush=True)
-                else:
-                    found.append((name, step))
-        else:
-            found += [(name, choose_step(run.workdir, step)) for step in run.steps or (None,)]
-    return list(dict.fromkeys(found)), str(top)
-
-
-def follow(arguments: argparse.Namespace) -> None:
-    """Score each checkpoint of ongoing training runs, oldest first, until training ends.
-
-    Rows are written as they are scored, so the same command resumes after it has been killed.
-
-    Raises:
-      RunFailed: Training has ended, and either some checkpoints could not be scored or there were
-        no checkpoints.
-    """
-    if arguments.dry_run:
-        raise UserError("--follow and --dry_run exclude each other")
-    if len(arguments.runs) > 1 and not arguments.output:
+    elif arguments.follow and len(arguments.runs) > 1:
         raise UserError(SEVERAL)
-    survey, checked = Survey(arguments), False
-    while True:
-        due, top, over = by_first(survey.look)
-        if not checked and (checked := agreed(survey.begun)):
-            check_effects(arguments, map(place, agreed(survey.runs())))
-        scored = 0
-        for name, step in due:
-            try:
-                if score(arguments, place(name), step):
-                    survey.leave(name, step)
-                    scored += 1
-            except RunFailed as error:
-                survey.failed(name, step, str(error))
-        if scored:
-            combine(survey.scored(), place(top))
-        if over and not due:
-            by_first(survey.judge)
-            return
-        if not scored:
-            time.sleep(_EVERY)
+    evaluate_checkpoints(LengthSweeps(arguments))
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthSweeps:
+    """The scoring of checkpoints at several lengths, an implementation of `schedule.Verb`."""
+
+    arguments: argparse.Namespace
+
+    def folder(self, workdirs: Sequence[epath.Path], named: Iterable[epath.Path]) -> str:
+        return str(folder_of_all(self.arguments.output, workdirs, named))
+
+    def check(self, workdirs: Iterable[epath.Path]) -> None:
+        check_effects(LengthSetting, self.arguments, workdirs)
+
+    def describe(self, workdir: epath.Path, step: int) -> None:
+        for one in settings(LengthSetting, self.arguments, workdir):
+            asked = f" also {one.also}" * bool(one.also)
+            lengths = one.config.macro("EVAL_LENGTHS")
+            one.asked.lengths_taken(str(workdir))
+            print(f"{workdir}@{step} at {lengths}{asked}\n{one.config.text()}")
+
+    def score(self, workdir: epath.Path, step: int) -> bool:
+        return score(self.arguments, workdir, step)
+
+    def scored_steps(self, workdir: epath.Path) -> set[int]:
+        encoding = label_in(saved_config(workdir))
+        return {row.step for row in read_own(workdir, encoding).losses}
+
+    def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
+        """Print a table, and write a figure and, if several runs are scored, their rows."""
+        if jax.process_index() == 0:
+            folder = place(top)
+            table = write_tables(checkpoints, folder)
+            print(f"\n{table}\n\n{folder / _ROWS}, .png")
 
 
 def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool:
-    """Write the missing rows of a checkpoint; return False if another job is scoring some rows."""
+    """Write a checkpoint's missing rows; return False if another job is scoring some of them."""
     whole = True
-    for one in settings(arguments, workdir):
+    for one in settings(LengthSetting, arguments, workdir):
         with claimed(workdir, one.claim(step), jax.process_index() == 0) as claim:
             ours: bool = agreed(claim)
             if ours:
@@ -156,7 +90,7 @@ def score(arguments: argparse.Namespace, workdir: epath.Path, step: int) -> bool
     return whole
 
 
-def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
+def score_claimed(setting: LengthSetting, workdir: epath.Path, step: int) -> None:
     """Score a claimed checkpoint and write each row as soon as it is known."""
     score_checkpoint(
         setting.asked,
@@ -170,7 +104,7 @@ def score_claimed(setting: Setting, workdir: epath.Path, step: int) -> None:
 
 
 def finished_in(workdir: epath.Path, encoding: str) -> Known:
-    """Return the finished rows of a run, on which all processes agree with process 0."""
+    """Return the finished rows of a run; all processes use those that process 0 has read."""
     own = read_own(workdir, encoding)
     if own.problem:
         say_once(own.problem)
@@ -188,13 +122,13 @@ def finished_in(workdir: epath.Path, encoding: str) -> Known:
 def write_scored(workdir: epath.Path, scored: Scored) -> None:
     """Write the description of a row's text and the row's losses by position, and then the row.
 
-    A text belongs to the row with the same loss, so a text whose row was never written, because the
-    sweep was killed, belongs to no row. The text of an existing row is kept.
+    A text belongs to the row with the same loss. If a sweep is killed before it writes the row, the
+    text therefore belongs to no row. The text of an existing row is kept.
 
     Raises:
-      RunFailed: In the meantime, another sweep has started to score another text of the same name.
+      RunFailed: In the meantime, another sweep has scored a different text of the same name.
     """
-    with held(workdir, "rows"):  # Hold this from reading the existing files until all are written.
+    with held(workdir, "rows"):  # Hold this while the existing files are read and written.
         if (line := scored.text) is not None:
             own = read_own(workdir, line.encoding)
             for row in own.losses:
@@ -208,13 +142,3 @@ def write_scored(workdir: epath.Path, scored: Scored) -> None:
                 merge_table(workdir / TEXTS_FILE, ScoredText, [line], replace=True)
         merge_table(workdir / _POSITIONS, PositionLoss, scored.positions)
         merge_rows(workdir / _ROWS, [scored.row])
-
-
-def combine(checkpoints: Sequence[tuple[str, int]], top: epath.Path) -> None:
-    """Write the combined results of these checkpoints and print a table.
-
-    The results are a figure and, if several runs are scored, CSV files with their rows.
-    """
-    if jax.process_index() == 0:
-        table = write_tables(checkpoints, top)
-        print(f"\n{table}\n\n{top / _ROWS}, .png")

@@ -18,7 +18,7 @@ _SEEDS = (0x9E3779B9, 0x7F4A7C15)
 
 
 def batch_hash(batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Return the hash, uint32 `[2]`, of int32 arrays `[B, T]`, whatever the order of their rows."""
+    """Return the hash, uint32 `[2]`, of int32 arrays `[B, T]`, regardless of the order of rows."""
     return jnp.stack([_sum_of_rows(batch, jnp.uint32(seed)) for seed in _SEEDS])
 
 
@@ -45,7 +45,7 @@ def _mixed(x: jax.Array) -> jax.Array:
 def chained(before: str, batch: Sequence[int]) -> str:
     """Return 16 hex digits that identify all batches so far.
 
-    `before` holds the digits of the batches before `batch`; it is '' at the start.
+    `before` is the result for the batches before `batch`, or '' at the start.
     """
     text = f"{before} {' '.join(map(str, batch))}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Compiles the training step ahead of time, for the devices of this job or of another job."""
+"""Compilation of the training step ahead of time, for the devices of this job or of another job."""
 
 from __future__ import annotations
 

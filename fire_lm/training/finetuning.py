@@ -10,7 +10,7 @@ from fire_lm.training.pretraining import Pretraining
 
 @dataclasses.dataclass(frozen=True)
 class Finetuning(Pretraining):
-    """A run that trains on a text-to-text task, starting from the parameters of another run.
+    """The settings of a run that trains on a text-to-text task from another run's parameters.
 
     The training loop, the training step and the other settings are those of `Pretraining`. The
     model is that of the other run, unless the configuration changes it; see

@@ -1,7 +1,7 @@
-"""Goodput: how a run spent its time over all its starts, read from files in the run directory.
+"""Goodput: an account of a run's time over all its starts, kept in files in the run directory.
 
 Process 0 keeps one file per start, `goodput/<number>.json`, with the seconds of each stage so far.
-It writes the file when starting and compiling begin and end, at each save and, except in a bucket,
+The file is written when starting and compiling begin and end, at each save and, except in a bucket,
 every few seconds between steps. If the process is killed, the time since the last write counts as
 stopped.
 """
@@ -33,13 +33,13 @@ _PERIOD = 2.0  # seconds between two writes while steps run; a bucket gets one w
 
 
 class Goodput:
-    """The stages of this start, exactly one of which is active at any time.
+    """The stages of this start and the time spent in each.
 
-    All time is therefore accounted for.
+    Exactly one stage is active at any time, so all time is accounted for.
     """
 
     def __init__(self, workdir: str, quiet: bool, since: float | None = None):
-        """Begin a start at `since`, a time of `time.monotonic`; None means now."""
+        """Begin the account of a start at `since`, a value of `time.monotonic`; None means now."""
         self._workdir, self._quiet = workdir, quiet
         self._file: epath.Path | None = None
         self._earlier: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ class Goodput:
         self._machine: dict[str, Any] = {}
 
     def resumed(self, step: int) -> None:
-        """Count this start, which resumes from `step` and holds the run directory."""
+        """Count this start, which resumes from `step` and has locked the run directory."""
         if self._file is None and not self._quiet:
             folder = epath.Path(self._workdir) / "goodput"
             storage.make_folder(folder)
@@ -137,7 +137,7 @@ class Goodput:
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine of a start; on CPUs, the cores of a process count as devices."""
+    """Describe this machine; on CPUs, the cores that the process may use count as devices."""
     kind, devices = jax.devices()[0].device_kind, jax.device_count()
     if jax.devices()[0].platform == "cpu":
         kind, devices = (
@@ -178,7 +178,7 @@ def _records(folder: epath.Path) -> list[epath.Path]:
 
 
 def _of_a_start(facts: dict[str, Any]) -> bool:
-    """Return whether a record, which may be damaged, has all the facts that `_account` needs."""
+    """Return whether a record, which may be damaged, has all entries that `_account` needs."""
     at_save = facts.get("at_save")
     return (
         _is_time(facts.get("began"))

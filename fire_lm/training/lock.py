@@ -1,4 +1,4 @@
-"""The lock of a run directory, because two writers would corrupt each other's files."""
+"""The lock of a run directory, without which two writers would corrupt each other's files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOOK_SECONDS = 2.0
 
 @contextlib.contextmanager
 def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
-    """Hold the run directory until the block ends or the process dies.
+    """Lock the run directory until the block ends or the process dies.
 
     On a disk, the operating system releases the lock when the process ends, even if the process is
     killed. In a bucket, the lock is a lease (`storage.Lease`): if a process on another machine has
@@ -32,12 +32,12 @@ def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
     has acquired the lock.
 
     Yields:
-      A function to call before a file is published or removed. It raises LeaseLost if another
-      process has taken over the run directory or somebody has removed the directory, and RunFailed
-      if the storage does not answer. For a directory on a disk, the function does nothing.
+      A function to call before a file is published or removed. The function raises LeaseLost if
+      another process has taken over the run directory or if the directory has been removed, and
+      RunFailed if the storage does not answer. For a directory on a disk, it does nothing.
 
     Raises:
-      UserError: Another process holds the run directory.
+      UserError: Another process has locked the run directory.
     """
     with contextlib.ExitStack() as held:
         still_ours: Callable[[], None] = lambda: None  # noqa: E731
@@ -50,10 +50,10 @@ def only_writer(workdir: str) -> Iterator[Callable[[], None]]:
 
 
 def writer_of(workdir: str) -> str:
-    """Return the process that holds a run directory, with its host, or "" if no process does.
+    """Return the process that has locked a run directory, and its host, or "" if there is none.
 
-    For a bucket, the result may be a process that was killed within the last minutes; it includes
-    the time at which the process last renewed its lease.
+    For a bucket, the process may have been killed in the last few minutes; the result includes the
+    time at which it last renewed its lease.
     """
     if in_bucket(workdir):
         return Lease(f"{workdir.rstrip('/')}/.lock").holder()

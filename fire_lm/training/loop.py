@@ -41,8 +41,12 @@ class Job:
     """The resources of a process while it trains in a run directory.
 
     Attributes:
-      quiet: Whether this process must not print, that is, whether it is not process 0.
+      workdir: The run directory, local or gs://.
+      quiet: True on every process but process 0, which alone prints.
+      goodput: The account of the run's time.
+      watch: The watchdog of this process.
       stop: A flag that SIGTERM or Ctrl-C sets.
+      checkpoints: The checkpoints of the run.
       still_ours: A function that raises LeaseLost if another process has taken over the run
         directory.
     """
@@ -72,19 +76,20 @@ def pretrain(
       workdir: The run directory, local or gs://.
       source: A function that returns the model of the run that `run.init_from` names; None if this
         run does not start from another run.
-      once_held: Called once no other process can write to the run directory; it may refuse the
-        directory's contents.
-      before_first_step: Called when all preparations are complete. The caller uses it to record the
-        configuration.
-      ranked: Returns the steps that sweeps have scored, best first, for `Checkpointing.keep_best`.
-      since: The time of `time.monotonic` at which this start began; None means now.
+      once_held: A function that is called once no other process can write to the run directory, and
+        that may raise an error about the directory's contents.
+      before_first_step: A function that is called when all preparations are complete, for example
+        to record the configuration.
+      ranked: A function that returns the steps that sweeps have scored, best first, for
+        `Checkpointing.keep_best`.
+      since: The value of `time.monotonic` at which this start began; None means now.
 
     Raises:
-      UserError: A setting cannot work.
+      UserError: A setting is invalid, or does not fit the devices, the data or the run directory.
       RunFailed: The loss is NaN, or a checkpoint or the storage cannot be read.
       Preempted: A SIGTERM or a Ctrl-C arrived; the state has been saved.
     """
-    told = describe(run)  # an error occurs in all processes alike
+    told = describe(run)  # an error would occur on every process
     if jax.process_index() == 0:
         print(told, flush=True)
     ensure_writable(workdir)
@@ -102,8 +107,8 @@ def pretrain(
         raise preempted(job.stop.by, newest)
     if newest < run.train_steps:
         raise RunFailed(
-            f"the loss of step {run.train_steps} is not finite, so it is not saved; the newest "
-            f"checkpoint is {newest}\nraise TRAIN_STEPS to continue from there"
+            f"the loss of step {run.train_steps} is not finite, so this step is not saved; the "
+            f"newest checkpoint is {newest}\nraise TRAIN_STEPS to continue from there"
         )
     if not job.quiet:
         print(f"done: {run.train_steps} steps, run in {workdir}\n{table(workdir)}", flush=True)
@@ -113,7 +118,7 @@ def pretrain(
 def job_in(
     workdir: str, run: Pretraining, ranked: Callable[[], Sequence[int]], since: float | None
 ) -> Iterator[Job]:
-    """Hold the run directory, and release it only after the last save is complete."""
+    """Lock the run directory, and unlock it only after the last save is complete."""
     quiet = jax.process_index() != 0
     with (
         Goodput(workdir, quiet, since) as goodput,
@@ -198,9 +203,9 @@ def open_text(run: Pretraining, mesh: Mesh, quiet: bool) -> data_layer.TrainIter
 
 
 def rows_shown(quiet: bool) -> Callable[[int, int], None]:
-    """Return a callback that shows how full the shuffle buffer is, if filling it takes seconds.
+    """Return a callback that shows the progress of filling the shuffle buffer if this is slow.
 
-    A text of only a few long documents fills a large buffer slowly, because filling takes many
+    Filling a large buffer from a text of only a few long documents is slow, because it takes many
     epochs.
     """
     bars: list[Progress] = []

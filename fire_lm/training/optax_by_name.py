@@ -1,7 +1,7 @@
 """Optax's transformations and schedules under their gin names, such as `@optax.adafactor()`.
 
-They keep their own parameters and defaults. To a parameter that takes another transformation, a
-schedule or a mask, gin passes a reference: `optax.lion.mask = @decay_mask`.
+Each keeps its own parameters and defaults. A parameter that takes another transformation, a
+schedule or a mask is bound to a reference: `optax.lion.mask = @decay_mask`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,16 @@ class Optax:
         return self.transformation
 
     def schedule(self, train_steps: int) -> optax.Schedule:
-        """Return the learning rate, for the log, as a function of the number of updates done."""
+        """Return the learning rate to log, as a function of the number of updates done.
+
+        Raises:
+          UserError: The transformation has no learning rate.
+        """
         del train_steps
         if self.learning_rate is None:
             raise UserError(
-                "pretrain.optimizer has no learning rate: bind that of its transformation, or end "
-                "the list with @optax.scale_by_learning_rate()"
+                "pretrain.optimizer has no learning rate: bind its transformation's learning_rate, "
+                "or end the list with @optax.scale_by_learning_rate()"
             )
         if callable(self.learning_rate):
             return self.learning_rate
@@ -57,7 +61,11 @@ class Optax:
 
 
 def chained(transformations: Sequence[Optax]) -> Optax:
-    """Chain transformations as `optax.chain` does; the last of their learning rates is logged."""
+    """Chain transformations as `optax.chain` does; the last of their learning rates is logged.
+
+    Raises:
+      UserError: There are no transformations.
+    """
     if not transformations:
         raise UserError("pretrain.optimizer is an empty list: name an Optax transformation")
     rates = [one.learning_rate for one in transformations if one.learning_rate is not None]
@@ -119,7 +127,7 @@ def _named(module: types.ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]
 
 
 def _configurable(name: str, target: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `target` for gin, which checks its values; a bad value raises a one-line error."""
+    """Wrap `target` so that gin can check its arguments; an invalid value raises UserError."""
     signature = inspect.signature(target)
     makes_schedule = signature.return_annotation not in _TRANSFORMATIONS
 

@@ -14,14 +14,14 @@ from fire_lm.errors import UserError
 from fire_lm.sharding import path_name
 
 # Weight decay applies to matrices but not to biases, norm scales and the parameters of encodings.
-# The path distinguishes them, not the rank: the scan over layers adds an axis, so that a bias would
-# look like a matrix.
+# Paths distinguish these parameters. Ranks do not: the scan over layers adds an axis, so that a
+# bias looks like a matrix.
 _DECAYED = re.compile(r"(^|/)(kernel|embedding)$")
 POSITION = re.compile(r"(^|/)position(_\d+)?/")
 
 
 def decay_mask(params: Any) -> Any:
-    """Return True for every parameter to which weight decay applies."""
+    """Return a tree of bools, which are True for the parameters to which weight decay applies."""
 
     def decays(path: Any, leaf: Any) -> bool:
         del leaf
@@ -37,6 +37,9 @@ def learning_rate_schedule(
     """Return a schedule with a linear warm-up to `peak` and a cosine decay to the final fraction.
 
     The warm-up takes the first `warmup_steps` of `train_steps` steps, the decay all other steps.
+
+    Raises:
+      UserError: The warm-up does not end before the last step.
     """
     if not 0 <= warmup_steps < train_steps:
         raise UserError(
@@ -54,7 +57,7 @@ def learning_rate_schedule(
 
 @dataclasses.dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov & Hutter, 2019), preceded by clipping the gradient by its global norm.
+    """AdamW (Loshchilov & Hutter, 2019), preceded by clipping of the gradient's global norm.
 
     Attributes:
       learning_rate: The peak of the schedule, which is the same for all parameters.
@@ -62,7 +65,12 @@ class AdamW:
       final_fraction: The final learning rate as a fraction of the peak.
       weight_decay: The weight decay, which is multiplied by the learning rate and applies to the
         parameters that `decay_mask` selects.
+      b1, b2: The decay rates of the first and the second moment.
+      epsilon: The constant that is added to the denominator of the update.
       clip_norm: The bound on the global norm of the gradient.
+
+    Raises:
+      UserError: A value is out of range.
     """
 
     learning_rate: float = 6e-4

@@ -18,7 +18,7 @@ class StopFlag:
 
 @contextlib.contextmanager
 def sigterm_flag() -> Iterator[StopFlag]:
-    """Turn SIGTERM into a flag if the job has one process.
+    """Yield a flag that SIGTERM sets if the job has a single process.
 
     In a job of several processes, JAX's preemption service chooses one step for all processes
     instead; with flags, the processes could stop at different steps.
@@ -41,12 +41,12 @@ def sigterm_flag() -> Iterator[StopFlag]:
 
 @contextlib.contextmanager
 def ctrl_c_saves(flag: StopFlag) -> Iterator[None]:
-    """While steps run, let the first Ctrl-C act like SIGTERM and the second end the run at once.
+    """Treat the first Ctrl-C within the block like SIGTERM, and end the run at once at the second.
 
-    Before the first step there is no state to save, and Ctrl-C ends the start-up. The operating
-    system handles the second Ctrl-C (exit code 130 in a shell), because Python would wait until a
-    call into XLA returns. In a job of several processes, the first Ctrl-C is passed on as SIGTERM,
-    so that all processes save the same step.
+    The block contains only the training steps: before the first step there is no state to save, so
+    Ctrl-C ends the start-up at once. The operating system handles the second Ctrl-C (exit code 130
+    in a shell), because Python would wait until a call into XLA returns. In a job of several
+    processes, the first Ctrl-C is passed on as SIGTERM, so that all processes save the same step.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # such as under nohup
         yield
@@ -55,7 +55,7 @@ def ctrl_c_saves(flag: StopFlag) -> Iterator[None]:
     def request(*_: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         flag.by = "Ctrl-C"
-        words = "\nCtrl-C: this step is saved before the run ends; Ctrl-C again ends it at once\n"
+        words = "\nCtrl-C: saving this step, then stopping; press Ctrl-C again to stop at once\n"
         os.write(2, words.encode())
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)

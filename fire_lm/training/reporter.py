@@ -1,7 +1,8 @@
-"""Reads the metrics of each step, one step behind the device, and writes them to logs and screen.
+"""The reporter, which writes the metrics of each step to the logs and the screen.
 
-`documents_skipped` is the number of documents skipped in process 0's share of the text. `data_wait`
-is the fraction of the time since the last line that process 0 spent waiting for batches.
+Metrics are read one step behind the device. Among them, `documents_skipped` is the number of
+documents skipped in process 0's share of the text. `data_wait` is the fraction of the time since
+the last line of the log that process 0 spent waiting for batches.
 `batch_hash` identifies the batches that the run has seen since its first step, and their order. The
 scalars that an encoding learns (FIRE's c and L) are logged for each layer ("L/layer_0"), with their
 values before the step.
@@ -44,7 +45,12 @@ def new_counters() -> dict[str, Any]:
 
 
 class Reporter:
-    """Reads the metrics of each step once the next step is running, and stops a failing run."""
+    """A reporter that reads each step's metrics while the next step runs, and stops a failing run.
+
+    Attributes:
+      counters: The counters of the run; see `new_counters`.
+      sound: Whether the loss and the gradient of the last step that was read are finite.
+    """
 
     def __init__(
         self,
@@ -76,7 +82,11 @@ class Reporter:
         self._waiting = (step, metrics, skipped)
 
     def flush(self) -> None:
-        """Read the metrics of the last dispatched step, if they have not been read."""
+        """Read the metrics of the last dispatched step if they have not been read.
+
+        Raises:
+          RunFailed: The loss or gradient is not finite, or too many updates have been skipped.
+        """
         if self._waiting is None:
             return
         step, metrics, skipped = self._waiting
@@ -104,7 +114,7 @@ class Reporter:
             self._write(step, values, learning_rate, learned)
 
     def _judge(self, step: int, values: dict[str, float], skipped: bool) -> None:
-        """Log a spike, and stop the run if it has more bad steps than allowed."""
+        """Log a spike, and raise RunFailed if the run has more invalid updates than allowed."""
         loss, gradient, losses = values["loss"], values["grad_norm"], self.counters["recent_losses"]
         finite, limit = (
             math.isfinite(loss) and math.isfinite(gradient),
@@ -125,7 +135,7 @@ class Reporter:
             return
         name = "loss" if finite or not math.isfinite(loss) else "grad_norm"
         bound = (
-            f"{count} updates have been skipped, {allowed} are allowed"
+            f"{count} updates have been skipped, but only {allowed} are allowed"
             if allowed
             else "--gin.Spikes.skips_allowed=10 with --allow_config_change skips such updates"
         )
@@ -169,12 +179,12 @@ class Reporter:
         self._progress.show(step, f"loss {values['loss']:.4f}  {rate:,.0f} tokens/s")
 
     def upload(self) -> None:
-        """Start to upload the lines so far to a bucket, without waiting for the upload."""
+        """Start uploading the lines so far to a bucket, without waiting for the upload."""
         if self._log is not None:
             self._log.flush()
 
     def _tokens_per_second(self, step: int) -> float:
-        """Return the rate since the last line or, for a short interval, since the previous line.
+        """Return the rate since the last line or, if that was just now, since the line before it.
 
         The metrics of steps are read one step behind the device. The metrics of the last step are
         read without this delay, possibly at the same time as those of the step before.

@@ -23,14 +23,14 @@ from fire_lm.results.metrics_log import whole_lines
 _Array = TypeVar("_Array")
 
 _WINDOW = 100  # the number of losses from which the limit is computed
-_LEAST = 20  # the number of losses before which no loss counts as a spike
+_LEAST = 20  # the minimum number of earlier losses for a loss to count as a spike
 
 
 @dataclasses.dataclass(frozen=True)
 class Spikes:
     """The definition of a spike, and the number of updates that a run may skip.
 
-    Every spike becomes a line of `spikes.jsonl` in the run directory.
+    Every spike is logged as a line of `spikes.jsonl` in the run directory.
 
     Attributes:
       deviations: A loss that exceeds the median of the last hundred losses by this many standard
@@ -50,12 +50,12 @@ class Spikes:
     def __post_init__(self) -> None:
         if self.skips_allowed < 0 or not self.deviations > 0:
             raise UserError(
-                f"Spikes: skips_allowed is {self.skips_allowed} and deviations {self.deviations}; "
-                "they must be 0 or more, and more than 0"
+                f"Spikes.skips_allowed is {self.skips_allowed}: it must be 0 or more; "
+                f"Spikes.deviations is {self.deviations}: it must be more than 0"
             )
         if self.skip_finite and not self.skips_allowed:
             raise UserError(
-                "Spikes.skip_finite needs Spikes.skips_allowed, the largest number of skips"
+                "Spikes.skip_finite needs a limit: set Spikes.skips_allowed to 1 or more"
             )
 
     def limit(self, losses: list[float]) -> float:
@@ -104,7 +104,7 @@ class SpikeLog:
             self._open()
 
     def add(self, facts: Mapping[str, Any]) -> None:
-        """Append a line of facts; NaN and infinities become strings, because JSON lacks them."""
+        """Append `facts` as a line; NaN and infinities become strings, because JSON lacks them."""
         words = {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in facts.items()

@@ -26,6 +26,10 @@ def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> T
     `source` is the model of that run. Parameters that the other run is allowed to lack keep their
     initial values. Parameters of another encoding are never copied, even if they have the same
     names.
+
+    Raises:
+      UserError: The checkpoint does not exist, or its parameters do not fit the model.
+      RunFailed: The checkpoint is damaged or cannot be read.
     """
     workdir, asked = split_run(run.init_from)
     step = choose_step(workdir, asked)
@@ -39,7 +43,7 @@ def start_from(state: TrainState, run: Pretraining, source: Decoder | None) -> T
             foreign=foreign,
         )
     if jax.process_index() == 0:
-        fresh = f"; fresh, as it lacks them: {', '.join(missing)}" if missing else ""
+        fresh = f"; newly initialised: {', '.join(missing)}" if missing else ""
         print(f"parameters of {workdir}@{step}{fresh}", end=" ... ")
     return TrainState(state.step, params, state.opt_state)
 
@@ -74,20 +78,26 @@ def _comparing(run: str, model: Decoder, source: Decoder | None) -> Iterator[Cal
     ours, theirs = encoding_names(model), encoding_names(source or model)
     if source is not None and len(source.encodings) != len(model.encodings):
         raise UserError(
-            f"INIT_FROM: {run} has {theirs}, this run {ours}: layers that take turns are stored "
-            "by turn\ngive both the same number of turns, as in POSITION = [@RoPE, @RoPE] for one "
-            "encoding"
+            f"INIT_FROM: {run} has {theirs}, but this run has {ours}: the number of encodings that "
+            "take turns must be the same\nname a single encoding several times, as in POSITION = "
+            "[@RoPE, @RoPE]"
         )
     try:
         yield lambda path: ours != theirs and bool(POSITION.search(path))
     except UserError as error:
         if ours == theirs:
             raise
-        raise UserError(f"INIT_FROM: {run} has {theirs}, this run {ours}: {error}") from error
+        raise UserError(
+            f"INIT_FROM: {run} has {theirs}, but this run has {ours}: {error}"
+        ) from error
 
 
 def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
-    """Create the folder and check, before the work starts, that it is writable."""
+    """Create a folder and check, before the work starts, that the folder is writable.
+
+    Raises:
+      UserError: The folder cannot be created or written; the message names `flag`.
+    """
     require_bucket(folder, flag)
     probe = epath.Path(folder) / f".writable_{jax.process_index()}_{os.getpid()}"
     try:
@@ -100,11 +110,14 @@ def ensure_writable(folder: str | epath.Path, flag: str = "--workdir") -> None:
 
 
 def check_vocabulary(data: TrainingData, vocab_size: int) -> None:
-    """Check that every id that the vocabulary emits has a row of the embedding."""
+    """Check that every id that the vocabulary emits has a row of the embedding.
+
+    Raises:
+      UserError: The vocabulary has more than `vocab_size` ids.
+    """
     needed = data_layer.vocabulary_size(data)
     if needed > vocab_size:
         raise UserError(
-            f"vocabulary '{data_layer.vocabulary_name(data)}' has {needed} ids, the model "
-            f"{vocab_size} rows: "
-            f"set --gin.VOCAB_SIZE to {needed} or more"
+            f"vocabulary '{data_layer.vocabulary_name(data)}' has {needed} ids, but the model has "
+            f"{vocab_size} rows: set --gin.VOCAB_SIZE to {needed} or more"
         )

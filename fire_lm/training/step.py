@@ -61,15 +61,16 @@ def summed_loss(
     z_loss: float,
     segment_BT: jax.Array | None = None,
     dropout_rng: jax.Array | None = None,
-    read_BT: jax.Array | None = None,
+    inputs_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the weighted sums of the objective and of the negative log likelihood over tokens.
+    """Return the weighted sums over tokens of the objective and of the negative log likelihood.
 
-    The objective of a token is its negative log likelihood plus `z_loss log(Z)^2`.
+    Both are float32 scalars, in nats. The objective of a token is its negative log likelihood plus
+    `z_loss log(Z)^2`.
     """
     weight_BT = weight_BT.astype(jnp.float32)
     nll_BT, log_z_BT = token_losses(
-        model, params, targets_BT, pos_BT, segment_BT, dropout_rng, read_BT
+        model, params, targets_BT, pos_BT, segment_BT, dropout_rng, inputs_BT
     )
     nll = jnp.sum(nll_BT * weight_BT)
     return nll + z_loss * jnp.sum(jnp.square(log_z_BT) * weight_BT), nll

@@ -31,7 +31,7 @@ def count_parameters(params: Any) -> dict[str, int]:
 
 
 def model_flops_per_token(model: Decoder, params: Any, length: int) -> float:
-    """Return `flops_per_token` of this model.
+    """Return the FLOPs per token of training this model on rows of `length` tokens.
 
     The count includes the tied head, but neither the encoding nor the lookup of embeddings.
     """

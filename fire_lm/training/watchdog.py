@@ -1,4 +1,4 @@
-"""Ends a run that is stuck, so that a launcher can restart it, and names the process at fault.
+"""A watchdog that ends a stuck run, so that it can be restarted, and reports the process at fault.
 
 Each process has a thread that watches the steps of this process and, through JAX's coordination
 service, the other processes. In a job of several processes, a process that waits for data blocks
@@ -7,7 +7,7 @@ that is not waiting for the devices is the one that delays the others. A process
 detected by its silence, because JAX itself would take a minute and then abort without a plain
 message. Process 0 hosts the coordination service: when process 0 dies, JAX aborts the other
 processes within a second. Each of the other processes therefore keeps a connection to process 0,
-because it notices the end of this connection slightly earlier.
+whose end can be noticed slightly earlier.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fire_lm.processes import coordination_client, coordinator_host
 from fire_lm.training.goodput import DEVICES, SAVE, STEPS, Goodput
 
 _PERIOD = 1.0  # seconds between two checks
-_SAVE_SECONDS = 1800.0  # how long a step may wait for storage; saves also have their own limits
+_SAVE_SECONDS = 1800.0  # the minimum time limit while saving; saves also have limits of their own
 _PREFIX = "fire_lm/watchdog/"
 _PORT = "fire_lm/watchdog_port"
 _FAILED = _PREFIX + "failed"
-_START_SECONDS = 30.0  # how much longer a process's first message may take than later messages
+_START_SECONDS = 30.0  # the additional time that a process's first message may take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Watch:
             name = f"stacks_{jax.process_index():04d}.txt"
             if self._peers is not None:
                 self._peers.say(why)
-            tell_end(why, f"the stacks of its threads are in {self._workdir}/{name}; ")
+            tell_end(why, f"the stack traces are in {self._workdir}/{name}; ")
             # The storage itself may be stuck, so the writing has a time limit.
             writing = threading.Thread(target=self._write_stacks, args=(name,), daemon=True)
             writing.start()
@@ -200,7 +200,7 @@ class _Peers:
         self._name = _own_name()
         self._beats = 0
         first = time.monotonic() + _START_SECONDS
-        # The last message of each process, and when it arrived.
+        # The last message of each process, and the time at which the message arrived.
         self._heard = {i: (f"0|0|process {i}|starting", first) for i in range(self._count)}
         self.failed = ""  # the exit code and message of a process that failed
         self._lines: list[socket.socket] = []
@@ -209,7 +209,7 @@ class _Peers:
         threading.Thread(target=start, name="watchdog_line", daemon=True).start()
 
     def say(self, last_words: str) -> None:
-        """Tell the other processes why process 0 ends; the text is "." if it ends normally."""
+        """Send the other processes the reason why process 0 ends, or "." if it ends normally."""
         for line in self._lines:
             with contextlib.suppress(OSError):
                 line.sendall(last_words.encode())

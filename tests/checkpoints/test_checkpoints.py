@@ -63,7 +63,7 @@ def test_keep_the_best(tmp_path, capsys):
     with contextlib.closing(Checkpoints(tmp_path, policy, broken)) as writer:
         writer.save(8, state(4), POSITION, INFO)
     assert available_steps(tmp_path) == [1, 3, 6, 7, 8]
-    assert "no checkpoint removed: the table is damaged" in capsys.readouterr().err
+    assert "old checkpoints could not be removed: the table is damaged" in capsys.readouterr().err
 
 
 def test_a_power_cut_after_a_removal_finds_the_new_step_on_disk(tmp_path, monkeypatch):
@@ -151,7 +151,7 @@ def test_a_policy_that_cannot_work(setting):
 def test_another_number_of_processes_is_not_taken_for_damage(tmp_path):
     position = saved(tmp_path, 5) / "checkpoints" / "5" / "position"
     (position / "process_0000_of_0001").rename(position / "process_0000_of_0002")
-    with pytest.raises(UserError, match="written by another number of processes"):
+    with pytest.raises(UserError, match="written by a different number of processes"):
         restored(tmp_path, 5, state(4))
 
 

@@ -134,7 +134,7 @@ def test_a_binding_given_twice_is_told(folder, capsys):
     assert main([*PRETRAIN, "--gin.SEED=1", "--gin.TRAIN_STEPS=500", "--gin.SEED=2"]) == 0
     shown = capsys.readouterr()
     assert "SEED = 2\n" in shown.out
-    assert shown.err == "fire-lm: given twice, the last one wins: --gin.SEED=2\n"
+    assert shown.err == "fire-lm: repeated bindings, of which the last applies: --gin.SEED=2\n"
     assert main([*PRETRAIN, "--gin.SEED=1", "--gin.SEED=1", "--gin.TRAIN_STEPS=500"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -147,15 +147,15 @@ def test_a_binding_given_twice_is_told(folder, capsys):
         (["--gin_file=folder.gin"], "'folder.gin': it is a folder."),
         (["--gin_file=configs/runs"], "'configs/runs': it is a folder, with c4_125m.gin"),
         (["--gin_file=pipe.gin"], "'pipe.gin': it is a device or a pipe"),
-        (["--gin_file=dangling.gin"], "'dangling.gin': it is a link to nowhere.gin, which is not"),
-        (["--gin_file=circle.gin"], "'circle.gin': it is a link to circle.gin, which is not"),
+        (["--gin_file=dangling.gin"], "'dangling.gin': it is a link to nowhere.gin, which does"),
+        (["--gin_file=circle.gin"], "'circle.gin': it is a link to circle.gin, which does"),
         (["--gin_file=utf16.gin"], "utf16.gin: it is not UTF-8 text"),
         (["--gin.pretrain.model=@build_decoder"], "Did you mean @build_decoder()?"),
         (["--gin.length_sweep.model=%POSITION"], "expects Decoder, got @FIRE"),
         (["--gin_file=" + "x" * 5000], "x...x"),
         (["--gin." + "x" * 5000 + "=3"], "x...x"),
         (["--gin.SEED=@" + "x" * 5000], "x...x"),
-        (["--gin.SEED=" + "1" * 5000], "1...: SEED feeds"),
+        (["--gin.SEED=" + "1" * 5000], "1...: SEED sets"),
         (["--gin.EVAL_LENGTHS=" + ",".join(["1"] * 3000)], ": set lengths of 2"),
         (["--workdir=a\0b"], r"--workdir contains the character '\x00'"),
         (["--workdir=\x1b[31m"], r"--workdir contains the character '\x1b'"),

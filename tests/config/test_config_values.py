@@ -109,7 +109,7 @@ def test_values_fit_the_annotation(annotation, text, expected, through_macro):
         (Any, "@", "cannot read the value"),
         (Any, "%1", "cannot read the value"),
         (Any, "'a\\d'", "cannot read the value"),
-        (Any, "@f()", "needs itself"),
+        (Any, "@f()", "depends on itself"),
     ],
 )
 def test_wrong_values_are_refused(annotation, text, complaint):
@@ -120,4 +120,4 @@ def test_wrong_values_are_refused(annotation, text, complaint):
         message = str(caught.value)
         assert len(message.splitlines()) == 1
         if len(bindings) == 2 and "expects" in message:
-            assert message.startswith(f"--gin.X={text[:60]}") and "X feeds f.x" in message
+            assert message.startswith(f"--gin.X={text[:60]}") and "X sets f.x" in message

@@ -7,6 +7,7 @@ import pytest
 from fire_lm.cli import parse
 from fire_lm.experiment import load_config, training_of
 from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.runs.evaluated import variant_of
 from fire_lm.runs.inherited import training_config
 from fire_lm.tasks.suites import SUITES, TASKS
 from fire_lm.training import Finetuning
@@ -34,9 +35,9 @@ def target_length(task):
     return max(one.target_length for one in tasks)
 
 
-def test_every_data_set_of_scrolls_has_both_files():
-    wanted = {task.name for task in SUITES["scrolls"].tasks}
-    assert len(wanted) == 7
+def test_every_data_set_of_scrolls_and_long_eval_has_both_files():
+    wanted = {task.name for suite in ("scrolls", "long_eval") for task in SUITES[suite].tasks}
+    assert len(wanted) == 9
     assert wanted <= set(names("finetune")) and wanted <= set(names("tasks"))
 
 
@@ -57,11 +58,28 @@ def test_a_run_that_was_not_finetuned_can_be_evaluated(name):
     asked: TextEvaluation = load_config(files, ["VOCABULARY=bytes"]).call("evaluate")
     assert asked.data.target_length == target_length(asked.data.name)
     assert asked.suite in SUITES and asked.decoding == "greedy" and asked.split == "validation"
-    if asked.suite != "narrative_qa":
+    if asked.suite in ("scrolls", "glue_super_glue", "long_eval"):
         row = 1024 if asked.suite == "glue_super_glue" else 8192
         assert [asked.context_length(length) for length in asked.lengths] == [row]
     else:
-        assert asked.lengths == SUITES["narrative_qa"].lengths
+        assert asked.lengths == SUITES[asked.suite].lengths
+    # With the end token, none of the selected inputs is longer than what is read.
+    assert asked.inputs_below == (16384 if asked.suite.endswith("_rouge") else None)
+
+
+def test_interpolation_is_a_variant_of_the_evaluation(tmp_path):
+    """Table 1 of 2310.13017: the same ALiBi model, with and without."""
+    run = load_config(
+        ["configs/runs/c4_125m.gin", "configs/positions/alibi.gin"], ["VOCABULARY=bytes"]
+    )
+    (tmp_path / "config.gin").write_text(run.text())
+    files = [str(tmp_path / "config.gin"), "configs/tasks/gov_report_rouge.gin"]
+    variants = []
+    for bindings in ([], ["ALiBi.interpolate=True"]):
+        changed = load_config(files, bindings).as_saved()
+        assert changed.call("evaluate").inputs_below == 16384
+        variants.append(variant_of(run, changed, tmp_path))
+    assert variants[0] == "" and variants[1]
 
 
 def test_a_finetuned_run_is_evaluated_where_its_data_was(tmp_path):
@@ -71,3 +89,33 @@ def test_a_finetuned_run_is_evaluated_where_its_data_was(tmp_path):
     files = [str(tmp_path / "config.gin"), "configs/tasks/scrolls_qasper.gin"]
     asked: TextEvaluation = load_config(files).call("evaluate")
     assert asked.data.data_dir == "here" and asked.data.name == "fire_lm:scrolls_qasper"
+
+
+@pytest.mark.parametrize(
+    "trained, given, truncation",
+    [
+        ([], [], "head"),
+        ([], ["TRUNCATION=middle"], "middle"),
+        (["TRUNCATION=tail"], [], "tail"),
+        (["TRUNCATION=tail"], ["TRUNCATION=middle"], "middle"),
+        (["TextToText.truncation=tail"], [], "tail"),
+    ],
+)
+def test_inputs_are_truncated_as_in_finetuning_unless_another_way_is_given(
+    trained, given, truncation, tmp_path
+):
+    arguments = ["finetune", "--gin_file=configs/finetune/base.gin", *MODEL]
+    bindings = ["TASK=pairs", "TARGET_LENGTH=6", *trained]
+    config = training_config(parse([*arguments, *(f"--gin.{one}" for one in bindings)]), "")
+    (tmp_path / "config.gin").write_text(config.text())
+    files = [str(tmp_path / "config.gin"), "configs/tasks/base.gin"]
+    asked: TextEvaluation = load_config(files, ["EVAL_LENGTHS=(8,)", *given]).call("evaluate")
+    assert asked.data.truncation == truncation
+
+
+def test_a_pretrained_run_has_a_truncation_as_well():
+    files = ["configs/runs/c4_125m.gin", "configs/positions/fire.gin", "configs/tasks/base.gin"]
+    task = ["VOCABULARY=bytes", "TASK=pairs", "TARGET_LENGTH=6", "EVAL_LENGTHS=(8,)"]
+    for given, truncation in (([], "head"), (["TRUNCATION=tail"], "tail")):
+        asked: TextEvaluation = load_config(files, [*task, *given]).call("evaluate")
+        assert asked.data.truncation == truncation

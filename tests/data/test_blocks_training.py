@@ -127,4 +127,4 @@ def test_a_seqio_position_stays_with_its_processes(tmp_path):
     started = start_together(more, 1)
     (output,) = finish(started)
     assert started[0].returncode == 2
-    assert "was written by another number of processes" in output
+    assert "was written by a different number of processes" in output

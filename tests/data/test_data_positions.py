@@ -158,8 +158,8 @@ def test_a_position_is_tied_to_what_made_the_tokens(
 
     state = iterator("here").get_state()
     iterator("copied").set_state(state)
-    with pytest.raises(UserError, match="saved with vocabulary SHA-256 [0-9a-f]{64}, now it is"):
+    with pytest.raises(UserError, match="vocabulary SHA-256 [0-9a-f]{64}, but the run now has"):
         iterator("changed").set_state(state)
     monkeypatch.setattr(pipeline, "PREPROCESSING", "another")
-    with pytest.raises(UserError, match="saved with preprocessing skip .* now it is another"):
+    with pytest.raises(UserError, match="with preprocessing skip .* but the run now has another"):
         iterator("here").set_state(state)

@@ -49,9 +49,9 @@ def test_a_saved_place_goes_on_exactly_on_any_number_of_processes():
 @pytest.mark.parametrize(
     "other, named",
     [
-        ({"seed": 4}, "seed 3, now it is 4"),
+        ({"seed": 4}, "seed 3, but the run now has 4"),
         ({"of": Synthetic(synthetic.BinaryAddition(), max_length=11)}, "task .*max_length=12"),
-        ({"batch_size": 7}, "batch 6, now it is 7"),
+        ({"batch_size": 7}, "batch 6, but the run now has 7"),
     ],
 )
 def test_a_place_of_other_batches_is_refused(other, named):

@@ -179,7 +179,7 @@ def test_other_text_of_the_same_names_and_sizes_is_not_taken_for_the_same(tmp_pa
     source.write_bytes(json_lines(texts(40)).replace(b"word", b"WORD"))
     os.utime(source, ns=(0, before + 1))
     with pytest.raises(
-        UserError, match="names and sizes but other times(.|\n)*use it as it is"
+        UserError, match="names and sizes but other times(.|\n)*use the data set as it is"
     ) as e:
         write(source, data, validation_percent=20)
     assert str(e.value).count("\n") == 1 and "--gin.TextData.tfds_name=mine:1.0.0" in str(e.value)
@@ -276,7 +276,7 @@ def test_settings_that_cannot_serve(source, tmp_path, settings, told):
 
 def test_sources_that_are_not_there(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    for source, told in (("absent", "There is no"), ("empty", "holds no files")):
+    for source, told in (("absent", "does not exist"), ("empty", "holds no files")):
         arguments = [f"--from={tmp_path / source}", f"--data_dir={tmp_path}", "--name=mine"]
         assert main(["corpus", *arguments]) == 2
         assert told in capsys.readouterr().err

@@ -78,7 +78,7 @@ def test_links_that_lead_nowhere_are_left_out_and_counted(tmp_path):
     (source / "gone").symlink_to(source / "nothing")
     (source / "below" / "gone.parquet").symlink_to("/nowhere")
     written = write(source, tmp_path / "data", validation_percent=20)
-    assert written.left_out == {"links that lead nowhere": 2}
+    assert written.left_out == {"broken links": 2}
     assert sum(written.documents.values()) == 41  # the good link has no ending: one document
     (source / "a.jsonl").unlink()
     with pytest.raises(UserError, match="holds no files"):

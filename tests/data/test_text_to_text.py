@@ -144,8 +144,8 @@ def test_what_a_run_asks_of_its_data():
     [
         ({"name": "pears"}, LENGTH, "seqio has no Task or Mixture pears"),
         ({"vocabulary": "/nowhere.model"}, LENGTH, "Vocabulary file not found"),
-        ({"vocabulary": "hf:gpt2"}, LENGTH, "cannot tokenise during training"),
-        ({}, TARGET + 1, "leaves no room for the input of pairs beside a target of 6"),
+        ({"vocabulary": "hf:gpt2"}, LENGTH, "cannot be used for training on the fly"),
+        ({}, TARGET + 1, "no room for the input of pairs in addition to a target of 6 tokens"),
         ({"target_length": 2}, LENGTH, None),
         ({"use_cached": True}, LENGTH, "--gin.TextToText.cache_dirs"),
     ],
@@ -166,6 +166,23 @@ def test_a_task_none_of_whose_targets_fit_is_refused(tmp_path, tasks):
     tasks.add("pairs_unfit", keep=lambda example: example["targets"] == "")
     with pytest.raises(UserError, match="No example in the split 'train'"):
         read(data("pairs_unfit"), 1)
+
+
+def test_a_task_of_a_mixture_none_of_whose_targets_fit_is_named(tasks):
+    """It would be lost in silence, as its rate is met by the other tasks."""
+    import seqio
+
+    tasks.add("pairs_long", lambda rows: rows.map(lambda row: {**row, "targets": row["inputs"]}),
+              keep=lambda row: row["inputs"] == "39" + "abcd" * 4)  # fmt: skip
+    seqio.MixtureRegistry.add("pairs_lost", [("pairs", 2.0), ("pairs_long", 1.0)])
+    with pytest.raises(UserError) as told:
+        read(data("pairs_lost"), 1)
+    assert "No example in the split 'train' of the task pairs_long of the registered" in str(
+        told.value
+    )
+    assert "raise TextToText.target_length" in str(told.value)
+    seqio.MixtureRegistry.add("pairs_kept", [("pairs", 2.0), ("pairs_long", 0.0)])
+    assert rows_of(read(data("pairs_kept"), 3)[1]).keys() <= expected().keys()
 
 
 def test_a_task_without_inputs_is_refused(tasks):

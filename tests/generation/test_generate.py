@@ -87,7 +87,7 @@ def test_prompts_of_a_file_resume(workdir, greedy, prompts, tmp_path, capsys, mo
     capsys.readouterr()
     assert main([*flags, f"--prompts={prompts}", f"--output={output}"]) == 0
     assert results(output) == whole
-    assert "1 of 3 prompts are in" in capsys.readouterr().out
+    assert "1 of 3 prompts already have results in" in capsys.readouterr().out
 
     other = tmp_path / "other.jsonl"
     other.write_text(prompts.read_text().replace("so they ", "so then "))
@@ -158,7 +158,7 @@ def test_samples_and_beams_from_python(workdir):
 @pytest.mark.parametrize(
     "flags, told",
     [
-        (["--prompt=x", "--beams=2", "--temperature=2"], "--beams searches and --temperature"),
+        (["--prompt=x", "--beams=2", "--temperature=2"], "--beams searches, but --temperature"),
         (["--prompt=x", "--alpha=1"], "also give --beams"),
         (["--prompt=x", "--temperature=0"], "temperature is 0: it must be 1e-6 or more"),
         (["--prompt=x", "--temperature=1e-39"], "temperature is 1e-39"),
@@ -219,11 +219,11 @@ def test_what_a_stop_string_holds_back(capsys):
 def test_what_the_vocabulary_cannot_express():
     """Of seqio's sample model, which knows no Chinese. A stop of it would never be met."""
     data = TextData("nowhere", vocabulary=MODEL)
-    with pytest.raises(UserError, match="cannot express '火' in the prompt '火 f'"):
+    with pytest.raises(UserError, match="the prompt '火 f' contains '火', which"):
         Writer(None, {}, data, new_tokens=1).encode("火 f")
     with pytest.raises(UserError, match="is not valid UTF-8"):
         Writer(None, {}, data, new_tokens=1).encode("f\udcff")
-    with pytest.raises(UserError, match="cannot express '火' in the stop"):
+    with pytest.raises(UserError, match="the stop string '火' contains '火', which"):
         Writer(None, {}, data, new_tokens=1, stop=("火",))
 
 

@@ -24,8 +24,8 @@ from fire_lm.positions.resampling import (
     Resampling,
 )
 from fire_lm.positions.t5 import T5
+from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.saved import saved_config
-from fire_lm.sweeps.settings import configuration
 from fire_lm.training.optimizer import AdamW
 from fire_lm.training.step import TrainState, init_state, train_step
 

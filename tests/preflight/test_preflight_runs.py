@@ -127,7 +127,7 @@ def test_a_checkpoint_of_another_type(data, trained):
         ("@3", "", OK, "starts from the parameters of {run}@3"),
         ("@0", "", FAILED, "{run} has no checkpoint 0, only [3]"),
         ("", "size_tiny.mlp_size=128", FAILED, "has shape (1, 64) in {run}@3, but (1, 128)"),
-        ("", "POSITION=@NoPE", FAILED, "this run NoPE: checkpoint {run}@3 has unused layers"),
+        ("", "POSITION=@NoPE", FAILED, "this run has NoPE: checkpoint {run}@3 has unused layers"),
         ("", "POSITION=@NoPE pretrain.init_allow_unused=layers/position/*", OK, "{run}@3"),
         ("", "POSITION=@KERPLELog", FAILED, "lacks layers/position/"),
         (
@@ -135,7 +135,7 @@ def test_a_checkpoint_of_another_type(data, trained):
             "POSITION=@KERPLELog pretrain.init_allow_unused=layers/position/* "
             "pretrain.init_allow_missing=layers/position/*",
             OK,
-            "{run}@3; fresh, as it lacks them: layers/position/",
+            "{run}@3; newly initialised: layers/position/",
         ),
     ],
 )
@@ -162,7 +162,7 @@ def test_parameters_of_the_same_name_in_another_encoding_are_not_taken(data, tra
         return check_start(started, source)[1]
 
     assert missing(fire, fire) == missing(twin, twin) == []
-    with pytest.raises(UserError, match="has FIRE, this run Twin: .* lacks .*position/L_mult"):
+    with pytest.raises(UserError, match="has FIRE, but this run has Twin: .* lacks .*position/L_m"):
         missing(twin, fire)
     fresh = missing(twin, fire, "layers/position/*")
     assert fresh and all(path.startswith("layers/position/") for path in fresh)

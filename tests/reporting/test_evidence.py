@@ -330,7 +330,22 @@ def test_the_documentation_has_the_compilers_estimates():
         name = f"| {size.upper()} {encoding.upper().replace('ROPE', 'RoPE')}"
         expected[name, preflight_row(json.loads(file.read_text()))] = file
     found = {(re.split(r",| \|", line)[0], line.split(" | ", 1)[1]) for line in lines}
-    assert found == expected.keys() and len(lines) == len(expected) == 12
+    assert found == expected.keys() and len(lines) == len(expected) == 13
+
+
+def test_the_documentation_has_the_estimate_of_finetuning():
+    """docs/finetuning.md: 25,000 steps of the paper's recipe."""
+    report = json.loads((MINI.parent / "preflight/finetune_125m_fire_v4-128.json").read_text())
+    step = report["programs"]["training step"]
+    memory = sum(step[kind] for kind in ("arguments", "temporary", "code")) / 2**30
+    hours = 25_000 * step["seconds"] / 3600
+    page = " ".join((DOCS / "finetuning.md").read_text().split())
+    assert report["passed"] and report["chips"] == 64
+    assert f"estimate is {memory:.2f} of {step['usable'] / 2**30:.2f} GiB per chip" in page
+    assert (
+        f"{1e3 * step['seconds']:.0f} ms per step, so {hours:.1f} hours or "
+        f"{64 * hours:.0f} chip-hours for 25,000 steps"
+    ) in page
 
 
 def test_the_documentation_has_the_estimates_of_generation():

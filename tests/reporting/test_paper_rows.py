@@ -1,14 +1,18 @@
 """`fire-lm report --list`: what the paper has, and which of it has been run."""
 
+import re
 from pathlib import Path
 
 import pytest
 from etils import epath
 
 from fire_lm import cli
+from fire_lm.cli import parse
 from fire_lm.experiment import load_config
 from fire_lm.reporting import paper_rows
-from fire_lm.results import SweepRow, write_rows
+from fire_lm.results import SweepRow, TaskScore, merge_table, write_rows
+from fire_lm.runs.inherited import training_config
+from fire_lm.runs.resuming import with_kept_lengths
 
 QUICKSTART = ["configs/runs/quickstart.gin", "configs/positions/fire.gin"]
 
@@ -40,14 +44,92 @@ def score(path: Path, run: str, encoding: str, dataset: str) -> None:
     write_rows(epath.Path(path), [SweepRow(*words, 1, 64, 64, 2.0, 0.1, 7.4, 2.9)])
 
 
-def test_the_papers_numbers_and_what_cannot_be_computed_yet(capsys):
+def test_the_papers_numbers(capsys):
     said = listed(capsys)
     fire = line(said, "base_fire")
     assert "2048" in fire and "3.054" in fire and "3.056" in fire and fire.endswith("  not yet")
-    assert "SCROLLS, GLUE, NarrativeQA: not yet" in fire
     assert "3.10  " in line(said, "base_fire_s"), "in the paper's own digits"
     curve = line(said, "base_512_rope").split()
-    assert curve == ["base_512_rope", "Fig.", "6", "512", "-", "-", "-", "not", "yet"]
+    assert curve == ["base_512_rope", "Fig.", "6", "512", "-", "-", "not", "yet"]
+
+
+def finetuned(said: str, model: str) -> dict[str, list[str]]:
+    """The columns after the suite, by suite."""
+    lines = [line for line in said.splitlines() if line.split(" ")[0] == f"finetuned/{model}"]
+    columns = [re.split(" {2,}", line) for line in lines]
+    return {suite: rest for _, _, suite, *rest in columns}
+
+
+def make_finetuned(folder: Path, source: Path, data_set: str, *more: str) -> Path:
+    """A run as `fire-lm finetune` leaves its configuration."""
+    files = [f"configs/finetune/{data_set}.gin", *(name for name in more if "=" not in name)]
+    bindings = [f"INIT_FROM={source}", *(name for name in more if "=" in name)]
+    arguments = [f"--gin_file={file}" for file in files] + [f"--gin.{b}" for b in bindings]
+    config = with_kept_lengths(training_config(parse(["finetune", *arguments]), ""), "", False)
+    folder.mkdir(parents=True)
+    (folder / "config.gin").write_text(config.text())
+    return folder
+
+
+def score_task(run: Path, suite: str, task: str, **changed: object) -> None:
+    fields: dict[str, object] = {
+        "variant": "", "step": 5, "split": "validation", "input_length": 504, "target_length": 8,
+        "truncation": "head", "decoding": "greedy", "context_length": 513, "metric": "f1",
+        "examples": 9, "value": 1.0, "stderr": 0.1, "encoding": "fire",
+    }  # fmt: skip
+    row = TaskScore(run=run.name, suite=suite, task=f"fire_lm:{task}", **(fields | changed))  # type: ignore[arg-type]
+    merge_table(epath.Path(run) / "task_scores.csv", TaskScore, [row])
+
+
+def test_the_next_command_of_a_finetuned_row(tmp_path, capsys):
+    """First the pretraining, then the finetuning on each data set, then its evaluation."""
+    said = listed(capsys)
+    rows = finetuned(said, "base_fire")
+    assert rows["scrolls"] == ["25.64", "0 of 7", "pretrain base_fire"]
+    assert rows["narrative_qa"] == ["8.705", "0 of 7", "pretrain base_fire"]
+    assert rows["glue_super_glue"] == ["71.14", "0 of 15", "pretrain base_fire"]
+    assert finetuned(said, "base_rope_pi")["scrolls"][-1] == "pretrain base_rope"
+    assert said.count("\nfinetuned/") == 40
+    runs = tmp_path / "runs"
+    fire = make_run(runs / "fire", QUICKSTART)
+    assert finetuned(listed(capsys, runs), "base_fire")["scrolls"][-1] == (
+        "finetune scrolls_gov_report"
+    )
+    report = make_finetuned(runs / "report", fire, "scrolls_gov_report")
+    assert finetuned(listed(capsys, runs), "base_fire")["scrolls"][1:] == [
+        "mini 0 of 7", "evaluate report",
+    ]  # fmt: skip
+    score_task(report, "scrolls", "scrolls_gov_report")
+    story = make_finetuned(runs / "story", fire, "scrolls_narrative_qa")
+    for length in (512, 2048):
+        score_task(story, "narrative_qa", "scrolls_narrative_qa", input_length=length)
+    rows = finetuned(listed(capsys, runs), "base_fire")
+    assert rows["scrolls"][1:] == ["mini 1 of 7", "finetune scrolls_summ_screen_fd"]
+    assert rows["narrative_qa"][1:] == ["mini 2 of 7", "evaluate story"]
+    for length in (4096, 8192, 16384, 24576, 32768):
+        score_task(story, "narrative_qa", "scrolls_narrative_qa", input_length=length)
+    assert finetuned(listed(capsys, story), "base_fire")["narrative_qa"][1:] == [
+        "mini 7 of 7", "-",
+    ]  # fmt: skip
+
+
+def test_what_does_not_count_for_a_finetuned_row(tmp_path, capsys):
+    """Other tasks, models, variants and drawn examples; a finetuned run is no pretraining."""
+    files = ["configs/paper/base_rope.gin", "configs/scales/mini.gin"]
+    rope = make_run(tmp_path / "rope", files)
+    interpolated = make_finetuned(
+        tmp_path / "runs" / "pi", rope, "scrolls_qasper", "configs/positions/rope_pi.gin",
+        "TRAIN_LENGTH=256",
+    )  # fmt: skip
+    for changed in ({"variant": "yarn"}, {"split": "validation, 9 drawn"}, {"suite": "mine"}):
+        fields = {"suite": "scrolls", "task": "scrolls_qasper", "encoding": "rope_pi"} | changed
+        score_task(interpolated, **fields)  # type: ignore[arg-type]
+    score_task(interpolated, "scrolls", "scrolls_quality", encoding="rope_pi")
+    make_finetuned(tmp_path / "runs" / "wide", rope, "scrolls_qasper", "size_tiny.num_layers=4")
+    said = listed(capsys, tmp_path / "runs")
+    assert finetuned(said, "base_rope_pi")["scrolls"][1] == "mini 0 of 7"
+    assert finetuned(said, "base_rope")["scrolls"][1] == "0 of 7"
+    assert line(said, "base_rope_pi").endswith("  not yet"), "no continued pretraining"
 
 
 def test_runs_are_found_at_their_scale(tmp_path, capsys):

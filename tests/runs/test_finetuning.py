@@ -10,12 +10,15 @@ import pytest
 from etils import epath
 from sample_pairs import write_pairs
 from sample_run import command, quick_compiles, saved_state, write_text
+from sample_vocabulary import MODEL
 
 from fire_lm.checkpoints.manifest import write_manifest
 from fire_lm.cli import main, parse
+from fire_lm.errors import UserError
 from fire_lm.experiment import load_config, training_of, training_root
 from fire_lm.runs.inherited import training_config
 from fire_lm.runs.run import open_run
+from fire_lm.runs.saved import check_same_vocabulary
 from fire_lm.runs.saved import save_config as save
 from fire_lm.training import Finetuning
 
@@ -83,7 +86,7 @@ def test_without_a_source_macros_describe_the_model():
     [
         (["finetune", BASE, *TASK, "--workdir=x", "--gin.INIT_FROM=/nowhere"], "holds no run"),
         (["finetune", BASE, *TASK], "finetune needs --workdir"),
-        (["finetune", f"--gin_file={SOURCE[0]}", "--workdir=x"], "describe no finetuning"),
+        (["finetune", f"--gin_file={SOURCE[0]}", "--workdir=x"], "do not describe finetuning"),
         (["pretrain", BASE, *TASK, "--workdir=x"], "use `fire-lm finetune`"),
         (["finetune", BASE, f"--gin_file={SOURCE[0]}", "--workdir=x"], "omit the run file"),
         (["finetune", BASE, "--gin.INIT_FROM={source}", "--workdir=x"], "uses %TASK"),
@@ -98,6 +101,22 @@ def test_what_is_no_finetuning_is_refused(arguments, words, source, capsys):
     assert main([argument.replace("{source}", str(source)) for argument in arguments]) == 2
     said = capsys.readouterr().err.strip()
     assert words in said and len(said.splitlines()) <= 3, said
+
+
+def test_another_vocabulary_than_that_of_the_model_is_refused(source, tmp_path, capsys):
+    """Its ids would be rows of the embedding that were trained for other text."""
+    flags = [BASE, *TASK, f"--gin.INIT_FROM={source}", f"--workdir={tmp_path / 'run'}"]
+    assert main(["finetune", *flags, f"--gin.VOCABULARY={MODEL}"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert f"{source} was trained with the vocabulary bytes, not with {MODEL}" in said
+    assert said.endswith("omit --gin.VOCABULARY") and len(said.splitlines()) == 2
+    moved = tmp_path / "moved.model"
+    moved.write_bytes(Path(MODEL).read_bytes())
+    other = tmp_path / "other"
+    save(load_config(SOURCE, [f"VOCABULARY='{MODEL}'", "VOCAB_SIZE=384"]), other)
+    check_same_vocabulary(str(moved), other, "")
+    with pytest.raises(UserError, match="with the vocabulary .*model, not with bytes"):
+        check_same_vocabulary("bytes", other, "")
 
 
 def test_a_dry_run_shows_the_length_that_is_kept(source, capsys):

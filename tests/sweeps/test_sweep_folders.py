@@ -24,7 +24,7 @@ from fire_lm.results import (
 )
 from fire_lm.results.tables import PositionLoss
 from fire_lm.runs.saved import ranked
-from fire_lm.sweeps import sweep
+from fire_lm.sweeps import schedule, sweep
 
 SHORT, LONGER = ("--gin.EVAL_LENGTHS=8,16", "--gin.length_sweep.tokens=2048"), 32
 
@@ -58,7 +58,7 @@ def test_a_run_that_has_not_begun_is_no_output_of_others(sweeps, capsys, monkeyp
     def wait(seconds):
         raise RunFailed("it goes on")
 
-    monkeypatch.setattr(sweep.time, "sleep", wait)
+    monkeypatch.setattr(schedule.time, "sleep", wait)
     late = sweeps.folder / "late"
     names = [str(late), str(sweeps.folder / "rope")]
     assert "is itself a run" in sweeps(names, *SHORT, "--follow", f"--output={late}")
@@ -92,7 +92,10 @@ def test_a_renamed_run_is_one_run(sweeps, capsys):
         assert all(point.runs == 1 for line in lines for point in line.nats.values())
     again = renamed.rename(sweeps.folder / "again")
     told = sweeps([str(again)], *SHORT, "--gin.length_sweep.tokens=4096")
-    assert "has again@1 at length 8 over another text" in told and len(sweeps.true) == computed + 1
+    assert (
+        "has again@1 at length 8, scored on another text" in told
+        and len(sweeps.true) == computed + 1
+    )
     capsys.readouterr()
 
 

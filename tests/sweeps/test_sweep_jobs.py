@@ -22,7 +22,7 @@ from fire_lm.results import (
     read_rows,
 )
 from fire_lm.runs import find
-from fire_lm.sweeps import sweep
+from fire_lm.sweeps import schedule, sweep
 from fire_lm.sweeps.claims import claimed
 
 SWEEP = ["--gin.EVAL_LENGTHS=32,64", "--gin.length_sweep.tokens=2048"]
@@ -212,7 +212,7 @@ def test_a_run_that_has_not_begun_does_not_hold_up_the_others(run, tmp_path, mon
             shutil.copytree(run, late)
             (late / "length_sweep.csv").unlink()
 
-    monkeypatch.setattr(sweep.time, "sleep", begin)
+    monkeypatch.setattr(schedule.time, "sleep", begin)
     names = [str(late), str(run), f"--output={tmp_path / 'both'}"]
     assert main(["sweep", *names, "--follow", *SWEEP]) == 0
     assert steps_of(late) == steps_of(run) == available_steps(run)
@@ -231,7 +231,7 @@ def test_one_that_cannot_be_scored_does_not_hold_up_the_others(run, monkeypatch,
         return score(arguments, workdir, step)
 
     monkeypatch.setattr(sweep, "score", fail_at_first)
-    monkeypatch.setattr(sweep, "_EVERY", 0.0)
+    monkeypatch.setattr(schedule, "_EVERY", 0.0)
     assert main(["sweep", str(run), "--follow", *SWEEP]) == 1
     assert steps_of(run) == there[1:]
     assert "1 checkpoints could not be scored" in capsys.readouterr().err

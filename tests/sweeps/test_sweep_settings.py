@@ -10,12 +10,8 @@ from fire_lm.cli import main, parse
 from fire_lm.errors import UserError
 from fire_lm.experiment import load_config
 from fire_lm.results import read_rows
-from fire_lm.sweeps.settings import (
-    check_effects,
-    flags_of,
-    resolved,
-    settings,
-)
+from fire_lm.sweeps.length_settings import LengthSetting
+from fire_lm.sweeps.settings import check_effects, flags_of, resolved, settings
 
 __all__ = ["quick_compiles"]  # a fixture
 YARN = "--also=--gin.RoPE.scaling=@YaRN()"
@@ -38,7 +34,7 @@ def runs(tmp_path) -> dict[str, epath.Path]:
 
 def asked(run: epath.Path, *flags: str) -> list[tuple[str, str]]:
     """(variant, TFDS name) of each setting."""
-    one = settings(parse(["sweep", str(run), *flags]), run)
+    one = settings(LengthSetting, parse(["sweep", str(run), *flags]), run)
     return [(setting.variant, setting.rows["data"].tfds_name) for setting in one]
 
 
@@ -57,30 +53,32 @@ def test_each_run_has_the_settings_that_concern_it(runs, capsys):
     told = capsys.readouterr().out
     line = f"{runs['fire']}: --also='--gin.RoPE.scaling=@YaRN()' is skipped: "
     assert told.count(line) == 1 and "nothing in this experiment uses RoPE" in told
-    found, _ = resolved(parse(["sweep", "x", *flags]), runs["fire"])
+    found, _ = resolved(LengthSetting, parse(["sweep", "x", *flags]), runs["fire"])
     assert found[1].rows["data"].data_dir == "/a b"
 
 
 def test_one_that_concerns_no_run_is_refused(runs):
     arguments = parse(["sweep", "x", YARN])
-    check_effects(arguments, runs.values())
+    check_effects(LengthSetting, arguments, runs.values())
     with pytest.raises(UserError, match="adds nothing to any of these runs: .* uses RoPE"):
-        check_effects(arguments, [runs["fire"], runs["alibi"]])
+        check_effects(LengthSetting, arguments, [runs["fire"], runs["alibi"]])
     for idle in ("--gin.ALiBi.interpolate=False", "--gin.build_decoder.remat=full"):
         with pytest.raises(UserError, match="adds nothing to any of these runs: no effect"):
-            check_effects(parse(["sweep", "x", f"--also={idle}"]), [runs["alibi"]])
+            check_effects(LengthSetting, parse(["sweep", "x", f"--also={idle}"]), [runs["alibi"]])
     twice = [YARN, "--also=--gin.RoPE.scaling='@YaRN()'"]
     with pytest.raises(UserError, match="it is the same as --also='--gin.RoPE.scaling=@YaRN"):
-        check_effects(parse(["sweep", "x", *twice]), [runs["rope"]])
+        check_effects(LengthSetting, parse(["sweep", "x", *twice]), [runs["rope"]])
 
 
 def test_two_texts_of_one_name_are_refused(runs):
     """Their rows would have the same keys."""
     elsewhere = "--also=--gin.DATA_DIR=/elsewhere"
     with pytest.raises(UserError, match="scores another text that is also called c4"):
-        resolved(parse(["sweep", "x", elsewhere]), runs["rope"])
+        resolved(LengthSetting, parse(["sweep", "x", elsewhere]), runs["rope"])
     for apart in ("TextData.tfds_name=arxiv:1.0.0", "CONSTRUCTION=cut", "RoPE.scaling=@YaRN()"):
-        found, _ = resolved(parse(["sweep", "x", f"{elsewhere} --gin.{apart}"]), runs["rope"])
+        found, _ = resolved(
+            LengthSetting, parse(["sweep", "x", f"{elsewhere} --gin.{apart}"]), runs["rope"]
+        )
         assert len(found) == 2
 
 
@@ -88,25 +86,30 @@ def test_other_amounts_of_one_text_are_refused(runs):
     """Another set of lengths is no other amount."""
     more, yarn = "--gin.length_sweep.tokens=1000", YARN.removeprefix("--also=")
     with pytest.raises(UserError, match="scores another amount of c4"):
-        resolved(parse(["sweep", "x", f"--also={more}"]), runs["rope"])
+        resolved(LengthSetting, parse(["sweep", "x", f"--also={more}"]), runs["rope"])
     for also in (f"{more} {yarn}", "--gin.EVAL_LENGTHS=64,2048"):
-        assert len(resolved(parse(["sweep", "x", f"--also={also}"]), runs["rope"])[0]) == 2
+        assert (
+            len(resolved(LengthSetting, parse(["sweep", "x", f"--also={also}"]), runs["rope"])[0])
+            == 2
+        )
 
 
 @pytest.mark.parametrize("also", ["--gin.RoPE.scalin=@YaRN()", "--gin.POSITION=@NoPE"])
 def test_a_slip_is_no_setting_without_effect(runs, also):
     with pytest.raises(UserError, match="scalin|as it was trained"):
-        resolved(parse(["sweep", "x", f"--also={also}"]), runs["rope"])
+        resolved(LengthSetting, parse(["sweep", "x", f"--also={also}"]), runs["rope"])
 
 
 def test_claims_tell_settings_apart(runs):
     """And agree with those of a sweep that has one of them for its plain one."""
     also = "--gin.TextData.tfds_name=arxiv:1.0.0"
-    found, _ = resolved(parse(["sweep", "x", YARN, f"--also={also}"]), runs["rope"])
+    found, _ = resolved(LengthSetting, parse(["sweep", "x", YARN, f"--also={also}"]), runs["rope"])
     assert len({one.claim(10) for one in found}) == 3 and found[0].claim(9) != found[0].claim(10)
-    (alone,), _ = resolved(parse(["sweep", "x", also]), runs["rope"])
+    (alone,), _ = resolved(LengthSetting, parse(["sweep", "x", also]), runs["rope"])
     assert alone.claim(10) == found[2].claim(10)
-    (shorter,), _ = resolved(parse(["sweep", "x", "--gin.EVAL_LENGTHS=64,128"]), runs["rope"])
+    (shorter,), _ = resolved(
+        LengthSetting, parse(["sweep", "x", "--gin.EVAL_LENGTHS=64,128"]), runs["rope"]
+    )
     assert shorter.claim(10) == found[0].claim(10), "lengths are in one file"
 
 

@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,12 +13,14 @@ import pytest
 from etils import epath
 from sample_pairs import write_pairs
 from sample_run import command, quick_compiles, write_text
+from sample_vocabulary import MODEL
 
 from fire_lm.cli import main
 from fire_lm.data import TextToText, task_examples_of
 from fire_lm.data.task_examples import Example, TaskExamples
 from fire_lm.data.tokens import decode, encode
 from fire_lm.errors import RunFailed, UserError
+from fire_lm.evaluation.prediction_scores import prediction_scores, resampled
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.generation import Beam, Sample, generate
 from fire_lm.models import build_decoder, size_tiny
@@ -31,7 +34,7 @@ from fire_lm.runs.predictions import (
     read_predictions,
 )
 from fire_lm.sharding import MeshShape, make_mesh
-from fire_lm.sweeps.task_scores import drawn, resampled, scored
+from fire_lm.sweeps.task_settings import Cell, drawn, selected
 
 __all__ = ["quick_compiles"]  # a fixture
 DATA = TextToText("pairs", 6)
@@ -95,6 +98,29 @@ def test_what_cannot_be_evaluated_is_refused(pairs):
         task_examples_of(DATA, split="test", longest=9)
 
 
+def test_postprocessing_sees_the_whole_example_of_a_users_task(pairs):
+    def with_input(text, example=None, is_target=False):
+        return f"{example['inputs_pretokenized'].decode()} {text}"
+
+    pairs.add("pairs_with_input", postprocess=with_input)
+    (task,) = task_examples_of(TextToText("pairs_with_input", 6), split="validation", longest=3)
+    first = {one.id: one for one in task.examples}["7"]
+    assert first.target == "b x4: bbbb" and task.prediction("b", first.fields) == "b x4: b"
+
+
+def test_an_example_whose_target_cannot_be_postprocessed_is_left_out(pairs):
+    def of_some(text, example=None, is_target=False):
+        return example["no such field" if "b" in text else "id"]
+
+    pairs.add("pairs_of_some", postprocess=of_some)
+    (task,) = task_examples_of(TextToText("pairs_of_some", 6), split="validation", longest=3)
+    assert len(task.examples) == 25 and len(task.lost) == 5
+    assert task.lost["7"] == "KeyError: 'no such field'"
+    pairs.add("pairs_of_none", postprocess=lambda text, example, is_target: example["nothing"])
+    with pytest.raises(UserError, match="fails on every .* the first: KeyError: 'nothing'"):
+        task_examples_of(TextToText("pairs_of_none", 6), split="validation", longest=3)
+
+
 @pytest.mark.parametrize(
     "truncation, kept", [("head", "abcd"), ("tail", "ghij"), ("middle", "abij")]
 )
@@ -132,8 +158,8 @@ def failing(targets, predictions):
 
 def test_a_metric_that_fails_on_one_example_scores_the_others(capsys):
     task = TaskExamples("t", [example(n) for n in range(4)], lambda text, fields: text, [failing])
-    found = {f"q{n}": prediction(n, text) for n, text in enumerate(("a", "b", "x", "a"))}
-    score = scored(task, found)["exact"]
+    found = {f"q{n}": text for n, text in enumerate(("a", "b", "x", "a"))}
+    score = prediction_scores(task, found)["exact"]
     assert score.value == pytest.approx(200 / 3) and score.examples == 3
     assert 10 < score.stderr < 40
     said = capsys.readouterr().out
@@ -165,11 +191,41 @@ def test_examples_are_drawn_alike_and_in_order():
     assert drawn(task, None) is task is drawn(task, 30)
 
 
+def test_short_inputs_are_selected_before_others_are_drawn(capsys):
+    """Those whose whole input has fewer tokens than the bound; the row says which."""
+    examples = [example(n, "abc", input_length=n) for n in range(1, 31)]
+    task = TaskExamples("t", examples, lambda text, fields: text, [failing])
+    asked = TextEvaluation(DATA, (8,), inputs_below=20)
+    kept = selected(task, asked)
+    assert [one.input_length for one in kept.examples] == list(range(1, 20))
+    assert "19 of 30 inputs of t have fewer than 20 tokens" in capsys.readouterr().out
+
+    def of_cell(asked):
+        return Cell(None, 1, SimpleNamespace(asked=asked), selected(task, asked), 8)
+
+    assert of_cell(asked).split == "validation, inputs below 20"
+    some = of_cell(dataclasses.replace(asked, examples=5))
+    assert some.split == "validation, inputs below 20, 5 drawn"
+    assert len(some.task.examples) == 5 and max(e.input_length for e in some.task.examples) < 20
+    assert selected(task, TextEvaluation(DATA, (8,))) is task
+    with pytest.raises(
+        UserError, match="no input of t has fewer than 1 tokens, the shortest has 1"
+    ):
+        selected(task, dataclasses.replace(asked, inputs_below=1))
+
+
 def test_a_file_is_named_by_what_it_holds(tmp_path):
     found = predictions_file(
         epath.Path(tmp_path), "fire_lm:qasper", "validation", "", 20, 512, "beam-4"
     )
     assert found.name == "fire_lm_qasper.validation.plain.20.512.beam-4.jsonl"
+    long = [
+        predictions_file(epath.Path(tmp_path), "task", 20, "rank-" + "-".join(["é" * 50] * 4 + end))
+        for end in (["a"], ["b"])
+    ]
+    assert len({file.name for file in long}) == 2
+    for file in long:
+        assert file.name.startswith("task.20.rank-é") and len(file.name.encode()) <= 206
 
 
 @pytest.mark.parametrize(
@@ -179,6 +235,7 @@ def test_a_file_is_named_by_what_it_holds(tmp_path):
         ({"lengths": (1,)}, "2 tokens or more"),
         ({"choices": ("a",)}, "has no effect without evaluate.rank"),
         ({"examples": 0}, "1 or more"),
+        ({"inputs_below": 0}, "evaluate.inputs_below is a number of tokens"),
     ],
 )
 def test_wrong_settings_are_refused(changed, words):
@@ -314,31 +371,8 @@ def test_a_run_is_evaluated_and_goes_on_after_a_kill(tmp_path, capsys):
     for flags, words in (
         (["--sequences=3"], "--sequences is for synthetic tasks"),
         (["--gin.evaluate.split=test"], "has no split 'test'"),
+        ([f"--gin.VOCABULARY={MODEL}"], "was trained with the vocabulary bytes, not with"),
         (["--gin.evaluate.rank=True"], "does not say which answers it allows"),
     ):
         assert main([*moved, *flags]) == 2
         assert words in capsys.readouterr().err
-
-
-@pytest.mark.ci
-def test_a_suite_is_finetuned_on_and_evaluated(tmp_path, capsys):
-    """LongEval's lines, generated: the data set, the run, the answers, the rows."""
-    source, data, run = tmp_path / "source", tmp_path / "data", tmp_path / "run"
-    made = ["--suite=long_eval", "--tasks=lines", "--sizes=2", "--train_size=2"]
-    assert main(["corpus", "tasks", *made, f"--data_dir={data}"]) == 0
-    assert main(command(write_text(tmp_path / "text"), source, "--gin.TRAIN_STEPS=5")) == 0
-    bindings = [f"INIT_FROM={source}", f"DATA_DIR={data}", "TRAIN_STEPS=3", "BATCH_SIZE=4",
-                "TRAIN_LENGTH=512", "TextToText.shuffle_buffer=8"]  # fmt: skip
-    trained = ["finetune", "--gin_file=configs/finetune/long_eval_lines.gin", f"--workdir={run}"]
-    assert main([*trained, *(f"--gin.{binding}" for binding in bindings)]) == 0
-    asked = ["--gin.evaluate.split=size_2", "--gin.evaluate.examples=6", "--lengths=32"]
-    tasks = ["--gin_file=configs/tasks/long_eval_lines.gin", *asked]
-    assert main(["evaluate", str(run), *tasks]) == 0, capsys.readouterr().err
-    (row,) = read_table(epath.Path(run) / "task_scores.csv", TaskScore)
-    assert (row.suite, row.task, row.split) == (
-        "long_eval", "fire_lm:long_eval_lines", "size_2, 6 drawn",
-    )  # fmt: skip
-    assert (row.metric, row.examples, row.step) == ("accuracy", 6, 3)
-    missing = ["--gin.TASK=fire_lm:long_eval_topics", *asked]
-    assert main(["evaluate", str(run), tasks[0], *missing]) == 2
-    assert "`fire-lm corpus tasks --suite=long_eval" in capsys.readouterr().err

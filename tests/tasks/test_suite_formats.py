@@ -1,12 +1,17 @@
 """Exact inputs and targets of official records, and the choice of rows. Without TensorFlow."""
 
+import copy
+import functools
+import math
+
 import numpy as np
 import pytest
+import sample_suites
 
 from fire_lm.errors import RunFailed
 from fire_lm.tasks.suites import TASKS, Official
 from fire_lm.tasks.suites.postprocess import referent, similarity
-from fire_lm.tasks.suites.rows import BadRecord, Row
+from fire_lm.tasks.suites.rows import BadRecord, Row, Unfit
 from fire_lm.tasks.suites.selection import Selection, rows_of
 
 WSC = {
@@ -228,6 +233,41 @@ def test_records_of_another_form_are_refused(name, record, told):
     source = rows_of(origin(name), "train", lambda: iter([("x.jsonl line 3", record)]))
     with pytest.raises(RunFailed, match=f"x.jsonl line 3: .*{told}"):
         Selection("train", source).survey()
+
+
+def places(value, place=()):
+    """Of every value in a record, however deep."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, child in inside:
+        yield (*place, key)
+        if isinstance(child, dict | list):
+            yield from places(child, (*place, key))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, task in TASKS.items() if isinstance(task.origin, Official)]
+)
+def test_a_damaged_record_is_refused_or_used_and_never_a_traceback(name):
+    """Every value of a record is missing, or of another type."""
+    suite = "scrolls" if name.startswith("scrolls") else "glue_super_glue"
+    folder = origin(name).folder
+    record = sample_suites.SUITES[suite][folder](folder)["train"][1]
+    values = (None, 7, 7.5, math.nan, 10**30, True, "x", "", [], [1], {}, {"a": 1}, "\ud800")
+    refused = 0
+    for place in list(places(record)):
+        for change in ("missing", *values):
+            damaged = copy.deepcopy(record)
+            parent = functools.reduce(lambda inside, key: inside[key], place[:-1], damaged)
+            if change == "missing":
+                del parent[place[-1]]
+            else:
+                parent[place[-1]] = change
+            for training in (True, False):
+                try:
+                    rows(name, damaged, training)
+                except (BadRecord, Unfit) as error:
+                    refused += "\n" not in str(error)
+    assert refused > 20
 
 
 def scrolls_rows(*records: tuple[str, str, str | None], split: str = "validation"):

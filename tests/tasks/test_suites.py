@@ -66,6 +66,20 @@ def test_a_model_that_returns_nothing_scores_0(name):
     )
 
 
+@pytest.mark.parametrize("suite", [name for name, one in SUITES.items() if one.columns])
+def test_every_column_and_their_average_range_from_0_to_100(suite):
+    """The stub that returns the reference has 100 in each, the one that returns nothing 0."""
+    for score in (100, 0):
+        found = {}
+        for column in SUITES[suite].columns:
+            of = made(TASKS[column.task], column.split)
+            values = scored(TASKS[column.task], [row.targets if score else "" for row in of], of)
+            found[column] = Score(values[column.metric], 1.0, 0, 0, len(of))
+        assert [one.value for one in found.values()] == [pytest.approx(score)] * len(found)
+        assert SUITES[suite].average(found).value == pytest.approx(score)
+    assert len(found) == {"scrolls": 7, "glue_super_glue": 15, "narrative_qa": 1}.get(suite, 3)
+
+
 def test_every_split_of_the_sample_data_can_be_used():
     for task in TASKS.values():
         if isinstance(task.origin, Official):

@@ -77,7 +77,7 @@ def test_one_ctrl_c_saves_and_a_second_ends_at_once(tmp_path):
     data_dir, workdir = write_text(tmp_path / "data"), tmp_path / "run"
     arguments = command(data_dir, workdir, "--gin.TRAIN_STEPS=100000")
     code, errors = interrupted(arguments, workdir, times=1)
-    assert code == 3 and "Ctrl-C again ends it at once" in errors, errors
+    assert code == 3 and "press Ctrl-C again to stop at once" in errors, errors
     saved = re.search(r"stopped by Ctrl-C after step (\d+), which is saved", errors)
     assert saved and available_steps(workdir)[-1] == int(saved[1])
     code, errors = interrupted(arguments, workdir, times=2)

@@ -135,7 +135,7 @@ def test_sigterm_saves_and_the_same_command_resumes(
 
     from fire_lm.data.on_the_fly import pipeline
 
-    monkeypatch.setattr(pipeline.TrainIterator, "set_state", lambda self, state: None)
+    monkeypatch.setattr(pipeline.SeqioIterator, "set_state", lambda self, state: None)
     assert main(command(data_dir, broken)) == 0
     assert logged(broken)[:7] == logged(finished)[:7]
     assert logged(broken)[7:] != logged(finished)[7:]  # the text began again
@@ -170,7 +170,7 @@ def test_updates_left_out_are_bounded(copy, data_dir, capsys):
     assert main(command(data_dir, copy, *absurd, "--allow_config_change")) == 1
     first, second = capsys.readouterr().err.strip().splitlines()
     assert first.endswith(f"nan at step {STEPS + 5}: stopped")
-    assert second.endswith("4 updates have been skipped, 3 are allowed")
+    assert second.endswith("4 updates have been skipped, but only 3 are allowed")
     spikes = [json.loads(line) for line in (copy / "spikes.jsonl").read_text().splitlines()]
     assert [spike["step"] for spike in spikes] == list(range(STEPS + 2, STEPS + 6))
     assert all(spike["loss"] == "nan" and spike["skipped"] for spike in spikes)
@@ -266,5 +266,5 @@ def test_init_from_another_encoding(finished, data_dir, tmp_path, capsys):
     assert main(start) == 0
     told = capsys.readouterr().out
     assert f"model compared with {finished}: share_position False -> True" in told
-    assert f"parameters of {finished}@12; fresh, as it lacks them: position/L_multiplier" in told
+    assert f"parameters of {finished}@12; newly initialised: position/L_multiplier" in told
     assert logged(tmp_path / "new")[0]["loss"] < logged(finished)[0]["loss"] - 2

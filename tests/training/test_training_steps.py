@@ -262,10 +262,10 @@ def test_skipped_documents_are_counted_in_the_metrics(tmp_path):
     ("setting", "told"),
     [
         ("BATCH_SIZE=6", "make BATCH_SIZE a multiple of 4"),
-        ("MeshShape.data=8", "mesh data=8 x fsdp=1 x tensor=1 needs 8 devices, this job has 4"),
+        ("MeshShape.data=8", "mesh data=8 x fsdp=1 x tensor=1 needs 8 devices, but this job has 4"),
         ("DATA_DIR=no/such/place", "no/such/place"),
         ("VOCABULARY=no/such.model", "Vocabulary file not found: no/such.model"),
-        ("VOCAB_SIZE=200", "vocabulary 'bytes' has 259 ids, the model 200 rows: set --gin.VOCAB_"),
+        ("VOCAB_SIZE=200", "'bytes' has 259 ids, but the model has 200 rows: set --gin.VOCAB_SIZE"),
         ("AdamW.warmup_steps=12", "warm-up of 12 steps does not fit into TRAIN_STEPS = 12"),
         ("SEED=-1", "SEED is -1"),
         ("BATCH_SIZE=0", "batch_size is 0: it must be 1 or more"),

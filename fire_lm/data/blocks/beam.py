@@ -1,4 +1,4 @@
-"""Writing the parts of a set of blocks on Apache Beam workers, with one Beam element per part."""
+"""Apache Beam workers that write the parts of a set of blocks, with one Beam element per part."""
 
 from __future__ import annotations
 

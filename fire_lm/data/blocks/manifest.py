@@ -1,7 +1,7 @@
 """The manifest of a set of blocks, a JSON file that contains its own checksum and is written last.
 
-The manifest contains everything that is needed to open the arrays, and to reject a set that was
-made with another vocabulary or other preprocessing.
+The manifest contains all information that is needed to open the arrays, and to reject a set that
+was made with another vocabulary or other preprocessing.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Identity:
         vocabulary_fingerprint: The SHA-256 of the vocabulary's file, or 'bytes'.
         vocabulary_size: The number of ids that the vocabulary can produce, including padding.
         unknown_id: The id of unknown text, or None if the vocabulary has no such id.
-        documents_per_group: The number of documents read together, which affects how much text the
-            scored rows are chosen from.
+        documents_per_group: The number of documents read together, which affects the amount of text
+            from which the scored rows are chosen.
         preprocessing: The name of the preprocessing; see `fire_lm.data.identity`.
         format: The version of the file format.
     """
@@ -106,7 +106,7 @@ def read_json(path: str) -> dict[str, Any] | None:
     """Read a file that `write_json` wrote, or return None if the file does not exist.
 
     Raises:
-        RunFailed: The content differs from what was written.
+        RunFailed: The file cannot be read, or its content has changed.
     """
     written = stores.read_bytes(path)
     if written is None:
@@ -117,7 +117,7 @@ def read_json(path: str) -> dict[str, Any] | None:
             return content
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    raise RunFailed(f"{path} is damaged: it is not what `fire-lm corpus blocks` wrote.")
+    raise RunFailed(f"{path} is damaged: it has changed since `fire-lm corpus blocks` wrote it.")
 
 
 def write(path: str, manifest: Manifest) -> None:

@@ -34,7 +34,7 @@ _BATCHES_PLANNED = 64
 Batch = dict[str, np.ndarray]
 
 
-class TrainIterator:
+class BlockIterator:
     """An endless iterator over batches, with a thread that prefetches; see `fire_lm.data`."""
 
     shared_state = True
@@ -82,7 +82,7 @@ class TrainIterator:
         rows = self._rows
         return f"{rows.count:,} rows in blocks, table of rows {rows.memory / 2**20:,.0f} MiB"
 
-    def __iter__(self) -> TrainIterator:
+    def __iter__(self) -> BlockIterator:
         return self
 
     def __next__(self) -> Batch:
@@ -122,7 +122,8 @@ class TrainIterator:
         for key, now in self._identity.items():
             if saved.get(key) != now:
                 raise UserError(
-                    f"The data position was saved with {key} {saved.get(key)}, now it is {now}.\n"
+                    f"The data position was saved with {key} {saved.get(key)}, but the run now has "
+                    f"{now}.\n"
                     "Training can only resume with the same blocks, rows and seed."
                 )
         self._drop_ahead()
@@ -148,7 +149,7 @@ class TrainIterator:
         """Return the rows of this batch and of the following ones, keyed by their first samples.
 
         Many batches are planned at once, because the cost of a permutation in NumPy hardly depends
-        on how many numbers are permuted.
+        on the number of permuted values.
         """
         firsts = first + np.arange(_BATCHES_PLANNED) * self._global_size
         epochs, within = np.divmod(firsts[:, None] + self._mine, self._rows.count)
@@ -160,7 +161,7 @@ class TrainIterator:
 
 
 def table_of_rows(data: Blocks, stream: Stream, length: int) -> Rows:
-    """Return the rows of `length` tokens that the construction makes of the stream.
+    """Return the rows of `length` tokens into which the construction arranges the stream.
 
     Raises:
         UserError: The length or the construction is invalid.

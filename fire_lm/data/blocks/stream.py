@@ -39,14 +39,16 @@ def open_set(path: str, vocabulary: str) -> Manifest:
     if found is None:
         raise UserError(
             f"No blocks in {path}: it has no {manifests.FILE_NAME}, which is written last.\n"
-            f"`fire-lm corpus blocks --data_dir=TEXT --output={path}` writes them, or resumes."
+            "Write them, or resume writing, with `fire-lm corpus blocks --data_dir=TEXT "
+            f"--output={path}`"
         )
     identity = found.identity
     if vocabulary and vocabulary_fingerprint(vocabulary) != identity.vocabulary_fingerprint:
         raise UserError(
             f"The blocks in {path} were made with the vocabulary {identity.vocabulary}, "
             f"not with {vocabulary} (its SHA-256 differs).\n"
-            "Set VOCABULARY to that one, or write the blocks again to another directory."
+            "Set VOCABULARY to the vocabulary of the blocks, or write the blocks again to another "
+            "directory."
         )
     return found
 
@@ -76,8 +78,7 @@ class Stream:
     def document_ends(self) -> Iterator[np.ndarray]:
         """Yield the end positions, int64 [documents], of the documents in each non-empty part.
 
-        The documents include skipped documents, each of which ends where the previous document
-        ends.
+        Skipped documents are included; each ends where the previous document ends.
         """
         for index, part in enumerate(self._parts):
             if part.documents:
@@ -87,8 +88,13 @@ class Stream:
     def read(self, starts: np.ndarray, stops: np.ndarray, length: int, array: str) -> np.ndarray:
         """Read the spans from `starts` to `stops` of an array as int32 [k, length], padded with 0.
 
+        Args:
+            starts, stops: Positions in the stream, int64 [k].
+            length: The maximum size of a span.
+            array: The name of the array, TOKENS or BYTE_COUNTS.
+
         Raises:
-            RunFailed: The storage fails, or the data differ from what was written.
+            RunFailed: The storage fails, or the data is damaged.
         """
         rows = np.zeros([len(starts), length], np.int32)
         waiting = []

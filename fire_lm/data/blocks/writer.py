@@ -1,4 +1,4 @@
-"""Tokenisation of a data set into blocks, using the seqio task that also reads it on the fly.
+"""Tokenisation of a data set into blocks, by the seqio task that also reads the data on the fly.
 
 Each split is written in independent parts of about a gigabyte of text. This process writes the
 parts one after another, or Beam distributes them over its workers. A small file in each part is
@@ -89,7 +89,7 @@ def write_blocks(
             machine. By default, this process writes the parts.
 
     Raises:
-        UserError: The text or vocabulary is unsuitable, or `output` contains something else.
+        UserError: The text or vocabulary is unsuitable, or `output` contains other files.
         RunFailed: Reading or writing failed.
     """
     if data.mixture:
@@ -179,7 +179,7 @@ def _check_output(output: str, held: Manifest | None, identity: Identity, splits
         now, then = dataclasses.asdict(identity), dataclasses.asdict(held.identity)
         changed = [name for name in now if now[name] != then[name]]
         raise UserError(
-            f"{output} holds other blocks: {changed[0]} {then[changed[0]]}, now "
+            f"{output} holds other blocks: {changed[0]} is {then[changed[0]]}, not "
             f"{now[changed[0]]}.\nChoose a new directory: --output=DIR"
         )
     if "://" in output or not os.path.exists(output):
@@ -202,7 +202,7 @@ def _finished(job: PartToWrite) -> Part | None:
     if found != job.facts():
         raise UserError(
             f"{job.path} was written from another text or with another vocabulary.\n"
-            "Choose a new directory (--output=DIR), or remove that one."
+            "Choose a new directory (--output=DIR), or remove that part."
         )
     return Part(**part)
 
@@ -247,7 +247,7 @@ def _whole_split(jobs: Sequence[PartToWrite]) -> list[Part]:
     first, documents = jobs[0], sum(part.documents for part in whole)
     if len(whole) < len(jobs):
         raise RunFailed(
-            f"Of the {len(jobs)} parts of the {first.split} split, {len(whole)} were written.\n"
+            f"Only {len(whole)} of the {len(jobs)} parts of the {first.split} split were written.\n"
             "Rerun the same command to write the rest."
         )
     if first.source_documents not in (0, documents):

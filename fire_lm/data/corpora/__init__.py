@@ -1,1 +1,1 @@
-"""Creation of data sets and vocabularies, from the user's files or from text on every machine."""
+"""Data sets and vocabularies made from the user's files or from text that every machine has."""

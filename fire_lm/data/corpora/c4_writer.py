@@ -1,4 +1,4 @@
-"""Writing documents as a TFDS data set that has the schema and the name of C4."""
+"""A writer of documents as a TFDS data set that has the schema and the name of C4."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from fire_lm.data.corpora.tfds_writer import Example, write_dataset
 
 # A split has many small files, because the order of the files, which depends on the seed,
-# determines what a short run reads, and because each process reads its own files.
+# determines which text a short run reads, and because each process reads its own files.
 _MAX_FILES_PER_SPLIT = 32
 _FIELDS = ("text", "url", "content-type", "content-length", "timestamp")
 

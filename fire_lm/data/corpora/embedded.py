@@ -1,9 +1,9 @@
 """The embedded corpus: text that exists on every machine with this package, as a TFDS data set.
 
 The corpus consists of the sources of Python's standard library (without tests), the `pydoc` topics
-and the sources of the installed JAX. It is written with the schema and the name of C4, so that the
-same code can read both. The text is code rather than web text, and it depends on the versions of
-Python and JAX, which the manifest records. Results call the corpus `embedded`, never C4.
+and the sources of the installed JAX. It has the schema and the name of C4, so that the same code
+can read both corpora. The text is code rather than web text, and depends on the versions of Python
+and JAX, which the manifest records. Results call the corpus `embedded`, never C4.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def write_embedded_corpus(
 
 
 def embedded_documents() -> Iterator[Document]:
-    """Yield the standard library's sources, the pydoc topics and JAX's sources, in any order."""
+    """Yield the standard library's sources, the pydoc topics and JAX's sources."""
     yield from _sources("python", pathlib.Path(sysconfig.get_paths()["stdlib"]))
     from pydoc_data import topics
 
@@ -205,7 +205,7 @@ def _is_utf8(content: bytes) -> bool:
 
 
 def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest: dict) -> None:
-    """Write the corpus to a directory beside `target` and rename this directory at the end.
+    """Write the corpus to a directory beside `target`, then rename that directory to `target`.
 
     An incomplete corpus therefore never appears in `target`.
     """
@@ -231,7 +231,7 @@ def _write(target: pathlib.Path, by_split: dict[str, dict[str, bytes]], manifest
 
 
 def _files_of(data_dir: pathlib.Path) -> dict[str, int]:
-    """Return the size of each of the data set's files by name."""
+    """Return the size in bytes of each of the data set's files, keyed by name."""
     folder = data_dir / _TFDS_PATH
     return {path.name: path.stat().st_size for path in sorted(folder.glob("*"))}
 

@@ -37,9 +37,9 @@ from fire_lm.errors import UserError
 VERSION = "1.0.0"
 
 # A data set has at least _FILES files in each split, unless it has fewer documents, because the
-# order of the files, which depends on the seed, determines what a short run reads, and because each
-# process reads its own files. Larger data sets have files of about _FILE_BYTES, but never more
-# files than C4.
+# order of the files, which depends on the seed, determines which text a short run reads, and
+# because each process reads its own files. Larger data sets have files of about _FILE_BYTES, but
+# never more files than C4.
 _FILES, _FILE_BYTES, _MOST_FILES = 32, 2**27, 1024
 
 
@@ -74,7 +74,7 @@ def write_text_corpus(
     on_bytes: OnBytes = lambda done, total: None,
     workers: BeamWorkers | None = None,
 ) -> TextCorpus:
-    """Write DATA_DIR/NAME/1.0.0, unless it exists and the source files have not changed.
+    """Write the data set DATA_DIR/NAME/1.0.0, unless it exists and the source files are unchanged.
 
     The documents are read once for counting and then once for each split. If this process writes
     the data set, TFDS keeps up to 1 GB of documents in memory for shuffling.
@@ -121,7 +121,7 @@ def write_text_corpus(
         counts = text_corpus_beam.count(workers, reading, splits, target.parent)
         examples = functools.partial(text_corpus_beam.examples, reading)
     if links:
-        counts.leave_out("links that lead nowhere", links)
+        counts.leave_out("broken links", links)
     whole_files = split_on is None and any(is_text(file.name, "text") for file in files)
     counts.check(whole_files)
     _write(
@@ -172,7 +172,7 @@ def _check_split_on(
 
 @dataclasses.dataclass
 class _Passes:
-    """Several passes over the documents, which are read anew in this process for each pass."""
+    """Several passes over the documents, each of which reads all documents in this process."""
 
     source: str
     text_field: str | None
@@ -222,8 +222,8 @@ def _held(target: epath.Path, settings: dict, times: list[int]) -> TextCorpus | 
             if manifest.get("modified") == times:
                 return summary
             raise UserError(
-                f"{target} was written from files of these names and sizes but other times\n"
-                "if they were only copied again, use it as it is "
+                f"{target} was written from files with these names and sizes but other times\n"
+                "if the files were only copied again, use the data set as it is "
                 f"(--gin.TextData.tfds_name={summary.tfds_name}); "
                 "otherwise choose another --name, or remove that folder"
             )

@@ -1,4 +1,4 @@
-"""Counting and selecting documents on Apache Beam workers, with one Beam element per file.
+"""Apache Beam transforms that count and select documents, with one Beam element per file.
 
 The selected documents, their sources and their splits are identical to those that
 `text_selection.choose` yields.

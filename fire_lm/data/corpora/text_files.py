@@ -1,4 +1,4 @@
-"""Reading documents from plain text, JSON lines and Parquet files, on a disk or in a bucket.
+"""A reader of documents from plain text, JSON lines and Parquet files, on a disk or in a bucket.
 
 Each JSON line and each Parquet row is a document. Any other file is a single document unless it is
 split (see `text_pieces`). Files may be compressed; their names then end in `.gz` or `.zst` after
@@ -91,18 +91,19 @@ def read_documents(
 
 
 def list_files(source: str) -> tuple[list[File], int]:
-    """Return the files to read and the number of broken links.
+    """Return the files to read and the number of broken links, which are skipped.
 
     Source code repositories often contain broken links.
+
+    Raises:
+        UserError: The source does not exist, cannot be read or contains no files.
     """
     from fire_lm.data.quiet_tensorflow import tf
 
     top = epath.Path(source)
     try:
         if not source or not top.exists():
-            raise UserError(
-                f"There is no {source!r} to read documents from: set --from=FILE_OR_FOLDER"
-            )
+            raise UserError(f"The source {source!r} does not exist: set --from=FILE_OR_FOLDER")
         if not top.is_dir():
             return [_file(top.name, top)], 0
         paths = list(_walk(source))
@@ -148,8 +149,8 @@ def _file(name: str, path: epath.Path) -> File:
 def check_files(files: Sequence[File], text_field: str | None) -> None:
     """Raise RunFailed if the first bytes of any file do not match the file's suffix.
 
-    A file that was not downloaded properly is thus reported immediately and not after hours of
-    reading other files.
+    A file that was not downloaded properly is thus reported immediately, and not only after other
+    files have been read for hours.
     """
 
     def check(file: File) -> None:
@@ -316,5 +317,6 @@ def _no_field(place: str, field: str, found: list[str]) -> UserError:
     shown = ", ".join(map(repr, found[:8])) + (", ..." if len(found) > 8 else "")
     return UserError(
         f"{place} has no field {field!r}; its fields: {shown or 'none'}\n"
-        "name the field with the text: --text_field=NAME (or --whole_files: one document per file)"
+        "set the field that contains the text with --text_field=NAME, or use --whole_files to read "
+        "each file as one document"
     )

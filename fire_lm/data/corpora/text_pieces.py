@@ -1,4 +1,4 @@
-"""Splitting a text file into documents, at blank lines or into pieces of a given size."""
+"""Functions that split a text file into documents, at blank lines or by size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selection of documents, and assignment of documents to splits, based only on their text."""
+"""The selection of documents and their assignment to splits, based only on their text."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def choose(
 ) -> Iterator[tuple[bytes, str, bytes]]:
     """Yield the digest, source and text of each document in one split, and count all documents.
 
-    Only the first of several identical documents is kept. The hash of every document stays in
+    Only the first of several identical documents is kept. The hashes of all kept documents stay in
     memory, which takes 110 bytes per document (measured on 200,000 documents).
     """
     seen = set()

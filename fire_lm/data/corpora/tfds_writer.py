@@ -1,4 +1,4 @@
-"""Writing texts as a TFDS data set, in this process or on Apache Beam workers."""
+"""A writer of texts as a TFDS data set, in this process or on Apache Beam workers."""
 
 from __future__ import annotations
 

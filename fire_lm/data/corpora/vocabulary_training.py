@@ -1,4 +1,4 @@
-"""Training of a lossless SentencePiece vocabulary, which decodes to exactly the encoded text.
+"""The training of a lossless SentencePiece vocabulary, whose decoder reproduces the encoded text.
 
 The vocabulary consists of unigram pieces (Kudo 2018). The text is not normalised, and every space
 and newline is kept. There is a piece for each of the 256 bytes, so no text is unknown. The only
@@ -22,8 +22,8 @@ from fire_lm.errors import RunFailed, UserError
 from fire_lm.storage import make_folder
 
 PAD, EOS, UNK = 0, 1, 2
-# The number of special pieces and bytes; a vocabulary needs more pieces than that for its
-# characters.
+# The number of special pieces and bytes. A vocabulary must have more pieces, because it also needs
+# pieces for characters.
 SMALLEST = 3 + 256
 _LARGEST = 1_000_000  # SentencePiece's seed_sentencepiece_size
 _LONGEST_SENTENCE = 4000  # bytes; longer lines are split, because SentencePiece skips long ones
@@ -44,7 +44,7 @@ def train_vocabulary(
 ) -> TrainedVocabulary:
     """Train a vocabulary on the first documents of the training split and write it.
 
-    TFDS stores the documents in the order of a hash.
+    TFDS stores the documents in hash order.
 
     Args:
         data: The data set, of which only `data_dir` and `tfds_name` are used.
@@ -104,7 +104,7 @@ def train_vocabulary(
     except (RuntimeError, OSError) as error:
         reason = str(error).strip().split("\n")[-1]
         raise UserError(
-            f"No vocabulary of {size} pieces from {len(texts)} documents, {read / 1e6:.1f} MB: "
+            f"Cannot train {size} pieces on {len(texts)} documents ({read / 1e6:.1f} MB): "
             f"{reason}\nchoose a smaller --size, or more text (--megabytes)"
         ) from error
     _verify(model.getvalue(), texts[:_VERIFIED])
@@ -123,8 +123,8 @@ def _check_size(size: int) -> None:
         )
     if size > _LARGEST:
         raise UserError(
-            f"--size {size}: SentencePiece makes at most {_LARGEST:,} pieces, the number of "
-            "candidates that it starts with"
+            f"--size {size}: SentencePiece makes at most {_LARGEST:,} pieces, its initial number "
+            "of candidates"
         )
 
 

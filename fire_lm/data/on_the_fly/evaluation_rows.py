@@ -12,23 +12,28 @@ from fire_lm.data.on_the_fly import registered, text_to_text
 from fire_lm.data.on_the_fly.source import unreadable
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.data.spec import TextToText, shortened
-from fire_lm.data.task_examples import Example, TaskExamples
+from fire_lm.data.task_examples import Example, TaskExamples, failure
 from fire_lm.errors import UserError
 
-# Long features are not kept: the text of an input can be a book, which takes megabytes.
-_LONG = ("inputs", "inputs_pretokenized", "targets")
+# Our own tasks do not need these features for scoring. Inputs are not kept, because an input can be
+# a book, which takes megabytes. Other tasks may need any of their features.
+_NOT_NEEDED = ("inputs", "inputs_pretokenized", "targets")
 
 
-def task_examples(data: TextToText, *, split: str, longest: int) -> list[TaskExamples]:
+def task_examples(
+    data: TextToText, *, split: str, longest: int, count: int | None
+) -> list[TaskExamples]:
     """Return the examples of each task; see `fire_lm.data.task_examples_of`."""
     found = text_to_text.check_features(data)
     registered.check_read(data, found, split)
     for feature in text_to_text.FEATURES:
         registered.check_vocabulary(data, found.output_features[feature].vocabulary)
-    return [_read(data, task, split, longest) for task in seqio.get_subtasks(found)]
+    return [_read(data, task, split, longest, count) for task in seqio.get_subtasks(found)]
 
 
-def _read(data: TextToText, task: seqio.Task, split: str, longest: int) -> TaskExamples:
+def _read(
+    data: TextToText, task: seqio.Task, split: str, longest: int, count: int | None
+) -> TaskExamples:
     if not task.predict_metric_fns:
         raise UserError(
             f"the task {task.name} has no metric: register it with metric_fns=[...] of functions "
@@ -46,43 +51,61 @@ def _read(data: TextToText, task: seqio.Task, split: str, longest: int) -> TaskE
         )
     end = int(vocabularies.load(data.vocabulary).eos_id)
     examples: list[Example] = []
+    lost: dict[str, str] = {}
     ids: set[str] = set()
     try:
-        for number, row in enumerate(rows.as_numpy_iterator()):
-            example = _example(data, task, row, number, end, longest)
-            if example.id in ids:
+        for number, row in enumerate(rows.take(-1 if count is None else count).as_numpy_iterator()):
+            name = _text(row["id"]) if "id" in row else str(number)
+            if name in ids:
                 raise UserError(
-                    f"two examples of {task.name} in the split {split!r} have the id {example.id}: "
-                    "a row needs an id of its own, and all of its references in `answers`"
+                    f"two examples of {task.name} in the split {split!r} have the id {name}: "
+                    "give each row a unique id and all of its references in `answers`"
                 )
-            ids.add(example.id)
-            examples.append(example)
+            ids.add(name)
+            try:
+                examples.append(_example(data, task, row, name, end, longest))
+            except _OfTask as error:
+                lost[name] = str(error)
     except tf.errors.OpError as error:
         raise unreadable(data, error) from error
-    if not examples:
+    if not ids:
         raise UserError(f"the split {split!r} of the task {task.name} is empty")
+    if not examples:
+        raise UserError(
+            f"the postprocess_fn of {task.name} fails on every target of the split {split!r}, on "
+            f"the first: {next(iter(lost.values()))}"
+        )
 
     def prediction(text: str, fields: Mapping[str, Any]) -> Any:
         return task.postprocess_fn(text, example=fields, is_target=False)
 
-    return TaskExamples(task.name, examples, prediction, task.predict_metric_fns)
+    return TaskExamples(task.name, examples, prediction, task.predict_metric_fns, lost)
+
+
+class _OfTask(Exception):
+    """The error for an example on which the task's own code fails."""
 
 
 def _example(
-    data: TextToText, task: seqio.Task, row: dict[str, Any], number: int, end: int, longest: int
+    data: TextToText, task: seqio.Task, row: dict[str, Any], name: str, end: int, longest: int
 ) -> Example:
-    ids, target = (_without_end(row[name], end) for name in text_to_text.FEATURES)
-    fields = {name: value for name, value in row.items() if name not in _LONG}
+    ids, target = (_without_end(row[feature], end) for feature in text_to_text.FEATURES)
+    left_out = _NOT_NEEDED if data.is_ours else ()
+    fields = {feature: value for feature, value in row.items() if feature not in left_out}
     written = fields.get("targets_pretokenized")
     text = tokens.decode(data, target) if written is None else _text(written)
     answers = _texts(fields.get("answers", ())) or (text,)
+    try:
+        compared = task.postprocess_fn(text, example=fields, is_target=True)
+    except Exception as error:  # the task's own code can raise anything
+        raise _OfTask(failure(error)) from error
     return Example(
-        id=_text(fields["id"]) if "id" in fields else str(number),
+        id=name,
         tokens=shortened(ids, longest, data.truncation),
         input_length=len(ids),
         answers=answers,
         choices=_texts(fields.get("choices", ())),
-        target=task.postprocess_fn(text, example=fields, is_target=True),
+        target=compared,
         fields=fields,
     )
 

@@ -40,7 +40,7 @@ from fire_lm.data.spec import (
 from fire_lm.errors import UserError
 
 
-class TrainIterator:
+class SeqioIterator:
     """An endless iterator over one shard's batches, which depend only on the arguments.
 
     `fire_lm.data.train_iterator` describes the arguments and the batches.
@@ -69,7 +69,8 @@ class TrainIterator:
         self._seed, self._shard_index, self._shard_count = seed, shard_index, shard_count
         if isinstance(data, TextToText):
             self._documents_of_shard = self._documents
-        if data.mixture or isinstance(data, TextToText):
+            self._check_tasks(data)
+        elif data.mixture:
             for part in data.parts:
                 self._check_part(part)
         self._fingerprint = vocabulary_fingerprint(data.vocabulary)
@@ -91,13 +92,13 @@ class TrainIterator:
 
     @property
     def description(self) -> str:
-        """A description of the text for messages."""
+        """A description of the text for use in messages."""
         if isinstance(self._data, TextToText):
             count = f"{self._documents:,} examples" if self._documents else "examples"
             return f"{count} of {self._data.title} through seqio, {self._data.construction}"
         return f"{self._documents:,} documents through seqio"
 
-    def __iter__(self) -> TrainIterator:
+    def __iter__(self) -> SeqioIterator:
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
@@ -143,7 +144,8 @@ class TrainIterator:
         for key, now in self._identity().items():
             if header.get(key) != now:
                 raise UserError(
-                    f"The data position was saved with {key} {header.get(key)}, now it is {now}.\n"
+                    f"The data position was saved with {key} {header.get(key)}, but the run now "
+                    f"has {now}.\n"
                     "Training can only resume with the same data, vocabulary and processes."
                 )
         self._restore_reader(start)
@@ -155,7 +157,13 @@ class TrainIterator:
         # All other skipped documents that were read again have already been reported.
         self._skipped = header.get("skipped", 0)
 
-    def _check_part(self, part: ReadBySeqio) -> None:
+    def _check_tasks(self, data: TextToText) -> None:
+        try:
+            tasks.check_rows(data, length=self._length, split="train", shard=self._shard)
+        except tf.errors.OpError as error:
+            raise unreadable(data, error) from error
+
+    def _check_part(self, part: TextBySeqio) -> None:
         """Check that a part yields at least one row; otherwise, reading it would never end."""
         groups = tasks.dataset(
             part, length=self._length, split="train", seed=None, shard=self._shard
@@ -293,11 +301,6 @@ def _no_place(data: ReadBySeqio) -> str:
 
 def _nothing_to_read(data: ReadBySeqio, split: str, length: int, short: int) -> str:
     where = f"the split {split!r} of {data.where}"
-    if isinstance(data, TextToText):
-        return (
-            f"No example in {where} has a target of 1 to {data.target_length - 1:,} tokens beside "
-            "its end: raise TextToText.target_length, or look at the data"
-        )
     if short:
         return (
             f"No document of {where} has the {length:,} tokens of a row.\n"
@@ -336,7 +339,7 @@ def scoring_text(
             raise kind(_nothing_to_read(data, split, length, counts["short"]))
         raise NoText(
             f"The split {split!r} of {data.where} has less text than one "
-            f"row of {length} tokens: score a shorter length."
+            f"row of {length} tokens: choose a shorter length."
         )
     chosen = np.arange(min(rows, num_sequences)) * rows // min(rows, num_sequences)
     arrays = {name: array[chosen] for name, array in _joined(kept).items()}

@@ -74,8 +74,8 @@ class Tokenize:
 def is_text(text: tf.Tensor) -> tf.Tensor:
     """Return bool [documents]: whether each document is valid UTF-8, not blank and not huge.
 
-    A test verifies that documents are accepted as UTF-8 exactly if Python's strict decoder accepts
-    them.
+    A test verifies that a document counts as valid UTF-8 if and only if Python's strict decoder
+    accepts it.
     """
     fits = tf.strings.length(text) <= LONGEST_DOCUMENT
     text = tf.where(fits, text, "")
@@ -115,10 +115,11 @@ def cut(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data
 
 
 def packed(dataset: tf.data.Dataset, sequence_length: Mapping[str, int]) -> tf.data.Dataset:
-    """Place the parts into which `cut` splits documents into rows (next-fit); no token is lost.
+    """Split documents into parts as `cut` does, and pack the parts into rows; no token is lost.
 
-    A part is appended to the open row if it fits. Otherwise, the open row is padded and closed, and
-    the part begins a new row. `segment_ids` distinguishes the parts of a row.
+    The packing is next-fit: a part is appended to the open row if it fits. Otherwise, the open row
+    is padded and closed, and the part begins a new row. `segment_ids` distinguishes the parts of a
+    row.
     """
     length = sequence_length["targets"]
     keys = _per_token(dataset)
@@ -219,7 +220,7 @@ def _padded(values: tf.Tensor, row_lengths: tf.Tensor, length: int) -> tf.Tensor
     return tf.RaggedTensor.from_row_lengths(values, row_lengths).to_tensor(shape=[None, length])
 
 
-LAID = {
+CONSTRUCT = {
     "concat": concat,
     "cut": cut,
     "packed": packed,

@@ -7,6 +7,7 @@ and ends with an end-of-document token only if these preprocessors append one.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -47,9 +48,9 @@ def _check_feature(data: SeqioTask) -> seqio.Task | seqio.Mixture:
     others = set(found.output_features) - {data.feature}
     if others:
         raise UserError(
-            f"{data.where} has {', '.join(sorted(others))} besides {data.feature}, which a "
-            "language model over one text would ignore\nregister a task that puts the whole "
-            f"example into {data.feature}"
+            f"{data.where} has {', '.join(sorted(others))} besides {data.feature}, which "
+            "language modelling would ignore\nregister a task that puts the whole example into "
+            f"{data.feature}"
         )
     if found.output_features[data.feature].rank != 1:
         raise UserError(f"the feature {data.feature} of {data.where} is not a list of tokens")
@@ -78,7 +79,7 @@ def provider(data: Registered) -> seqio.Task | seqio.Mixture:
         hint = did_you_mean(data.name, names)
         raise UserError(
             f"seqio has no Task or Mixture {data.name}.{hint}\n"
-            "--import=MODULE names the module that registers it"
+            "import the module that registers it: --import=MODULE"
         )
     return seqio.get_mixture_or_task(data.name)
 
@@ -92,7 +93,7 @@ def _splits(found: seqio.Task | seqio.Mixture) -> set[str]:
 
 
 def check_vocabulary(data: Registered, found: seqio.Vocabulary) -> None:
-    """Check that the vocabulary is the one in the run's configuration.
+    """Raise UserError unless the vocabulary is identical to the one in the run's configuration.
 
     Generation and export use the vocabulary in the configuration.
     """
@@ -118,23 +119,29 @@ def vocabulary_size(data: SeqioTask) -> int:
     return int(_check_feature(data).output_features[data.feature].vocabulary.vocab_size)
 
 
-def examples(data: Registered, length: int | None, reading: dict[str, Any]) -> tf.data.Dataset:
-    """Return the examples as the task's own preprocessors produce them.
+def examples(
+    data: Registered,
+    found: seqio.Task | seqio.Mixture,
+    lengths: Mapping[str, int],
+    reading: dict[str, Any],
+) -> tf.data.Dataset:
+    """Return the examples that the task's own preprocessors produce.
 
-    The preprocessors receive `length`, to which some of them truncate or concatenate examples.
+    The preprocessors receive the `lengths` of features, to which some of them truncate or
+    concatenate examples, and None for all other features. `found` is the Task or Mixture of `data`,
+    or a Task of that Mixture.
     """
-    found = provider(data)
     # pipeline.py shuffles the rows with a small state, so a task does not shuffle its examples. The
-    # tasks of a mixture do shuffle theirs, in addition.
+    # tasks of a mixture shuffle their examples in addition.
     own = {"shuffle_buffer_size": 1} if isinstance(found, seqio.Task) else {}
-    lengths = dict.fromkeys(found.output_features, length)
-    return found.get_dataset(lengths, use_cached=data.use_cached, **own, **reading)
+    every: dict[str, int | None] = {**dict.fromkeys(found.output_features), **lengths}
+    return found.get_dataset(every, use_cached=data.use_cached, **own, **reading)
 
 
 def groups(
     data: SeqioTask, length: int, byte_counts: bool, reading: dict[str, Any]
 ) -> tf.data.Dataset:
-    """Return groups of documents before they become rows, as `preprocessors` describes them."""
+    """Return groups of whole documents in the format that `preprocessors` describes."""
     counts = tf.constant(_bytes_of_ids(data.vocabulary)) if byte_counts else None
 
     def group(tokens: tf.RaggedTensor) -> dict[str, tf.Tensor]:
@@ -154,7 +161,8 @@ def groups(
             found["byte_counts"] = tf.where(inside, tf.gather(counts, tf.where(inside, flat, 0)), 0)
         return found
 
-    documents = examples(data, length, reading).map(lambda example: example[data.feature])
+    found = examples(data, provider(data), {data.feature: length}, reading)
+    documents = found.map(lambda example: example[data.feature])
     return documents.ragged_batch(DOCUMENTS_PER_GROUP).map(group)
 
 

@@ -19,7 +19,7 @@ _OPERATION = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*")
 
 
 class Source(seqio.TfdsDataSource):
-    """A data source that fails if files contain fewer documents than the metadata states.
+    """A data source that raises an error if files contain fewer documents than the metadata states.
 
     TFRecord's checksums do not detect a file that was emptied or truncated between two records, and
     TFDS counts the documents only if a single host reads all files.

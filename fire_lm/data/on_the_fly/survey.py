@@ -62,7 +62,7 @@ def survey(
     """
     vocabulary = vocabularies.load(data.vocabulary)
     unknown_id = vocabularies.unknown_id(data.vocabulary)
-    # The number of documents is left open, so that the function is traced only once.
+    # The number of documents is unspecified, so that the function is traced only once.
     any_number = tf.TensorSpec([None], tf.string)
     tokenize = tf.function(vocabularies.tokenizer(vocabulary), input_signature=[any_number])
     total = min(most, tasks.check(data, length=2, split=split) or most)
@@ -93,7 +93,7 @@ def survey(
 def unknown_share(data: TextData, split: str, documents: int = 64) -> float:
     """Return the share of unknown tokens in the first documents of a split.
 
-    For a mixture, this is the largest share of any of its data sets.
+    For a mixture, this is the largest such share among its data sets.
     """
     if data.vocabulary == "bytes":
         return 0.0
@@ -120,7 +120,7 @@ class Sweep:
 def sweep_contents(
     construction: Construction, document_tokens: np.ndarray, lengths: Sequence[int]
 ) -> list[Sweep]:
-    """Describe each length of a sweep over these documents.
+    """Return statistics for each length of a sweep over documents of `document_tokens` tokens each.
 
     Every length must divide the longest one, because a sweep reads rows of the longest length and
     splits them into equal parts.

@@ -41,7 +41,7 @@ def check(data: ReadBySeqio, *, length: int, split: str) -> int:
         is unknown, as for a `SeqioTask`.
 
     Raises:
-        UserError: The text cannot be read; the message says why and how to fix it.
+        UserError: The text cannot be read; the message states the reason and the remedy.
     """
     if length < 2:
         raise UserError(f"A row needs at least 2 tokens; the requested length is {length}.")
@@ -70,13 +70,13 @@ def _check_data_set(data: TextData, split: str) -> int:
         kind = " ".join(str(info.features["text"]).split())
         raise UserError(
             f"The feature 'text' of {where} is not a single string, but {kind}.\n"
-            "Write the texts to a .jsonl file: `fire-lm corpus --from=FILE` makes a data set of it."
+            "Write the texts to a .jsonl file and convert it: `fire-lm corpus --from=FILE`"
         )
     # TFRecord is the only format that tf.data can read by itself.
     if info.file_format is not tfds.core.FileFormat.TFRECORD:
         raise UserError(
             f"{where} consists of {info.file_format.value} files, not of TFRecord files.\n"
-            "`tfds convert_format --out_file_format=tfrecord` converts it."
+            "Convert it: `tfds convert_format --out_file_format=tfrecord`"
         )
     return info.splits[split].num_examples
 
@@ -99,7 +99,7 @@ def data_sets(data_dir: str) -> list[str]:
         places = [path.relative_to(top) for path in _versions(top)]
     except OSError:
         return []
-    except KeyError as error:  # etils does not know the scheme
+    except KeyError as error:  # etils does not support the scheme
         raise UserError(f"{data_dir} is neither a local folder nor gs://") from error
     return sorted(f"{place.parent.as_posix()}:{place.name}" for place in places)
 
@@ -152,7 +152,7 @@ def dataset_info(data: TextData) -> tfds.core.DatasetInfo:
 def _no_data_set(data: TextData, found: str = "") -> FireLMError:
     """Return the error for a data set that cannot be opened.
 
-    `found` is the reason that TFDS states.
+    `found` is the reason that TFDS reports.
     """
     held, because = data_sets(data.data_dir), f"\n({found})" if found else ""
     if data.tfds_name in held:
@@ -188,7 +188,7 @@ def dataset(
         if isinstance(data, TextToText):
             groups = text_to_text.groups(data, length, _reading(split, seed, shard))
             return _with_options(groups, symbolic=data.is_ours)  # see the comment below
-        construct = preprocessors.LAID[data.construction]
+        construct = preprocessors.CONSTRUCT[data.construction]
         if isinstance(data, SeqioTask):
             groups = registered.groups(data, length, byte_counts, _reading(split, seed, shard))
             # seqio's file sources interleave files in parallel, and TensorFlow 2.21 can crash
@@ -205,6 +205,12 @@ def dataset(
         )
         rows = rows.batch(preprocessors.DOCUMENTS_PER_GROUP).map(_with_sums)
     return _with_options(rows)
+
+
+def check_rows(data: TextToText, *, length: int, split: str, shard: seqio.ShardInfo | None) -> None:
+    """Check that each task yields a row; see `text_to_text.check_rows`."""
+    with without_their_warnings():
+        text_to_text.check_rows(data, length, _reading(split, None, shard))
 
 
 def documents(

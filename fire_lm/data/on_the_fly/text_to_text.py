@@ -1,4 +1,4 @@
-"""Rows that each hold one example, an input and its target, of a registered Task or Mixture.
+"""Rows that each contain one example (an input and its target) of a registered Task or Mixture.
 
 A row contains the input, the end-of-document token, the target, the same token again, and padding,
 in the layout of seqio's `DecoderFeatureConverter`. Groups of rows have the format that
@@ -57,7 +57,7 @@ def check_features(data: TextToText) -> seqio.Task | seqio.Mixture:
             raise UserError(
                 f"{data.where} has no feature {feature!r}, only "
                 f"{', '.join(sorted(found.output_features))}: an example is an input and its target"
-                "\ntext alone is trained on with --gin_file=configs/data/seqio.gin"
+                "\nto train on text alone, use --gin_file=configs/data/seqio.gin"
             )
         if found.output_features[feature].rank != 1:
             raise UserError(f"the feature {feature} of {data.where} is not a list of tokens")
@@ -72,11 +72,13 @@ def vocabulary_size(data: TextToText) -> int:
 
 def unknown_share(data: TextToText, split: str) -> float:
     """Return the share of unknown tokens in the first examples of a split."""
-    registered.check_read(data, check_features(data), split)
-    first = registered.examples(data, None, {"split": split, "shuffle": False}).take(_SURVEYED)
+    found = check_features(data)
+    registered.check_read(data, found, split)
+    read = registered.examples(data, found, {}, {"split": split, "shuffle": False})
+    first = read.take(_SURVEYED)
     tokens = [example[feature] for example in first.as_numpy_iterator() for feature in FEATURES]
-    found = np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
-    return share_unknown(found, vocabularies.unknown_id(data.vocabulary))
+    ids = np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
+    return share_unknown(ids, vocabularies.unknown_id(data.vocabulary))
 
 
 def _examples(task: seqio.Task, split: str) -> int:
@@ -84,13 +86,42 @@ def _examples(task: seqio.Task, split: str) -> int:
     return int(task.num_input_examples(split) or 0)
 
 
+def check_rows(data: TextToText, length: int, reading: dict[str, Any]) -> None:
+    """Check that each task yields a row; otherwise, it would be ignored or read endlessly.
+
+    Raises:
+        UserError: No target of a task, or of a task in the Mixture with a rate above 0, fits.
+    """
+    found = registered.provider(data)
+    for task in seqio.get_subtasks(found):
+        if isinstance(found, seqio.Mixture) and not found.get_rate(task):
+            continue
+        rows = _groups(data, task, length, reading).as_numpy_iterator()
+        if not any(len(group["targets"]) for group in rows):
+            part = "" if task is found else f"the task {task.name} of "
+            raise UserError(
+                f"No example in the split {reading['split']!r} of {part}{data.where} has a target "
+                f"of 1 to {data.target_length - 1:,} tokens before its end token: raise "
+                "TextToText.target_length, or check the data"
+            )
+
+
 def groups(data: TextToText, length: int, reading: dict[str, Any]) -> tf.data.Dataset:
     """Return groups of rows; see the docstring of this module."""
+    return _groups(data, registered.provider(data), length, reading)
+
+
+def _groups(
+    data: TextToText, found: seqio.Task | seqio.Mixture, length: int, reading: dict[str, Any]
+) -> tf.data.Dataset:
     # Without a length, the preprocessors of the task do not truncate. Inputs are truncated below,
-    # as `data.truncation` specifies.
-    examples = registered.examples(data, None, reading)
-    end = int(vocabularies.load(data.vocabulary).eos_id)
+    # as `data.truncation` specifies. With 'head', a task of fire_lm tokenises only the beginning
+    # that is kept. (The end of a text cannot be tokenised by itself, because SentencePiece chooses
+    # pieces by scores that are summed in float32 from the beginning.)
     room = data.input_length(length)
+    alike = data.is_ours and data.truncation == "head"
+    examples = registered.examples(data, found, {"inputs": room + 1} if alike else {}, reading)
+    end = int(vocabularies.load(data.vocabulary).eos_id)
     head, tail = ends_kept(room, data.truncation)
 
     @tf.autograph.experimental.do_not_convert  # no Python control flow; this builds faster

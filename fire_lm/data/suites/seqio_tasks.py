@@ -11,6 +11,7 @@ from fire_lm.data.on_the_fly import tasks as text_tasks
 from fire_lm.data.on_the_fly.source import Source
 from fire_lm.data.quiet_tensorflow import seqio
 from fire_lm.data.spec import TextData
+from fire_lm.data.suites.tokenization import tokenize
 from fire_lm.data.suites.writing import VERSION
 from fire_lm.errors import UserError, did_you_mean
 from fire_lm.tasks.suites import SUITES, TASKS, Suite, TextTask
@@ -102,7 +103,7 @@ def _task(task: TextTask, data_dir: str, vocabulary: str) -> seqio.Task:
     return seqio.Task(
         PREFIX + task.name,
         source=Source(data, *text_tasks.splits(data)),
-        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        preprocessors=[tokenize, seqio.preprocessors.append_eos_after_trim],
         output_features={"inputs": feature, "targets": feature},
         postprocess_fn=task.postprocess,
         metric_fns=list(task.metrics),

@@ -1,6 +1,6 @@
 """GLUE (Wang et al. 2019) as text. RTE is read from SuperGLUE, which has the same examples.
 
-Records, including those in JSON lines, have the fields of TFDS's builders; `label` is a number or a
+Records, including those in JSON Lines, have the fields of TFDS's builders; `label` is a number or a
 name.
 """
 
@@ -20,12 +20,15 @@ COLA_LABELS = ("unacceptable", "acceptable")
 def similarity_rows(record: Record, training: bool) -> Iterator[Row]:
     """Yield the row of an STS-B record.
 
-    The target is the similarity, a number from 0 to 5, rounded to a multiple of 0.2.
+    The target is the similarity, a number from 0 to 5, rounded to a multiple of 0.2. A negative
+    number means that the similarity is unknown.
     """
     inputs = prompt("stsb", [(field, text(record, field)) for field in ("sentence1", "sentence2")])
     value = record.get("label")
     if isinstance(value, bool) or not isinstance(value, int | float | None):
         raise BadRecord(f"the field 'label' is of type {type(value).__name__}, not a number")
+    if value is not None and not value <= 5:  # or NaN
+        raise BadRecord(f"the field 'label' is {value}, not a number from 0 to 5")
     written = "" if value is None or value < 0 else f"{round(value * 5) / 5:.1f}"
     key = of_idx(record)
     yield Row(key, key, inputs, written, (written,) if written else ())

@@ -1,0 +1,263 @@
+"""The scores of each model on text-to-text tasks, computed from the rows of chosen checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from fire_lm.reporting.seeds import Mean, mean
+from fire_lm.reporting.task_columns import (
+    Column,
+    columns_of,
+    columns_of_average,
+    has_lengths,
+    in_order,
+)
+from fire_lm.results.folder import Results, RunFacts
+from fire_lm.results.tables import TaskScore
+from fire_lm.results.task_rows import steps_by_score
+from fire_lm.tasks.metrics import Score
+from fire_lm.tasks.suites import SUITES
+from fire_lm.tasks.suites import Column as SuiteColumn
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The settings with which examples were answered, except those that a column states."""
+
+    variant: str
+    decoding: str
+    truncation: str
+    drawn: str
+    context_length: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskLine:
+    """The scores of a model on the tasks of a suite in one setting.
+
+    Attributes:
+      name: The model and, in parentheses, what distinguishes the setting from those of other lines.
+      model: The name of the model, which several runs may share.
+      variant: The change that applies only at evaluation, or "".
+      runs: The runs whose scores are shown.
+      steps: The steps whose scores are shown, by run.
+      scores: The means over seeds by column.
+      history: The means over seeds by column and step, at the steps that all seeds have.
+      average: The mean over the columns of the suite's average, or None if one has no score.
+      missing: The columns of the suite's average that have no score.
+    """
+
+    name: str
+    model: str
+    variant: str
+    runs: Sequence[RunFacts]
+    steps: Mapping[str, int]
+    scores: Mapping[Column, Mean]
+    history: Mapping[Column, Mapping[int, Mean]]
+    average: Mean | None
+    missing: Sequence[Column]
+
+
+@dataclasses.dataclass(frozen=True)
+class SuiteScores:
+    """The scores of all models on the tasks of a suite.
+
+    Attributes:
+      columns: The columns in the order of the table.
+      averaged: The columns whose mean is the average of the suite; () if there is no average.
+      rows: The rows from which the lines were computed, at all steps.
+    """
+
+    suite: str
+    columns: Sequence[Column]
+    averaged: Sequence[Column]
+    lines: Sequence[TaskLine]
+    rows: Sequence[TaskScore]
+
+
+def suite_scores(results: Results) -> list[SuiteScores]:
+    """Return the scores of each suite, in the order of `SUITES`, followed by other suites."""
+    facts = {run.run: run for run in results.runs}
+    models = {(model.run, model.suite): model.name for model in results.models}
+    of_run: dict[str, list[TaskScore]] = {}
+    of_suite: dict[str, list[TaskScore]] = {}
+    for row in results.task_scores:
+        if row.run in facts and (row.run, row.suite) in models:
+            of_run.setdefault(row.run, []).append(row)
+            of_suite.setdefault(row.suite, []).append(row)
+    ranking = {run: _ranked(rows) for run, rows in of_run.items()}
+    order = {suite: place for place, suite in enumerate(SUITES)}
+    found = []
+    for suite in sorted(of_suite, key=lambda suite: (order.get(suite, len(order)), suite)):
+        names = {run: models[run, suite] for run in facts if (run, suite) in models}
+        found.append(_scores(suite, of_suite[suite], names, facts, ranking))
+    return [scores for scores in found if scores.lines]
+
+
+def _ranked(rows: Sequence[TaskScore]) -> list[int]:
+    """Return the steps with a mean validation score, best first, then the others, newest first."""
+    best = steps_by_score(rows)
+    return [*best, *sorted({row.step for row in rows} - set(best), reverse=True)]
+
+
+def _scores(
+    suite: str,
+    rows: Sequence[TaskScore],
+    names: Mapping[str, str],
+    facts: Mapping[str, RunFacts],
+    ranking: Mapping[str, Sequence[int]],
+) -> SuiteScores:
+    placed = columns_of(suite, rows)
+    columns = in_order(suite, placed.values())
+    groups: dict[tuple[str, Setting], list[TaskScore]] = {}
+    for row, setting in _settings(placed).items():
+        groups.setdefault((names[row.run], setting), []).append(row)
+    settings = [setting for _, setting in groups]
+    lines = _Lines(suite, placed, columns_of_average(suite, columns), facts, ranking)
+    found = [
+        lines.line(model, setting, _told(setting, settings), own)
+        for (model, setting), own in groups.items()
+    ]
+    found.sort(key=_rank)
+    return SuiteScores(suite, columns, lines.averaged, found, list(placed))
+
+
+def _rank(line: TaskLine) -> tuple[bool, float, str]:
+    """Return a key that sorts lines by average, best first, and lines without one by their mean."""
+    point = line.average.value if line.average else None
+    mean_of = statistics.fmean(score.value for score in line.scores.values())
+    return bool(line.missing), -(mean_of if point is None else point), line.name
+
+
+def _settings(placed: Mapping[TaskScore, Column]) -> dict[TaskScore, Setting]:
+    """Return the setting of each row.
+
+    If one checkpoint has several rows of a column in the same setting, the rows differ in their
+    context length, which then becomes part of the setting.
+    """
+    found = {
+        row: Setting(row.variant, row.decoding, row.truncation, row.split.partition(", ")[2])
+        for row in placed
+    }
+    lengths: dict[tuple[str, int, Setting, Column], set[int]] = {}
+    for row, setting in found.items():
+        key = (row.run, row.step, setting, placed[row])
+        lengths.setdefault(key, set()).add(row.context_length)
+    several = {setting for (_, _, setting, _), of in lengths.items() if len(of) > 1}
+    return {
+        row: dataclasses.replace(setting, context_length=row.context_length)
+        if setting in several
+        else setting
+        for row, setting in found.items()
+    }
+
+
+def _told(setting: Setting, others: Sequence[Setting]) -> str:
+    """Return, in parentheses, what distinguishes a setting from the others of a suite, or ""."""
+    parts = [setting.variant] * bool(setting.variant)
+    if len({other.decoding for other in others}) > 1:
+        parts.append(setting.decoding)
+    if len({other.truncation for other in others}) > 1:
+        parts.append(setting.truncation)
+    parts += [setting.drawn] * bool(setting.drawn)
+    if setting.context_length is not None:
+        parts.append(f"{setting.context_length:,} tokens")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _chosen(rows: Sequence[TaskScore], ranking: Sequence[int]) -> int:
+    """Return the step to show: among the steps with the most rows, the first in `ranking`."""
+    counts = {step: sum(row.step == step for row in rows) for step in {row.step for row in rows}}
+    return min(counts, key=lambda step: (-counts[step], ranking.index(step)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lines:
+    """A factory for the lines of a suite.
+
+    Attributes:
+      placed: The column of each row.
+      averaged: The columns of the suite's average.
+      facts: The facts of each run.
+      ranking: The steps of each run, best first.
+    """
+
+    suite: str
+    placed: Mapping[TaskScore, Column]
+    averaged: Sequence[Column]
+    facts: Mapping[str, RunFacts]
+    ranking: Mapping[str, Sequence[int]]
+
+    def line(self, model: str, setting: Setting, told: str, rows: Sequence[TaskScore]) -> TaskLine:
+        """Return the line of a model's rows in a setting, which `told` describes."""
+        of_run: dict[str, list[TaskScore]] = {}
+        for row in sorted(rows, key=lambda row: (self.facts[row.run].seed, row.run)):
+            of_run.setdefault(row.run, []).append(row)
+        steps = {run: _chosen(own, self.ranking[run]) for run, own in of_run.items()}
+        shown: dict[Column, dict[int, TaskScore]] = {}
+        past: dict[Column, dict[int, list[TaskScore]]] = {}
+        for row in (row for own in of_run.values() for row in own):
+            column = self.placed[row]
+            past.setdefault(column, {}).setdefault(row.step, []).append(row)
+            if row.step == steps[row.run]:
+                shown.setdefault(column, {})[self.facts[row.run].seed] = row
+        return TaskLine(
+            name=model + told,
+            model=model,
+            variant=setting.variant,
+            runs=[self.facts[run] for run in of_run],
+            steps=steps,
+            scores={column: _mean(list(seeds.values())) for column, seeds in shown.items()},
+            history={column: _history(steps) for column, steps in past.items()},
+            average=self._average(shown),
+            missing=[column for column in self.averaged if column not in shown],
+        )
+
+    def _average(self, shown: Mapping[Column, Mapping[int, TaskScore]]) -> Mean | None:
+        """Return the average over the columns, or None if one of them has no score.
+
+        The average has a spread over seeds and a standard error, which treats the data sets as
+        independent, only if all columns have the same seeds.
+        """
+        if not self.averaged or any(column not in shown for column in self.averaged):
+            return None
+        seeds = {tuple(shown[column]) for column in self.averaged}
+        if len(seeds) == 1:
+            scores = [
+                self._average_of({column: shown[column][seed] for column in self.averaged})
+                for seed in seeds.pop()
+            ]
+            return mean([score.value for score in scores], scores[0].stderr)
+        means = [[row.value for row in shown[column].values()] for column in self.averaged]
+        return Mean(statistics.fmean(map(statistics.fmean, means)), None, 1, math.nan)
+
+    def _average_of(self, rows: Mapping[Column, TaskScore]) -> Score:
+        """Return the average over columns, each of which has one run.
+
+        Different lengths share their examples, so the standard error of their average is unknown.
+        """
+        known = SUITES[self.suite]
+        if has_lengths(known):
+            value = statistics.fmean(row.value for row in rows.values())
+            return Score(value, math.nan, math.nan, math.nan, 0)
+        return known.average(
+            {
+                SuiteColumn(c.title, c.task, c.split, c.metric): Score(
+                    row.value, row.stderr, math.nan, math.nan, row.examples
+                )
+                for c, row in rows.items()
+            }
+        )
+
+
+def _history(by_step: Mapping[int, Sequence[TaskScore]]) -> dict[int, Mean]:
+    """Return the means by step, without steps that some of the runs lack."""
+    runs = max(map(len, by_step.values()))
+    return {step: _mean(rows) for step, rows in sorted(by_step.items()) if len(rows) == runs}
+
+
+def _mean(rows: Sequence[TaskScore]) -> Mean:
+    return mean([row.value for row in rows], rows[0].stderr)

@@ -1,0 +1,265 @@
+"""Tables of scores on text-to-text tasks by model, with the paper's scores, and by checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+from fire_lm.reporting.page import Picture, Section, Table
+from fire_lm.reporting.published import Published, published
+from fire_lm.reporting.seeds import Mean
+from fire_lm.reporting.task_columns import Column
+from fire_lm.reporting.task_figures import by_step, curves
+from fire_lm.reporting.task_lines import SuiteScores, suite_scores
+from fire_lm.results.folder import Results, RunFacts
+from fire_lm.results.task_rows import mean_scores
+
+_LARGE = 250e6  # parameters; the paper's large models have 350M
+
+
+def sections(results: Results) -> list[Section]:
+    """Return a section for each suite, and sections on checkpoints and on runs without scores."""
+    found = suite_scores(results)
+    made = []
+    for scores in found:
+        rows = papers(scores)
+        words = [_described(scores), *_missing(scores), *_compared(scores, rows)]
+        parts: list[Table | Picture] = [
+            score_table(scores, rows),
+            *curves(scores),
+            *by_step(scores),
+        ]
+        made.append(Section(f"Task scores: {_name(scores.suite)}", words, parts))
+    return [*made, *[_checkpoints(results, found)] * bool(made), *_unscored(results)]
+
+
+def _unscored(results: Results) -> list[Section]:
+    """Return a section on finetuned runs that have no score yet, or []."""
+    runs = {model.run for model in results.models} - {row.run for row in results.task_scores}
+    if not runs:
+        return []
+    told = (
+        f"No task has been scored yet for {', '.join(sorted(runs))}: run `fire-lm evaluate RUN@all "
+        "--gin_file=configs/tasks/NAME.gin`."
+    )
+    return [Section("Task scores: missing", [told])]
+
+
+def _name(suite: str) -> str:
+    return suite or "other tasks"
+
+
+def _described(scores: SuiteScores) -> str:
+    decodings = sorted({row.decoding for row in scores.rows})
+    truncations = sorted({row.truncation for row in scores.rows})
+    lengths = sorted({row.input_length for row in scores.rows})
+    among = f"{lengths[0]:,}" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,}"
+    return (
+        f"Decoding: {', '.join(decodings)}. Inputs have at most {among} tokens; longer ones are "
+        f"truncated ({', '.join(truncations)}). Each run is shown at the checkpoint "
+        "that is best on validation among those with the most scores."
+    )
+
+
+def _missing(scores: SuiteScores) -> list[str]:
+    """State which scores the averages lack."""
+    told = []
+    for line in scores.lines:
+        if line.missing:
+            titles = [column.title for column in line.missing]
+            several = "columns" if len(titles) > 1 else "column"
+            told.append(f"{line.name} lacks the {several} {', '.join(titles)}")
+    if not told:
+        return []
+    return [
+        f"An average needs all {len(scores.averaged)} columns: {'; '.join(told)}. "
+        "`fire-lm evaluate` with files of configs/tasks/ adds them."
+    ]
+
+
+def score_table(scores: SuiteScores, beside: Sequence[PaperRow] = ()) -> Table:
+    """Tabulate the scores of each line, followed by the corresponding rows of the paper."""
+    lines = scores.lines
+    counts = {point.runs for line in lines for point in line.scores.values()}
+    metrics = list(dict.fromkeys(column.metric for column in scores.columns))
+    several = len(metrics) > 1
+    heads = [
+        f"{column.title} ({column.metric})" if several and column.metric != column.title
+        else column.title
+        for column in scores.columns
+    ]  # fmt: skip
+    rows: list[list[str]] = []
+    ours = []
+    for line in lines:
+        ours.append(len(rows))
+        cells = [_cell(line.scores.get(column), counts) for column in scores.columns]
+        if scores.averaged:
+            there = f"{len(scores.averaged) - len(line.missing)} of {len(scores.averaged)}"
+            cells.append(_cell(line.average, counts) if line.average else there)
+        rows.append([line.name, *cells])
+        rows += [paper.row(scores) for paper in beside if paper.after == line.name]
+    best = set()
+    for place, column in enumerate(scores.columns, start=1):
+        values = {
+            row: line.scores[column].value
+            for row, line in zip(ours, lines, strict=True)
+            if column in line.scores
+        }
+        if len(values) > 1:
+            best.add((max(values, key=values.__getitem__), place))
+    return Table(
+        f"{_what(scores, metrics)}{_spread(counts)}.",
+        ["", *heads, *["average"] * bool(scores.averaged)],
+        rows,
+        frozenset(best),
+    )
+
+
+def _what(scores: SuiteScores, metrics: Sequence[str]) -> str:
+    by_length = any(column.length is not None for column in scores.columns)
+    metric = f"{metrics[0]}, " if len(metrics) == 1 else ""
+    return f"{_name(scores.suite)}: {metric}percent{', by input length in tokens' * by_length}"
+
+
+def _spread(counts: set[int]) -> str:
+    """Describe the numbers after ± and those in parentheses."""
+    if counts == {1}:
+        return ", ± standard error over examples; one run each"
+    number = "; the number of seeds in parentheses" if len(counts) > 1 else ""
+    return f", mean over seeds ± standard deviation{number}"
+
+
+def _cell(point: Mean | None, counts: set[int]) -> str:
+    """Format a cell.
+
+    In a table with means over several runs, the cell of a single run has no ±, because its error
+    would be of a different kind.
+    """
+    if point is None:
+        return ""
+    error = point.text_error if counts == {1} else point.spread
+    plus_minus = "" if error is None or math.isnan(error) else f" ± {error:.2f}"
+    number = f" ({point.runs})" if len(counts) > 1 else ""
+    return f"{point.value:.2f}{plus_minus}{number}"
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperRow:
+    """A model of the paper with the cells that the paper prints for a suite.
+
+    Attributes:
+      after: The name of our line that this row follows; both models have the same encoding and
+        about the same size.
+    """
+
+    after: str
+    cells: Sequence[Published]
+
+    @property
+    def name(self) -> str:
+        size = "350M" if self.cells[0].model.startswith("large_") else "125M"
+        numbers = sorted({int(cell.source.removeprefix("Table ")) for cell in self.cells})
+        tables = "Table" if len(numbers) == 1 else "Tables"
+        row = Counter(cell.row for cell in self.cells).most_common(1)[0][0]
+        return f"the paper's {row}, {size} ({tables} {', '.join(map(str, numbers))})"
+
+    def row(self, scores: SuiteScores) -> list[str]:
+        """Return the row of the table."""
+        found = [self._printed(column) for column in scores.columns]
+        return [self.name, *found, *[self._average(scores)] * bool(scores.averaged)]
+
+    def _printed(self, column: Column) -> str:
+        for cell in self.cells:
+            if cell.metric == column.task and column.length in (None, cell.length):
+                return cell.printed
+        return ""
+
+    def _average(self, scores: SuiteScores) -> str:
+        """Return the printed average or else the mean of the columns; "" if a column is missing."""
+        for cell in self.cells:
+            if cell.metric == f"{scores.suite}_average":
+                return cell.printed
+        printed = [self._printed(column) for column in scores.averaged]
+        return f"{statistics.fmean(map(float, printed)):.2f}" if all(printed) else ""
+
+
+def papers(scores: SuiteScores) -> list[PaperRow]:
+    """Return the paper's rows for models whose encoding and approximate size match our lines."""
+    of_model: dict[str, list[Published]] = {}
+    for cell in published():
+        if cell.dataset == scores.suite and cell.printed:
+            of_model.setdefault(cell.model, []).append(cell)
+    found: dict[str, PaperRow] = {}
+    for line in scores.lines:
+        for model, cells in of_model.items():
+            same = cells[0].encoding == line.runs[0].encoding
+            if same and not line.variant and model.startswith("large_") == _is_large(line.runs[0]):
+                found.setdefault(model, PaperRow(line.name, cells))
+    return list(found.values())
+
+
+def _is_large(run: RunFacts) -> bool:
+    return run.parameters >= _LARGE
+
+
+def _compared(scores: SuiteScores, beside: Sequence[PaperRow]) -> list[str]:
+    """State how our models differ from those of the paper."""
+    if not beside:
+        return []
+    runs = [run for line in scores.lines for run in line.runs]
+    sizes = sorted({f"{run.parameters / 1e6:.2f}M" for run in runs})
+    lengths = sorted({run.train_length for run in runs})
+    return [
+        "Rows of the paper are its models with the same encoding, of 125M or 350M parameters, "
+        "pretrained on C4. Ours have "
+        f"{' or '.join(sizes)} parameters and were trained at {' or '.join(map(str, lengths))} "
+        "tokens."
+        + " Where the paper prints no average, it is the mean of its columns."
+        * bool(scores.averaged)
+    ]
+
+
+def _checkpoints(results: Results, found: Sequence[SuiteScores]) -> Section:
+    """Return the section on the scores by which the checkpoints were chosen."""
+    shown: dict[str, dict[int, None]] = {}
+    for line in (line for scores in found for line in scores.lines):
+        for run, step in line.steps.items():
+            shown.setdefault(run, {})[step] = None
+    means = {
+        run: mean_scores([row for row in results.task_scores if row.run == run]) for run in shown
+    }
+    steps = sorted({step for of_run in means.values() for step in of_run})
+    if not steps:
+        return Section("Task scores by checkpoint", [_NO_VALIDATION, _steps_shown(shown)])
+    rows: list[list[str]] = []
+    best = set()
+    for run in sorted(shown):
+        of_run = means[run]
+        if of_run:
+            top = min(of_run, key=lambda step: (-of_run[step], step))
+            best.add((len(rows), 2 + steps.index(top)))
+        cells = [f"{of_run[step]:.2f}" if step in of_run else "" for step in steps]
+        rows.append([run, ", ".join(f"{step:,}" for step in sorted(shown[run])), *cells])
+    header = ["", "shown", *(f"{step:,}" for step in steps)]
+    caption = (
+        "Mean, over a run's tasks and lengths, of the primary scores on validation, by step; the "
+        "best step is marked, as Checkpointing.keep_best chooses it. Shown: the step in the tables "
+        "above."
+    )
+    words = "The best of several noisy scores is an optimistic estimate of the score on new data."
+    return Section(
+        "Task scores by checkpoint",
+        [words] if len(steps) > 1 else [],
+        [Table(caption, header, rows, frozenset(best))],
+    )
+
+
+_NO_VALIDATION = "No checkpoint has scores on validation, so the newest one is shown."
+
+
+def _steps_shown(shown: dict[str, dict[int, None]]) -> str:
+    told = [f"{run} at {', '.join(f'{step:,}' for step in steps)}" for run, steps in shown.items()]
+    return f"Shown: {'; '.join(told)}."

@@ -1,0 +1,105 @@
+"""The settings of `fire-lm evaluate` on the synthetic task that a run was trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+from etils import epath
+
+from fire_lm.data import Synthetic
+from fire_lm.errors import UserError
+from fire_lm.evaluation import lengths_refused, say_once
+from fire_lm.evaluation.length_accuracy import at_test
+from fire_lm.experiment import training_of
+from fire_lm.models import Decoder
+from fire_lm.sweeps.settings import Setting
+from fire_lm.tasks.synthetic.layouts import row_length
+
+
+@dataclasses.dataclass(frozen=True)
+class AccuracySetting(Setting):
+    """A way of measuring a run's accuracy on its synthetic task.
+
+    Attributes:
+      positions: The kind of positions used in the test; None selects the configured kind.
+      given: The exercise lengths that replace those of the configuration, if any.
+    """
+
+    positions: Literal["plain", "even", "random"] | None = None
+    given: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def data(self) -> Any:
+        """The data that the run was trained on."""
+        return training_of(self.config).data
+
+    @functools.cached_property
+    def model(self) -> Decoder:
+        """The model, with the positions that the test uses."""
+        model: Decoder = self.config.call("build_decoder")
+        return model.clone(resampling=at_test(model.resampling, self.positions))
+
+    def lengths(self, workdir: epath.Path) -> tuple[int, ...]:
+        """Return the exercise lengths that the task supports and the model can read, in order."""
+        return lengths_taken(self.model, self.data, self._asked, str(workdir))
+
+    @functools.cached_property
+    def _asked(self) -> tuple[int, ...]:
+        return self.given or tuple(sorted(set(self.config.values("length_sweep")["lengths"])))
+
+    @property
+    def rows(self) -> dict[str, Any]:
+        return {
+            "variant": self.variant,
+            "task": self.data.task.label,
+            "layout": self.data.layout,
+            "positions": getattr(self.model.resampling, "evaluation", "plain"),
+            "lengths": self._asked,
+        }
+
+    def check(self, workdir: epath.Path) -> None:
+        """Raise UserError if the run has no synthetic task or no length can be measured."""
+        if not isinstance(self.data, Synthetic):
+            raise UserError(
+                f"{workdir} was trained on text, not on a synthetic task: `fire-lm sweep` scores it"
+            )
+        try:
+            self.model  # noqa: B018 (a cached property)
+        except UserError as error:
+            raise UserError(f"{workdir}: {error}") from None
+        if not self._asked:
+            raise UserError(
+                "EVAL_LENGTHS is empty: set lengths of exercises, such as --lengths=1-40"
+            )
+        self.lengths(workdir)
+
+    def check_apart(self, other: Self) -> None:
+        """Accept any setting: exercises have a fixed seed, so equal names imply equal exercises."""
+
+
+def lengths_taken(
+    model: Decoder, data: Synthetic, lengths: Sequence[int], run: str
+) -> tuple[int, ...]:
+    """Return the lengths that the task supports and the model can read; report all other lengths.
+
+    The report gives the reason for each length that is not measured.
+    """
+    refused: dict[int, str] = {}
+    tokens: dict[int, int] = {}
+    for length in lengths:
+        try:
+            data.task.check_length(length)
+            tokens[length] = row_length(data.task, data.layout, length)
+        except UserError as error:
+            refused[length] = str(error)
+    unread = lengths_refused(model, sorted(set(tokens.values())))
+    refused |= {length: unread[count] for length, count in tokens.items() if count in unread}
+    if len(refused) == len(lengths):
+        raise UserError(f"{run} at length {lengths[0]}: {refused[lengths[0]]}")
+    for why in dict.fromkeys(refused.values()):
+        of_these = ", ".join(str(n) for n in lengths if refused.get(n) == why)
+        say_once(f"{run} is not measured at length {of_these}: {why.partition(chr(10))[0]}")
+    return tuple(length for length in lengths if length not in refused)

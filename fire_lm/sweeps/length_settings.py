@@ -1,0 +1,76 @@
+"""The settings of `fire-lm sweep`: which text to score, at which lengths, and with which model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from typing import Any, Self
+
+from etils import epath
+
+from fire_lm.data import dataset_label, quick_splits
+from fire_lm.errors import UserError
+from fire_lm.evaluation import LengthSweep
+from fire_lm.experiment import check_settings
+from fire_lm.runs.saved import text_of_run
+from fire_lm.sweeps.settings import Setting
+
+# The settings that, together with the model, determine the rows.
+_SCORING = ("data", "split", "lengths", "protocols", "stride", "tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthSetting(Setting):
+    """A way of scoring a run's checkpoints on a text, at several lengths."""
+
+    @functools.cached_property
+    def asked(self) -> LengthSweep:
+        """The length sweep that the configuration describes."""
+        value: LengthSweep = self.config.call("length_sweep")
+        return value
+
+    @property
+    def rows(self) -> dict[str, Any]:
+        return {"variant": self.variant, **{name: getattr(self.asked, name) for name in _SCORING}}
+
+    def claim(self, step: int) -> str:
+        """Return the name, with a hash of the data, under which a sweep claims a checkpoint."""
+        text = repr([self.rows[name] for name in ("data", "split")])
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        return f"{step}-{self.variant or 'plain'}-{digest}"
+
+    def check(self, workdir: epath.Path) -> None:
+        """Raise UserError if the training data is not text or if a setting or the split is invalid.
+
+        The split is checked only if this is quick.
+        """
+        text_of_run(self.config, workdir)
+        check_settings(self.config)
+        for part in self.asked.data.parts:
+            if (there := quick_splits(part)) is not None and self.asked.split not in there:
+                raise UserError(
+                    f"{part.title} has no split {self.asked.split!r}, only {', '.join(there)}: set "
+                    "length_sweep.split to one of them"
+                )
+
+    def check_apart(self, other: Self) -> None:
+        """Raise UserError if the two settings score different texts under the same name."""
+        names = [
+            {(dataset_label(part), part.construction) for part in setting.asked.data.parts}
+            for setting in (self, other)
+        ]
+        same_rows = self.variant == other.variant and self.asked.split == other.asked.split
+        if not (same_rows and (both := names[0] & names[1])):
+            return
+        if self.asked.data != other.asked.data:
+            raise UserError(
+                f"--also='{self.also}' scores another text that is also called {min(both)[0]}: "
+                "rows could not be distinguished\ngive the data sets different names "
+                "(fire-lm corpus --name=NAME)"
+            )
+        if self.asked.tokens != other.asked.tokens:
+            raise UserError(
+                f"--also='{self.also}' scores another amount of {min(both)[0]}: the rows could not "
+                "be compared\nset length_sweep.tokens once, for all settings"
+            )

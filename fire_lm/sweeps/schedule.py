@@ -1,0 +1,161 @@
+"""The schedule of evaluations: all chosen checkpoints in turn, or each new one during training.
+
+`fire-lm sweep` and `fire-lm evaluate` share this schedule. Each implements `Verb`, which defines
+how a checkpoint is evaluated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from etils import epath
+
+from fire_lm.checkpoints import available_steps, checkpoint_damage, choose_step
+from fire_lm.errors import FireLMError, RunFailed, UserError
+from fire_lm.evaluation import say
+from fire_lm.processes import agreed, by_first
+from fire_lm.runs.find import find_runs
+from fire_lm.storage import place
+from fire_lm.sweeps.settings import flags_of
+from fire_lm.sweeps.survey import Survey
+
+# The number of seconds between checks of an ongoing training run, or of a checkpoint that another
+# job is evaluating.
+_EVERY = 10.0
+
+
+class Verb(Protocol):
+    """The operations of a command, such as `fire-lm sweep`, on checkpoints.
+
+    Attributes:
+      arguments: The arguments of the command line: `runs`, `also`, `follow` and `dry_run`.
+    """
+
+    @property
+    def arguments(self) -> argparse.Namespace: ...
+
+    def folder(self, workdirs: Sequence[epath.Path], named: Iterable[epath.Path]) -> str:
+        """Return the folder for the combined results of all runs, or "" if there are none.
+
+        Args:
+          workdirs: The directories of the runs.
+          named: The folders that the user named as runs or as folders of runs.
+        """
+
+    def check(self, workdirs: Iterable[epath.Path]) -> None:
+        """Raise UserError if an --also affects none of the runs."""
+
+    def describe(self, workdir: epath.Path, step: int) -> None:
+        """Make all checks of `score`, then print what a dry run shows for a checkpoint."""
+
+    def score(self, workdir: epath.Path, step: int) -> bool:
+        """Write a checkpoint's missing rows; return False if another job is writing any of them."""
+
+    def scored_steps(self, workdir: epath.Path) -> set[int]:
+        """Return the steps of a run for which rows exist."""
+
+    def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
+        """Write the combined results of these checkpoints into the folder `top`."""
+
+
+def evaluate_checkpoints(verb: Verb) -> None:
+    """Evaluate the checkpoints that the command line names.
+
+    If there are several checkpoints, one that fails is reported and skipped.
+
+    Raises:
+      UserError, RunFailed: The only checkpoint, or some of several, could not be evaluated.
+    """
+    for also in verb.arguments.also:
+        flags_of(also)  # Check these first, because --follow may wait for runs.
+    if verb.arguments.follow:
+        follow(verb)
+        return
+    checkpoints, top = by_first(lambda: chosen(verb.arguments.runs, verb.folder))
+    verb.check(dict.fromkeys(place(name) for name, _ in checkpoints))
+    if verb.arguments.dry_run:
+        for name, step in checkpoints:
+            verb.describe(place(name), step)
+        return
+    failures: dict[tuple[str, int], FireLMError] = {}
+    for name, step in checkpoints:
+        try:
+            while not verb.score(place(name), step):
+                say(f"{name}@{step} is being evaluated by another process: waiting for it")
+                time.sleep(_EVERY)
+        except FireLMError as error:  # For example, a checkpoint was removed in the meantime.
+            failures[name, step] = error
+            if len(failures) == len(checkpoints):
+                raise
+            say(f"{name}@{step} is skipped: {error}")
+    verb.combine([one for one in checkpoints if tuple(one) not in failures], top)
+    if failures:
+        found = "\n".join(f"{name}@{step}: {error}" for (name, step), error in failures.items())
+        raise RunFailed(
+            f"{len(failures)} of {len(checkpoints)} checkpoints could not be scored\n{found}"
+        )
+
+
+def chosen(
+    runs: Sequence[str], folder: Callable[[Sequence[epath.Path], Iterable[epath.Path]], str]
+) -> tuple[list[tuple[str, int]], str]:
+    """Return the distinct checkpoints to evaluate and the folder for the combined results.
+
+    Args:
+      runs: The runs as the user named them.
+      folder: Returns the folder; see `Verb.folder`.
+
+    Raises:
+      UserError, RunFailed: A named checkpoint or the newest checkpoint is missing or damaged.
+    """
+    found_runs, named = find_runs(runs)
+    top = folder([run.workdir for run in found_runs], named)
+    found: list[tuple[str, int]] = []
+    for run in found_runs:
+        name = str(run.workdir)
+        if run.all:
+            for step in available_steps(run.workdir):
+                if problem := checkpoint_damage(run.workdir, step):
+                    damaged = f"checkpoint {step} of {name} is damaged and will be skipped"
+                    print(f"{damaged}: {problem}", flush=True)
+                else:
+                    found.append((name, step))
+        else:
+            found += [(name, choose_step(run.workdir, step)) for step in run.steps or (None,)]
+    return list(dict.fromkeys(found)), top
+
+
+def follow(verb: Verb) -> None:
+    """Evaluate each checkpoint of ongoing training runs, oldest first, until training ends.
+
+    Rows are written as they are computed, so the same command resumes after it has been killed.
+
+    Raises:
+      RunFailed: Training has ended, and either some checkpoints could not be scored or there were
+        no checkpoints.
+    """
+    if verb.arguments.dry_run:
+        raise UserError("--follow and --dry_run exclude each other")
+    survey, checked = Survey(verb.arguments.runs, verb.folder, verb.scored_steps), False
+    while True:
+        due, top, over = by_first(survey.look)
+        if not checked and (checked := agreed(survey.begun)):
+            verb.check(map(place, agreed(survey.runs())))
+        scored = 0
+        for name, step in due:
+            try:
+                if verb.score(place(name), step):
+                    survey.leave(name, step)
+                    scored += 1
+            except RunFailed as error:
+                survey.failed(name, step, str(error))
+        if scored:
+            verb.combine(survey.scored(), top)
+        if over and not due:
+            by_first(survey.judge)
+            return
+        if not scored:
+            time.sleep(_EVERY)

@@ -1,0 +1,95 @@
+"""The answers of a checkpoint to a task at one length, and the rows that are computed from them.
+
+Predictions are written as they are computed, and rows once all examples have been answered.
+Existing predictions and rows are not recomputed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+from etils import epath
+from jax.sharding import Mesh
+
+from fire_lm.console import Progress
+from fire_lm.evaluation import say
+from fire_lm.evaluation.prediction_scores import prediction_scores
+from fire_lm.evaluation.scoring import read_params
+from fire_lm.processes import agreed, by_first
+from fire_lm.results import TaskScore, merge_table
+from fire_lm.results.task_rows import FILE
+from fire_lm.runs.predictions import Answering, read_predictions
+from fire_lm.runs.prompts import whole_lines
+from fire_lm.sharding import decoding_layout, make_mesh
+from fire_lm.storage import append_to, make_folder
+from fire_lm.sweeps.claims import claimed
+from fire_lm.sweeps.task_settings import Cell, TaskSetting, cells
+
+
+def answer_checkpoint(setting: TaskSetting, workdir: epath.Path, step: int) -> bool:
+    """Write a checkpoint's missing rows; return False if another job is writing some of them."""
+    mesh = make_mesh(setting.asked.mesh)
+    params = functools.cache(
+        lambda: read_params(str(workdir), step, setting.model, mesh, decoding_layout)
+    )
+    whole = True
+    for cell in cells(setting, workdir, step):
+        if by_first(cell.is_finished):
+            continue
+        with claimed(workdir, cell.claim, jax.process_index() == 0) as claim:
+            ours: bool = agreed(claim)
+            if ours and not by_first(cell.is_finished):
+                answer(cell, params(), mesh)
+                by_first(lambda: write_rows(cell))  # noqa: B023 (called at once)
+        whole &= ours
+    return whole
+
+
+def answer(cell: Cell, params: Any, mesh: Mesh) -> None:
+    """Append the missing predictions to the cell's file, batch by batch."""
+    examples = cell.task.examples
+    there = set(by_first(lambda: list(read_predictions(cell.file, examples))))
+    left = [example for example in examples if example.id not in there]
+    if there:
+        say(f"{len(there)} of {len(examples)} predictions are in {cell.file} already")
+    if not left:
+        return
+    answering = Answering(cell.setting.asked, cell.setting.model, params, mesh)
+    first = jax.process_index() == 0
+    progress = Progress(len(left), quiet=not first)
+    make_folder(cell.file.parent)
+    file = append_to(cell.file, whole_lines, in_parts=False) if first else None
+    where = f"{cell.task.name} at {cell.length}"
+    try:
+        for batch in answering.answers(left, cell.length, lambda n: progress.show(n, where)):
+            for prediction in batch:
+                if file is not None:
+                    file.append(prediction.line())
+    finally:
+        progress.close()
+        if file is not None:
+            file.close()
+
+
+def write_rows(cell: Cell) -> None:
+    """Score the predictions of a cell and add its rows to the table."""
+    found = read_predictions(cell.file, cell.task.examples)
+    cut = sum(found[example.id].truncated for example in cell.task.examples)
+    if cut:
+        say(
+            f"{cut} of {len(found)} inputs of {cell.task.name} have more than {cell.length} tokens "
+            f"and were truncated ({cell.setting.asked.data.truncation})"
+        )
+    scores = prediction_scores(cell.task, {key: one.prediction for key, one in found.items()})
+    intervals = [
+        f"{name} {score.low:.2f} to {score.high:.2f}"
+        for name, score in scores.items()
+        if not math.isnan(score.low)
+    ]
+    if intervals:
+        say(f"{cell.task.name} at {cell.length}, 95 % intervals: {', '.join(intervals)}")
+    rows = [cell.row(name, score) for name, score in scores.items()]
+    merge_table(cell.workdir / FILE, TaskScore, rows)

@@ -1,0 +1,16 @@
+"""A user's module, named by --import: the data sets of SCROLLS in one mixture, so that one run is
+finetuned on all of them."""
+
+import os
+
+import seqio
+
+from fire_lm.data import suites
+
+NAMES = [
+    name
+    for name in suites.register(os.environ["SUITES_DATA"], "bytes")
+    if name.startswith("fire_lm:scrolls_")
+]
+if "scrolls_together" not in seqio.MixtureRegistry.names():  # a test process imports it once
+    seqio.MixtureRegistry.add("scrolls_together", [(name, 1.0) for name in NAMES])

@@ -1,0 +1,232 @@
+"""`fire-lm evaluate` on downstream tasks as a job: its settings, and beside a run in training."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from etils import epath
+from sample_pairs import write_pairs
+from sample_run import command, quick_compiles, write_text
+
+from fire_lm.checkpoints import available_steps
+from fire_lm.cli import main, parse
+from fire_lm.errors import RunFailed, UserError
+from fire_lm.experiment import load_config
+from fire_lm.results import TaskScore, read_table
+from fire_lm.sweeps import schedule, task_settings
+from fire_lm.sweeps.claims import claimed
+from fire_lm.sweeps.settings import check_effects, resolved
+from fire_lm.sweeps.task_answers import answer_checkpoint
+from fire_lm.sweeps.task_settings import TaskSetting
+
+__all__ = ["quick_compiles"]  # a fixture
+TESTS = Path(__file__).resolve().parents[1]
+TASK = ["--gin_file=configs/tasks/base.gin", "--import=pair_tasks", "--gin.TASK=pairs",
+        "--gin.TARGET_LENGTH=6", "--gin.EVAL_LENGTHS=(4, 16)"]  # fmt: skip
+PI = "--also=--gin.ALiBi.interpolate=True"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pairs(tmp_path_factory):
+    """tests/pair_tasks.py, whose files are made here."""
+    folder = write_pairs(tmp_path_factory.mktemp("tasks") / "pairs")
+    os.environ["PAIR_TASKS_TEXT"] = str(folder)
+    module = importlib.import_module("pair_tasks")
+    module.FILES.update({split: f"{folder}/{split}-*.txt" for split in module.FILES})
+    yield module
+    del os.environ["PAIR_TASKS_TEXT"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> dict[str, epath.Path]:
+    """What is saved of two runs, without a checkpoint."""
+    found = {}
+    for name in ("alibi", "learned"):
+        files = ["configs/runs/quickstart.gin", f"configs/positions/{name}.gin"]
+        found[name] = epath.Path(tmp_path_factory.mktemp(name))
+        text = load_config(files, ["TRAIN_LENGTH=16"]).text()
+        (found[name] / "config.gin").write_text(text)
+    return found
+
+
+def asked(run: epath.Path, *flags: str) -> list[tuple[str, str, str]]:
+    """(variant, truncation, decoding) of each setting."""
+    found, _ = resolved(TaskSetting, parse(["evaluate", str(run), *TASK, *flags]), run)
+    return [(one.variant, one.asked.data.truncation, one.asked.decoding) for one in found]
+
+
+def test_variants_and_other_ways_of_answering_are_settings(saved):
+    beam = "--also=--gin.evaluate.method=@Beam() --gin.TRUNCATION=tail"
+    assert asked(saved["alibi"], PI, beam, "--also=--gin.EVAL_LENGTHS=(8,)") == [
+        ("", "head", "greedy"),
+        ("interpolate", "head", "greedy"),
+        ("", "tail", "beam-4"),
+        ("", "head", "greedy"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--also=--gin.evaluate.batch_size=3"], "adds nothing to any of these runs: no effect"),
+        (["--also=--gin.TextToText.shuffle_buffer=3"], "no effect"),
+        (["--also=--gin.RoPE.scaling=@YaRN()"], "uses RoPE"),
+        (["--also=--gin.EVAL_LENGTHS=(8,)", "--lengths=4"], "no effect"),
+        ([PI, "--also=--gin.ALiBi.interpolate=True"], "it is the same as --also"),
+    ],
+)
+def test_an_also_without_effect_is_refused(saved, flags, words):
+    arguments = parse(["evaluate", "x", *TASK, *flags])
+
+    def make(*given):
+        return TaskSetting(*given, tuple(arguments.lengths or ()))
+
+    with pytest.raises(UserError, match=words):
+        check_effects(make, arguments, [saved["alibi"]])
+
+
+def test_other_examples_of_one_name_are_refused(saved):
+    elsewhere = "--also=--gin.TextToText.data_dir=/elsewhere"
+    with pytest.raises(UserError, match="other examples that are also called pairs"):
+        asked(saved["alibi"], elsewhere)
+    for apart in ("evaluate.suite=b", "TRUNCATION=tail", "ALiBi.interpolate=True"):
+        assert len(asked(saved["alibi"], f"{elsewhere} --gin.{apart}")) == 2
+
+
+@pytest.mark.parametrize(
+    "run, flags, words",
+    [
+        ("alibi", ["--also=--gin.evaluate.split=test"], "has no split 'test'"),
+        ("alibi", ["--also=--gin.EVAL_LENGTHS=(1,)"], "EVAL_LENGTHS has 1"),
+        ("alibi", ["--gin.EVAL_LENGTHS=()"], "EVAL_LENGTHS is empty"),
+        ("alibi", ["--also=--gin.TRUNCATION=both"], "'both'"),
+        ("alibi", ["--also=--gin.evaluate.rank=True"], "does not say which answers it allows"),
+        ("alibi", ["--also=--gin.TASK=nothing"], "nothing"),
+        ("alibi", ["--also=--gin.ALiBi.no=1"], "has no parameter no"),
+        ("alibi", ["--also=x"], "'x' is neither --gin_file=FILE nor"),
+        ("learned", ["--lengths=12"], "length 19 is beyond the 16 positions"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_refuses(saved, run, flags, words, monkeypatch, capsys):
+    monkeypatch.setattr(schedule, "choose_step", lambda *_: 1)
+    told = []
+    for more in (["--dry_run"], []):
+        assert main(["evaluate", str(saved[run]), *TASK, *flags, *more]) == 2
+        told.append(capsys.readouterr().err)
+    assert words in told[0] and told[0] == told[1]
+
+
+def test_tokens_that_the_model_does_not_know_are_refused(saved, tmp_path):
+    text = (saved["alibi"] / "config.gin").read_text()
+    assert "VOCAB_SIZE = 384" in text
+    (tmp_path / "config.gin").write_text(text.replace("VOCAB_SIZE = 384", "VOCAB_SIZE = 100"))
+    with pytest.raises(UserError, match="of pairs has the token 1.., but the model has only 100"):
+        asked(epath.Path(tmp_path))
+
+
+def test_a_learned_table_is_evaluated_at_the_lengths_that_it_has(saved):
+    found, _ = resolved(TaskSetting, parse(["evaluate", "x", *TASK]), saved["learned"])
+    cells = task_settings.cells(found[0], saved["learned"], 1)
+    assert [cell.length for cell in cells] == [4]
+
+
+def test_a_claimed_cell_is_left_to_its_process(saved):
+    """And nothing is read for it: there is no checkpoint here."""
+    run = saved["alibi"]
+    ((setting,), _) = resolved(TaskSetting, parse(["evaluate", "x", *TASK]), run)
+    shorter, longer = task_settings.cells(setting, run, 1)
+    with claimed(run, shorter.claim), claimed(run, longer.claim):
+        assert not answer_checkpoint(setting, run, 1)
+    with claimed(run, shorter.claim), pytest.raises(RunFailed, match="checkpoint"):
+        answer_checkpoint(setting, run, 1)
+
+
+def process(*arguments: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    changes = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": path, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fire_lm", *arguments],
+        env=os.environ | changes,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def lines_of(run: Path) -> dict[str, list[bytes]]:
+    """The whole lines of each file of predictions."""
+    return {
+        file.name: [line for line in file.read_bytes().splitlines(True) if line.endswith(b"\n")]
+        for file in sorted((run / "predictions").glob("*"))
+    }
+
+
+def rows_of(run: Path) -> list[TaskScore]:
+    return read_table(epath.Path(run) / "task_scores.csv", TaskScore)
+
+
+@pytest.mark.ci
+def test_a_finetuning_is_followed_by_evaluators_that_are_killed(tmp_path):
+    """In the end, its rows are those of one evaluation that is made afterwards."""
+    source, run = tmp_path / "source", tmp_path / "run"
+    text = write_text(tmp_path / "text")
+    assert main(command(text, source, "--gin.TRAIN_STEPS=5", position="alibi")) == 0
+    bindings = {"INIT_FROM": source, "TASK": "pairs", "TARGET_LENGTH": 6, "TRAIN_LENGTH": 16,
+                "BATCH_SIZE": 8, "TRAIN_STEPS": 300, "AdamW.learning_rate": 0.003,
+                "TextToText.shuffle_buffer": 20, "Checkpointing.save_every": 100,
+                "Checkpointing.keep_every": 1}  # fmt: skip
+    trained = [f"--gin.{name}={value}" for name, value in bindings.items()]
+    train = ["finetune", "--gin_file=configs/finetune/base.gin", "--import=pair_tasks", *trained]
+    asked = [*TASK, PI, "--gin.evaluate.batch_size=2"]
+    follow = ["evaluate", str(run), "--follow", *asked]
+    evaluator = process(*follow)  # before there is anything
+    trainer = process(*train, f"--workdir={run}")
+    killed_at: dict[str, list[bytes]] = {}
+    while not killed_at:
+        assert evaluator.poll() is None, evaluator.communicate()[0]
+        found = lines_of(run)
+        if any(0 < len(lines) < 30 for lines in found.values()) and len(found) > 1:
+            evaluator.kill()
+            evaluator.communicate()
+            killed_at = lines_of(run)
+        time.sleep(0.002)
+    assert any(0 < len(lines) < 30 for lines in killed_at.values())
+    both = [process(*follow) for _ in range(2)]
+    said = [one.communicate(timeout=600)[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+    told = trainer.communicate(timeout=60)[0]
+    assert trainer.returncode == 0, told
+    assert any("of 30 predictions are in" in one for one in said), "it goes on mid-dataset"
+
+    steps = available_steps(run)
+    assert steps == [100, 200, 300]
+    rows, files = rows_of(run), lines_of(run)
+    assert sorted((row.step, row.variant, row.input_length) for row in rows) == [
+        (step, variant, length)
+        for step in steps
+        for variant in ("", "interpolate")
+        for length in (4, 16)
+    ]
+    assert [row.step for row in rows] == sorted(row.step for row in rows)
+    for name, lines in files.items():
+        assert len(lines) == len({json.loads(line)["id"] for line in lines}) == 30, name
+        assert killed_at.get(name, lines)[:1] == lines[:1]
+    # Everything is there: nothing is computed again, and the follower ends at once.
+    again = process(*follow)
+    assert "100" in again.communicate(timeout=300)[0] and again.returncode == 0
+    assert lines_of(run) == files
+    (run / "task_scores.csv").unlink()
+    for file in (run / "predictions").iterdir():
+        file.unlink()
+    once = process("evaluate", f"{run}@all", *asked)
+    assert once.communicate(timeout=600)[0] and once.returncode == 0
+    key = {row.key: row for row in rows}
+    assert {row.key: row for row in rows_of(run)} == key
+    assert {n: sorted(lines) for n, lines in lines_of(run).items()} == {
+        n: sorted(lines) for n, lines in files.items()
+    }
