@@ -5,6 +5,7 @@ The number of cycles is the number of bundles, each counted as often as it runs.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -38,7 +39,9 @@ def attention_cycles(
     width, dtype = model.size.head_dim, jnp.dtype(model.dtype)
     scopes = [scope for stretch in stretches for scope in stretch.scopes]
     biased = any(scope.startswith("bias") for scope in scopes)
-    blocks = choose_blocks(length, 1 if packed and biased else batch, width, dtype, None)
+    apart = packed and biased
+    blocks = choose_blocks(length, 1 if apart else batch, width, dtype, None)
+    blocks = dataclasses.replace(blocks, in_order=not apart)
     live = None
     key = jax.random.key(0)
     if any(scope.startswith("kinks") for scope in scopes):
@@ -55,7 +58,7 @@ def live_segments(
     assert bias is not None and bool(bias.exact)
     tables = Tables.of(bias, None, None, blocks, length)
     live = tables.live_segments(blocks, order)
-    near = NearTables.of(tables)
+    near = NearTables.of(tables, blocks)
     return np.asarray(live if near is None else near.mark(live, blocks, order))[0, :, 0]
 
 

@@ -244,9 +244,10 @@ def test_near_tables_are_the_bias():
     def made() -> Any:
         bias = encoding.common_bias(encoding.init(jax.random.key(1)), length, length)
         assert bias is not None
-        tables = Tables.of(bias, None, None, Blocks(128, 1, length), length)
+        blocks = Blocks(128, 1, length)
+        tables = Tables.of(bias, None, None, blocks, length)
         pos = jnp.arange(length)[None]
-        return tables, NearTables.of(tables), bias(pos, pos)[0, head]
+        return tables, NearTables.of(tables, blocks), bias(pos, pos)[0, head]
 
     tables, near, dense = made()
     usable = np.asarray(near.usable_CB)

@@ -18,7 +18,6 @@ sums together.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -29,7 +28,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from fire_lm.attention.common_bias import per_rate
 from fire_lm.attention.tpu.bias_gradient import add_gradient
 from fire_lm.attention.tpu.bias_tile import build
 from fire_lm.attention.tpu.devices import Inputs
@@ -46,62 +44,10 @@ from fire_lm.attention.tpu.operands import SELDOM, Operands, Segments
 from fire_lm.attention.tpu.parts import BiasRefs
 from fire_lm.attention.tpu.schedule import LANES, SUBLANES, Blocks
 from fire_lm.attention.tpu.sums import IN_SCRATCH, Sums
-from fire_lm.attention.tpu.tables import Tables
+from fire_lm.attention.tpu.table_gradients import Wanted, sizes_of_sums, to_tables, with_near
 
 Ref = Any
 OVER_QUERIES = (((1,), (1,)), ((), ()))  # [H, queries] and [keys, queries]: contracts the queries
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Wanted:
-    """The bias tables whose gradients are needed.
-
-    The kinks need no gradient: the bias is continuous at them, so that its derivative with respect
-    to a kink is 0 while the slopes and offsets are fixed.
-
-    Attributes:
-      segment: Whether the gradients of the slopes and offsets are needed.
-      row, gain, slab: Whether the gradient of the table of this name is needed.
-    """
-
-    segment: bool = False
-    row: bool = False
-    gain: bool = False
-    slab: bool = False
-    rate: bool = False
-
-    @classmethod
-    def of(cls, tables: Any) -> Wanted:
-        """Return what JAX asks for, given `Tables` of `CustomVJPPrimal`s, or None for no bias."""
-        if tables is None:
-            return cls()
-        return cls(
-            segment=tables.slope_KN.perturbed or tables.offset_KN.perturbed,
-            row=tables.row_EP.perturbed,
-            gain=tables.gain_EP.perturbed,
-            slab=tables.slab_MP.perturbed,
-            rate=tables.rate is not None and tables.rate.perturbed,
-        )
-
-    @property
-    def any(self) -> bool:
-        return any(dataclasses.astuple(self))
-
-    def only(self, tables: Tables | None) -> Tables | None:
-        """Return `tables` with None in place of each table whose gradient is not needed."""
-        if tables is None:
-            return None
-        names = {
-            "slope_KN": self.segment,
-            "offset_KN": self.segment,
-            "row_EP": self.row,
-            "gain_EP": self.gain,
-            "slab_MP": self.slab,
-            "rate": self.rate,
-        }
-        absent: dict[str, Any] = {name: None for name in Tables._fields if not names.get(name)}
-        return tables._replace(**absent)
 
 
 class Ins(NamedTuple):
@@ -177,12 +123,12 @@ def backward(
     by_query, by_key, row = operands.by_query(width), operands.by_key(width), operands.by_query(1)
     products_BNHP = out_BNHP.astype(jnp.float32) * d_out_BNHP.astype(jnp.float32)
     means_BN1P = jnp.sum(products_BNHP, axis=2, keepdims=True)
-    near = None if tables is None else NearTables.of(tables)
+    near = None if tables is None else NearTables.of(tables, blocks)
     bias, of_bias = operands.bias(tables, near)
     # The tables near the diagonal take the VMEM of the second buffer of k.
     of_k = by_key if near is None else operands.by_key(width, SELDOM)
     segments, of_segments = operands.segments(segments_B1P)
-    sizes = _sizes(tables, wanted, length)
+    sizes = sizes_of_sums(tables, wanted, length)
     *ends, rows = itertools.accumulate(sizes.values(), initial=0)
     starts = dict(zip(sizes, ends, strict=True))
     groups = batch // blocks.batch
@@ -216,9 +162,9 @@ def backward(
     d_tables = None
     if tables is not None:
         sums_GNXR = outs.sums[:, :, :, 0] if starts else jnp.zeros((1, heads, 0, LANES))
-        found = _to_tables(tables, sums_GNXR, starts)
+        found = to_tables(tables, sums_GNXR, starts)
         if near is not None and near_shape:
-            found = _with_near(found, near, jnp.sum(outs.near, axis=0), tables)
+            found = with_near(found, near, jnp.sum(outs.near, axis=0), tables)
         d_tables = jax.tree.map(lambda x: ln_2 * x, found)
     d_k = (outs.d_k.astype(jnp.float32) * ln_2).astype(k_BNHP.dtype)
     return Inputs((outs.d_q * ln_2).astype(q_BNHP.dtype), d_k, outs.d_v, d_tables, None)
@@ -240,64 +186,6 @@ def _scratch(
         sums=pltpu.VMEM((rows, SUBLANES, LANES), jnp.float32) if rows else None,
         skewed=pltpu.VMEM((LANES, 2 * blocks.tokens), jnp.float32) if wanted.slab else None,
     )
-
-
-def _sizes(bias: Tables | None, wanted: Wanted, length: int) -> dict[str, int]:
-    """Return the number of rows of each sum that `wanted` needs, in the order of `Sums.starts`."""
-    if bias is None:
-        return {}
-    assert not (wanted.slab and bias.kink_K.size), "gradients to a slab with kinks go to its rate"
-    kinks, chunks = bias.kink_K.size, length // LANES
-    sizes: dict[str, int] = {}
-    if wanted.segment:
-        sizes |= {"offset": kinks + 1, "slope": kinks + 1}
-    if wanted.rate:
-        sizes |= {"rate": 1}
-    return sizes | {name: chunks for name in ("row", "gain", "slab") if getattr(wanted, name)}
-
-
-def _to_tables(tables: Tables, sums_GNXR: jax.Array, starts: dict[str, int]) -> Tables:
-    """Return the gradient of each table, computed from the sums, or None if it is not needed.
-
-    The gradients have not been multiplied by the factor ln 2 yet.
-    """
-    found: dict[str, Any] = dict.fromkeys(Tables._fields)
-    sums_NXR = jnp.sum(sums_GNXR, axis=0)
-    chunks, kinks = tables.row_EP.shape[1] // LANES, tables.kink_K.size
-
-    def sum_of(name: str, size: int, sums: jax.Array = sums_NXR) -> jax.Array:
-        return jax.lax.slice_in_dim(sums, starts[name], starts[name] + size, axis=-2)
-
-    for name in ("row", "gain"):
-        if name in starts:
-            d_GP = jnp.sum(sum_of(name, chunks, sums_GNXR), axis=1).reshape(-1, chunks * LANES)
-            shared = tables.row_EP.shape[0] == 1
-            found[f"{name}_EP"] = jnp.sum(d_GP, axis=0, keepdims=True) if shared else d_GP
-    if "slab" in starts:
-        d_slab_NP = sum_of("slab", chunks).reshape(-1, chunks * LANES)
-        if tables.slab_MP.shape[0] == 1:
-            d_slab_NP = jnp.sum(d_slab_NP, axis=0, keepdims=True)
-        found["slab_MP"] = d_slab_NP
-    for name in ("offset", "slope"):
-        if name in starts:
-            found[f"{name}_KN"] = jnp.sum(sum_of(name, kinks + 1), axis=2).T
-    if "rate" in starts:
-        assert tables.rate is not None
-        found["rate"] = per_rate(jnp.sum(sum_of("rate", 1)), tables.rate)
-    return Tables(**found)
-
-
-def _with_near(found: Tables, near: NearTables, sums_NCUSW: jax.Array, tables: Tables) -> Tables:
-    """Add the contributions of the parts near the diagonal to the gradients in `found`."""
-    d_slope_NK, d_offset_NK, d_rate = near.gradients(sums_NCUSW, tables.kink_K.size + 1)
-    if found.slope_KN is not None:
-        found = found._replace(
-            slope_KN=found.slope_KN + d_slope_NK.T, offset_KN=found.offset_KN + d_offset_NK.T
-        )
-    if found.rate is not None:
-        assert tables.rate is not None
-        found = found._replace(rate=found.rate + per_rate(d_rate, tables.rate))
-    return found
 
 
 def _kernel(

@@ -84,7 +84,7 @@ def forward(inputs: Inputs, blocks: Blocks) -> Outs:
     operands = Operands(blocks, "by_query")
     by_query, by_key = operands.by_query(width), operands.by_key(width)
     tables = inputs.tables
-    bias, of_bias = operands.bias(tables, None if tables is None else NearTables.of(tables))
+    bias, of_bias = operands.bias(tables, None if tables is None else NearTables.of(tables, blocks))
     segments, of_segments = operands.segments(inputs.segments_B1P)
     rows = pltpu.VMEM((blocks.batch, 1, blocks.tokens), jnp.float32)
     tile = pltpu.VMEM((blocks.tokens, blocks.tokens), jnp.float32)

@@ -64,10 +64,13 @@ class NearTables(NamedTuple):
     slab_SW: jax.Array
 
     @classmethod
-    def of(cls, tables: Tables) -> NearTables | None:
-        """Return the tables, or None if the bias has no kinks, differs by example, or is long."""
-        examples, positions = tables.row_EP.shape
-        if not tables.kink_K.size or examples > 1 or positions > LONGEST:
+    def of(cls, tables: Tables, blocks: Blocks) -> NearTables | None:
+        """Return the tables, or None for a bias without kinks, other positions or long inputs.
+
+        Within documents that have positions of their own, r increases where one begins.
+        """
+        positions = blocks.padded_length
+        if not tables.kink_K.size or not blocks.in_order or positions > LONGEST:
             return None
         slab_SW = _slab_by_lane(tables.slab_MP[0])
         bounds_K = real_bounds(tables.kink_K, tables.slope_KN).reshape(1, 1, 1, -1)
