@@ -82,7 +82,11 @@ def read_all(folder: Path, kernels: Sequence[str]) -> list[list[Stretch]]:
 
 
 def parse(text: str) -> list[Stretch]:
-    """Return the stretches of a schedule in order; branches also end a stretch."""
+    """Return the stretches of a schedule in order; branches also end a stretch.
+
+    Raises:
+      RunFailed: The schedule ends a scope that is not open.
+    """
     stretches: list[Stretch] = []
     scopes: list[str] = []
     fresh = True

@@ -223,7 +223,11 @@ class Program:
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """Return the computations by name, and the name of the entry computation."""
+    """Return the computations by name, and the name of the entry computation.
+
+    Raises:
+      RunFailed: The text has no entry computation, or a line is incomplete.
+    """
     computations: dict[str, list[Instruction]] = {}
     entry, lines = "", None
     for line in text.splitlines():
@@ -243,7 +247,11 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 def split_shape(text: str) -> tuple[str, str]:
-    """Split `(f32[2], s32[]) while(...)` into the shape and the rest."""
+    """Split `(f32[2], s32[]) while(...)` into the shape and the rest.
+
+    Raises:
+      RunFailed: The shape is incomplete.
+    """
     if not text.startswith("("):
         shape, _, rest = text.partition(" ")
         return shape, rest

@@ -151,9 +151,6 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-# A cell with text of this length or more may be broken into several lines; a number never is.
-_LONG_CELL = 20
-
 _CSS = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --soft: #5a5a5a; --line: #d8d8d8;
   --page: #ffffff; --card: #f6f6f6; --link: #1a5fb4; --under: var(--page); --shade: #0004; }

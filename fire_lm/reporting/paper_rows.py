@@ -33,7 +33,7 @@ EVIDENCE = Path(reporting.__file__).parent / "evidence"
 class Experiment:
     """The settings that assign a run to a row.
 
-    `text` is None for `Blocks`, whose files name their text.
+    `text` is None for `Blocks`, whose files state which text they contain.
     """
 
     encoding: Any

@@ -118,7 +118,11 @@ class TaskEvaluation:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Write each run's rows to its directory, and a table and a figure to the top folder."""
+    """Write each run's rows to its directory, and a table and a figure to the top folder.
+
+    Raises:
+      UserError, RunFailed: See `evaluate_checkpoints`.
+    """
     if arguments.output:  # Check this first, because --follow may wait for runs.
         require_folder(place(arguments.output), "--output")
     elif arguments.follow and len(arguments.runs) > 1:

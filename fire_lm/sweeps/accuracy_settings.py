@@ -86,6 +86,9 @@ def lengths_taken(
     """Return the lengths that the task supports and the model can read; report all other lengths.
 
     The report gives the reason for each length that is not measured.
+
+    Raises:
+      UserError: None of the lengths can be measured.
     """
     refused: dict[int, str] = {}
     tokens: dict[int, int] = {}

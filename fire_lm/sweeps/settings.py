@@ -66,7 +66,11 @@ def settings(
 def resolved(
     make: Make[_Setting], arguments: argparse.Namespace, workdir: epath.Path
 ) -> tuple[list[_Setting], dict[str, str]]:
-    """Return the settings that apply to this run, and why each remaining --also does not apply."""
+    """Return the settings that apply to this run, and why each remaining --also does not apply.
+
+    Raises:
+      UserError: A setting is invalid, or the rows of two settings could be confused.
+    """
     found = [make("", *configuration(arguments, workdir))]
     found[0].check(workdir)
     idle = {}

@@ -36,7 +36,11 @@ _ROWS, _POSITIONS = "length_sweep.csv", "position_losses.csv"
 
 
 def sweep(arguments: argparse.Namespace) -> None:
-    """Write each run's rows to its directory, and a table and a figure to the top folder."""
+    """Write each run's rows to its directory, and a table and a figure to the top folder.
+
+    Raises:
+      UserError, RunFailed: See `evaluate_checkpoints`.
+    """
     if arguments.output:  # Check this first, because --follow may wait for runs.
         require_folder(place(arguments.output), "--output")
     elif arguments.follow and len(arguments.runs) > 1:
