@@ -237,6 +237,7 @@ def test_long_eval(folder, capsys, task):
     for size in (3, 6):
         asked = (f"--gin.evaluate.split=size_{size}", "--lengths=100")
         assert main(evaluation(folder, task, f"long_eval_{task}", *asked)) == 0
+        assert f"{task} at 100, 95 % intervals: accuracy " in capsys.readouterr().out
     found = rows(folder, task)
     assert {(row.split, row.metric) for row in found} >= {
         ("size_3", "accuracy"),

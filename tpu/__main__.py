@@ -33,17 +33,17 @@ def build_parser() -> argparse.ArgumentParser:
     gin.add_argument("--gin_search_paths", default="", help="as in fire-lm")
     gin.add_argument("--gin.NAME", metavar="VALUE", help="as in fire-lm (repeatable)")
     looks = Parser(add_help=False)
-    looks.add_argument("--every", type=_seconds, help="seconds between looks at the job (60)")
+    looks.add_argument("--every", type=_seconds, help="seconds between checks of the job (60)")
     job = Parser(add_help=False, parents=[looks])
     job.add_argument("--keep", action="store_true", help="keep the TPUs at the end")
     job.add_argument("--detach", action="store_true", help="return once the job is running")
     before = Parser(add_help=False)
     before.add_argument(
-        "--no_preflight", action="store_true", help="do not compile the job here first"
+        "--no_preflight", action="store_true", help="do not compile the job on this machine first"
     )
 
     verbs.add_parser("image", parents=[where], help="build the image of this commit")
-    verbs.add_parser("create", parents=[where, name], help="only request TPUs")
+    verbs.add_parser("create", parents=[where, name], help="request TPUs without starting a job")
     verbs.add_parser("setup", parents=[where, name], help="pull the image and test the bucket")
     verbs.add_parser(
         "pretrain",
@@ -51,30 +51,46 @@ def build_parser() -> argparse.ArgumentParser:
         help="train to the end: create, set up, launch, restart when preempted, delete",
     )
     verbs.add_parser(
-        "finetune", parents=[where, name, gin, before, job], help="the same, from another run"
+        "finetune",
+        parents=[where, name, gin, before, job],
+        help="like pretrain, but for `fire-lm finetune`",
     )
     sweep = verbs.add_parser(
-        "sweep", parents=[where, name, gin, job], help="the same for `fire-lm sweep RUN ...`"
+        "sweep",
+        parents=[where, name, gin, job],
+        help="like pretrain, but for `fire-lm sweep RUN ...`",
     )
-    sweep.add_argument("runs", metavar="RUN[@STEP]", nargs="+", help="names, or gs:// paths")
+    evaluate = verbs.add_parser(
+        "evaluate",
+        parents=[where, name, gin, before, job],
+        help="like pretrain, but for `fire-lm evaluate RUN ...` on downstream tasks",
+    )
+    for verb in (sweep, evaluate):
+        verb.add_argument(
+            "runs", metavar="RUN[@STEP]", nargs="+", help="names of runs, or gs:// paths"
+        )
     sweep.add_argument(
         "--output", metavar="GS", help="the folder for several runs (gs://BUCKET/sweeps/NAME)"
     )
     grid = verbs.add_parser(
-        "grid", parents=[where, name, gin, before, looks], help="encodings x seeds x bindings"
+        "grid",
+        parents=[where, name, gin, before, looks],
+        help="run a grid of encodings x seeds x bindings",
     )
     _add_grid(grid)
     verbs.add_parser(
         "render", parents=[where, name, gin], help="print the GKE manifest of `pretrain`"
     )
     status = verbs.add_parser(
-        "status", parents=[where], help="show what is running, since when, and who pays"
+        "status",
+        parents=[where],
+        help="list all TPUs of the project, with their age and chip-hours",
     )
     status.add_argument("name", metavar="NAME", nargs="?", help="also show each host of this job")
     logs = verbs.add_parser("logs", parents=[where, name], help="show the output of a job")
     logs.add_argument("--host", type=int, default=0, help="number of the host (%(default)s)")
     logs.add_argument("--lines", type=int, default=100, help="number of lines (%(default)s)")
-    logs.add_argument("--follow", action="store_true", help="keep printing")
+    logs.add_argument("--follow", action="store_true", help="keep printing new output")
     verbs.add_parser("stop", parents=[where, name], help="save and end the job; keep the TPUs")
     verbs.add_parser("delete", parents=[where, name], help="end the job and release the TPUs")
     return parser
@@ -93,9 +109,7 @@ def _add_grid(grid: Parser) -> None:
         metavar="VALUE",
         help="a value of the binding NAME (repeat for further values or bindings)",
     )
-    grid.add_argument(
-        "--vary.gin_file", metavar="A,B", help="gin files of an arm; empty for an arm without any"
-    )
+    grid.add_argument("--vary.gin_file", metavar="A,B", help="gin files of an arm; empty for none")
     grid.add_argument(
         "--sequences", type=number, help="exercises of each length (synthetic tasks; 128)"
     )
@@ -123,6 +137,8 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
 
 
+# The verbs that pass flags on to a fire-lm command.
+_PASSED_ON = ("pretrain", "finetune", "sweep", "evaluate", "grid", "render")
 _PREFIXES = {"--cluster.": "overrides", "--gin.": "bindings", "--vary.": "varied"}
 
 
@@ -137,7 +153,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for argument in arguments:
         prefix = next((p for p in _PREFIXES if argument.startswith(p)), "")
         if prefix and "=" not in argument:
-            raise UserError(f"{argument} has no value: {argument}=VALUE")
+            raise UserError(f"{argument} has no value: write {argument}=VALUE")
         if prefix:
             named[_PREFIXES[prefix]].append(argument.removeprefix(prefix))
         else:
@@ -151,7 +167,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         ):
             raise UserError(f"`python -m tpu {parsed.verb}` takes no {flag} flags")
         setattr(parsed, name, values)
-    if rest and parsed.verb not in ("pretrain", "finetune", "sweep", "grid", "render"):
+    if rest and parsed.verb not in _PASSED_ON:
         known = [f"--{name}" for name in vars(parsed)]
         near = nearest(rest[0].partition("=")[0], known)
         hint = f": did you mean {near}?" if near else ""

@@ -26,10 +26,10 @@ def is_there(path: str, calls: Calls) -> bool:
 
 
 def check(cluster: ConfigDict, calls: Calls) -> str:
-    """Return a warning if the bucket is not in the TPUs' region, or else an empty string.
+    """Return a warning if the bucket is not in the TPUs' region, otherwise an empty string.
 
     Raises:
-      UserError: There are no credentials, or the bucket does not exist or may not be viewed.
+      UserError: There are no credentials, or the bucket does not exist or cannot be viewed.
     """
     accounts = calls.ask(["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=json"])
     if not accounts and not calls.dry_run:

@@ -38,11 +38,11 @@ def base() -> ConfigDict:
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """Load the cluster file `name` and apply overrides of the form `FIELD=VALUE`.
+    """Load a cluster file and apply overrides.
 
     Args:
       name: The name of a file in `clusters/`, or a path.
-      overrides: The overrides.
+      overrides: Overrides of the form `FIELD=VALUE`.
 
     Raises:
       UserError: The file or a field does not exist, a value has the wrong type, or a required field

@@ -99,8 +99,8 @@ class Follower:
     def _goes_on(self) -> str:
         name = self._job.name
         return (
-            f"{name} continues without this command, and still costs money: the same command "
-            f"follows it again, and `python -m tpu delete {name}` ends it"
+            f"{name} continues without this command, and still costs money: rerun the command "
+            f"to follow it, or run `python -m tpu delete {name}` to end it"
         )
 
     def _look(self) -> State:

@@ -293,7 +293,7 @@ def judge(report: Sequence[tuple[str, ...]], expected: int, job: Job) -> State:
         return State(Stage.SILENT, f"{len(report)} of {expected} hosts respond")
     ours = [row for row in report if row[3] == job.digest and row[1] != "created"]
     if len(ours) < expected:
-        return State(Stage.READY, f"it is on {len(ours)} of {expected} hosts" if ours else "")
+        return State(Stage.READY, f"the job is on {len(ours)} of {expected} hosts" if ours else "")
     codes = {int(code) for _, status, code, _ in ours if status != "running"}
     bad = sorted(codes - {0}, key=lambda code: (code not in host.FINAL, code))
     running = sum(status == "running" for _, status, _, _ in ours)
@@ -362,7 +362,7 @@ def _machine_row(machine: dict[str, Any]) -> dict[str, str]:
         "tier": "spot" if machine.get("schedulingConfig", {}).get("spot") else "on demand",
         "user": str(machine.get("labels", {}).get("user", "")),
         "since": str(machine.get("createTime", ""))[:16],
-        "advice": f"not made by us: `gcloud compute tpus tpu-vm delete {name}` ends it",
+        "advice": f"created by other means: `gcloud compute tpus tpu-vm delete {name}` ends it",
     }
 
 

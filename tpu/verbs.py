@@ -15,15 +15,15 @@ import yaml
 from ml_collections import ConfigDict
 
 from fire_lm import cli
-from fire_lm.errors import Preempted, RunFailed, UserError
+from fire_lm.cli.argument_checks import check_for_tasks
+from fire_lm.errors import RunFailed, UserError
 from tpu import bucket, cluster, gke, tables
 from tpu import grid as grids
 from tpu import image as images
-from tpu.commands import CallFailed, Calls
-from tpu.follow import Follower
-from tpu.job import Backend, Job, Stage, check_name
+from tpu.commands import Calls
+from tpu.job import Job, check_name
+from tpu.launch import backend_of, check_before, preflight_flags, prepared, where_of
 from tpu.local import LocalJobs
-from tpu.queued import QueuedResources
 
 if TYPE_CHECKING:
     from fire_lm.config import Config
@@ -33,25 +33,25 @@ ROOT = images.ROOT
 
 def image(arguments: argparse.Namespace) -> None:
     """Build the image of this commit."""
-    where, calls = _where(arguments)
+    where, calls = where_of(arguments)
     images.build(images.tagged(where), where, calls)
 
 
 def create(arguments: argparse.Namespace) -> None:
     """Request TPUs without starting a job."""
-    where, calls = _where(arguments)
+    where, calls = where_of(arguments)
     _only_queued(where, "create")
     name = check_name(arguments.name)
-    _before(where, calls)
-    _backend(where, calls).create(Job(name, (), cluster.run_directory(where, name)))
+    check_before(where, calls)
+    backend_of(where, calls).create(Job(name, (), cluster.run_directory(where, name)))
 
 
 def setup(arguments: argparse.Namespace) -> None:
     """Pull the image on every host and check that every host can write to the bucket."""
-    where, calls = _where(arguments)
+    where, calls = where_of(arguments)
     _only_queued(where, "setup")
     where.image = images.tagged(where)
-    _backend(where, calls).setup(check_name(arguments.name))
+    backend_of(where, calls).setup(check_name(arguments.name))
 
 
 def _only_queued(where: ConfigDict, verb: str) -> None:
@@ -63,11 +63,12 @@ def _only_queued(where: ConfigDict, verb: str) -> None:
 
 def pretrain(arguments: argparse.Namespace) -> None:
     """Train the run `gs://BUCKET/runs/NAME` to its end, for the verb `pretrain` or `finetune`."""
-    where, calls = _where(arguments)
+    where, calls = where_of(arguments)
     flags = experiment_flags(arguments)
     check_experiment(flags, arguments.verb)
     job = training_job(arguments.name, where, flags, arguments.verb)
-    follower = _prepared(job, job.folder, arguments, where, calls, flags)
+    compiled = [preflight_flags(job.folder, flags)]
+    follower = prepared(job, job.folder, arguments, where, calls, compiled)
     if follower is not None:
         follower.follow()
 
@@ -83,7 +84,7 @@ def training_job(name: str, where: ConfigDict, flags: Sequence[str], verb: str =
 
 def render(arguments: argparse.Namespace) -> None:
     """Print the manifest that `pretrain` would apply to a GKE cluster."""
-    where, _ = _where(arguments)
+    where, _ = where_of(arguments)
     where.image = images.tagged(where)
     flags = experiment_flags(arguments)
     check_experiment(flags)
@@ -93,9 +94,8 @@ def render(arguments: argparse.Namespace) -> None:
 
 def sweep(arguments: argparse.Namespace) -> None:
     """Run `fire-lm sweep RUN ...` as a separate job; each RUN is a run's name or path."""
-    where, calls = _where(arguments)
-    runs = arguments.runs
-    paths = [run if "://" in run else cluster.run_directory(where, run) for run in runs]
+    where, calls = where_of(arguments)
+    paths = _run_paths(arguments.runs, where)
     folder = f"gs://{where.bucket}/sweeps/{check_name(arguments.name)}"
     output = arguments.output or (folder if len(paths) > 1 else "")
     if output and "://" not in output:
@@ -107,9 +107,46 @@ def sweep(arguments: argparse.Namespace) -> None:
     ]
     cli.parse(["sweep", *paths, *flags])
     job = Job(arguments.name, (("fire-lm", "sweep", *paths, *flags),), folder, once=False)
-    follower = _prepared(job, "", arguments, where, calls)
+    follower = prepared(job, "", arguments, where, calls)
     if follower is not None:
         follower.follow()
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    """Run `fire-lm evaluate RUN ...` on downstream tasks as a separate job, as `sweep` does."""
+    from fire_lm.runs.find import split_steps  # imports TensorFlow, which takes 10 s
+
+    where, calls = where_of(arguments)
+    paths = _run_paths(arguments.runs, where)
+    flags = [*_gin_flags(arguments), *arguments.rest]
+    asked = cli.parse(["evaluate", *paths, *flags])
+    check_task_evaluation(asked)
+    folder = f"gs://{where.bucket}/evaluations/{check_name(arguments.name)}"
+    job = Job(arguments.name, (("fire-lm", "evaluate", *paths, *flags),), folder, once=False)
+    lengths = [f"--gin.evaluate.lengths={asked.lengths}"] if asked.lengths else []
+    runs = dict.fromkeys(split_steps(path)[0] for path in paths)
+    compiled = [preflight_flags(run, [*flags, *lengths]) for run in runs]
+    follower = prepared(job, "", arguments, where, calls, compiled)
+    if follower is not None:
+        follower.follow()
+
+
+def check_task_evaluation(asked: argparse.Namespace) -> None:
+    """Raise UserError unless the parsed arguments of `fire-lm evaluate` name a downstream task."""
+    from fire_lm.experiment import evaluates_a_task  # imports TensorFlow, which takes 10 s
+
+    if not evaluates_a_task(asked.gin_file, asked.bindings, asked.gin_search_paths):
+        raise UserError(
+            "evaluate needs a downstream task, such as "
+            "--gin_file=configs/tasks/scrolls_qasper.gin\n`python -m tpu grid` evaluates runs on "
+            "their synthetic tasks"
+        )
+    check_for_tasks(asked)
+
+
+def _run_paths(runs: Sequence[str], where: ConfigDict) -> list[str]:
+    """Return the paths of runs that are given by name or by path."""
+    return [run if "://" in run else cluster.run_directory(where, run) for run in runs]
 
 
 def grid(arguments: argparse.Namespace) -> None:
@@ -126,7 +163,7 @@ def grid(arguments: argparse.Namespace) -> None:
     scoring = _scoring(configs, arguments.sequences)
     if arguments.local:
         if arguments.cluster or arguments.overrides:
-            raise UserError("--local and --cluster exclude each other")
+            raise UserError("--local and --cluster exclude each other: omit one of them")
         if arguments.every is not None or arguments.no_preflight:
             raise UserError("--every and --no_preflight have no effect with --local: omit them")
         folder = str(Path(arguments.output or f"runs/{name}").absolute())
@@ -139,7 +176,7 @@ def grid(arguments: argparse.Namespace) -> None:
         if not arguments.dry_run:
             _combine(scoring, folder, folder)
         return
-    where, calls = _where(arguments)
+    where, calls = where_of(arguments)
     folder = cluster.run_directory(where, name)
     jobs = {arm: grids.arm_job(arm, name, folder, flags, ("fire-lm",), scoring) for arm in chosen}
     cloud_grid(jobs, arguments, where, calls, flags)
@@ -199,7 +236,8 @@ def cloud_grid(
 
     def run_arm(arm: grids.Arm) -> None:
         job = jobs[arm]
-        follower = _prepared(job, job.folder, arguments, where, calls, [*flags, *arm.flags], leave)
+        compiled = [preflight_flags(job.folder, [*flags, *arm.flags])]
+        follower = prepared(job, job.folder, arguments, where, calls, compiled, leave)
         if follower is not None:
             follower.follow()
 
@@ -225,93 +263,6 @@ def _combine(scoring: Sequence[str], folder: str, output: str) -> None:
         raise RunFailed(f"the combined table failed (exit code {code}): {shlex.join(command)}")
 
 
-def _prepared(
-    job: Job,
-    workdir: str,
-    arguments: argparse.Namespace,
-    where: ConfigDict,
-    calls: Calls,
-    preflight_flags: Sequence[str] | None = None,
-    leave: threading.Event | None = None,
-) -> Follower | None:
-    """Make all checks that are possible before TPUs are requested, and return the follower.
-
-    In a dry run, print the calls that the job would make over its lifetime, and return None.
-    """
-    where = where.copy_and_resolve_references()
-    where.image = images.tagged(where)
-    backend = _backend(where, calls)
-    if preflight_flags is not None and not arguments.no_preflight:
-        _preflight(backend, job, where, preflight_flags, calls, leave)
-    _before(where, calls)
-    images.check(where.image, where, calls)
-    if calls.dry_run:
-        _print_life(backend, job, getattr(arguments, "keep", False))
-        return None
-    return Follower(
-        job,
-        backend,
-        retries=where.retries,
-        progress=lambda: bucket.progress(workdir, calls) if workdir else "",
-        every=60.0 if arguments.every is None else arguments.every,
-        keep=getattr(arguments, "keep", False),
-        detach=getattr(arguments, "detach", False),
-        leave=leave,
-    )
-
-
-def _print_life(backend: Backend, job: Job, keep: bool) -> None:
-    """Print the calls that a job makes over its lifetime if nothing goes wrong."""
-    print("\n# request the TPUs")
-    backend.create(job)
-    print("\n# check repeatedly")
-    backend.look(job)
-    print("\n# when they are ready")
-    backend.setup(job.name)
-    backend.launch(job)
-    if not keep:
-        print("\n# when the job has ended")
-        backend.delete(job.name)
-
-
-def _preflight(
-    backend: Backend,
-    job: Job,
-    where: ConfigDict,
-    flags: Sequence[str],
-    calls: Calls,
-    leave: threading.Event | None,
-) -> None:
-    """Compile the job on this machine before TPUs are requested.
-
-    Skip this if TPUs have been requested already, unless these are idle or the job has failed.
-
-    Raises:
-      UserError: The configuration is invalid.
-      RunFailed: The job would not work on this slice.
-    """
-    starts = (Stage.ABSENT, Stage.READY, Stage.FAILED)
-    if not calls.dry_run and backend.look(job).stage not in starts:
-        return
-    command = [
-        *(sys.executable, "-m", "fire_lm", "preflight", f"--slice={where.accelerator}"),
-        *(f"--workdir={job.folder}", *(f for f in flags if f.startswith(("--gin", "--import")))),
-    ]
-    if calls.dry_run:
-        print(f"# before that, on this machine\n{shlex.join(command)}")
-        return
-    with _COMPILING:
-        if leave is not None and leave.is_set():
-            raise Preempted(f"{job.name} was not started")
-        code = subprocess.run(command, cwd=ROOT, check=False).returncode
-    problem = f"{job.name}: preflight ended with exit code {code}, so no TPUs were requested"
-    if code == 2:
-        raise UserError(f"{problem}\n--no_preflight skips it")
-    if code:
-        raise RunFailed(f"{problem}\n--no_preflight skips it")
-
-
-_COMPILING = threading.Lock()
 _SHOW_EVERY = 10.0  # the number of seconds between lines about the progress of a local grid
 
 
@@ -377,8 +328,8 @@ def check_experiment(flags: Sequence[str], verb: str = "pretrain") -> Config:
 
 def status(arguments: argparse.Namespace) -> None:
     """Print the resources in the project and zone and, if NAME is given, each host of that job."""
-    where, calls = _where(arguments)
-    backend = _backend(where, calls)
+    where, calls = where_of(arguments)
+    backend = backend_of(where, calls)
     rows = backend.listing()
     if calls.dry_run:
         if arguments.name:
@@ -392,16 +343,16 @@ def status(arguments: argparse.Namespace) -> None:
 
 def logs(arguments: argparse.Namespace) -> None:
     """Print the output of a job on one host."""
-    where, calls = _where(arguments)
+    where, calls = where_of(arguments)
     name = check_name(arguments.name)
-    _backend(where, calls).logs(name, arguments.host, arguments.lines, arguments.follow)
+    backend_of(where, calls).logs(name, arguments.host, arguments.lines, arguments.follow)
 
 
 def stop(arguments: argparse.Namespace) -> None:
     """Make a job save and end, and keep its TPUs."""
-    where, calls = _where(arguments)
+    where, calls = where_of(arguments)
     name = check_name(arguments.name)
-    _backend(where, calls).stop(name)
+    backend_of(where, calls).stop(name)
     if not calls.dry_run:
         print(
             f"{name} is saving and will end; `python -m tpu delete {name}` then releases its TPUs"
@@ -410,32 +361,8 @@ def stop(arguments: argparse.Namespace) -> None:
 
 def delete(arguments: argparse.Namespace) -> None:
     """End a job and release its TPUs."""
-    where, calls = _where(arguments)
+    where, calls = where_of(arguments)
     name = check_name(arguments.name)
-    outcome = _backend(where, calls).delete(name)
+    outcome = backend_of(where, calls).delete(name)
     if not calls.dry_run:
         print(f"{name}: {outcome}")
-
-
-def _where(arguments: argparse.Namespace) -> tuple[ConfigDict, Calls]:
-    if not arguments.cluster:
-        raise UserError(f"{arguments.verb} needs --cluster=NAME, a file in tpu/clusters")
-    where = cluster.load(arguments.cluster, arguments.overrides)
-    return where, Calls(arguments.dry_run)
-
-
-def _backend(where: ConfigDict, calls: Calls) -> Backend:
-    return (gke.GKE if where.gke_context else QueuedResources)(where, calls)
-
-
-def _before(where: ConfigDict, calls: Calls) -> None:
-    if warning := bucket.check(where, calls):
-        print(warning, flush=True)
-    if not where.gke_context and cluster.slice_of(where).hosts > 1:
-        try:
-            calls.read(["ssh-add", "-l"])
-        except CallFailed as error:
-            raise UserError(
-                "ssh-agent holds no key, which gcloud needs to reach several hosts\n"
-                "eval $(ssh-agent) && ssh-add ~/.ssh/google_compute_engine"
-            ) from error

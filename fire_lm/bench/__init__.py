@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def run_data(arguments: argparse.Namespace) -> None:
-    """Run `fire-lm bench data`, which measures how fast text is read; this needs TensorFlow."""
+    """Run `fire-lm bench data`, which measures the speed of reading text; it needs TensorFlow."""
     from fire_lm.bench import data
 
     data.bench(arguments)
@@ -108,7 +108,7 @@ def usable_cores() -> set[int]:
 
 
 def ask_for_one_thread() -> None:
-    """Limit libraries that start later to one thread; not all of them heed the number of cores."""
+    """Limit libraries that start later to one thread; some of them ignore the number of cores."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     flags = os.environ.get("XLA_FLAGS", "")

@@ -1,4 +1,4 @@
-"""Validation of the arguments of benchmarks, and output of their results as JSON."""
+"""The validation of benchmark arguments, and the output of results as JSON."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def check_names(names: Sequence[str], known: Sequence[str], flag: str) -> None:
         if name not in known:
             near = nearest(name, known)
             hint = f": did you mean {near}?" if near else ""
-            raise UserError(f"{flag}: unknown '{name}'{hint}\nthere are {', '.join(known)}")
+            raise UserError(f"{flag}: unknown '{name}'{hint}\nknown: {', '.join(known)}")
 
 
 def check_json(file: str | None) -> None:
     if file and not Path(file).absolute().parent.is_dir():
         raise UserError(f"--json: there is no folder {Path(file).absolute().parent}")
     if file and Path(file).is_dir():
-        raise UserError(f"--json: {file} is a folder, name a file")
+        raise UserError(f"--json: {file} is a folder: name a file")
 
 
 def write_json(file: str | None, report: Any) -> None:

@@ -63,7 +63,7 @@ class Contestant(Entry):
 
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None, size: ModelSize = SIZE) -> Report:
-    """Measure what the command line requests, print the results, and write the JSON file."""
+    """Run the requested measurements, print the results, and write the JSON file."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_names(arguments.implementations, list(get_args(Implementation)), "--implementations")
     check_json(arguments.json)

@@ -128,13 +128,13 @@ class Contestant:
 
 
 def bench(arguments: argparse.Namespace, peer: ModuleType | None = None) -> GenerationTimes:
-    """Measure what the command line requests, print the results, and write the JSON file."""
+    """Run the requested measurements, print the results, and write the JSON file."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:
         raise UserError("--lengths: name at least one, such as 2048")
     if arguments.new_tokens < 2:
-        raise UserError("--new_tokens: the first one comes with the prompt, so name 2 or more")
+        raise UserError("--new_tokens: the prefill generates the first one, so name 2 or more")
     load_before = load()
     workload = workload_for(arguments.size, None)
     size = workload.size

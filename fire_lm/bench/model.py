@@ -2,11 +2,10 @@
 
 The compiled programs are those used elsewhere: the scoring of a batch in a length sweep (logits and
 the loss of each token), and the training step of `pretrain` (forward, backward and AdamW), both on
-one device. Batches of every length have the same number of tokens, as long as a sequence fits into
-that number. Contestants take turns in one process, and the best round counts (rounds.py). Fig. 5 of
-the paper measures only the forward pass of the base model at length 2048, as the mean of 10 runs on
-4 TPUv2 chips; `--protocol=paper` therefore takes the mean over the rounds on all devices of the
-host.
+one device. Batches of every length have the same number of tokens, unless a single sequence has
+more. Contestants take turns in one process, and the best round counts (rounds.py). Fig. 5 of the
+paper measures only the forward pass of the base model at length 2048, as the mean of 10 runs on 4
+TPUv2 chips; `--protocol=paper` therefore takes the mean over the rounds on all devices of the host.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Contestant:
 
 
 def bench(arguments: argparse.Namespace) -> ModelTimes:
-    """Measure what the command line requests, print the results, and write the JSON file."""
+    """Run the requested measurements, print the results, and write the JSON file."""
     check_names(arguments.encodings, list(ENCODINGS), "--encodings")
     check_json(arguments.json)
     if not arguments.lengths:
@@ -98,7 +97,7 @@ def bench(arguments: argparse.Namespace) -> ModelTimes:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise RunFailed(
-            "the memory of the device is too small for this: lower --tokens_per_batch "
+            "the device has too little memory: lower --tokens_per_batch "
             f"({workload.tokens_per_batch}), or the longest of --lengths"
         ) from error
     report = ModelTimes(

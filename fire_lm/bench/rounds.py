@@ -1,4 +1,4 @@
-"""Timing of calls in turns, so that other activity on the machine affects all calls alike."""
+"""The timing of calls in turns, so that other activity on the machine affects all calls alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of our weights to the PyTorch peer's names and shapes, without importing PyTorch."""
+"""The conversion of our weights to the PyTorch peer's names and shapes, without PyTorch."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 The estimate is the number of instruction bundles that run over the whole causal grid for one head.
 The bundles of the final schedule (`preflight/bundles.py`) run once for each step of the grid, each
 sequence of a block, and each pair of kinks that a part of a tile can meet; the pairs are counted
-from FIRE's parameters. The estimate covers the forward and backward pass of one attention with 12
-heads of width 64 in bfloat16, without XLA's work around the kernels.
+from FIRE's parameters. The estimate covers the forward and backward passes of one attention call
+with 12 heads of width 64 in bfloat16, without XLA's work around the kernels.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def tell_given_twice(bindings: list[str]) -> None:
     """Report each binding that overrides an earlier binding of the same name.
 
-    Such bindings occur, for example, when a script appends its own.
+    This happens, for example, when a script appends its own bindings.
     """
     values: dict[str, list[str]] = {}
     for binding in bindings:
@@ -135,7 +135,7 @@ def tell_given_twice(bindings: list[str]) -> None:
     won = [f"--gin.{name}={given[-1]}" for name, given in values.items() if len({*given}) > 1]
     if won:
         told = printable(" ".join(" ".join(won).split()))
-        print(f"fire-lm: given twice, the last one wins: {told}", file=sys.stderr)
+        print(f"fire-lm: repeated bindings, of which the last applies: {told}", file=sys.stderr)
 
 
 # Flags that may be given several times.

@@ -13,12 +13,15 @@ def add_benches(benches: Parser, debug: Parser) -> None:
     subjects = benches.add_subparsers(dest="subject", required=True, parser_class=Parser)
     rounds = Parser(add_help=False)
     rounds.add_argument(
-        "--rounds", type=number, default=3, help="rounds of each contestant (default: %(default)s)"
+        "--rounds",
+        type=number,
+        default=3,
+        help="rounds, each of which times every contestant (default: %(default)s)",
     )
     rounds.add_argument("--json", metavar="FILE", help="also write the results to FILE as JSON")
 
     reading = subjects.add_parser(
-        "data", parents=[debug, rounds], help="tokens per second on the fly and from blocks"
+        "data", parents=[debug, rounds], help="the speed of reading text on the fly and from blocks"
     )
     reading.add_argument("--data_dir", required=True, help="a TFDS data set with a train split")
     reading.add_argument("--tfds_name", help="the data set, if the directory has several")
@@ -78,7 +81,7 @@ def add_benches(benches: Parser, debug: Parser) -> None:
 
     _add_attention(
         subjects.add_parser(
-            "attention", parents=[debug, rounds], help="the cost of each encoding in two blocks"
+            "attention", parents=[debug, rounds], help="the cost of each encoding in two layers"
         )
     )
 
@@ -86,10 +89,10 @@ def add_benches(benches: Parser, debug: Parser) -> None:
 def _add_attention(bench: Parser) -> None:
     add_lists(
         bench,
-        ("lengths", "2048", "tokens per sequence in the two blocks"),
+        ("lengths", "2048", "tokens per sequence in the two layers"),
         ("encodings", _BENCH_ENCODINGS, _BESIDE_NOPE),
         ("implementations", "blockwise", "implementations of attention"),
-        ("memory", "8192,16384", "tokens per sequence when measuring one FIRE attention's memory"),
+        ("memory", "8192,16384", "tokens per sequence for the memory of one FIRE attention call"),
     )
     bench.add_argument(
         "--peer", choices=["torch"], help="compare with the same model in another library"
@@ -97,7 +100,7 @@ def _add_attention(bench: Parser) -> None:
     bench.add_argument(
         "--tpu",
         choices=["v4-8"],
-        help="print estimates of the kernels compiled for this slice; needs no TPU",
+        help="print the compiler's estimates for the kernels on this slice; needs no TPU",
     )
 
 

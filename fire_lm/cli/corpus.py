@@ -72,7 +72,7 @@ def write_from_files(arguments: argparse.Namespace) -> None:
             workers=beam_workers(arguments),
         )
     if not written.written:
-        print(f"{arguments.data_dir} holds these files (by name, size and time): nothing to do")
+        print(f"{arguments.data_dir} holds the same files (by name, size and time): nothing to do")
     for split, documents in written.documents.items():
         print(f"{split}: {documents:,} documents, {written.bytes[split] / 1e6:.1f} MB")
     left_out = (f"{count:,} {why}" for why, count in sorted(written.left_out.items()))
@@ -97,7 +97,7 @@ def vocab(arguments: argparse.Namespace) -> None:
     from fire_lm.data.on_the_fly import tasks
 
     data = tasks.only_data_set(arguments.data_dir, arguments.tfds_name)
-    with Bar("MB read; the training after that takes minutes", 10**6) as on_bytes:
+    with Bar("MB read; training follows and takes minutes", 10**6) as on_bytes:
         trained = train_vocabulary(
             data,
             arguments.output,
@@ -141,8 +141,8 @@ def check(arguments: argparse.Namespace) -> None:
     print(f"\n{length_table(tokens)}")
     for split in [split for split in splits if split != "train"] or ["train"]:
         print(
-            f"\nwhat a sweep of the {split} split can read, in rows of {lengths[-1]} and parts "
-            "of rows"
+            f"\ncontents of a sweep of the {split} split, in rows of {lengths[-1]} tokens and "
+            "parts of rows"
         )
         rows = [
             row
@@ -151,20 +151,20 @@ def check(arguments: argparse.Namespace) -> None:
         ]
         print(sweep_table(rows))
     length_figure(tokens, f"{data.tfds_name}, {data.vocabulary}", picture)
-    print(f"\npicture: {arguments.output}")
+    print(f"\nfigure: {arguments.output}")
     for split, contents in splits.items():
         if warning := unknown_warning(contents.unknown_share, split, data):
             print(warning)
 
 
 def make_place(file: epath.Path) -> None:
-    """Create the output file's folder, so that a failure does not occur after hours of reading."""
+    """Create the output file's folder before the data set is read, which can take hours."""
     try:
         make_folder(file.parent)
     except OSError as error:
         raise UserError(f"Cannot write {file}: {error.strerror or error}") from error
     if file.is_dir():
-        raise UserError(f"Cannot write {file}: it is a folder, name a file in it")
+        raise UserError(f"Cannot write {file}: it is a folder; name a file in it")
 
 
 def contents_table(splits: Mapping[str, Contents]) -> str:
@@ -177,12 +177,12 @@ def contents_table(splits: Mapping[str, Contents]) -> str:
         lines.append(
             f"{split:>12}{documents:>12,}{found.skipped:>10,}{found.duplicates:>12,}{tokens:>15,}"
             f"{found.text_bytes:>15,}{found.text_bytes / max(1, tokens):>13.2f}"
-            f"{found.unknown_share:>9.2%}" + ("" if found.whole else "  (only its first documents)")
+            f"{found.unknown_share:>9.2%}" + ("" if found.whole else "  (first documents only)")
         )
     for one, other in itertools.combinations(splits, 2):
         both = len(splits[one].digests & splits[other].digests)
         whole = splits[one].whole and splits[other].whole
-        of_some = "" if whole else " (of the documents read, not all)"
+        of_some = "" if whole else " (among the documents read, which are not all)"
         lines.append(f"texts in both {one} and {other}{of_some}: {both:,}")
     return "\n".join(lines)
 

@@ -7,12 +7,15 @@ from fire_lm.cli.argument_types import Parser, names, number, numbers, seed, spl
 
 def add_corpus(corpus: Parser, debug: Parser) -> None:
     """Add the arguments of `corpus` itself, which writes a data set, and of its parts."""
-    corpus.description = "Without --from, writes the text that every installation includes."
+    corpus.description = (
+        "Writes documents as a TFDS data set: those of --from or, by default, the source code and\n"
+        "the help texts of the installed Python and JAX."
+    )
     corpus.add_argument("--data_dir", help="folder to write, to be used as DATA_DIR")
     corpus.add_argument(
         "--from",
         dest="source",
-        help="file or folder of documents: text, .jsonl or .parquet, also as .gz or .zst",
+        help="file or folder of documents: text, .jsonl or .parquet, optionally as .gz or .zst",
     )
     corpus.add_argument("--name", help="name of the data set, such as arxiv or github")
     corpus.add_argument(
@@ -20,7 +23,7 @@ def add_corpus(corpus: Parser, debug: Parser) -> None:
         help="field of JSON and Parquet records that holds the text (default: text)",
     )
     corpus.add_argument(
-        "--whole_files", action="store_true", default=None, help="make each file one document"
+        "--whole_files", action="store_true", default=None, help="treat each file as one document"
     )
     corpus.add_argument(
         "--split_on",
@@ -69,7 +72,7 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         "--splits", type=names, default=[], metavar="A,B", help="splits to tokenise (default: all)"
     )
     blocks.add_argument(
-        "--parts", type=number, help="parts of each split (default: one per gigabyte of text)"
+        "--parts", type=number, help="parts per split (default: one per gigabyte of text)"
     )
     add_beam(blocks)
 
@@ -77,7 +80,9 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         "check", parents=[written, debug], help="report what a data set contains"
     )
     check.add_argument(
-        "--vocabulary", default="bytes", help="value of VOCABULARY (default: %(default)s)"
+        "--vocabulary",
+        default="bytes",
+        help="bytes, the path of a SentencePiece model, or hf:DIR (default: %(default)s)",
     )
     lengths = "512,1024,2048,4096,8192"
     check.add_argument(
@@ -91,7 +96,7 @@ def _add_parts(corpus: Parser, debug: Parser) -> None:
         "--documents",
         type=number,
         default=100_000,
-        help="documents to read of each split (default: %(default)s)",
+        help="documents to read from each split (default: %(default)s)",
     )
     check.add_argument(
         "--output",
@@ -110,7 +115,7 @@ def add_tasks(tasks: Parser) -> None:
     tasks.add_argument("--data_dir", required=True, help="TFDS data directory to write")
     tasks.add_argument("--source", metavar="FOLDER", help="folder of JSON lines, zip files or TFDS")
     tasks.add_argument(
-        "--tasks", type=names, default=[], metavar="A,B", help="tasks (default: all)"
+        "--tasks", type=names, default=[], metavar="A,B", help="tasks to write (default: all)"
     )
     tasks.add_argument(
         "--sizes",
@@ -119,11 +124,11 @@ def add_tasks(tasks: Parser) -> None:
         help="sizes of generated tests (default: the benchmark's)",
     )
     tasks.add_argument(
-        "--train_size", type=number, help="largest size in training (default: the least of --sizes)"
+        "--train_size", type=number, help="largest size in training (default: smallest of --sizes)"
     )
     tasks.add_argument("--rows", type=number, help="training rows (default: 10000)")
     tasks.add_argument("--examples", type=number, help="test rows per size (default: 50)")
-    tasks.add_argument("--seed", type=seed, help="seed of exercises (default: 0)")
+    tasks.add_argument("--seed", type=seed, help="seed for generating exercises (default: 0)")
 
 
 def add_beam(verb: Parser) -> None:

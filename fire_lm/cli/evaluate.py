@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from fire_lm.cli.argument_checks import check_for_tasks
 from fire_lm.cli.startup import quiet_libraries
-from fire_lm.errors import UserError
 from fire_lm.experiment import evaluates_a_task
 from fire_lm.processes import initialize_distributed
 from fire_lm.sweeps import accuracy, task_scores
@@ -16,8 +16,6 @@ def run(arguments: argparse.Namespace) -> None:
     if not evaluates_a_task(arguments.gin_file, arguments.bindings, arguments.gin_search_paths):
         accuracy.evaluate(arguments)
         return
-    for name in ("positions", "sequences", "output"):
-        if getattr(arguments, name) is not None:
-            raise UserError(f"--{name} is for synthetic tasks: remove it")
+    check_for_tasks(arguments)
     initialize_distributed()
     task_scores.evaluate(arguments)

@@ -34,8 +34,8 @@ def run(arguments: argparse.Namespace) -> None:
         context_length=arguments.context_length,
         configuration=config.text(),
     )
-    needs = ", opened with trust_remote_code=True" if has_own_code(found) else ""
-    print(f"{arguments.output}: {found.config['architectures'][0]}{needs}, of step {step}")
+    needs = "; open it with trust_remote_code=True" if has_own_code(found) else ""
+    print(f"{arguments.output}: {found.config['architectures'][0]} from step {step}{needs}")
 
 
 def about_run(run: Run, step: int, variant: str) -> str:

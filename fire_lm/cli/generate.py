@@ -42,14 +42,14 @@ def run(arguments: argparse.Namespace) -> None:
     method = method_of(arguments)
     initialize_distributed()
     if arguments.prompt is not None and arguments.output:
-        raise UserError("--output is for the results of --prompts; one --prompt is printed")
+        raise UserError("--output is for the results of --prompts: omit it with --prompt")
     prompts = prompts_of(arguments)
     opened = opened_by(arguments, method)
     encoded = [(prompt, _encoded(opened.writer, prompt)) for prompt in prompts]
     longest = max(len(ids) for _, ids in encoded) + arguments.new_tokens
     context_length = arguments.context_length or longest
     if context_length < longest:
-        raise UserError(f"--context_length={context_length}: prompt and new tokens have {longest}")
+        raise UserError(f"--context_length={context_length} is too small: set {longest} or more")
     check_context(opened.writer.model, longest, context_length)
     if arguments.prompt is not None:
         continue_one(opened.restored(), encoded[0][1], context_length)
@@ -79,7 +79,7 @@ def method_of(arguments: argparse.Namespace) -> Method:
             raise UserError("--alpha is the length penalty of beam search: also give --beams")
         return Sample(**drawn) if drawn else Greedy()
     if drawn:
-        raise UserError(f"--beams searches and --{next(iter(drawn))} samples: give only one")
+        raise UserError(f"--beams searches, but --{next(iter(drawn))} samples: give only one")
     return Beam(arguments.beams, **({} if arguments.alpha is None else {"alpha": arguments.alpha}))
 
 
@@ -153,7 +153,7 @@ def continue_one(writer: Writer, ids: np.ndarray, context_length: int) -> None:
 
 
 class _Terminal:
-    """Prints text as it grows, holding back the end, which the next token may still change."""
+    """A printer of growing text that holds back the end, which the next token may still change."""
 
     def __init__(self, stop: Sequence[str]):
         self._shown, self._held = "", max((len(one) - 1 for one in stop), default=0)
@@ -181,7 +181,9 @@ def continue_all(
     there = set(by_first(lambda: finished(output, about, prompts)) if output else [])
     left = [one for one in encoded if one[0].id not in there]
     if there:
-        print(f"{len(encoded) - len(left)} of {len(encoded)} prompts are in {output} already")
+        print(
+            f"{len(encoded) - len(left)} of {len(encoded)} prompts already have results in {output}"
+        )
     if not left:
         return
     writer = opened.restored()

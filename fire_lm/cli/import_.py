@@ -26,5 +26,5 @@ def run(arguments: argparse.Namespace) -> None:
     ensure_writable(arguments.output, "--output")
     write_run(found, arguments.output)
     told = f"; {found.told}" if found.told else ""
-    print(f"{arguments.output}: {label_in(found.config)} at step 0 of {arguments.source}{told}")
+    print(f"{arguments.output}: {label_in(found.config)} at step 0, from {arguments.source}{told}")
     print(f"continue training with --gin.INIT_FROM={arguments.output} in another --workdir")

@@ -10,7 +10,7 @@ from fire_lm.cli.argument_types import Parser, number, ranges, seed, three_numbe
 from fire_lm.cli.bench_arguments import add_benches
 from fire_lm.cli.corpus_arguments import add_corpus
 
-_CONFIG_HELP = "a configuration file, such as those in configs/; later files win (repeatable)"
+_CONFIG_HELP = "a file such as those in configs/; later files override earlier ones (repeatable)"
 
 
 _PRETRAIN: dict[str, Any] = {
@@ -40,7 +40,7 @@ _SWEEP: dict[str, Any] = {
 }
 _REPORT: dict[str, Any] = {
     "description": "Draws the results of runs (sweeps, metrics, what the encodings learned) as\n"
-    "one page, RUN/report/index.html. It changes no run.",
+    "one page, RUN/report/index.html. The runs are not changed.",
     "epilog": "examples:\n"
     "  fire-lm report runs/quickstart\n"
     "  fire-lm report runs/fire --against=runs/rope --output=report",
@@ -49,11 +49,11 @@ _EVALUATE: dict[str, Any] = {
     "description": "Measures the accuracy of runs on the synthetic task that they were trained on\n"
     "(configs/synthetic/), at each length. Writes length_accuracy.csv and .png beside each run,\n"
     "and a table and figure of all of them. Rows that are already in the table are not computed\n"
-    "again. With a file of configs/tasks/, it answers the examples of a task of inputs and\n"
-    "targets instead, and writes predictions/ and task_scores.csv beside each run.",
+    "again. With a file of configs/tasks/, answers the examples of a text-to-text task instead,\n"
+    "and writes predictions/ and task_scores.csv beside each run.",
     "epilog": "examples:\n  fire-lm evaluate runs/reverse --lengths=1-40,50,100,200,500\n"
     "  fire-lm evaluate runs/fire_my_task --gin_file=configs/tasks/base.gin \\\n"
-    "    --import=my_package.tasks --gin.EVAL_LENGTHS=512,2048",
+    "    --import=my_package.tasks --gin.EVAL_LENGTHS=512,2048 --follow",
 }
 _IMPORT: dict[str, Any] = {
     "description": "Writes a Hugging Face model as a run directory with a checkpoint at step 0,\n"
@@ -92,10 +92,10 @@ def build_parser() -> argparse.ArgumentParser:
     add_pretrain(verb("finetune", *configured, help=told, **_FINETUNE))
     told = "compile a run for a TPU slice, without a TPU"
     add_preflight(verb("preflight", *configured, help=told))
-    add_sweep(verb("sweep", *configured, help="score loss against length", **_SWEEP))
-    told = "measure a run's accuracy on its synthetic task, by length"
+    add_sweep(verb("sweep", *configured, help="measure loss by length", **_SWEEP))
+    told = "measure a run's accuracy on a task, by length"
     add_evaluate(verb("evaluate", *configured, help=told, **_EVALUATE))
-    add_generate(verb("generate", *configured, help="text", **_GENERATE))
+    add_generate(verb("generate", *configured, help="generate text", **_GENERATE))
     add_export(verb("export", *configured, help="write a run in the format of transformers"))
     add_import(verb("import", *configured, help="write a Hugging Face model as a run", **_IMPORT))
     add_report(verb("report", debug, help="draw a page of tables and figures", **_REPORT))
@@ -126,7 +126,9 @@ def gin_arguments() -> Parser:
 
 def add_pretrain(pretrain: Parser) -> None:
     pretrain.add_argument("--workdir", help="run directory, local or gs://")
-    pretrain.add_argument("--dry_run", action="store_true", help="describe the run and stop")
+    pretrain.add_argument(
+        "--dry_run", action="store_true", help="describe the run without starting it"
+    )
     pretrain.add_argument(
         "--allow_config_change",
         action="store_true",
@@ -217,7 +219,7 @@ def add_report(report: Parser) -> None:
         "--against",
         default="paper",
         metavar="paper|RUN",
-        help="whose losses to compare with (default: %(default)s)",
+        help="losses to compare with (default: %(default)s)",
     )
     report.add_argument("--bench", metavar="FILE", help="times from `bench model --json=FILE`")
     report.add_argument(
@@ -244,13 +246,13 @@ def add_evaluate(evaluate: Parser) -> None:
     evaluate.add_argument(
         "--positions",
         choices=("plain", "even", "random"),
-        help="positions of the tokens, for a model trained at randomized positions (default: as "
+        help="positions of the tokens, for a model trained with randomized positions (default: as "
         "configured)",
     )
     evaluate.add_argument(
         "--sequences",
         type=number,
-        help="exercises of each length, of a synthetic task (default: 128)",
+        help="exercises per length of a synthetic task (default: 128)",
     )
     evaluate.add_argument("--output", help="folder for the combined table and figure")
     evaluate.add_argument(
@@ -262,7 +264,7 @@ def add_generate(generate: Parser) -> None:
     generate.add_argument("run", metavar="RUN[@STEP]")
     prompts = generate.add_mutually_exclusive_group(required=True)
     prompts.add_argument(
-        "--prompt", metavar="TEXT", help="prompt whose continuation is printed as it is written"
+        "--prompt", metavar="TEXT", help="prompt whose continuation is printed as it is generated"
     )
     prompts.add_argument(
         "--prompts", metavar="FILE", help="JSON lines of prompts; - reads standard input"
@@ -274,7 +276,7 @@ def add_generate(generate: Parser) -> None:
         "--new_tokens",
         type=number,
         default=64,
-        help="largest number of tokens to generate (default: %(default)s)",
+        help="maximum number of tokens to generate (default: %(default)s)",
     )
     generate.add_argument("--temperature", type=float, help="divisor of the logits (default: 1)")
     generate.add_argument("--top_k", type=number, help="sample from the K likeliest tokens")
@@ -302,6 +304,6 @@ def add_generate(generate: Parser) -> None:
     generate.add_argument(
         "--context_length",
         type=number,
-        help="tokens of prompt and answer, for encodings that depend on it (default: those of the "
-        "longest prompt)",
+        help="tokens of a prompt and its continuation, for encodings that depend on this number "
+        "(default: as many as the longest prompt needs)",
     )

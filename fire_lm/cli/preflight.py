@@ -9,16 +9,28 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fire_lm.checkpoints import available_steps, check_arrays, split_run
+from fire_lm.checkpoints import (
+    available_steps,
+    check_arrays,
+    check_params,
+    choose_step,
+    split_run,
+)
 from fire_lm.cli.startup import quiet_libraries
 from fire_lm.config import Config
 from fire_lm.errors import RunFailed, UserError
 from fire_lm.evaluation import LengthSweep, lengths_refused
-from fire_lm.experiment import check_blocks, training_of, training_root
+from fire_lm.evaluation.scoring import parameter_shapes
+from fire_lm.experiment import check_blocks, evaluates_a_task, training_of, training_root
+from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.generation import Beam, Greedy
 from fire_lm.hardware.slices import parse_slice
+from fire_lm.models import Decoder
 from fire_lm.preflight import bundles, check
 from fire_lm.preflight.programs import Compiler, Prompts
+from fire_lm.preflight.report import Report
+from fire_lm.preflight.tasks import preflight_tasks
+from fire_lm.runs.evaluated import configuration
 from fire_lm.runs.inherited import training_config
 from fire_lm.runs.resuming import check_same_experiment, with_kept_lengths
 from fire_lm.runs.saved import check_same_vocabulary, model_of_run, tokenized_of_run
@@ -36,34 +48,79 @@ def run(arguments: argparse.Namespace) -> None:
     workdir = str(place(arguments.workdir)) if arguments.workdir else ""
     if arguments.json:
         check_place_of(arguments.json)
+    with tempfile.TemporaryDirectory() as folder:
+        bundles.ask(folder)
+        compiler = Compiler(where, Path(folder))
+        if evaluates_a_task(arguments.gin_file, arguments.bindings, arguments.gin_search_paths):
+            kind, report = "evaluation", report_on_evaluation(arguments, compiler, workdir)
+        else:
+            kind, report = "run", report_on_training(arguments, compiler, workdir)
+    print(report)
+    if arguments.json:
+        place(arguments.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    if not report.passed:
+        raise RunFailed(f"this {kind} would not work on {where}: see the report above")
+
+
+def report_on_training(arguments: argparse.Namespace, compiler: Compiler, workdir: str) -> Report:
+    """Return the report on a pretraining, its sweep and, if asked for, generation; or a finetuning.
+
+    A finetuned run is evaluated on its task, so it has no sweep over the lengths of a text.
+    """
     config = training_config(arguments, workdir)
     check_blocks(config)
     with contextlib.suppress(UserError, RunFailed):  # The check of saved files below reports these.
         config = with_kept_lengths(config, workdir, allow_change=False)
     train: Pretraining = training_of(config)
-    # A finetuned run is evaluated on its task, so it has no sweep over the lengths of a text.
     score: LengthSweep | None = None
     lengths: list[int] = []
     if training_root(config) == "pretrain":
         score = config.call("length_sweep")
         refused = lengths_refused(score.model, score.in_order)
         lengths = [length for length in score.in_order if length not in refused]
-    with tempfile.TemporaryDirectory() as folder:
-        bundles.ask(folder)
-        report = check.preflight(
-            Compiler(where, Path(folder)),
-            train,
-            score,
-            lengths if arguments.all_lengths else lengths[-1:],
-            workdir,
-            what_is_saved(config, train, workdir),
-            prompts_of(arguments),
+    return check.preflight(
+        compiler,
+        train,
+        score,
+        lengths if arguments.all_lengths else lengths[-1:],
+        workdir,
+        what_is_saved(config, train, workdir),
+        prompts_of(arguments),
+    )
+
+
+def report_on_evaluation(arguments: argparse.Namespace, compiler: Compiler, workdir: str) -> Report:
+    """Return the report on the evaluation of the run `workdir`, or of a described model, on tasks.
+
+    Raises:
+      UserError: `workdir` contains no run, or the model cannot read any of the lengths.
+    """
+    if arguments.generate is not None or arguments.beams is not None:
+        raise UserError(
+            "--generate and --beams have no effect here: the prompts follow from EVAL_LENGTHS and "
+            "evaluate.method"
         )
-    print(report)
-    if arguments.json:
-        place(arguments.json).write_text(json.dumps(report.as_json(), indent=1) + "\n")
-    if not report.passed:
-        raise RunFailed(f"this run would not work on {where}")
+    if workdir:
+        config, _ = configuration(arguments, place(workdir))
+    else:
+        config = training_config(arguments, "")
+    model: Decoder = config.call("build_decoder")
+    asked: TextEvaluation = config.call("evaluate")
+    refused = asked.refused(model)
+    lengths = [length for length in asked.in_order if length not in refused]
+
+    def checkpoint() -> str:
+        step = choose_step(workdir, None)
+        check_params(workdir, step, parameter_shapes(model))
+        return f"step {step} of {workdir} has the model's parameters"
+
+    return preflight_tasks(
+        compiler,
+        model,
+        asked,
+        lengths if arguments.all_lengths else lengths[-1:],
+        {"checkpoint": checkpoint} if workdir else {},
+    )
 
 
 def prompts_of(arguments: argparse.Namespace) -> Prompts | None:

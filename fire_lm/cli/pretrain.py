@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
             config = with_kept_lengths(config, arguments.workdir, arguments.allow_config_change)
         except (UserError, RunFailed) as error:
             told = str(error).partition("\n")[0]
-            print(f"{told}; shown as if no length that it was trained with were kept")
+            print(f"{told}; the configuration is shown without the lengths that it would keep")
         if speaks:
             print(config.text())
         plan = training.describe(training_of(config))
@@ -70,9 +70,9 @@ def check_verb(arguments: argparse.Namespace) -> None:
     if described == arguments.verb:
         return
     if arguments.verb == "pretrain":
-        raise UserError("the gin files describe a finetuning: use `fire-lm finetune`")
+        raise UserError("the gin files describe finetuning: use `fire-lm finetune`")
     raise UserError(
-        "the gin files describe no finetuning: give one of configs/finetune, as in\n"
+        "the gin files do not describe finetuning: add a file of configs/finetune, as in\n"
         "fire-lm finetune --gin_file=configs/finetune/scrolls_qasper.gin --gin.INIT_FROM=RUN "
         "--workdir=DIR"
     )

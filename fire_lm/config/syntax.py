@@ -136,7 +136,8 @@ class _Parser(config_parser.ConfigParser):
         value = super().parse_value()
         written = [token for token in self._seen[start:] if token.strip()]
         if isinstance(value, Ref | Macro) and written[0] == "-":
-            self._raise_syntax_error("A minus sign must precede a number.")  # gin ignores it: `-%X`
+            # gin itself ignores the minus sign in `-%X`.
+            self._raise_syntax_error("A minus sign must precede a number.")
         if isinstance(value, Leaf | list | tuple):
             return value
         number = "".join(written[: 1 + (written[0] == "-")])

@@ -128,13 +128,16 @@ def scoring_text(
     return _reader(data).scoring_text(data, length=length, num_sequences=num_sequences, split=split)
 
 
-def task_examples_of(data: TextToText, *, split: str, longest: int) -> list[TaskExamples]:
+def task_examples_of(
+    data: TextToText, *, split: str, longest: int, count: int | None = None
+) -> list[TaskExamples]:
     """Return the examples of a task, or of each task of a mixture, in the order of their source.
 
     Args:
         data: The task or mixture.
         split: The name of the split.
         longest: The maximum number of tokens of an input to keep, without its end token.
+        count: The number of examples to read from the beginning of each task; None reads all.
 
     Raises:
         UserError: A task, its split or its vocabulary cannot be read, the task has no metric or no
@@ -144,7 +147,7 @@ def task_examples_of(data: TextToText, *, split: str, longest: int) -> list[Task
     from fire_lm.data.on_the_fly import evaluation_rows
 
     _register(data)
-    return evaluation_rows.task_examples(data, split=split, longest=longest)
+    return evaluation_rows.task_examples(data, split=split, longest=longest, count=count)
 
 
 def vocabulary_name(data: TrainingData) -> str:

@@ -18,7 +18,7 @@ from fire_lm.tasks.synthetic.layouts import longest_row
 from fire_lm.tasks.synthetic.layouts import vocabulary_size as task_vocabulary_size
 
 
-class TrainIterator:
+class ExerciseIterator:
     """An endless iterator over batches of exercises; see `fire_lm.data`.
 
     All exercises in a batch have the same length.
@@ -63,7 +63,7 @@ class TrainIterator:
             f"batch, layout {data.layout}"
         )
 
-    def __iter__(self) -> TrainIterator:
+    def __iter__(self) -> ExerciseIterator:
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
@@ -108,8 +108,8 @@ class TrainIterator:
         self._step = step
 
 
-def train_iterator(data: Synthetic, **arguments: int) -> TrainIterator:
-    return TrainIterator(data, **arguments)
+def train_iterator(data: Synthetic, **arguments: int) -> ExerciseIterator:
+    return ExerciseIterator(data, **arguments)
 
 
 def vocabulary_name(data: Synthetic) -> str:

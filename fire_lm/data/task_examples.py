@@ -12,7 +12,7 @@ from fire_lm.errors import UserError
 
 
 def failure(error: Exception) -> str:
-    """Return an error of a task's own code in one line."""
+    """Format an exception that a task's own code raised as one line."""
     return f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
 
 
@@ -51,8 +51,8 @@ class TaskExamples:
             prediction that the metrics receive.
         metrics: Functions of the targets and the predictions, each of which returns a mapping from
             names to values.
-        lost: The examples that are left out because the task's own code fails on their target: the
-            reason, keyed by the id of the example.
+        lost: The examples that are omitted because the task's own code fails on their targets: a
+            mapping from the id of each example to the error.
     """
 
     name: str
@@ -62,7 +62,7 @@ class TaskExamples:
     lost: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def with_inputs_below(self, tokens: int) -> TaskExamples:
-        """Return the task with only those examples whose whole input has fewer than `tokens`.
+        """Return the task with only the examples whose whole input has fewer than `tokens` tokens.
 
         Raises:
             UserError: There is no such example.

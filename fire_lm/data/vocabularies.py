@@ -12,9 +12,9 @@ from fire_lm.data.hub_vocabulary import PREFIX, HubVocabulary, load_hub
 from fire_lm.data.quiet_tensorflow import seqio, tf, without_their_warnings
 from fire_lm.errors import UserError, reason
 
-# The names of SentencePiece's own rules of normalisation.
+# SentencePiece's built-in normalisation rules.
 _STANDARD_NORMALIZERS = ("identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf")
-# A piece of one word, perhaps with spaces before it, which SentencePiece writes as this character.
+# A piece of at most one word, after any spaces, which SentencePiece represents by this character.
 _OF_ONE_WORD = re.compile("\N{LOWER ONE EIGHTH BLOCK}*[^ \N{LOWER ONE EIGHTH BLOCK}]*")
 
 # Maps strings [documents] to the tokens and to the number of bytes of each token, both ragged int32
@@ -111,12 +111,12 @@ def _check_special_pieces(name: str, processor) -> None:
 
 
 def divides_at_spaces(vocabulary: seqio.Vocabulary) -> bool:
-    """Return whether the tokens of 'a b' are those of 'a', followed by others.
+    """Return whether the tokens of 'a b' begin with the tokens of 'a'.
 
-    This is so for bytes, and for a SentencePiece model whose pieces never continue after a space
-    (unless with more spaces) and whose normalisation is a standard one, which changes no ASCII
-    letters and digits. 'a' and 'b' are texts of which the first ends, and the second begins, with
-    an ASCII letter or digit.
+    This holds for bytes, and for a SentencePiece model whose pieces never continue after a space
+    (except with further spaces) and whose normalisation rule is built in. The built-in rules do not
+    change ASCII letters and digits. Here, 'a' is any text that ends in an ASCII letter or digit,
+    and 'b' is any text that begins with one.
     """
     if isinstance(vocabulary, seqio.ByteVocabulary):
         return True

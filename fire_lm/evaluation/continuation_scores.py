@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fire_lm.evaluation.scoring import sequences_at_a_time
 from fire_lm.models import Decoder
-from fire_lm.sharding import BATCH
+from fire_lm.sharding import ACTIVATIONS, BATCH
 
 _SHORTEST = 32
 
@@ -42,7 +43,7 @@ def continuation_scores(
     """
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     for width, group in _of_one_width(model, rows):
-        batch_size = ways * max(1, tokens_per_batch // (width * ways))
+        batch_size = sequences_at_a_time(width, tokens_per_batch, mesh)
         batch_size = min(batch_size, ways * -(-len(group) // ways))
         pos_1T = np.asarray(model.resampling.evaluation_positions(width))
         for start in range(0, len(group), batch_size):
@@ -55,15 +56,49 @@ def continuation_scores(
             yield from zip(part, map(float, logprob_B), map(bool, greedy_B), strict=True)
 
 
+def compile_scores(
+    model: Decoder, params: Any, tokens: int, mesh: Mesh, tokens_per_batch: int
+) -> jax.stages.Compiled:
+    """Compile the program of `continuation_scores` for a batch of rows.
+
+    Args:
+      model: The model.
+      params: The shapes and shardings of the parameters.
+      tokens: The number of tokens that the model reads of a row.
+      mesh: The mesh, whose devices need not be attached to this job.
+      tokens_per_batch: The maximum number of tokens in a batch.
+    """
+    width = padded_width(model, tokens)
+    batch_size = sequences_at_a_time(width, tokens_per_batch, mesh)
+    rows_BT = jax.ShapeDtypeStruct(
+        (batch_size, width), np.int32, sharding=NamedSharding(mesh, BATCH)
+    )
+    pos_1T = np.asarray(model.resampling.evaluation_positions(width))
+    return _scorer(model, mesh).lower(params, pos_1T, *[rows_BT] * 4).compile()
+
+
+def padded_width(model: Decoder, tokens: int) -> int:
+    """Return the width of the program that scores a row of `tokens` tokens."""
+    return _width(tokens, _is_exact(model, tokens))
+
+
+def _width(tokens: int, exact: bool) -> int:
+    return tokens if exact else max(_SHORTEST, 1 << (tokens - 1).bit_length())
+
+
+def _is_exact(model: Decoder, longest: int) -> bool:
+    """Return whether only rows of the same length can be scored together."""
+    exact = any(encoding.uses_context_length for encoding in model.encodings)
+    return exact or not _prefixes(model, longest)
+
+
 def _of_one_width(model: Decoder, rows: Sequence[Row]) -> Iterator[tuple[int, list[int]]]:
     """Yield each width, in descending order, and the indices of the rows read at that width."""
     counts = [len(context) + len(continuation) - 1 for context, continuation in rows]
-    exact = any(encoding.uses_context_length for encoding in model.encodings)
-    exact |= not _prefixes(model, max(counts, default=1))
+    exact = _is_exact(model, max(counts, default=1))
     widths: dict[int, list[int]] = {}
     for index in sorted(range(len(rows)), key=lambda index: -counts[index]):
-        width = counts[index] if exact else max(_SHORTEST, 1 << (counts[index] - 1).bit_length())
-        widths.setdefault(width, []).append(index)
+        widths.setdefault(_width(counts[index], exact), []).append(index)
     yield from widths.items()
 
 
@@ -97,12 +132,16 @@ def _scorer(model: Decoder, mesh: Mesh) -> jax.stages.Wrapped:
     greedy decoding would generate it.
     """
 
+    # As in `scoring.scorer`, a loop over layers costs nothing without a backward pass.
+    activations = NamedSharding(mesh, ACTIVATIONS)
+    model = model.clone(scan_layers=True, remat="none", activation_sharding=activations)
+
     @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
     def scores(
-        params: Any, pos_1T: Any, read_BT: Any, targets_BT: Any, weights_BT: Any, segment_BT: Any
+        params: Any, pos_1T: Any, inputs_BT: Any, targets_BT: Any, weights_BT: Any, segment_BT: Any
     ) -> tuple[jax.Array, jax.Array]:
-        pos_BT = jnp.broadcast_to(pos_1T, read_BT.shape)
-        logits_BTV = cast(jax.Array, model.apply({"params": params}, read_BT, pos_BT, segment_BT))
+        pos_BT = jnp.broadcast_to(pos_1T, inputs_BT.shape)
+        logits_BTV = cast(jax.Array, model.apply({"params": params}, inputs_BT, pos_BT, segment_BT))
         logits_BTV = logits_BTV.astype(jnp.float32)
         id_11V = jnp.arange(logits_BTV.shape[-1])[None, None, :]
         is_target_BTV = id_11V == targets_BT[..., None]

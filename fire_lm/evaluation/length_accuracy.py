@@ -72,8 +72,8 @@ def slot_answers(model: Decoder, params: Any, task: Task) -> Answering:
         pos_T = np.asarray(model.resampling.evaluation_positions(tokens))[0]
         pos_1T = np.pad(pos_T, (0, width - tokens), mode="edge")[None]
         segment_1T = (np.arange(width) < tokens).astype(np.int32)[None]
-        read_BT = lay_out(task, "slots", samples, width).inputs
-        said_BT = np.asarray(predicted(model)(params, read_BT, pos_1T, segment_1T))
+        inputs_BT = lay_out(task, "slots", samples, width).inputs
+        said_BT = np.asarray(predicted(model)(params, inputs_BT, pos_1T, segment_1T))
         return answers(task, "slots", said_BT, length)
 
     return answering
@@ -95,7 +95,7 @@ def at_test(resampling: Resampling, positions: TestPositions | None) -> Resampli
         return Resampling()
     if not isinstance(resampling, RandomizedPositions):
         raise UserError(
-            f"positions '{positions}' need a model trained at RandomizedPositions, not at "
+            f"positions '{positions}' need a model trained with RandomizedPositions, not with "
             f"{type(resampling).__name__}: use 'plain'"
         )
     return dataclasses.replace(resampling, evaluation=positions)
@@ -106,9 +106,9 @@ def predicted(model: Decoder) -> jax.stages.Wrapped:
     """Return a jitted function that maps inputs `[B, T]` to the most likely ids, int32 `[B, T]`."""
 
     @jax.jit
-    def ids(params: Any, read_BT: Any, pos_1T: Any, segment_1T: Any) -> jax.Array:
-        segment_BT = jnp.broadcast_to(segment_1T, read_BT.shape)
-        logits_BTV = cast(jax.Array, model.apply({"params": params}, read_BT, pos_1T, segment_BT))
+    def ids(params: Any, inputs_BT: Any, pos_1T: Any, segment_1T: Any) -> jax.Array:
+        segment_BT = jnp.broadcast_to(segment_1T, inputs_BT.shape)
+        logits_BTV = cast(jax.Array, model.apply({"params": params}, inputs_BT, pos_1T, segment_BT))
         return jnp.argmax(logits_BTV, axis=-1).astype(jnp.int32)
 
     return ids

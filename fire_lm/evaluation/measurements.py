@@ -83,9 +83,8 @@ def measurements(
         counts = count(text, laid)
         if not counts[1]:
             raise UserError(
-                f"{place[-2]} scores no token of {place[4]} at length {length}: there is only "
-                "padding there\n"
-                "for rows without padding: --gin.CONSTRUCTION=concat, or other EVAL_LENGTHS"
+                f"{place[-2]} at length {length} would score only padding of {place[4]}\n"
+                "use rows without padding (--gin.CONSTRUCTION=concat), or change EVAL_LENGTHS"
             )
         by_position = (protocol, length) == ("full", longest) and position_bins
         bins = number_of_bins(length, position_bins) if by_position else 0
@@ -97,10 +96,9 @@ class Known:
     """The rows that are already finished.
 
     Attributes:
-      rows: The rows by key.
-      texts: The identity of each row's text by the row's key, or "" if it is not recorded.
-      positions: The identity of the text of the losses by position, or "", by the row's key
-        without the protocol.
+      rows: The rows, by key.
+      texts: The identity of each row's text, by key; "" if it is not recorded.
+      positions: The same for the losses by position; their keys do not contain the protocol.
     """
 
     rows: Mapping[tuple[str | int, ...], SweepRow]
@@ -109,7 +107,7 @@ class Known:
 
 
 def missing(wanted: Iterable[Measurement], known: Known) -> Iterator[Measurement]:
-    """Yield the measurements whose row or whose requested losses by position are missing.
+    """Yield the measurements that lack a row or requested losses by position.
 
     Raises:
       UserError: An existing row was measured on another text.
@@ -148,9 +146,9 @@ def check_same_text(measurement: Measurement, known: Known) -> None:
 
 def _another_text(there: str, found: str, measurement: Measurement) -> str:
     return (
-        f"{there} over another text ({found[:8]}, now {measurement.text[:8]}): the two cannot be "
-        "compared\n"
-        "length_sweep.tokens and the data choose the text: use the same settings as before, or "
+        f"{there}, scored on another text ({found[:8]}, now {measurement.text[:8]}): they "
+        "cannot be compared\n"
+        "length_sweep.tokens and the data determine the text: use the same settings as before, or "
         "move length_sweep.csv, position_losses.csv and scored_text.csv of that run away"
     )
 

@@ -29,7 +29,7 @@ def check_label(label: object) -> None:
     if label is not None and not (fits and len(str(label)) <= _LONGEST):
         raise UserError(
             f"ENCODING is {label!r}: it names the run in tables, so it must have 1 to {_LONGEST} "
-            "printable characters, without blanks around them"
+            "printable characters, without surrounding blanks"
         )
 
 

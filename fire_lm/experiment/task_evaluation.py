@@ -7,7 +7,9 @@ import dataclasses
 from fire_lm.config.bindings import Bindings
 from fire_lm.config.syntax import Key, Macro, Scalar, Statement
 from fire_lm.data import TextToText
+from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
+from fire_lm.evaluation import lengths_refused
 from fire_lm.generation import Greedy, Method
 from fire_lm.models import Decoder
 from fire_lm.sharding import MeshShape
@@ -32,6 +34,8 @@ class TextEvaluation:
       examples: The maximum number of examples to answer, which are drawn from the selected ones
         with a fixed seed. None answers all of them.
       batch_size: The number of prompts that are continued together.
+      tokens_per_batch: The maximum number of tokens in a forward pass that ranks answers, which
+        limits its memory. A forward pass reads at least one answer per device.
       mesh: The device mesh to use; by default, all devices are used.
 
     Raises:
@@ -48,18 +52,21 @@ class TextEvaluation:
     inputs_below: int | None = None
     examples: int | None = None
     batch_size: int = 8
+    tokens_per_batch: int = 2**14
     mesh: MeshShape = MeshShape()
 
     def __post_init__(self) -> None:
         if not self.lengths:
-            raise UserError("EVAL_LENGTHS is empty: give lengths of inputs, in tokens")
+            raise UserError("EVAL_LENGTHS is empty: set the lengths of inputs in tokens")
         if min(self.lengths) < 2:
             raise UserError(
-                f"EVAL_LENGTHS has {min(self.lengths)}: an input has 2 tokens or more, one of text "
-                "and the end"
+                f"EVAL_LENGTHS has {min(self.lengths)}: an input needs 2 tokens or more, one of "
+                "text and the end token"
             )
         if self.batch_size < 1 or (self.examples is not None and self.examples < 1):
-            raise UserError("evaluate.batch_size and evaluate.examples are 1 or more")
+            raise UserError("evaluate.batch_size and evaluate.examples must be 1 or more")
+        if self.tokens_per_batch < 1:
+            raise UserError("evaluate.tokens_per_batch must be 1 or more")
         if self.inputs_below is not None and self.inputs_below < 1:
             raise UserError("evaluate.inputs_below is a number of tokens, 1 or more")
         if self.choices and not self.rank:
@@ -79,13 +86,38 @@ class TextEvaluation:
         """Return the total length of token 0, an input of `length` tokens, and the answer."""
         return 1 + length + self.data.target_length
 
-    def check_model(self, model: Decoder) -> None:
-        """Raise UserError if the settings do not suit the model."""
+    def refused(self, model: Decoder) -> dict[int, str]:
+        """Return the lengths at which the model cannot read an input and its answer, with reasons.
+
+        Raises:
+          UserError: There is no other length, or the settings do not suit the model.
+        """
         if self.rank and any(encoding.uses_context_length for encoding in model.encodings):
             raise UserError(
                 "answers of different lengths cannot be ranked with an encoding that depends on "
                 "the length of the input: set evaluate.rank = False"
             )
+        contexts = {length: self.context_length(length) for length in self.in_order}
+        unread = lengths_refused(model, sorted(contexts.values()))
+        found = {n: unread[context] for n, context in contexts.items() if context in unread}
+        if len(found) == len(contexts):
+            raise UserError(found[min(found)])
+        return found
+
+    def check_task(self, task: TaskExamples, model: Decoder) -> None:
+        """Raise UserError if an example has unknown tokens or lacks the answers to be ranked."""
+        for example in task.examples:
+            if example.tokens.size and (largest := int(example.tokens.max())) >= model.vocab_size:
+                raise UserError(
+                    f"the example {example.id} of {task.name} has the token {largest}, but the "
+                    f"model has only {model.vocab_size} tokens: evaluate it with the vocabulary of "
+                    "the run"
+                )
+            if self.rank and not (self.choices or example.choices):
+                raise UserError(
+                    f"the example {example.id} of {task.name} does not say which answers it "
+                    "allows: set evaluate.choices = ('A', 'B'), or evaluate.rank = False"
+                )
 
 
 _MACRO, _BOUND = Key((), "", "TRUNCATION"), Key((), "TextToText", "truncation")

@@ -49,7 +49,7 @@ def _candidates(
 ) -> tuple[_Beams, jax.Array]:
     """Return the likeliest one-token extensions of the live beams, and the beam that each extends.
 
-    At most `stops` extensions of each beam end the beam. The number of candidates is therefore
+    At most `stops` extensions of a beam can end it. The number of candidates is therefore
     (1 + stops) * K, of which at least K remain live.
     """
     batch, count, size = logits_BKV.shape

@@ -19,6 +19,7 @@ from fire_lm.generation.methods import Beam, Greedy, Method
 from fire_lm.generation.programs import (
     Inputs,
     call_for,
+    compiled_context,
     continue_in_chunks,
     continue_prompts,
     ways,
@@ -97,9 +98,8 @@ def generate(
     padded = prompts.shape[1] + new_tokens
     pos_C = np.asarray(model.resampling.evaluation_positions(context)[0][:padded])
     pos_C = np.pad(pos_C, (0, padded - pos_C.size), mode="edge")
-    # Unless an encoding uses the exact context length, all lengths of a bucket share one program.
-    exact = any(encoding.uses_context_length for encoding in model.encodings)
-    call = call_for(model, method, new_tokens, stop_ids, context if exact else padded, mesh)
+    static = compiled_context(model, context, padded)
+    call = call_for(model, method, new_tokens, stop_ids, static, mesh)
     rows = _laid_out((prompts, lengths, np.asarray(jax.random.key_data(keys_B))), mesh)
     inputs = Inputs(rows[0], rows[1], rows[2], pos_C)
     count = len(lengths)
@@ -143,18 +143,18 @@ def check_prompts(
         )
     if lengths_B.min() < 1 or lengths_B.max() > prompts_BP.shape[1]:
         raise UserError(
-            f"prompts have from 1 token (the first token, 0) to {prompts_BP.shape[1]}, got "
+            f"lengths_B must be from 1 (only token 0) to {prompts_BP.shape[1]}, got "
             f"{lengths_B.min()} to {lengths_B.max()}"
         )
     if prompts_BP.min() < 0 or prompts_BP.max() >= model.vocab_size:
         raise UserError(
-            f"tokens of prompts range from 0 to {model.vocab_size - 1}, got "
+            f"prompts_BP must have ids from 0 to {model.vocab_size - 1}, got "
             f"{prompts_BP.min() if prompts_BP.min() < 0 else prompts_BP.max()}"
         )
     needed = int(lengths_B.max()) + new_tokens
     context = needed if context_length is None else context_length
     if context < needed:
-        raise UserError(f"context_length is {context}, but prompt and new tokens take {needed}")
+        raise UserError(f"context_length is {context}, but the prompt and new tokens need {needed}")
     check_context(model, needed, context)
     return context
 

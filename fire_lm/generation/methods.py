@@ -55,7 +55,7 @@ class Sample:
     def __post_init__(self) -> None:
         if not 1e-6 <= self.temperature < math.inf:  # below 1e-6, logits overflow float32
             raise UserError(
-                f"temperature is {self.temperature:g}: it must be 1e-6 or more (or Greedy)"
+                f"temperature is {self.temperature:g}: it must be 1e-6 or more, or use Greedy"
             )
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k is {self.top_k}: it must be 1 or more")
@@ -96,8 +96,8 @@ class Beam:
     Attributes:
       beams: K, the number of hypotheses kept.
       alpha: The exponent of the penalty ((5 + n) / 6)^alpha that divides the log-probability of n
-        generated tokens, including the stop token. The tokens of the prompt do not count, because
-        the penalty would be nearly constant after a long prompt.
+        generated tokens, including the stop token. The tokens of the prompt do not count;
+        otherwise, the penalty would be nearly constant after a long prompt.
     """
 
     beams: int = 4

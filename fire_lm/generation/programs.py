@@ -87,6 +87,16 @@ def call_for(
     return Call(model, method, new_tokens, tuple(sorted(set(stop_ids))), context_length)
 
 
+def compiled_context(model: Decoder, context_length: int, padded: int) -> int:
+    """Return the context length for which a program is compiled.
+
+    Unless an encoding uses the exact context length, all lengths that are padded alike share one
+    program.
+    """
+    exact = any(encoding.uses_context_length for encoding in model.encodings)
+    return context_length if exact else padded
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def continue_prompts(call: Call, params: Any, inputs: Inputs) -> Continued:
     """Run the computation of `generate` on the devices as one program."""
@@ -150,9 +160,17 @@ _on_all_devices = jax.jit(_on_all, static_argnums=0)
 
 
 def abstract_inputs(
-    model: Decoder, batch: int, prompt: int, new_tokens: int, mesh: Mesh | None = None
+    model: Decoder,
+    batch: int,
+    prompt: int,
+    new_tokens: int,
+    context_length: int,
+    mesh: Mesh | None = None,
 ) -> Inputs:
-    """Return the shapes of `Inputs` for `batch` prompts, rounded up to a multiple of `ways`."""
+    """Return the shapes of `Inputs` for `batch` prompts, rounded up to a multiple of `ways`.
+
+    Prompts are padded to `prompt` tokens, so they and their answers may be longer than the context.
+    """
     layout = None
     if mesh is not None:
         batch += -batch % ways(mesh)
@@ -162,12 +180,12 @@ def abstract_inputs(
     def of(dtype: Any, *rest: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch, *rest), dtype, sharding=layout)
 
-    pos_C = model.resampling.evaluation_positions(prompt + new_tokens)[0]
+    pos_C = model.resampling.evaluation_positions(context_length)[0]
     return Inputs(
         of(jnp.int32, prompt),
         of(jnp.int32),
         of(jnp.uint32, *key_words),
-        jax.ShapeDtypeStruct(pos_C.shape, pos_C.dtype),
+        jax.ShapeDtypeStruct((prompt + new_tokens,), pos_C.dtype),
     )
 
 

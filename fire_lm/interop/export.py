@@ -1,4 +1,4 @@
-"""Export of a trained model as a Hugging Face folder, without transformers or torch."""
+"""The export of a trained model as a Hugging Face folder, without transformers or torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import of a Hugging Face folder as an ordinary run directory.
+"""The import of a Hugging Face folder as an ordinary run directory.
 
 The run directory holds `config.gin` and a checkpoint at step 0. `sweep`, `generate`, `open_run` and
 INIT_FROM read this directory like any other run directory.

@@ -71,8 +71,8 @@ def _check_same(name: str, found: np.ndarray, expected: np.ndarray) -> None:
     """Raise UserError if training with another program changed an array that we keep constant."""
     if not np.allclose(found, expected, rtol=1e-6, atol=1e-6):
         raise UserError(
-            f"the tensor {name} is not what was exported: this model has fixed positions and one "
-            "embedding for its input and output"
+            f"the tensor {name} has changed since the export: this model has fixed positions and "
+            "one embedding for its input and output"
         )
 
 

@@ -73,5 +73,5 @@ def layer_params(
 
 
 def stacked(layers: Sequence[Any]) -> Any:
-    """Stack the arrays `[...]` of all layers to arrays `[L, ...]`."""
+    """Stack the arrays `[...]` of all layers into arrays `[L, ...]`."""
     return jax.tree.map(lambda *one: np.stack(one), *layers)

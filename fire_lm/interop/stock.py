@@ -61,7 +61,7 @@ def stock(model: Decoder, params: Any, positions: int) -> Stock | None:
 
 
 def _gpt2(model: Decoder, params: Any, table_PD: np.ndarray, scale: float = 1.0) -> Stock:
-    """Return a GPT-2 whose input is the token's embedding times `scale` plus a row of the table."""
+    """Return a GPT-2 model whose input is `scale` times the embedding plus a row of the table."""
     size, layers = model.size, params["layers"]
     embedding_VD = np.asarray(params["embedding"])
     arrays = {
@@ -200,7 +200,7 @@ def _with_waves(model: Decoder, params: Any, waves: Sinusoidal, positions: int) 
 
 
 def _rotary(model: Decoder, params: Any, rope: RoPE, positions: int) -> Stock | None:
-    """Return a GPT-NeoX, or None if GPT-NeoX does not support the scaling of `rope`.
+    """Return a GPT-NeoX model, or None if GPT-NeoX does not support the scaling of `rope`.
 
     Scalings that depend on the input length are excluded, because transformers does not rotate
     cached keys again when the input grows.

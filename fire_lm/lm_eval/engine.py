@@ -84,7 +84,7 @@ class Engine:
     ) -> list[str]:
         """Generate a continuation of each prompt of token ids.
 
-        `sampling` holds the settings of `Sample`; decoding is greedy if it is empty.
+        `sampling` holds the settings of `Sample`; if there are none, decoding is greedy.
         """
         method: Method = Sample(**sampling) if sampling else Greedy()
         writer = Writer(

@@ -57,8 +57,8 @@ def build_decoder(
     )
     if not encodings or size.num_layers % len(encodings):
         raise UserError(
-            f"build_decoder.position names {len(encodings)} encodings that take turns; their "
-            f"number must divide the {size.num_layers} layers of the model"
+            f"build_decoder.position names {len(encodings)} alternating encodings: their number "
+            f"must divide the {size.num_layers} layers of the model"
         )
     for encoding in encodings:
         check_fit(encoding, len(encodings), train_length, resampling, share_position)
@@ -93,7 +93,7 @@ def check_fit(
         if turns > 1:
             raise UserError(
                 f"{kind.__name__} acts on the embedding, of which there is only one: it cannot "
-                "take turns with other encodings"
+                "alternate with other encodings"
             )
         if not share_position and has_parameters(encoding):
             raise UserError(

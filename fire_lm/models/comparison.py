@@ -72,7 +72,7 @@ def variant(trained: Decoder, asked: Decoder) -> str:
     ]
     if refused:
         raise UserError(
-            f"the model would not be as it was trained: {', '.join(refused)}\n"
+            f"the model would differ from the trained model: {', '.join(refused)}\n"
             "remove the --gin. binding or file that changes it; a sweep may change only "
             f"{', '.join(sorted(allowed))}"
         )

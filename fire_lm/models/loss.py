@@ -21,10 +21,10 @@ from fire_lm.models.segments import segment_positions, segment_starts
 
 def shift_right(targets_BT: jax.Array, segment_BT: jax.Array | None = None) -> jax.Array:
     """Shift targets right to obtain the inputs from which the model predicts `targets_BT`."""
-    read_BT = jnp.pad(targets_BT[:, :-1], ((0, 0), (1, 0)))
+    inputs_BT = jnp.pad(targets_BT[:, :-1], ((0, 0), (1, 0)))
     if segment_BT is None:
-        return read_BT
-    return jnp.where(segment_starts(segment_BT), 0, read_BT)
+        return inputs_BT
+    return jnp.where(segment_starts(segment_BT), 0, inputs_BT)
 
 
 def token_losses(
@@ -34,22 +34,22 @@ def token_losses(
     pos_BT: jax.Array,
     segment_BT: jax.Array | None = None,
     dropout_rng: jax.Array | None = None,
-    read_BT: jax.Array | None = None,
+    inputs_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the negative log likelihood and the log normaliser of each target.
 
     Both are `[B, T]`, in nats. `pos_BT` `[B or 1, T]` holds the positions of the input for rows of
     one segment; `segment_BT` int32 `[B, T]` separates the documents of packed rows. `dropout_rng`
-    is for training: without it, no value is dropped. `read_BT` int32 `[B, T]` is the input of the
+    is for training: without it, no value is dropped. `inputs_BT` int32 `[B, T]` is the input of the
     model; None means the targets shifted right by one.
     """
     if segment_BT is not None:
         pos_BT = segment_positions(pos_BT, segment_BT)
-    if read_BT is None:
-        read_BT = shift_right(targets_BT, segment_BT)
+    if inputs_BT is None:
+        inputs_BT = shift_right(targets_BT, segment_BT)
     rngs = None if dropout_rng is None else {DROPOUT: dropout_rng}
     logits_BTV = cast(
-        jax.Array, model.apply({"params": params}, read_BT, pos_BT, segment_BT, rngs=rngs)
+        jax.Array, model.apply({"params": params}, inputs_BT, pos_BT, segment_BT, rngs=rngs)
     )
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
     # Where the vocabulary is split over the mesh, a masked sum, unlike a gather, communicates only

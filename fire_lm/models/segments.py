@@ -18,7 +18,7 @@ def segment_starts(segment_BT: jax.Array) -> jax.Array:
 
 
 def segment_positions(row_pos_BT: jax.Array, segment_BT: jax.Array) -> jax.Array:
-    """Return positions `[B, T]` that start anew in each segment, as if it were a separate row.
+    """Return positions `[B, T]` that start anew in each segment, as in separate rows.
 
     `row_pos_BT` `[B or 1, T]` holds the positions of a row; the values of `segment_BT` int32
     `[B, T]` change where a new segment starts.

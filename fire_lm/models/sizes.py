@@ -54,7 +54,7 @@ def size_tiny(
     mlp_size: int = 384,
     init_std: float = 0.06,
 ) -> ModelSize:
-    """Return a model of 0.33M parameters, with which a CPU can rank the encodings within minutes.
+    """Return the size of a 0.33M-parameter model, which ranks encodings on a CPU within minutes.
 
     `init_std` is the 0.02 of GPT-3 small times sqrt(768 / 96), which gives the output of a layer
     the same scale as in GPT-3 small.
@@ -70,7 +70,7 @@ def size_125m(
     mlp_size: int = 3072,
     init_std: float = 0.02,
 ) -> ModelSize:
-    """Return GPT-3 small, which has 85.1M parameters without the embedding."""
+    """Return the size of GPT-3 small, which has 85.1M parameters without the embedding."""
     return ModelSize(num_layers, hidden_size, num_heads, head_dim, mlp_size, init_std)
 
 
@@ -82,7 +82,7 @@ def size_350m(
     mlp_size: int = 4096,
     init_std: float = 0.02,
 ) -> ModelSize:
-    """Return GPT-3 medium, which has 302.3M parameters without the embedding.
+    """Return the size of GPT-3 medium, which has 302.3M parameters without the embedding.
 
     Table 8 reports the hidden size 768, but only 1024 = 16 heads x 64 gives the 350M parameters
     that the name of the model states.

@@ -81,8 +81,8 @@ class PositionalEncoding:
 
         The positions of an input longer than the training length are divided by the ratio of the
         two lengths; shorter inputs are unchanged. Sources: Chen et al. (2023) for RoPE, 2310.13017
-        for ALiBi. The result is None if the encoding has no such form or already changes long
-        inputs.
+        for ALiBi. The result is None if the encoding has no such form or already adapts to
+        long inputs.
         """
         return None
 

@@ -20,8 +20,8 @@ The default has the two hidden layers of the paper's experiments (Appendix B and
 the listing of Appendix E has one hidden layer: `FIRE(..., hidden_layers=1, init_L=512)`.
 
 FIRE-G is our own variant: Eq. 4 divides by a norm that grows with the query, so far beyond the
-training length the bias flattens as the number of keys grows. A learned length gain restores its
-range:
+training length the bias flattens as the number of keys grows. A learned length gain restores the
+range of the bias:
 
     b_h(i, j) = g_i f_theta(...)_h ,   g_i = (psi(max(L, i)) / psi(L))^gamma
 
@@ -154,7 +154,7 @@ class FIRE(PositionalEncoding):
         at step 0, FIRE has the biases of this encoding on 0 <= i - j <= i <= L (Theorem 3.1).
         `init_L` None then means the whole training length. Because f is piecewise linear, a gap
         remains (`warm_start_gap`); the closer psi is to the transform of that encoding, the smaller
-        is the gap. For training lengths of 64 to 8192, the gap is at most 0.1 % of the range for
+        the gap. For training lengths of 64 to 8192, the gap is at most 0.1 % of the range for
         KERPLE-log with init_c = 1 and 0.3 % for ALiBi with init_c = 0.01. A gap of more than 5 %
         is rejected.
       query_index_offset: The index of the first query in max(L, i); 1 is the paper's (0 < j <= i).

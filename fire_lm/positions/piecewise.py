@@ -92,7 +92,7 @@ def first(f: Hinges, kinks: int) -> Hinges:
 def _evaluate(
     value_N: jax.Array, slope_N: jax.Array, kink_K: jax.Array, change_KN: jax.Array, x_P: jax.Array
 ) -> jax.Array:
-    """Return f at each x, `[N, P]`, by plain matrix products in the forward and backward pass.
+    """Return f at each x, `[N, P]`, with plain matrix products in the forward and backward passes.
 
     The gradient is written by hand because JAX would derive products of transposed operands, which
     take ten times as long on a CPU.

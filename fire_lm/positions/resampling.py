@@ -48,7 +48,7 @@ class Resampling:
     def training_positions(
         self, rng: jax.Array, batch_size: int, length: int, tokens_B1: jax.Array | None = None
     ) -> jax.Array:
-        """Return increasing positions `[B or 1, T]`, float32 if `float_positions`, else int32.
+        """Return increasing positions `[B or 1, T]`, float32 if `float_positions`, or int32.
 
         With `tokens_B1`, int32 `[B, 1]`, row b is drawn as a sequence of `tokens_B1[b]` tokens,
         and its padding receives later positions, so that no token sees the padding. One draw for
@@ -106,8 +106,8 @@ class RandomizedPositions(Drawn):
     Attributes:
       max_length: The number of positions to draw from; at least the longest evaluation length.
       evaluation: The evaluation positions. "random" uses one fixed draw for all sequences; "even"
-        spaces the positions evenly up to max_length - 1, at the average places of a draw; "plain"
-        means 0, 1, 2, ...
+        spaces the positions evenly up to max_length - 1, at the average positions of a draw;
+        "plain" means 0, 1, 2, ...
     """
 
     evaluation_fields: ClassVar[tuple[str, ...]] = ("evaluation",)

@@ -99,7 +99,7 @@ def interpolate(frequency_K: np.ndarray, s: float, share_K: np.ndarray) -> np.nd
 
 
 def ramp_by_turns(frequency_K: np.ndarray, length: int, slow: float, fast: float) -> np.ndarray:
-    """Return the share of each frequency to divide by s, as YaRN's paper does (Eq. 17-18).
+    """Return the share of each frequency to divide by s, as in the YaRN paper (Eq. 17-18).
 
     The share is 1 for pairs that make at most `slow` turns in `length` tokens, 0 for pairs that
     make at least `fast` turns, and linear in the number of turns between these limits.
@@ -109,7 +109,7 @@ def ramp_by_turns(frequency_K: np.ndarray, length: int, slow: float, fast: float
 
 
 def ramp_by_index(width: int, base: float, length: int, slow: float, fast: float) -> np.ndarray:
-    """Return the share of each frequency to divide by s, as YaRN's released code does.
+    """Return the share of each frequency to divide by s, as in YaRN's released code.
 
     Between the two ends, the share is linear in the index of the pair.
     """
@@ -185,7 +185,7 @@ class DynamicNTK(NTKAware):
 
 @dataclasses.dataclass(frozen=True)
 class YaRN(RopeScaling):
-    """Interpolation of slow pairs only, with cos and sin multiplied by 0.1 ln s + 1.
+    """Interpolation of slowly rotating pairs only, with cos and sin multiplied by 0.1 ln s + 1.
 
     Attributes:
       beta_fast: Pairs that make at least this many turns in L tokens keep their frequency.

@@ -27,7 +27,7 @@ from fire_lm.positions.fire import Function, length_gain, log_transform, mlp, no
 
 
 class Construction(NamedTuple):
-    """The bias of one head, expressed by the terms of Eq. 4.
+    """The bias of one head, expressed in the terms of Eq. 4.
 
     Attributes:
       psi: The transform of distances.

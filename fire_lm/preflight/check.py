@@ -110,7 +110,7 @@ def compile_all(
     failures: dict[str, str] = {}
 
     def add(name: str, compile: Callable[[], Estimate], what_fits: Callable[[], str]) -> None:
-        if (found := _compiled(compiler, name, compile, what_fits, failures)) is not None:
+        if (found := compiled(compiler, name, compile, what_fits, failures)) is not None:
             programs[name] = found
 
     add(
@@ -136,10 +136,10 @@ def compile_generation(
     failures: dict[str, str],
 ) -> Generation | None:
     """Compile the generation of `prompts`, and add the result to `programs` or `failures`."""
-    found = _compiled(
+    found = compiled(
         *(compiler, GENERATION),
-        functools.partial(compiler.generation, run, prompts),
-        functools.partial(nearest_fit.generation, compiler, run, prompts),
+        functools.partial(compiler.generation, run.model, run.mesh, prompts),
+        functools.partial(nearest_fit.generation, compiler, run.model, run.mesh, prompts),
         failures,
     )
     if found is not None:
@@ -147,19 +147,20 @@ def compile_generation(
     return found
 
 
-def _compiled(
+def compiled(
     compiler: Compiler,
     name: str,
     compile: Callable[[], _Found],
     what_fits: Callable[[], str],
     failures: dict[str, str],
 ) -> _Found | None:
+    """Return the result of `compile`, or add to `failures` why the program does not compile."""
     try:
         with phase(f"compiling the {name} for {compiler.where}", quiet=False):
             return compile()
     except DoesNotFit as error:
         print("too large")
-        failures[name] = f"{error}\n{_check('', what_fits).told}"
+        failures[name] = f"{error}\n{checked('', what_fits).told}"
     except FireLMError as error:
         failures[name] = str(error)
     return None
@@ -177,15 +178,15 @@ def check_surroundings(
     `parts` is the number of parts into which the hosts of the run divide the text.
     """
 
-    yield _check("text and vocabulary", lambda: first_batch(train, parts))
+    yield checked("text and vocabulary", lambda: first_batch(train, parts))
     if score is not None:
-        yield _check("sweep", lambda: first_row(score))
+        yield checked("sweep", lambda: first_row(score))
     if workdir:
-        yield _check("run directory", lambda: f"{writable_part(workdir)} can be written")
+        yield checked("run directory", lambda: f"{writable_part(workdir)} can be written")
     else:
         yield Check("run directory", SKIPPED, "none given: add --workdir=DIR to check it")
     for name, check in saved.items():
-        yield _check(name, check)
+        yield checked(name, check)
 
 
 def parts_of_batch(mesh: Mesh) -> int:
@@ -228,7 +229,8 @@ def first_row(score: LengthSweep) -> str:
     return f"to length {taken[-1]} on the {split} split"
 
 
-def _check(name: str, what: Callable[[], str]) -> Check:
+def checked(name: str, what: Callable[[], str]) -> Check:
+    """Return the outcome of a check that returns a description of its success or raises."""
     try:
         return Check(name, OK, what())
     except FireLMError as error:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+
+from jax.sharding import Mesh
 
 from fire_lm.console import phase
 from fire_lm.evaluation import LengthSweep, sequences_at_a_time
+from fire_lm.evaluation.continuation_scores import padded_width
+from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.models import Decoder
+from fire_lm.preflight.estimate import Estimate
 from fire_lm.preflight.programs import Compiler, DoesNotFit, Prompts
+from fire_lm.sharding import MeshShape
 from fire_lm.training import Pretraining
 
 MORE = "split the state over more fsdp or tensor, or use more chips"
@@ -48,41 +56,69 @@ def scoring(compiler: Compiler, score: LengthSweep, length: int) -> str:
 
     The number is found by repeated halving.
     """
-    mesh = compiler.mesh(score.mesh)
-    batch = sequences_at_a_time(length, score.tokens_per_batch, mesh)
+
+    def compile(tokens: int) -> Estimate:
+        return compiler.scoring(dataclasses.replace(score, tokens_per_batch=tokens), length)
+
+    mesh, setting = compiler.mesh(score.mesh), "length_sweep.tokens_per_batch"
+    return _tokens_at_a_time(compile, mesh, length, score.tokens_per_batch, setting)
+
+
+def ranking(compiler: Compiler, model: Decoder, asked: TextEvaluation, tokens: int) -> str:
+    """Describe the number of answers at a time with which their scoring fits.
+
+    The number is found by repeated halving.
+    """
+
+    def compile(tokens_per_batch: int) -> Estimate:
+        return compiler.ranking(model, asked.mesh, tokens, tokens_per_batch)
+
+    mesh, width = compiler.mesh(asked.mesh), padded_width(model, tokens)
+    setting = "evaluate.tokens_per_batch"
+    return _tokens_at_a_time(compile, mesh, width, asked.tokens_per_batch, setting)
+
+
+def _tokens_at_a_time(
+    compile: Callable[[int], Estimate], mesh: Mesh, length: int, most: int, setting: str
+) -> str:
+    batch = sequences_at_a_time(length, most, mesh)
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     each = batch // ways // 2
     while each:
         tokens = each * ways * length
         try:
             with phase(f"trying {tokens} tokens at a time", quiet=False):
-                found = compiler.scoring(
-                    dataclasses.replace(score, tokens_per_batch=tokens), length
-                )
+                found = compile(tokens)
         except DoesNotFit:
             print("too large")
             each //= 2
             continue
-        return f"with --gin.length_sweep.tokens_per_batch={tokens} it fits: {gib(found.memory)}"
+        return f"with --gin.{setting}={tokens} it fits: {gib(found.memory)}"
     return "a chip cannot hold a single sequence: lower EVAL_LENGTHS, or split over more tensor"
 
 
-def generation(compiler: Compiler, run: LengthSweep | Pretraining, prompts: Prompts) -> str:
+def generation(
+    compiler: Compiler,
+    model: Decoder,
+    shape: MeshShape,
+    prompts: Prompts,
+    setting: str = "a batch of ",
+) -> str:
     """Describe the number of prompts at a time with which generation fits.
 
-    The number is found by repeated halving.
+    The number is found by repeated halving. In the description, it follows `setting`.
     """
     batch = prompts.batch // 2
     while batch:
         fewer = dataclasses.replace(prompts, batch=batch)
         try:
             with phase(f"trying {fewer}", quiet=False):
-                found = compiler.generation(run, fewer).program
+                found = compiler.generation(model, shape, fewer).program
         except DoesNotFit:
             print("too large")
             batch //= 2
             continue
-        return f"with a batch of {batch} it fits: {gib(found.memory)}"
+        return f"with {setting}{batch} it fits: {gib(found.memory)}"
     return "a chip cannot hold a single prompt: shorten it, or use fewer beams or samples"
 
 

@@ -1,4 +1,4 @@
-"""Compilation of a run's programs for a slice: training step, forward pass and generation."""
+"""Compilation of a run's programs for a slice: training, scoring, generation and ranking."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import numpy as np
 
 from fire_lm import sharding
 from fire_lm.attention import compiling_for
-from fire_lm.data import TrainingData
 from fire_lm.errors import FireLMError, RunFailed, UserError, reason
 from fire_lm.evaluation import LengthSweep, compile_scoring, sequences_at_a_time
+from fire_lm.evaluation.continuation_scores import compile_scores, padded_width
 from fire_lm.evaluation.scoring import parameter_shapes
 from fire_lm.generation import Method
 from fire_lm.generation.generate import check_context
@@ -26,6 +26,7 @@ from fire_lm.generation.programs import (
     abstract_inputs,
     cache_bytes,
     call_for,
+    compiled_context,
     continue_prompts,
     ways,
 )
@@ -55,12 +56,18 @@ class DoesNotFit(FireLMError):
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """The generation to compile: `batch` prompts of `length` tokens, continued together."""
+    """The generation to compile: `batch` prompts of `length` tokens, continued together.
+
+    Attributes:
+      context_length: The number of tokens in a prompt and its continuation without padding; None if
+        prompts are not padded.
+    """
 
     batch: int
     length: int
     new_tokens: int
     method: Method
+    context_length: int | None = None
 
     def __str__(self) -> str:
         return f"{self.batch} x ({self.length} + {self.new_tokens}), {self.method.label}"
@@ -84,7 +91,7 @@ class Compiler:
         return self._estimate(
             mesh,
             lambda: run.compile(mesh),
-            self._attention(run.model, mesh, batch, run.train_length, run.data),
+            self._attention(run.model, mesh, batch, run.train_length, run.data.packed),
         )
 
     def scoring(self, run: LengthSweep, length: int) -> Estimate:
@@ -100,21 +107,24 @@ class Compiler:
                 length=length,
                 tokens_per_batch=run.tokens_per_batch,
             ),
-            self._attention(run.model, mesh, batch, length, run.data),
+            self._attention(run.model, mesh, batch, length, run.data.packed),
         )
 
-    def generation(self, run: LengthSweep | Pretraining, prompts: Prompts) -> Generation:
-        """Compile generation with the model of `run`, whose parameters are not split by fsdp.
+    def generation(self, model: Decoder, shape: sharding.MeshShape, prompts: Prompts) -> Generation:
+        """Compile generation with `model`, whose parameters are not split by fsdp.
 
         Raises:
           UserError: The encoding cannot encode inputs of that length.
         """
-        mesh = self.mesh(run.mesh)
+        mesh = self.mesh(shape)
         length, new_tokens = prompts.length, prompts.new_tokens
-        check_context(run.model, length + new_tokens, length + new_tokens)
-        call = call_for(run.model, prompts.method, new_tokens, _STOP, length + new_tokens, mesh)
-        params = sharding.decoding_layout(parameter_shapes(run.model), mesh)
-        inputs = abstract_inputs(run.model, prompts.batch, length, new_tokens, mesh)
+        padded = length + new_tokens
+        context = padded if prompts.context_length is None else prompts.context_length
+        check_context(model, context, context)
+        static = compiled_context(model, context, padded)
+        call = call_for(model, prompts.method, new_tokens, _STOP, static, mesh)
+        params = sharding.decoding_layout(parameter_shapes(model), mesh)
+        inputs = abstract_inputs(model, prompts.batch, length, new_tokens, context, mesh)
         text = ""
 
         def compile() -> jax.stages.Compiled:
@@ -124,14 +134,31 @@ class Compiler:
             return compiled
 
         batch = inputs.lengths_B.shape[0] // ways(mesh)
-        cycles = self._attention(run.model, mesh, batch, length)
+        cycles = self._attention(model, mesh, batch, length)
         return Generation(
             prompts=str(prompts),
             program=self._estimate(mesh, compile, cycles),
             token=costs(text, self.where, list(mesh.devices.flat), cycles, loop=TOKENS),
             cache=cache_bytes(call, params, inputs, mesh),
-            parameters=np.dtype(run.model.dtype).itemsize
+            parameters=np.dtype(model.dtype).itemsize
             * sum(math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(params)),
+        )
+
+    def ranking(
+        self, model: Decoder, shape: sharding.MeshShape, tokens: int, tokens_per_batch: int
+    ) -> Estimate:
+        """Compile the scoring of answers, each of which takes `tokens` tokens with its prompt.
+
+        `tokens_per_batch` is the maximum number of tokens in a forward pass.
+        """
+        mesh = self.mesh(shape)
+        width = padded_width(model, tokens)
+        batch = sequences_at_a_time(width, tokens_per_batch, mesh) // ways(mesh)
+        params = sharding.decoding_layout(parameter_shapes(model), mesh)
+        return self._estimate(
+            mesh,
+            lambda: compile_scores(model, params, tokens, mesh, tokens_per_batch),
+            self._attention(model, mesh, batch, width, packed=True),
         )
 
     def mesh(self, shape: sharding.MeshShape) -> jax.sharding.Mesh:
@@ -171,14 +198,13 @@ class Compiler:
         mesh: jax.sharding.Mesh,
         batch: int,
         length: int,
-        data: TrainingData | None = None,
+        packed: bool = False,
     ) -> Callable[[str, Sequence[str]], float]:
         """Return a function that computes the cycles of a kernel on a chip.
 
         The cores of a chip share its heads.
         """
         heads = math.ceil(model.size.num_heads / mesh.shape["tensor"] / self.where.chip.cores)
-        packed = data is not None and data.packed
 
         def cycles(kernel: str, instructions: Sequence[str]) -> float:
             if not kernel.startswith(PREFIX):

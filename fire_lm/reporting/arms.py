@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fire_lm.config import Config
 from fire_lm.data import TextToText
-from fire_lm.experiment import training_of, training_root, trains_on_a_task
+from fire_lm.experiment import label_in, training_of, training_root, trains_on_a_task
 from fire_lm.results.folder import Setting
 from fire_lm.results.tables import ScoredModel, TaskScore
 
@@ -103,7 +103,7 @@ def scored_models(configs: dict[str, Config], rows: Sequence[TaskScore]) -> list
     """Return the model of each run in each suite of text-to-text tasks that has scored the run.
 
     Runs that were finetuned on different tasks of a suite, and that are otherwise the same, have
-    the same model.
+    the same model. A finetuned run that has no score yet is in the suite "".
     """
     of_suite: dict[str, dict[str, Config]] = {}
     for row in rows:
@@ -114,7 +114,9 @@ def scored_models(configs: dict[str, Config], rows: Sequence[TaskScore]) -> list
         settings = [setting for setting in differing(own) if setting.name not in OF_TASK]
         names = arm_names(own, settings, apart={run: _task(own[run]) for run in own})
         found += [ScoredModel(run, suite, names[run]) for run in own]
-    return found
+    scored = {model.run for model in found}
+    unscored = [run for run, config in configs.items() if _task(config) and run not in scored]
+    return found + [ScoredModel(run, "", label_in(configs[run])) for run in unscored]
 
 
 def _task(config: Config) -> str:

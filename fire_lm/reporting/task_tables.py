@@ -21,7 +21,7 @@ _LARGE = 250e6  # parameters; the paper's large models have 350M
 
 
 def sections(results: Results) -> list[Section]:
-    """Return a section for each suite, and one on checkpoints; [] if there are no scores."""
+    """Return a section for each suite, on checkpoints, and on finetuned runs without scores."""
     found = suite_scores(results)
     made = []
     for scores in found:
@@ -33,7 +33,19 @@ def sections(results: Results) -> list[Section]:
             *by_step(scores),
         ]
         made.append(Section(f"Task scores: {_name(scores.suite)}", words, parts))
-    return [*made, _checkpoints(results, found)] if made else []
+    return [*made, *[_checkpoints(results, found)] * bool(made), *_unscored(results)]
+
+
+def _unscored(results: Results) -> list[Section]:
+    """Return a section on finetuned runs that have no score yet, or []."""
+    runs = {model.run for model in results.models} - {row.run for row in results.task_scores}
+    if not runs:
+        return []
+    told = (
+        f"No task has been scored yet for {', '.join(sorted(runs))}: run `fire-lm evaluate RUN@all "
+        "--gin_file=configs/tasks/NAME.gin`."
+    )
+    return [Section("Task scores: missing", [told])]
 
 
 def _name(suite: str) -> str:
@@ -46,8 +58,8 @@ def _described(scores: SuiteScores) -> str:
     lengths = sorted({row.input_length for row in scores.rows})
     among = f"{lengths[0]:,}" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,}"
     return (
-        f"Answers by {', '.join(decodings)}, from at most {among} tokens of the input; longer "
-        f"inputs are truncated ({', '.join(truncations)}). Each run is shown at the checkpoint "
+        f"Decoding: {', '.join(decodings)}. Inputs have at most {among} tokens; longer ones are "
+        f"truncated ({', '.join(truncations)}). Each run is shown at the checkpoint "
         "that is best on validation among those with the most scores."
     )
 
@@ -62,7 +74,10 @@ def _missing(scores: SuiteScores) -> list[str]:
             told.append(f"{line.name} lacks the {several} {', '.join(titles)}")
     if not told:
         return []
-    return [f"An average needs all {len(scores.averaged)} columns: {'; '.join(told)}."]
+    return [
+        f"An average needs all {len(scores.averaged)} columns: {'; '.join(told)}. "
+        "`fire-lm evaluate` with files of configs/tasks/ adds them."
+    ]
 
 
 def score_table(scores: SuiteScores, beside: Sequence[PaperRow] = ()) -> Table:

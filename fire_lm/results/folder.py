@@ -54,7 +54,7 @@ class RunFacts:
       data: The data on which the run was trained.
       machine: The machine on which the run was last started.
       began: The day of the first start, in UTC.
-      seconds: The total training time after all starts, without interruptions.
+      seconds: The total training time in seconds over all starts, without interruptions.
     """
 
     run: str

@@ -1,8 +1,9 @@
-"""The rows that sweeps and evaluations wrote to a run's folder, under the run's present name.
+"""The rows that sweeps and evaluations wrote to a run's folder, under the run's current name.
 
 A row contains the name that its run had when the row was computed. A run that is renamed or copied
-keeps its rows, so every reader of a run's folder must use this module. With the names in the file,
-the rows of a single run would seem to belong to two runs, and their texts would not be compared.
+keeps its rows, so every reader of a run's folder must use this module. With the names from the
+file, the rows of a single run would seem to belong to two runs, and their texts would not be
+compared.
 """
 
 from __future__ import annotations
@@ -76,14 +77,14 @@ def read_own(workdir: epath.Path, encoding: str) -> OwnRows:
 
 
 def _named(rows: Iterable[_Row], run: str, encoding: str) -> list[tuple[str, _Row]]:
-    """Pair each row, under the present name, with the name under which it was written."""
+    """Pair each row, under the current name, with the name under which it was written."""
     return [(r.run, dataclasses.replace(r, run=run)) for r in rows if r.encoding == encoding]
 
 
 def _once(named: Sequence[tuple[str, _Row]], run: str) -> list[_Row]:
     """Return one of the rows with the same key that were written under different names.
 
-    The row under the present name is preferred; if there is no such row, the first row is returned.
+    The row under the current name is preferred; if there is no such row, the first row is returned.
     """
     counts: dict[tuple[str | int, ...], str] = {}
     for name, row in named:

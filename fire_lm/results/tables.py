@@ -233,6 +233,7 @@ class ScoredModel:
     """The model with which a run appears among the task scores of a suite.
 
     Attributes:
+      suite: The suite, or "" for tasks without a suite and for a finetuned run without scores.
       name: The name of the model, which is shared by runs that differ only in their seeds and in
         the tasks on which they were finetuned.
     """

@@ -14,7 +14,7 @@ from fire_lm.storage.appended import Uploaded
 
 
 class EventsOnDisk:
-    """A thin wrapper around TensorBoard's writer, which runs a thread of its own."""
+    """A thin wrapper around TensorBoard's writer, which runs its own thread."""
 
     def __init__(self, workdir: str):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -20,7 +20,11 @@ def configuration(
     files: Sequence[str] = (),
     bindings: Sequence[str] = (),
 ) -> tuple[Config, str]:
-    """Return the run's configuration with the requested changes, and the name of the changes."""
+    """Return the run's configuration with the requested changes, and a label for the changes.
+
+    Raises:
+      UserError: See `variant_of`.
+    """
     trained = saved_config(workdir)
     config = load_config(
         [str(newest_config(workdir)), *arguments.gin_file, *files],
@@ -32,7 +36,11 @@ def configuration(
 
 
 def variant_of(trained: Config, asked: Config, workdir: epath.Path) -> str:
-    """Return the name that tables show for the changes to the model since training."""
+    """Return the label that tables show for the changes to the model since training.
+
+    Raises:
+      UserError: The encoding, or more of the model than evaluation may change, differs.
+    """
     if trained.macro("ENCODING") != asked.macro("ENCODING"):
         raise UserError(
             f"{workdir} was trained as {trained.macro('ENCODING')}, which is its name in the "

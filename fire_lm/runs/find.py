@@ -1,4 +1,4 @@
-"""Finding the runs and checkpoints named on a command line, such as that of `fire-lm sweep`."""
+"""The lookup of runs and checkpoints named on a command line, such as that of `fire-lm sweep`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fire_lm.errors import UserError
 from fire_lm.runs.saved import newest_config
 from fire_lm.storage import children, place, present, require_bucket, resolved, with_name
 
-SAME_NAME = "two runs have the same name, so the table could not distinguish them"
+SAME_NAME = "two runs have the same name, so a table cannot distinguish them: rename one folder"
 SEVERAL = "several runs need --output=DIR, the folder for their table and figure"
 
 
@@ -44,9 +44,9 @@ class NotYet(UserError):
 def find_runs(named: Sequence[str], begun: bool = True) -> tuple[list[RunSteps], list[epath.Path]]:
     """Return the runs, each with the requested checkpoints, and the folders that were named.
 
-    A name has the form `RUN@STEP`, `RUN@STEP,STEP` or `RUN@all`, or is a run directory, which
-    selects the newest checkpoint, or a folder of runs. If `begun` is False, runs need not have
-    started yet, and all of their checkpoints are requested by default.
+    A name is a run directory, which selects the newest checkpoint, a folder of runs, or has the
+    form `RUN@STEP`, `RUN@STEP,STEP` or `RUN@all`. If `begun` is False, runs need not have started
+    yet, and all of their checkpoints are requested by default.
 
     Raises:
       NotYet: A run does not exist.

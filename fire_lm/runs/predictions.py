@@ -8,6 +8,7 @@ that are still missing.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 import zlib
@@ -29,6 +30,8 @@ from fire_lm.runs.continuations import Writer, width
 from fire_lm.runs.prompts import whole_lines
 from fire_lm.storage import read_bytes
 
+# The number of bytes in the longest name of a file of predictions, which claims make longer.
+_LONGEST_NAME = 200
 _Batch = list[tuple[Example, str, float]]
 
 
@@ -61,9 +64,13 @@ class Prediction:
 def predictions_file(workdir: epath.Path, *parts: str | int) -> epath.Path:
     """Return the path of an evaluation's predictions, such as `predictions/TASK.SPLIT...jsonl`.
 
-    The name of the file consists of `parts`.
+    The name of the file consists of `parts`. The end of a long name, such as one with many allowed
+    answers, is replaced by a hash.
     """
     name = ".".join(re.sub(r"[^\w\-=+]+", "_", str(part)) or "plain" for part in parts)
+    if len(name.encode()) > _LONGEST_NAME:
+        digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+        name = f"{name.encode()[: _LONGEST_NAME - 9].decode(errors='ignore')}-{digest}"
     return workdir / "predictions" / f"{name}.jsonl"
 
 
@@ -185,7 +192,9 @@ class Answering:
                     rows.append((prompt(data, example, length).tolist(), answer))
                     owners.append((number, choice))
             best: dict[int, tuple[float, int, str]] = {}
-            for index, logprob, _ in continuation_scores(self.model, self.params, rows, self.mesh):
+            for index, logprob, _ in continuation_scores(
+                *(self.model, self.params, rows, self.mesh, self.asked.tokens_per_batch)
+            ):
                 if np.isnan(logprob):
                     raise RunFailed("the model returns NaN: its training may have diverged")
                 number, choice = owners[index]

@@ -144,7 +144,11 @@ def check_same_vocabulary(vocabulary: str, workdir: str | epath.Path, fix: str) 
 
 
 def model_of_run(workdir: str) -> models.Decoder:
-    """Return the model, without parameters, of the run named by INIT_FROM."""
+    """Return the model, without parameters, of the run named by INIT_FROM.
+
+    Raises:
+      UserError: The folder contains no run, or its configuration cannot be loaded.
+    """
     if newest_config(workdir) is None:
         raise UserError(f"INIT_FROM: {workdir} holds no run (no config.gin)")
     return saved_config(workdir).call("build_decoder")

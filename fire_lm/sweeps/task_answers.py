@@ -7,6 +7,7 @@ predictions and rows are not computed again.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -83,5 +84,12 @@ def write_rows(cell: Cell) -> None:
             f"and were truncated ({cell.setting.asked.data.truncation})"
         )
     scores = prediction_scores(cell.task, {key: one.prediction for key, one in found.items()})
+    intervals = [
+        f"{name} {score.low:.2f} to {score.high:.2f}"
+        for name, score in scores.items()
+        if not math.isnan(score.low)
+    ]
+    if intervals:
+        say(f"{cell.task.name} at {cell.length}, 95 % intervals: {', '.join(intervals)}")
     rows = [cell.row(name, score) for name, score in scores.items()]
     merge_table(cell.workdir / FILE, TaskScore, rows)

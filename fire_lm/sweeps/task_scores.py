@@ -16,7 +16,7 @@ from fire_lm.results.task_rows import FILE
 from fire_lm.sweeps.schedule import evaluate_checkpoints
 from fire_lm.sweeps.settings import check_effects, settings
 from fire_lm.sweeps.task_answers import answer_checkpoint
-from fire_lm.sweeps.task_settings import Cell, TaskSetting, cells
+from fire_lm.sweeps.task_settings import TaskSetting, cells
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
@@ -56,18 +56,20 @@ class TaskScores:
         asked = self._settings(workdir)
         whole = [answer_checkpoint(one, workdir, step) for one in asked]
         if all(whole) and jax.process_index() == 0:
-            found = [cell for one in asked for cell in cells(one, workdir, step)]
+            rows = read_table(workdir / FILE, TaskScore)
+            of_cells = [cell for one in asked for cell in cells(one, workdir, step)]
+            found = [row for cell in of_cells for row in cell.rows_in(rows)]
             print("\n".join([f"{workdir}@{step}", *table(found), str(workdir / FILE)]), flush=True)
         return all(whole)
 
     def scored_steps(self, workdir: epath.Path) -> set[int]:
         rows = read_table(workdir / FILE, TaskScore)
         steps = {row.step for row in rows}
-        asked = self._settings(workdir) if steps else []
+        asked = self._settings(workdir) if rows else []
         return {
             step
             for step in steps
-            if any(cell.finished_rows() for one in asked for cell in cells(one, workdir, step))
+            if any(cell.rows_in(rows) for one in asked for cell in cells(one, workdir, step))
         }
 
     def combine(self, checkpoints: Sequence[tuple[str, int]], top: str) -> None:
@@ -80,13 +82,12 @@ class TaskScores:
         return TaskSetting(also, config, variant, tuple(self.arguments.lengths or ()))
 
 
-def table(of_cells: Sequence[Cell]) -> list[str]:
-    """Return the rows of cells as lines to print."""
+def table(rows: Sequence[TaskScore]) -> list[str]:
+    """Return the rows as lines to print."""
     return [
         f"{row.task} ({row.split}) at {row.input_length}: {row.metric} {row.value:.2f} "
         f"± {row.stderr:.2f}, {row.examples} examples, {row.decoding}"
         + f", {row.variant}"
         * bool(row.variant)
-        for cell in of_cells
-        for row in cell.finished_rows()
+        for row in rows
     ]

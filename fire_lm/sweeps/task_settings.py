@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from etils import epath
 from fire_lm.data import TextToText, task_examples_of
 from fire_lm.data.task_examples import TaskExamples
 from fire_lm.errors import UserError
-from fire_lm.evaluation import lengths_refused, say_once
+from fire_lm.evaluation import say_once
 from fire_lm.experiment import label_in
 from fire_lm.experiment.task_evaluation import TextEvaluation
 from fire_lm.models import Decoder
@@ -54,17 +55,15 @@ class TaskSetting(Setting):
         return model
 
     @functools.cached_property
-    def refused(self) -> dict[int, str]:
-        """The lengths at which the model cannot read an input and its answer, with the reasons."""
-        contexts = {length: self.asked.context_length(length) for length in self.asked.in_order}
-        unread = lengths_refused(self.model, sorted(contexts.values()))
-        return {n: unread[context] for n, context in contexts.items() if context in unread}
+    def taken(self) -> list[int]:
+        """The lengths at which the model can read an input and its answer."""
+        refused = self.asked.refused(self.model)
+        return [length for length in self.asked.in_order if length not in refused]
 
     @functools.cached_property
     def tasks(self) -> list[TaskExamples]:
         """The tasks, with the examples that are to be answered."""
-        longest = max(length for length in self.asked.in_order if length not in self.refused)
-        tasks = _examples(self.asked.data, self.asked.split, longest - 1)
+        tasks = _examples(self.asked.data, self.asked.split, max(self.taken) - 1)
         return [selected(task, self.asked) for task in tasks]
 
     @property
@@ -81,18 +80,17 @@ class TaskSetting(Setting):
         }
 
     def check(self, workdir: epath.Path) -> None:
-        """Refuse other tokens, unreadable lengths, and tasks without the allowed answers."""
+        """Refuse another vocabulary, unreadable lengths, and tasks without the allowed answers."""
         check_same_vocabulary(self.asked.data.vocabulary, workdir, "omit --gin.VOCABULARY")
-        self.asked.check_model(self.model)
-        for length, why in self.refused.items():
+        try:
+            refused = self.asked.refused(self.model)
+        except UserError as error:
+            raise UserError(f"{workdir}: {error}") from None
+        for length, why in refused.items():
             context, first = self.asked.context_length(length), why.partition("\n")[0]
             say_once(f"{workdir} is not evaluated at {context} tokens: {first}")
-        if len(self.refused) == len(self.asked.in_order):
-            raise UserError(f"{workdir}: {self.refused[min(self.refused)]}")
         for task in self.tasks:
-            check_tokens(task, self.model)
-            if self.asked.rank and not self.asked.choices:
-                check_choices(task)
+            self.asked.check_task(task, self.model)
 
     def check_apart(self, other: Self) -> None:
         """Refuse two different data sets whose rows would have the same name in the table."""
@@ -141,26 +139,6 @@ def drawn(task: TaskExamples, count: int | None) -> TaskExamples:
     return dataclasses.replace(task, examples=kept)
 
 
-def check_tokens(task: TaskExamples, model: Decoder) -> None:
-    """Raise UserError if an input has a token that the model does not know."""
-    for example in task.examples:
-        if example.tokens.size and (largest := int(example.tokens.max())) >= model.vocab_size:
-            raise UserError(
-                f"the example {example.id} of {task.name} has the token {largest}, but the model "
-                f"has only {model.vocab_size} tokens: evaluate it with the vocabulary of the run"
-            )
-
-
-def check_choices(task: TaskExamples) -> None:
-    """Raise UserError if answers are to be ranked and an example does not name its answers."""
-    for example in task.examples:
-        if not example.choices:
-            raise UserError(
-                f"the example {example.id} of {task.name} does not say which answers it "
-                "allows: set evaluate.choices = ('A', 'B'), or evaluate.rank = False"
-            )
-
-
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """A task that a checkpoint answers at one input length."""
@@ -192,10 +170,10 @@ class Cell:
             stderr=score.stderr,
         )
 
-    def finished_rows(self) -> list[TaskScore]:
+    def rows_in(self, rows: Sequence[TaskScore]) -> list[TaskScore]:
         """Return the rows of this cell in the run's table."""
         key = self.row("", Score(0, 0, 0, 0, 0)).key[1:-1]  # without the run name and the metric
-        return [row for row in read_table(self.workdir / FILE, TaskScore) if row.key[1:-1] == key]
+        return [row for row in rows if row.key[1:-1] == key]
 
     def is_finished(self) -> bool:
         """Return whether the table has the rows of this cell.
@@ -203,7 +181,7 @@ class Cell:
         Raises:
           UserError: The predictions from which these rows were computed are for other examples.
         """
-        finished = bool(self.finished_rows())
+        finished = bool(self.rows_in(read_table(self.workdir / FILE, TaskScore)))
         if finished and self.file.exists():
             read_predictions(self.file, self.task.examples)
         return finished
@@ -237,6 +215,5 @@ def cells(setting: TaskSetting, workdir: epath.Path, step: int) -> list[Cell]:
     return [
         Cell(workdir, step, setting, task, length)
         for task in setting.tasks
-        for length in setting.asked.in_order
-        if length not in setting.refused
+        for length in setting.taken
     ]

@@ -61,7 +61,7 @@ def summed_loss(
     z_loss: float,
     segment_BT: jax.Array | None = None,
     dropout_rng: jax.Array | None = None,
-    read_BT: jax.Array | None = None,
+    inputs_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the weighted sums over tokens of the objective and of the negative log likelihood.
 
@@ -70,7 +70,7 @@ def summed_loss(
     """
     weight_BT = weight_BT.astype(jnp.float32)
     nll_BT, log_z_BT = token_losses(
-        model, params, targets_BT, pos_BT, segment_BT, dropout_rng, read_BT
+        model, params, targets_BT, pos_BT, segment_BT, dropout_rng, inputs_BT
     )
     nll = jnp.sum(nll_BT * weight_BT)
     return nll + z_loss * jnp.sum(jnp.square(log_z_BT) * weight_BT), nll

@@ -76,7 +76,7 @@ def test_a_peer_that_is_not_installed(monkeypatch):
     [
         (["--encodings=fire,alibbi"], "did you mean alibi?"),
         (["--lengths="], "--lengths: name at least one"),
-        (["--new_tokens=1"], "--new_tokens: the first one comes with the prompt"),
+        (["--new_tokens=1"], "--new_tokens: the prefill generates the first one"),
         (["--json=no/such/folder/x.json"], "no/such/folder"),
     ],
 )

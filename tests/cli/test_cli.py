@@ -266,7 +266,7 @@ def test_sweep_inside_the_run_directory(runs, monkeypatch):
 @pytest.mark.parametrize(
     "change, told",
     [
-        ("--gin.FIRE.init_L=5", "the model would not be as it was trained"),
+        ("--gin.FIRE.init_L=5", "the model would differ from the trained model"),
         ("--gin.POSITION=@NoPE", "was trained as fire"),
         ("--gin_file=configs/positions/nope.gin", "was trained as fire"),
     ],

@@ -134,7 +134,7 @@ def test_a_binding_given_twice_is_told(folder, capsys):
     assert main([*PRETRAIN, "--gin.SEED=1", "--gin.TRAIN_STEPS=500", "--gin.SEED=2"]) == 0
     shown = capsys.readouterr()
     assert "SEED = 2\n" in shown.out
-    assert shown.err == "fire-lm: given twice, the last one wins: --gin.SEED=2\n"
+    assert shown.err == "fire-lm: repeated bindings, of which the last applies: --gin.SEED=2\n"
     assert main([*PRETRAIN, "--gin.SEED=1", "--gin.SEED=1", "--gin.TRAIN_STEPS=500"]) == 0
     assert capsys.readouterr().err == ""
 

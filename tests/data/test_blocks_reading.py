@@ -59,14 +59,14 @@ def path(data_dir, tmp_path_factory) -> str:
     return output
 
 
-def iterator(path: str, construction="concat", **arguments) -> reader.TrainIterator:
+def iterator(path: str, construction="concat", **arguments) -> reader.BlockIterator:
     given = dict(length=LENGTH, batch_size=GLOBAL_BATCH, seed=3) | arguments
     batches = train_iterator(Blocks(path, "bytes", construction), **given)
-    assert isinstance(batches, reader.TrainIterator)
+    assert isinstance(batches, reader.BlockIterator)
     return batches
 
 
-def take(batches: reader.TrainIterator, count: int) -> list[dict[str, np.ndarray]]:
+def take(batches: reader.BlockIterator, count: int) -> list[dict[str, np.ndarray]]:
     return [next(batches) for _ in range(count)]
 
 
@@ -178,13 +178,13 @@ def test_state_after_reading_ahead_is_that_of_what_was_handed_out(path):
 
 
 def test_batches_are_assembled_ahead_and_no_further(path, monkeypatch):
-    assembled, assemble = [], reader.TrainIterator._batch
+    assembled, assemble = [], reader.BlockIterator._batch
 
     def watched(self, first):
         assembled.append((first // GLOBAL_BATCH, threading.current_thread().name))
         return assemble(self, first)
 
-    monkeypatch.setattr(reader.TrainIterator, "_batch", watched)
+    monkeypatch.setattr(reader.BlockIterator, "_batch", watched)
     batches = iterator(path)
     next(batches)
     batches._reader.shutdown()  # waits for what was asked for

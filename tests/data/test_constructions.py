@@ -42,7 +42,7 @@ def build(construction: Construction, documents: list[bytes], length: int) -> Ro
 
     texts = tf.data.Dataset.from_tensor_slices({"text": documents})
     groups = preprocessors.Tokenize(vocabularies.load("bytes"), byte_counts=True)(texts)
-    built = preprocessors.LAID[construction](groups, {"targets": length})
+    built = preprocessors.CONSTRUCT[construction](groups, {"targets": length})
     groups = list(built.as_numpy_iterator())
     counted = {name: sum(g[name] for g in groups) for name in preprocessors.COUNTERS}
     features = ("byte_counts", *FEATURES[construction])

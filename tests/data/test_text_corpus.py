@@ -276,7 +276,7 @@ def test_settings_that_cannot_serve(source, tmp_path, settings, told):
 
 def test_sources_that_are_not_there(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
-    for source, told in (("absent", "There is no"), ("empty", "holds no files")):
+    for source, told in (("absent", "does not exist"), ("empty", "holds no files")):
         arguments = [f"--from={tmp_path / source}", f"--data_dir={tmp_path}", "--name=mine"]
         assert main(["corpus", *arguments]) == 2
         assert told in capsys.readouterr().err

@@ -72,7 +72,7 @@ def test_rows_of_another_budget_are_refused(sweep):
     """Also those at lengths that are not asked for again, and before anything is computed."""
     sweep(lengths=(16, LONGEST))
     for again in ({}, {"lengths": (8,)}, {"step": 8}, {"variant": "yarn"}):
-        with pytest.raises(UserError, match="run@7 at length 16 over another text"):
+        with pytest.raises(UserError, match="run@7 at length 16, scored on another text"):
             sweep(tokens=33 * LONGEST, **again)
     assert sweep.computed == [16, LONGEST]
     assert sweep(tokens=33 * LONGEST, lengths=(8,), protocols=("sliding",), stride=8)
@@ -90,7 +90,7 @@ def test_equal_counts_do_not_make_a_text_the_same(sweep, monkeypatch):
     monkeypatch.setattr(text_choice, "read_scoring_text", other_text)
     other = Sweep()(lengths=(16,))[0]
     assert (other.tokens, other.bytes) == (first.tokens, first.bytes), "counts cannot tell them"
-    with pytest.raises(UserError, match="over another text"):
+    with pytest.raises(UserError, match="scored on another text"):
         sweep(lengths=(16,))
 
 

@@ -87,7 +87,7 @@ def test_prompts_of_a_file_resume(workdir, greedy, prompts, tmp_path, capsys, mo
     capsys.readouterr()
     assert main([*flags, f"--prompts={prompts}", f"--output={output}"]) == 0
     assert results(output) == whole
-    assert "1 of 3 prompts are in" in capsys.readouterr().out
+    assert "1 of 3 prompts already have results in" in capsys.readouterr().out
 
     other = tmp_path / "other.jsonl"
     other.write_text(prompts.read_text().replace("so they ", "so then "))
@@ -158,7 +158,7 @@ def test_samples_and_beams_from_python(workdir):
 @pytest.mark.parametrize(
     "flags, told",
     [
-        (["--prompt=x", "--beams=2", "--temperature=2"], "--beams searches and --temperature"),
+        (["--prompt=x", "--beams=2", "--temperature=2"], "--beams searches, but --temperature"),
         (["--prompt=x", "--alpha=1"], "also give --beams"),
         (["--prompt=x", "--temperature=0"], "temperature is 0: it must be 1e-6 or more"),
         (["--prompt=x", "--temperature=1e-39"], "temperature is 1e-39"),

@@ -93,13 +93,13 @@ def test_layers_of_the_same_encoding_share_its_parameters():
 
 
 def test_turns_must_divide_the_layers():
-    with pytest.raises(UserError, match="names 3 encodings that take turns.* 4 layers"):
+    with pytest.raises(UserError, match="names 3 alternating encodings.* 4 layers"):
         build(RoPE, RoPE, NoPE)
-    with pytest.raises(UserError, match="names 0 encodings"):
+    with pytest.raises(UserError, match="names 0 alternating encodings"):
         build_decoder(SIZE, (), 32, 8)
 
 
 @pytest.mark.parametrize("kind", [Learned, Sinusoidal])
 def test_an_encoding_of_the_embedding_cannot_take_turns(kind):
-    with pytest.raises(UserError, match=f"{kind.__name__} acts on the embedding.*take turns"):
+    with pytest.raises(UserError, match=f"{kind.__name__} acts on the embedding.*alternate"):
         build(kind, NoPE, share_position=True)

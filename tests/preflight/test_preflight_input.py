@@ -294,7 +294,7 @@ def test_what_is_to_be_generated_must_be_in_reach(seen, data):
     score = load_config(files, settings).call("length_sweep")
     compiler = Compiler(parse_slice("v5e-8"), Path())
     with pytest.raises(UserError, match="beyond the 64 positions"):
-        compiler.generation(score, Prompts(1, 60, 5, Greedy()))
+        compiler.generation(score.model, score.mesh, Prompts(1, 60, 5, Greedy()))
 
 
 def test_blocks_for_every_host_of_the_slice(seen, data, tmp_path):
@@ -332,4 +332,4 @@ def test_a_bucket_is_tried_where_the_run_will_be(bucket, data):
 
 def test_a_bug_is_no_outcome():
     with pytest.raises(ZeroDivisionError):
-        check._check("it", lambda: str(1 / 0))
+        check.checked("it", lambda: str(1 / 0))

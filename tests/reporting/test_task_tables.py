@@ -261,7 +261,13 @@ def test_a_report_of_finetuned_runs_and_their_source(tmp_path, capsys):
     source.mkdir()
     quickstart = ["configs/runs/quickstart.gin", "configs/positions/alibi.gin"]
     (source / "config.gin").write_text(load_config(quickstart).text())
+    waiting = epath.Path(tmp_path) / "waiting"
+    waiting.mkdir()
+    (waiting / "config.gin").write_text(config.text().replace("SEED = 1", "SEED = 2"))
     results = gather([str(tmp_path)])
+    assert "No task has been scored yet for waiting: run `fire-lm evaluate" in words(
+        sections(results)
+    )
     assert set(results.arms()) == {"alibi", "alibi, finetuned"}
     found = lines(results)
     assert shown(found["alibi"]) == {"qasper": 10.5} and "alibi (interpolate)" in found

@@ -86,7 +86,7 @@ def test_without_a_source_macros_describe_the_model():
     [
         (["finetune", BASE, *TASK, "--workdir=x", "--gin.INIT_FROM=/nowhere"], "holds no run"),
         (["finetune", BASE, *TASK], "finetune needs --workdir"),
-        (["finetune", f"--gin_file={SOURCE[0]}", "--workdir=x"], "describe no finetuning"),
+        (["finetune", f"--gin_file={SOURCE[0]}", "--workdir=x"], "do not describe finetuning"),
         (["pretrain", BASE, *TASK, "--workdir=x"], "use `fire-lm finetune`"),
         (["finetune", BASE, f"--gin_file={SOURCE[0]}", "--workdir=x"], "omit the run file"),
         (["finetune", BASE, "--gin.INIT_FROM={source}", "--workdir=x"], "uses %TASK"),

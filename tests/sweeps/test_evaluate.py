@@ -100,14 +100,24 @@ def test_each_length_is_measured_once_and_reported(runs, capsys, monkeypatch):
     assert measured == [[7], [7]] and rows(runs / "slots")[:2] == first
     assert cli.main([*asked, "--lengths=2", "--positions=plain"]) == 0
     assert {row.positions for row in rows(runs / "slots")} == {"even", "plain"}
+    also = "--also=--gin.RandomizedPositions.evaluation=random"
+    assert cli.main([*asked, "--lengths=2", also, "--follow"]) == 0
+    kinds = [
+        {(row.variant, row.positions) for row in rows(folder) if row.length == 2}
+        for folder in (runs / "slots", runs)
+    ]
+    assert kinds[1] == {("", "even"), ("random", "random")}
+    assert kinds[0] == kinds[1] | {("", "plain")}
     capsys.readouterr()
+    assert cli.main([*asked, also.replace("random", "even"), "--lengths=2"]) == 2
+    assert "adds nothing to any of these runs: no effect" in capsys.readouterr().err
     assert cli.main(["evaluate", f"{runs}/slots", "--lengths=5", "--sequences=9"]) == 2
     assert "has 4 exercises of length 5, not 9" in capsys.readouterr().err
     # 64 positions are too few for 2 x 40 tokens; a length that can be read is measured all the same
     assert cli.main([*asked, "--lengths=5,40", "--dry_run"]) == 0
     assert "is not measured at length 40" in capsys.readouterr().out
     assert cli.main([*asked, "--lengths=40"]) == 2
-    assert "too few positions for 81 tokens" in capsys.readouterr().err
+    assert "too few positions for 80 tokens" in capsys.readouterr().err
     report = runs.parent / "report"
     assert cli.main(["report", str(runs), f"--output={report}"]) == 0
     told = (report / "report.md").read_text()

@@ -166,7 +166,7 @@ def test_no_order_of_sweeps_mixes_texts(tmp_path, capsys, monkeypatch):
             runs, names, flags, output = any_call(draw, sweeps)
             before, computed = files_of(sweeps.runs()), dict(sweeps.true)
             problem = sweeps(names, *flags)
-            refused += "over another text" in problem
+            refused += "scored on another text" in problem
             after = files_of(sweeps.runs())
             if sweeps.folder / output in sweeps.runs() and [sweeps.folder / output] != runs:
                 itself += 1

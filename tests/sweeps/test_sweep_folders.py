@@ -92,7 +92,10 @@ def test_a_renamed_run_is_one_run(sweeps, capsys):
         assert all(point.runs == 1 for line in lines for point in line.nats.values())
     again = renamed.rename(sweeps.folder / "again")
     told = sweeps([str(again)], *SHORT, "--gin.length_sweep.tokens=4096")
-    assert "has again@1 at length 8 over another text" in told and len(sweeps.true) == computed + 1
+    assert (
+        "has again@1 at length 8, scored on another text" in told
+        and len(sweeps.true) == computed + 1
+    )
     capsys.readouterr()
 
 

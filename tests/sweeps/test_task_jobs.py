@@ -15,11 +15,13 @@ from sample_run import command, quick_compiles, write_text
 
 from fire_lm.checkpoints import available_steps
 from fire_lm.cli import main, parse
-from fire_lm.errors import UserError
+from fire_lm.errors import RunFailed, UserError
 from fire_lm.experiment import load_config
 from fire_lm.results import TaskScore, read_table
 from fire_lm.sweeps import schedule, task_settings
+from fire_lm.sweeps.claims import claimed
 from fire_lm.sweeps.settings import check_effects, resolved
+from fire_lm.sweeps.task_answers import answer_checkpoint
 from fire_lm.sweeps.task_settings import TaskSetting
 
 __all__ = ["quick_compiles"]  # a fixture
@@ -131,6 +133,17 @@ def test_a_learned_table_is_evaluated_at_the_lengths_that_it_has(saved):
     found, _ = resolved(TaskSetting, parse(["evaluate", "x", *TASK]), saved["learned"])
     cells = task_settings.cells(found[0], saved["learned"], 1)
     assert [cell.length for cell in cells] == [4]
+
+
+def test_a_claimed_cell_is_left_to_its_process(saved):
+    """And nothing is read for it: there is no checkpoint here."""
+    run = saved["alibi"]
+    ((setting,), _) = resolved(TaskSetting, parse(["evaluate", "x", *TASK]), run)
+    shorter, longer = task_settings.cells(setting, run, 1)
+    with claimed(run, shorter.claim), claimed(run, longer.claim):
+        assert not answer_checkpoint(setting, run, 1)
+    with claimed(run, shorter.claim), pytest.raises(RunFailed, match="checkpoint"):
+        answer_checkpoint(setting, run, 1)
 
 
 def process(*arguments: str) -> subprocess.Popen[str]:

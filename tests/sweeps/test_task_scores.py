@@ -219,6 +219,13 @@ def test_a_file_is_named_by_what_it_holds(tmp_path):
         epath.Path(tmp_path), "fire_lm:qasper", "validation", "", 20, 512, "beam-4"
     )
     assert found.name == "fire_lm_qasper.validation.plain.20.512.beam-4.jsonl"
+    long = [
+        predictions_file(epath.Path(tmp_path), "task", 20, "rank-" + "-".join(["é" * 50] * 4 + end))
+        for end in (["a"], ["b"])
+    ]
+    assert len({file.name for file in long}) == 2
+    for file in long:
+        assert file.name.startswith("task.20.rank-é") and len(file.name.encode()) <= 206
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_preflight_stands_before_the_booking(cloud, capsys, monkeypatch):
 
     arguments = ("pretrain", "fire-125m", *EXPERIMENT, "--every=0")
     with monkeypatch.context() as patch:
-        patch.setattr("tpu.verbs.subprocess", SimpleNamespace(run=Done))
+        patch.setattr("tpu.launch.subprocess", SimpleNamespace(run=Done))
         assert run(*arguments) == 1 and run(*arguments) == 2
         assert (
             "preflight ended with exit code 1, so no TPUs were requested" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 is told goes through a real shell."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from tpu_cloud import GS, WHERE, pretrain, run
@@ -301,3 +302,54 @@ def test_a_finetuning_is_launched_by_its_own_verb(cloud, capsys, tmp_path):
              "--gin.VOCABULARY=bytes", "--gin.VOCAB_SIZE=384", "--gin.INIT_FROM=''"]  # fmt: skip
     assert run("finetune", "qasper", *flags, *model) == 2
     assert "finetune needs --gin.INIT_FROM" in capsys.readouterr().err
+
+
+TASK = "--gin_file=configs/tasks/scrolls_qasper.gin"
+PI = "--also=--gin.ALiBi.interpolate=True"
+
+
+def test_an_evaluation_is_a_job_of_its_own(cloud, capsys):
+    """Beside a live run, with variants; its programs are compiled for the slice before."""
+    asked = ["evaluate", "score-qasper", "qasper", "gs://other/runs/b@100,200", TASK, "--follow"]
+    assert run(*asked, PI, "--lengths=512,8063", "--no_preflight", "--every=0") == 0
+    (told,) = json.loads(started(cloud)[0][-1].removeprefix("--job="))
+    assert told[:4] == ["fire-lm", "evaluate", f"{GS}/qasper", "gs://other/runs/b@100,200"]
+    assert told[4:] == [TASK, "--follow", PI, "--lengths=512,8063"] and not cloud.left()
+    assert any(part == "--folder=gs://my-bucket/evaluations/score-qasper" for part in
+               started(cloud)[0])  # fmt: skip
+    capsys.readouterr()
+    assert run(*asked, PI, "--lengths=512,8063", "--gin.DATA_DIR=gs://d", "--dry_run") == 0
+    compiled = [line for line in capsys.readouterr().out.splitlines() if " preflight " in line]
+    ends = [
+        f"--slice=v4-8 --workdir={run_} {TASK} --gin.DATA_DIR=gs://d "
+        "'--gin.evaluate.lengths=(512, 8063)'"
+        for run_ in (f"{GS}/qasper", "gs://other/runs/b")
+    ]
+    assert [line.endswith(end) for line, end in zip(compiled, ends, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "flags, told",
+    [
+        ([], "evaluate needs a downstream task, such as --gin_file=configs/tasks/"),
+        ([TASK, "--output=gs://my-bucket/x"], "--output is for synthetic tasks"),
+        ([TASK, "--folow"], "unknown argument --folow: did you mean --follow?"),
+        ([TASK, "--lengths=0"], "'0' is not a whole number"),
+    ],
+)
+def test_an_evaluation_that_cannot_be_launched(cloud, flags, told, capsys):
+    assert run("evaluate", "score-qasper", "qasper", *flags) == 2
+    assert told in capsys.readouterr().err and not cloud.calls()
+
+
+def test_the_preflight_of_an_evaluation_stands_before_the_booking(cloud, monkeypatch, capsys):
+    commands = []
+
+    def done(command, **_):
+        commands.append(command)
+        return SimpleNamespace(returncode=len(commands) - 1)
+
+    monkeypatch.setattr("tpu.launch.subprocess", SimpleNamespace(run=done))
+    assert run("evaluate", "score", "a", "b", TASK) == 1
+    assert [command[-2] for command in commands] == [f"--workdir={GS}/{name}" for name in "ab"]
+    assert "no TPUs were requested" in capsys.readouterr().err and not cloud.calls("create")

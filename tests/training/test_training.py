@@ -135,7 +135,7 @@ def test_sigterm_saves_and_the_same_command_resumes(
 
     from fire_lm.data.on_the_fly import pipeline
 
-    monkeypatch.setattr(pipeline.TrainIterator, "set_state", lambda self, state: None)
+    monkeypatch.setattr(pipeline.SeqioIterator, "set_state", lambda self, state: None)
     assert main(command(data_dir, broken)) == 0
     assert logged(broken)[:7] == logged(finished)[:7]
     assert logged(broken)[7:] != logged(finished)[7:]  # the text began again

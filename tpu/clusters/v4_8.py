@@ -1,4 +1,4 @@
-"""4 v4 chips on one host, for the paper's batch in 8 microbatches (configs/slices/v4_8.gin)."""
+"""Four v4 chips on a host, for the paper's batch in 8 microbatches (configs/slices/v4_8.gin)."""
 
 from ml_collections import ConfigDict
 

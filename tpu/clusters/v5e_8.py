@@ -1,4 +1,4 @@
-"""8 v5e chips on one host, for the paper's batch in 8 microbatches (configs/slices/v5e_8.gin)."""
+"""Eight v5e chips on a host, for the paper's batch in 8 microbatches (configs/slices/v5e_8.gin)."""
 
 from ml_collections import ConfigDict
 

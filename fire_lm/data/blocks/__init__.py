@@ -8,15 +8,15 @@ This module implements the functions of `fire_lm.data` for `Blocks`.
 from __future__ import annotations
 
 from fire_lm.data.blocks import manifest as manifests
-from fire_lm.data.blocks.reader import TrainIterator, scoring_text
+from fire_lm.data.blocks.reader import BlockIterator, scoring_text
 from fire_lm.data.blocks.stream import check_split, open_set
 from fire_lm.data.spec import Blocks
 
-__all__ = ["TrainIterator", "scoring_text"]
+__all__ = ["BlockIterator", "scoring_text"]
 
 
-def train_iterator(data: Blocks, **arguments: int) -> TrainIterator:
-    return TrainIterator(data, **arguments)
+def train_iterator(data: Blocks, **arguments: int) -> BlockIterator:
+    return BlockIterator(data, **arguments)
 
 
 def vocabulary_name(data: Blocks) -> str:

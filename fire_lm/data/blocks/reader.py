@@ -34,7 +34,7 @@ _BATCHES_PLANNED = 64
 Batch = dict[str, np.ndarray]
 
 
-class TrainIterator:
+class BlockIterator:
     """An endless iterator over batches, with a thread that prefetches; see `fire_lm.data`."""
 
     shared_state = True
@@ -82,7 +82,7 @@ class TrainIterator:
         rows = self._rows
         return f"{rows.count:,} rows in blocks, table of rows {rows.memory / 2**20:,.0f} MiB"
 
-    def __iter__(self) -> TrainIterator:
+    def __iter__(self) -> BlockIterator:
         return self
 
     def __next__(self) -> Batch:

@@ -25,10 +25,10 @@ from fire_lm.errors import UserError
 from fire_lm.storage import in_bucket, read_bytes
 
 if TYPE_CHECKING:
-    from fire_lm.data.on_the_fly.pipeline import TrainIterator
+    from fire_lm.data.on_the_fly.pipeline import SeqioIterator
 
 
-def train_iterator(data: ReadBySeqio, **arguments: int) -> TrainIterator:
+def train_iterator(data: ReadBySeqio, **arguments: int) -> SeqioIterator:
     # TensorFlow would call Python code to tokenise, so the position could not be saved.
     if data.vocabulary.startswith(PREFIX):
         instead = (
@@ -38,11 +38,11 @@ def train_iterator(data: ReadBySeqio, **arguments: int) -> TrainIterator:
             "--gin_file=configs/data/blocks.gin"
         )
         raise UserError(
-            f"the vocabulary {data.vocabulary} cannot tokenise during training\n{instead}"
+            f"the vocabulary {data.vocabulary} cannot be used for training on the fly\n{instead}"
         )
     from fire_lm.data.on_the_fly import pipeline
 
-    return pipeline.TrainIterator(data, **arguments)
+    return pipeline.SeqioIterator(data, **arguments)
 
 
 def scoring_text(data: TextBySeqio, *, length: int, num_sequences: int, split: str) -> ScoringText:

@@ -20,16 +20,20 @@ from fire_lm.errors import UserError
 _NOT_NEEDED = ("inputs", "inputs_pretokenized", "targets")
 
 
-def task_examples(data: TextToText, *, split: str, longest: int) -> list[TaskExamples]:
+def task_examples(
+    data: TextToText, *, split: str, longest: int, count: int | None
+) -> list[TaskExamples]:
     """Return the examples of each task; see `fire_lm.data.task_examples_of`."""
     found = text_to_text.check_features(data)
     registered.check_read(data, found, split)
     for feature in text_to_text.FEATURES:
         registered.check_vocabulary(data, found.output_features[feature].vocabulary)
-    return [_read(data, task, split, longest) for task in seqio.get_subtasks(found)]
+    return [_read(data, task, split, longest, count) for task in seqio.get_subtasks(found)]
 
 
-def _read(data: TextToText, task: seqio.Task, split: str, longest: int) -> TaskExamples:
+def _read(
+    data: TextToText, task: seqio.Task, split: str, longest: int, count: int | None
+) -> TaskExamples:
     if not task.predict_metric_fns:
         raise UserError(
             f"the task {task.name} has no metric: register it with metric_fns=[...] of functions "
@@ -50,7 +54,7 @@ def _read(data: TextToText, task: seqio.Task, split: str, longest: int) -> TaskE
     lost: dict[str, str] = {}
     ids: set[str] = set()
     try:
-        for number, row in enumerate(rows.as_numpy_iterator()):
+        for number, row in enumerate(rows.take(-1 if count is None else count).as_numpy_iterator()):
             name = _text(row["id"]) if "id" in row else str(number)
             if name in ids:
                 raise UserError(

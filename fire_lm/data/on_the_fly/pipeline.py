@@ -40,7 +40,7 @@ from fire_lm.data.spec import (
 from fire_lm.errors import UserError
 
 
-class TrainIterator:
+class SeqioIterator:
     """An endless iterator over one shard's batches, which depend only on the arguments.
 
     `fire_lm.data.train_iterator` describes the arguments and the batches.
@@ -98,7 +98,7 @@ class TrainIterator:
             return f"{count} of {self._data.title} through seqio, {self._data.construction}"
         return f"{self._documents:,} documents through seqio"
 
-    def __iter__(self) -> TrainIterator:
+    def __iter__(self) -> SeqioIterator:
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:

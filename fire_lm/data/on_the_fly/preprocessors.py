@@ -220,7 +220,7 @@ def _padded(values: tf.Tensor, row_lengths: tf.Tensor, length: int) -> tf.Tensor
     return tf.RaggedTensor.from_row_lengths(values, row_lengths).to_tensor(shape=[None, length])
 
 
-LAID = {
+CONSTRUCT = {
     "concat": concat,
     "cut": cut,
     "packed": packed,

@@ -188,7 +188,7 @@ def dataset(
         if isinstance(data, TextToText):
             groups = text_to_text.groups(data, length, _reading(split, seed, shard))
             return _with_options(groups, symbolic=data.is_ours)  # see the comment below
-        construct = preprocessors.LAID[data.construction]
+        construct = preprocessors.CONSTRUCT[data.construction]
         if isinstance(data, SeqioTask):
             groups = registered.groups(data, length, byte_counts, _reading(split, seed, shard))
             # seqio's file sources interleave files in parallel, and TensorFlow 2.21 can crash

@@ -87,7 +87,7 @@ def _examples(task: seqio.Task, split: str) -> int:
 
 
 def check_rows(data: TextToText, length: int, reading: dict[str, Any]) -> None:
-    """Check that each task yields a row; otherwise, it would be lost, or reading would never end.
+    """Check that each task yields a row; otherwise, it would be ignored or read endlessly.
 
     Raises:
         UserError: No target of a task, or of a task in the Mixture with a rate above 0, fits.
@@ -101,8 +101,8 @@ def check_rows(data: TextToText, length: int, reading: dict[str, Any]) -> None:
             part = "" if task is found else f"the task {task.name} of "
             raise UserError(
                 f"No example in the split {reading['split']!r} of {part}{data.where} has a target "
-                f"of 1 to {data.target_length - 1:,} tokens beside its end: raise "
-                "TextToText.target_length, or look at the data"
+                f"of 1 to {data.target_length - 1:,} tokens before its end token: raise "
+                "TextToText.target_length, or check the data"
             )
 
 
@@ -115,9 +115,9 @@ def _groups(
     data: TextToText, found: seqio.Task | seqio.Mixture, length: int, reading: dict[str, Any]
 ) -> tf.data.Dataset:
     # Without a length, the preprocessors of the task do not truncate. Inputs are truncated below,
-    # as `data.truncation` specifies. A task of fire_lm keeps the beginning, as 'head' does, and it
-    # tokenises only that. (The end of a text cannot be tokenised alone: scores of SentencePiece,
-    # which are sums in float32 from the beginning, decide between its pieces.)
+    # as `data.truncation` specifies. With 'head', a task of fire_lm tokenises only the beginning
+    # that is kept. (The end of a text cannot be tokenised by itself, because SentencePiece chooses
+    # pieces by scores that are summed in float32 from the beginning.)
     room = data.input_length(length)
     alike = data.is_ours and data.truncation == "head"
     examples = registered.examples(data, found, {"inputs": room + 1} if alike else {}, reading)

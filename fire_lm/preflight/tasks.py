@@ -1,0 +1,108 @@
+"""Checks of an evaluation on downstream tasks, which are made before TPUs are reserved."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+from fire_lm.data import task_examples_of
+from fire_lm.experiment.task_evaluation import TextEvaluation
+from fire_lm.models import Decoder
+from fire_lm.preflight import nearest_fit
+from fire_lm.preflight.check import check_token, checked, compiled, compiler_name
+from fire_lm.preflight.estimate import Estimate, Generation
+from fire_lm.preflight.programs import Compiler, Prompts
+from fire_lm.preflight.report import SKIPPED, Check, Report
+from fire_lm.runs.continuations import width
+
+# The number of examples of each task that are read and checked.
+_EXAMPLES = 8
+
+
+def preflight_tasks(
+    compiler: Compiler,
+    model: Decoder,
+    asked: TextEvaluation,
+    lengths: Sequence[int],
+    saved: Mapping[str, Callable[[], str]],
+) -> Report:
+    """Compile the programs that answer the examples of a task: generation, or ranking.
+
+    The checks that take only seconds run first.
+
+    Args:
+      compiler: The compiler for the slice.
+      model: The model.
+      asked: The evaluation.
+      lengths: The lengths of inputs to compile, in ascending order.
+      saved: See `check.preflight`.
+
+    Raises:
+      UserError: A setting cannot work on this slice.
+    """
+    mesh, libtpu = compiler.mesh(asked.mesh), compiler_name()
+    checks = [checked("task", lambda: first_examples(asked, model, max(lengths)))]
+    checks += [checked(name, check) for name, check in saved.items()]
+    if not saved:
+        checks.append(Check("run", SKIPPED, "none given: add --workdir=RUN to check it"))
+    programs: dict[str, Estimate] = {}
+    failures: dict[str, str] = {}
+    generation: Generation | None = None
+    for length in lengths:
+        if asked.rank:
+            name, tokens = f"ranking at {length}", length + asked.data.target_length
+            ranked = compiled(
+                *(compiler, name),
+                functools.partial(
+                    compiler.ranking, model, asked.mesh, tokens, asked.tokens_per_batch
+                ),
+                functools.partial(nearest_fit.ranking, compiler, model, asked, tokens),
+                failures,
+            )
+            programs |= {name: ranked} if ranked else {}
+            continue
+        name, prompts = f"generation at {length}", prompts_of(asked, length)
+        found = compiled(
+            *(compiler, name),
+            functools.partial(compiler.generation, model, asked.mesh, prompts),
+            functools.partial(
+                nearest_fit.generation,
+                *(compiler, model, asked.mesh, prompts, "--gin.evaluate.batch_size="),
+            ),
+            failures,
+        )
+        if found is not None:
+            programs[name], generation = found.program, found
+    if generation is not None:
+        checks.append(check_token(generation))
+    return Report(
+        where=compiler.where,
+        mesh=dict(mesh.shape),
+        programs=programs,
+        flops=0.0,
+        tokens=0,
+        failures=failures,
+        checks=checks,
+        compiler=libtpu,
+        generation=generation,
+    )
+
+
+def prompts_of(asked: TextEvaluation, length: int) -> Prompts:
+    """Return the prompts with the longest input of `length` tokens, padded as in an evaluation."""
+    return Prompts(
+        asked.batch_size,
+        width(1 + length),
+        asked.data.target_length,
+        asked.method,
+        asked.context_length(length),
+    )
+
+
+def first_examples(asked: TextEvaluation, model: Decoder, longest: int) -> str:
+    """Read the first examples of each task, and check that the model can answer them."""
+    tasks = task_examples_of(asked.data, split=asked.split, longest=longest - 1, count=_EXAMPLES)
+    for task in tasks:
+        asked.check_task(task, model)
+    names = ", ".join(task.name for task in tasks)
+    return f"{names}: the first examples of the {asked.split} split, {asked.decoding}"

@@ -1,0 +1,149 @@
+"""`fire-lm preflight` of an evaluation on downstream tasks."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from sample_pairs import write_pairs
+from sample_run import command, quick_compiles, write_text
+
+from fire_lm.cli import main
+from fire_lm.errors import RunFailed
+from fire_lm.experiment import load_config
+from fire_lm.hardware.slices import parse_slice
+from fire_lm.preflight.programs import Compiler, DoesNotFit
+from fire_lm.preflight.tasks import preflight_tasks
+
+__all__ = ["quick_compiles"]  # a fixture
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ["configs/runs/quickstart.gin", "configs/positions/rope.gin", "configs/tasks/base.gin"]
+TASK = ["TASK=pairs", "TARGET_LENGTH=6", "EVAL_LENGTHS=(100, 1000)"]
+FLAGS = ["--import=pair_tasks", *(f"--gin.{one}" for one in TASK)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pairs(tmp_path_factory):
+    """tests/pair_tasks.py, whose files are made here."""
+    folder = write_pairs(tmp_path_factory.mktemp("tasks") / "pairs")
+    os.environ["PAIR_TASKS_TEXT"] = str(folder)
+    module = importlib.import_module("pair_tasks")
+    module.FILES.update({split: f"{folder}/{split}-*.txt" for split in module.FILES})
+    yield module
+    del os.environ["PAIR_TASKS_TEXT"]
+
+
+def report(*bindings: str):
+    """Of a preflight whose compiler is replaced: what is compiled, what is checked."""
+    config = load_config(FILES, [*TASK, *bindings])
+    asked, model = config.call("evaluate"), config.call("build_decoder")
+    return preflight_tasks(Compiler(parse_slice("v4-8"), Path()), model, asked, [100, 1000], {})
+
+
+def fits(batch: int):
+    """A compiler with which a batch fits, and no larger one."""
+
+    def compile(_, model, shape, what, tokens_per_batch=None):
+        if (what.batch if tokens_per_batch is None else tokens_per_batch) > batch:
+            raise DoesNotFit(2**31, 2**30)
+        program = SimpleNamespace(memory=2**30)
+        token = SimpleNamespace(collectives={})
+        return program if tokens_per_batch else SimpleNamespace(
+            program=program, token=token, parameters=0, prompts=what
+        )  # fmt: skip
+
+    return compile
+
+
+def test_prompts_are_padded_as_in_an_evaluation(monkeypatch):
+    monkeypatch.setattr(Compiler, "generation", fits(8))
+    found = report()
+    assert list(found.programs) == ["generation at 100", "generation at 1000"]
+    assert str(found.generation.prompts) == "8 x (1024 + 6), greedy"
+    assert found.generation.prompts.context_length == 1 + 1000 + 6 and found.passed
+
+
+@pytest.mark.parametrize(
+    "kind, fitting, bindings, told",
+    [
+        ("generation", 2, [], "with --gin.evaluate.batch_size=2 it fits: 1.00 GiB"),
+        ("generation", 0, [], "a chip cannot hold a single prompt"),
+        ("ranking", 4096, ["evaluate.rank=True", "evaluate.choices=('a', 'b')"],
+         "with --gin.evaluate.tokens_per_batch=4096 it fits: 1.00 GiB"),
+        ("ranking", 0, ["evaluate.rank=True", "evaluate.choices=('a', 'b')"],
+         "a chip cannot hold a single sequence: lower EVAL_LENGTHS"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told_as_for_a_sweep(kind, fitting, bindings, told, monkeypatch):
+    monkeypatch.setattr(Compiler, kind, fits(fitting))
+    found = report(*bindings)
+    words = found.failures[f"{kind} at 1000"].splitlines()
+    assert words[0] == "it needs 2.00 GiB per chip, 1.00 are usable: 1.00 too many"
+    assert told in words[1] and not found.passed
+
+
+def test_examples_are_checked(monkeypatch):
+    def refuse(*_):
+        raise RunFailed("not compiled")
+
+    monkeypatch.setattr(Compiler, "generation", refuse)
+    monkeypatch.setattr(Compiler, "ranking", refuse)
+    for bindings, outcome, told in (
+        ([], "ok", "pairs: the first examples of the validation split, greedy"),
+        (["evaluate.split=test"], "FAILED", "has no split 'test'"),
+        (["evaluate.rank=True"], "FAILED", "does not say which answers it allows"),
+        (["TASK=nothing"], "FAILED", "nothing"),
+        (["VOCAB_SIZE=100"], "FAILED", "the model has only 100 tokens"),
+    ):
+        first = report(*bindings).checks[0]
+        assert (first.name, first.outcome) == ("task", outcome) and told in first.told, first
+
+
+def test_what_has_no_effect_or_cannot_work_is_refused(capsys, tmp_path):
+    files = [f"--gin_file={name}" for name in FILES]
+    for more, told in (
+        (["--generate=1x2x3"], "--generate and --beams have no effect here"),
+        ([f"--workdir={tmp_path}"], "holds no run (no config.gin)"),
+        (["--gin.evaluate.batch_size=0"], "must be 1 or more"),
+        (["--gin.evaluate.mesh=@MeshShape()", "--gin.MeshShape.data=3"], "v4-8 (4 chips) has 4"),
+    ):
+        assert main(["preflight", "--slice=v4-8", *files, *FLAGS, *more]) == 2
+        assert told in capsys.readouterr().err
+
+
+@pytest.mark.ci
+def test_the_programs_of_an_evaluation_compile_for_a_slice(tmp_path):
+    """Of a run: by generation and by ranking, and what is too large by how much."""
+    run, written = tmp_path / "run", tmp_path / "report.json"
+    trained = command(write_text(tmp_path / "text"), run, "--gin.TRAIN_STEPS=5", position="rope")
+    assert main(trained) == 0
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    task = [f"--workdir={run}", "--gin_file=configs/tasks/base.gin", *FLAGS]
+
+    def preflight(*more: str) -> tuple[int, str, dict]:
+        command = [*(sys.executable, "-m", "fire_lm", "preflight", "--slice=v5e-8"), *task]
+        done = subprocess.run(
+            [*command, f"--json={written}", *more],
+            cwd=ROOT, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr, json.loads(written.read_text())
+
+    code, said, found = preflight()
+    assert code == 0 and list(found["programs"]) == ["generation at 1000"]
+    assert "generation of 8 x (1024 + 6), greedy" in said
+    # Keys and values of one prompt on a chip: a layer, 2 heads of 16, float32.
+    assert found["generation"]["cache"] == 2 * (1024 + 6) * 2 * 16 * 4
+    outcomes = {check["name"]: check["outcome"] for check in found["checks"]}
+    assert outcomes == {"task": "ok", "checkpoint": "ok", "gathers of a new token": "ok"}
+    ranked = ["--gin.evaluate.rank=True", "--gin.evaluate.choices=('aa', 'b')"]
+    too_many = f"--gin.evaluate.tokens_per_batch={2**27}"
+    code, said, found = preflight(*ranked, too_many)
+    assert code == 1 and "this evaluation would not work on v5e-8 (8 chips)" in said
+    told = found["failures"]["ranking at 1000"]
+    assert "GiB per chip, 15.75 are usable: " in told
+    assert "with --gin.evaluate.tokens_per_batch=" in told and "it fits" in told
